@@ -28,8 +28,8 @@ log = structlog.get_logger(__name__)
 
 
 class LeaderAutoscaler:
-    """Each conductor has an instance, if the settings enable autoscaling in Kubernetes; only the
-    holder of a Kubernetes lease, the leader, acts."""
+    """Resizes the pools while this conductor is the leader, which is the holder of a Kubernetes
+    lease. Every conductor has an instance if the settings enable autoscaling in Kubernetes."""
 
     def __init__(
         self, settings: Settings, own_id: WorkerId, fetch_plan: autoscaler.FetchPlan, clock: Clock

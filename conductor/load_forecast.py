@@ -78,9 +78,9 @@ class LoadTrend:
         )
 
     def forecast(self, seconds: float) -> LoadForecast:
-        """Return the higher of the loads now and ``seconds`` later, per component (of the cached
-        share, the lower), so that a pool is not shrunk if its workers are needed now or will be
-        needed soon."""
+        """Return for each component the higher of the values now and ``seconds`` later (for the
+        cached share, the lower), so that a pool is not shrunk if its workers are needed now or will
+        be needed soon."""
         cached = min(self.cached_share.forecast(0.0), self.cached_share.forecast(seconds), 1.0)
         return LoadForecast(
             max(self.requests_per_second.forecast(0.0), self.requests_per_second.forecast(seconds)),

@@ -52,9 +52,10 @@ class _PlanWindow:
 
 @dataclass(slots=True)
 class _PrefillThroughput:
-    """Uncached prompt tokens of the placed requests, and the predicted time to compute them, over
-    about the last :data:`THROUGHPUT_MEMORY_SECONDS`. They are those of the actual requests instead
-    of a typical prompt, since the time grows faster than linearly with a prompt's length."""
+    """The uncached prompt tokens of the requests placed in about the last
+    :data:`THROUGHPUT_MEMORY_SECONDS`, and the predicted time to compute them. The throughput is
+    computed from actual requests, not from a typical prompt, since the time grows faster than
+    linearly with a prompt's length."""
 
     tokens: float = 0.0
     seconds: float = 0.0
@@ -197,7 +198,7 @@ def decode_tokens_per_second(
 
 def _cached_blocks(decision: Decision) -> int:
     """Return how many of the prompt's blocks are cached on, or fetched to, the prefill worker. For
-    a local prefill, the number of the best prefill candidate is used."""
+    a local prefill, count those of the best prefill candidate instead."""
     scores = decision.prefill_scores
     chosen = [scored for scored in scores if scored.worker == decision.prefill]
     return max((s.local_blocks + s.fetched_blocks for s in chosen or scores[:1]), default=0)

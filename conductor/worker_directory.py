@@ -118,9 +118,9 @@ class WorkerDirectory:
         self._generations = generations
 
     def _apply_member(self, member: Member, before: Member | None, looked_at: float) -> None:
-        """Add a worker or apply its new report; each report is applied once. A report that was
-        missing at the last refresh was made after that refresh, whatever the worker's clock
-        says."""
+        """Add a worker or apply its new report; each report is applied once. ``looked_at`` is the
+        time of the last refresh. Since a new report was not there then, it counts as made later,
+        even if the worker's clock says otherwise."""
         tracker, node = self._load_tracker, self._nodes.get(member.host, "")
         pool = tracker.prefills if member.role is Role.PREFILL else tracker.decodes
         if member.id not in pool:

@@ -285,9 +285,9 @@ class DramTier:
         return lease_id
 
     def pin(self, slots: Sequence[DramBlock], seconds: float, now: float) -> None:
-        """Pin the sealed blocks of one prefix for ``seconds``. A block that is already pinned is
-        only pinned for longer: however often it is pinned, it has one reference for that and its
-        bytes count once. Raises Invalid, Overloaded."""
+        """Pin the sealed blocks of one prefix for ``seconds``. If a block is already pinned, only
+        its time is extended: all pins of a block together take one reference, and its bytes count
+        once. Raises Invalid, Overloaded."""
         if not 0 < seconds <= MAX_PIN_SECONDS:
             raise Invalid(
                 f"a pin lasts {seconds:g} s; it must last more than 0 and up to "

@@ -14,7 +14,8 @@ MAX_CHANGED_KEYS = 1_048_576
 
 
 class EventLog:
-    """Changes are numbered from 1; ``last_number`` is the number of the latest one."""
+    """The latest changes of the store's contents. They are numbered from 1; ``last_number`` is the
+    number of the latest one."""
 
     def __init__(self) -> None:
         self.last_number = 0

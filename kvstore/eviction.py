@@ -201,18 +201,19 @@ class FrequencyBoostedLru(BucketPolicy):
 
 
 def _lru() -> BucketPolicy:
-    """Least recently used."""
+    """Return a policy that evicts the least recently used block."""
     return BucketPolicy(lambda block: 0)
 
 
 def _lfu() -> BucketPolicy:
-    """Fewest uses, then least recently used."""
+    """Return a policy that evicts the block with the fewest uses; of several, the least recently
+    used one."""
     return BucketPolicy(lambda block: block.uses)
 
 
 def _length_aware() -> BucketPolicy:
-    """Deepest in its prefix, then least recently used: LengthAwareCache of the Mooncake paper
-    (Qin et al., FAST '25)."""
+    """Return a policy that evicts the block deepest in its prefix; of several, the least recently
+    used one. This is LengthAwareCache of the Mooncake paper (Qin et al., FAST '25)."""
     return BucketPolicy(lambda block: -block.depth)
 
 

@@ -75,7 +75,7 @@ class LeaseHandler:
         self._dram.release(lease_id)
 
     def pin(self, keys: Sequence[BlockKey], seconds: float) -> int:
-        """Pin the leading blocks that are in DRAM for ``seconds``; return how many. Raises Invalid,
+        """Pin for ``seconds`` the leading blocks that are in DRAM; return how many. Raises Invalid,
         Overloaded."""
         now = self._clock.monotonic()
         self._dram.expire(now)

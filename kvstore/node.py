@@ -83,7 +83,7 @@ class StoreNode:
         self._leases.release(lease_id)
 
     def pin(self, keys: Sequence[BlockKey], seconds: float) -> int:
-        """Pin the leading blocks that are in DRAM for ``seconds``; return how many. Raises Invalid,
+        """Pin for ``seconds`` the leading blocks that are in DRAM; return how many. Raises Invalid,
         Overloaded."""
         return self._leases.pin(keys, seconds)
 

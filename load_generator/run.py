@@ -139,11 +139,12 @@ def _outcome(config: BenchConfig, measured: DriverResult) -> BenchResult:
 
 
 def _measured_seconds(load: LoadSpec, measured: DriverResult) -> float:
-    """Return the seconds by which rates are computed. For a load without a duration, they count
-    from the first measured request to the last answer. Otherwise they count from the end of the
-    warm-up to the end of the duration or, in an open loop, to the last answer if that is later. (In
-    a closed loop, answers that end later make up for answers that began during the warm-up.) If the
-    load was interrupted, they count to the last answer at most."""
+    """Return the length of the measured period, by which rates are computed. For a load without a
+    duration, the period lasts from the first measured request to the last answer. Otherwise it
+    lasts from the end of the warm-up to the end of the duration or, in an open loop, to the last
+    answer if that is later. (In a closed loop, answers that end later make up for answers that
+    began during the warm-up.) If the load was interrupted, the period ends with the last answer at
+    the latest."""
     if not measured.records:
         return 0.0
     last = max(record.ended_at for record in measured.records)

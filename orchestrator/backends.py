@@ -32,8 +32,8 @@ def check_backend(settings: Settings) -> None:
 
 
 def check_model(settings: Settings) -> None:
-    """Raise Invalid if the engine can't run the model, or vLLM is wanted and not there. A model
-    from the hub is downloaded, so that not every process does it."""
+    """Raise Invalid if the engine can't run the model, or if it is vLLM and not installed. A model
+    from the hub is downloaded here, so that not every process downloads it."""
     path = resolve_model(settings.model)
     if settings.engine == "baton":
         load_model_config(path)

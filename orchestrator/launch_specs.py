@@ -201,8 +201,8 @@ class LaunchSpecs:
         )
 
     def _settings_of(self, child_id: str, unpinned: Collection[str] = ()) -> dict[str, str]:
-        """Return a process's settings except ``unpinned``. Only the routers get the HTTP host and
-        port; every other port is 0, since the processes can't share one."""
+        """Return a process's settings without those in ``unpinned``. Only the routers get the HTTP
+        host and port; every other port is 0, since the processes can't share one."""
         return {
             **to_environment(self._settings, unpinned),
             "id": child_id,

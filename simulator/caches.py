@@ -10,7 +10,7 @@ from simulator.lru import HolderIndex, LruTier
 
 class SimulatedCaches:
     """The blocks on each worker's device and in each host's store. Also implements the policies'
-    :class:`CacheView`, exactly: a live conductor's view is only milliseconds old."""
+    :class:`CacheView` without any delay, since a live conductor's view is only milliseconds old."""
 
     def __init__(
         self,

@@ -197,8 +197,8 @@ class SimulatedDecodeWorker:
         return (steps * cost.base_seconds(batch) + context) * self.slowdown_factor
 
     def _steps_until(self, now: float) -> int:
-        """Return the number of complete steps since ``_accounted_until_seconds``, the inverse of
-        ``_seconds``; excludes the step in which a request finishes."""
+        """Return how many steps have been completed from ``_accounted_until_seconds`` to ``now``,
+        not counting the step in which a request finishes. This is the inverse of ``_seconds``."""
         cost, batch = self._cost, len(self._ends)
         elapsed = max(now - self._accounted_until_seconds, 0.0) / self.slowdown_factor
         half = cost.per_context_token_seconds * batch / 2
@@ -256,7 +256,7 @@ class SimulatedDecodeWorker:
 
     @property
     def _spare_steps(self) -> int:
-        """The number of steps before the memory is full."""
+        """The number of steps that the batch can run before the memory is full."""
         return (self._capacity_tokens - self._context_tokens) // self._batch
 
     def _preempt(self) -> None:

@@ -57,9 +57,9 @@ def find_goodput(
     run: RunAtRate, rates: Sequence[float], seeds: Sequence[int], target: float = TARGET_ATTAINMENT
 ) -> Goodput:
     """For each seed, find the highest of ``rates`` at which at least the share ``target`` of the
-    requests meets the SLO; then refine up to the next of ``rates`` in steps of one percent. All
-    rates are tried, since attainment is not monotonic in the rate: at each rate, different requests
-    coincide."""
+    requests meets the SLO; then search between it and the next of ``rates`` in steps of one
+    percent. All rates are tried, since attainment is not monotonic in the rate: at each rate,
+    different requests coincide."""
     found = tuple(_seed_goodput(run, sorted(rates), seed, target) for seed in seeds)
     return Goodput(
         median(each.rate_rps for each in found),

@@ -9,8 +9,8 @@ from simulator.request import SimulatedRequest
 
 
 class KvTraffic:
-    """Fetches of cached prefixes, and transfers between workers. Times are in seconds of virtual
-    time."""
+    """Simulates fetches of cached prefixes and KV transfers between workers. Times are in seconds
+    of virtual time."""
 
     def __init__(
         self, config: ClusterConfig, block_tokens: int, events: EventQueue, fleet: SimulatedFleet

@@ -16,8 +16,8 @@ class LruTier:
         self.blocks: OrderedDict[AnyBlockKey, None] = OrderedDict()
 
     def num_leading(self, keys: Sequence[AnyBlockKey]) -> int:
-        """Return how many leading blocks this tier has. It has a block only together with all
-        blocks before it, since they are always renewed after it."""
+        """Return how many leading blocks this tier has. If it has a block, it has all blocks before
+        it, too, since these are renewed after the block whenever it is used."""
         blocks = self.blocks
         return count_leading(keys, lambda key: key not in blocks)
 

@@ -124,7 +124,7 @@ class SimulatedPrefillWorker:
         return not (self._busy or self._jobs or self._kv_tokens)
 
     def _remaining_work(self, job: SimulatedRequest, share: int) -> QueuedPrefill:
-        """Return the work that remains after ``share`` more tokens."""
+        """Return the work that remains once ``share`` more tokens of the prompt are computed."""
         done = job.num_computed + share
         seconds = self._cost.seconds(job.num_prompt_tokens - done, done)
         return QueuedPrefill(job.deadline_seconds, seconds * self.slowdown_factor)

@@ -52,7 +52,7 @@ class SimulatedRequest:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens of KV, as of ``num_generated_tokens``."""
+        """Tokens of the prompt, and of the answer as counted by ``num_generated_tokens``."""
         return self.arrival.num_prompt_tokens + self.num_generated_tokens
 
     @property

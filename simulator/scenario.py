@@ -91,8 +91,8 @@ class Traffic:
         return self._scaled_file_trace(factor, self.seed)
 
     def at_rate(self, rate: float, seed: int) -> Trace:
-        """Return the trace at a rate in requests per second, which ``rate_factor`` does not change.
-        Raises Invalid."""
+        """Return the trace at ``rate`` requests per second; ``rate_factor`` is not applied. Raises
+        Invalid."""
         if self.trace is None:
             kind = TRACE_GENERATORS[self.kind or DEFAULT_KIND]
             return kind(self.requests, rate, seed, self.burstiness)

@@ -16,7 +16,7 @@ class _Logger(structlog.make_filtering_bound_logger(logging.DEBUG)):  # type: ig
 
 
 def configure_logging(level: str, style: str, **fields: str) -> None:
-    """Configure logging; call it once per process. Every line has ``fields``, from any thread."""
+    """Configure logging; call it once per process. ``fields`` are added to every line."""
 
     def describe(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
         for name, value in fields.items():

@@ -142,8 +142,8 @@ class _CountedExporter(SpanExporter):
 
 
 def _parent_context(span: Span) -> Context:
-    """The context of the span's parent. It is never None: the SDK would then use the thread's
-    current context."""
+    """Return the context of the span's parent. It is never None, since the SDK would take None for
+    the thread's current context."""
     if not span.parent_id:
         return Context()
     parent = api.SpanContext(

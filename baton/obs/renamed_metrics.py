@@ -28,13 +28,13 @@ _OLD_NAMES = {new: old for old, new in RENAMED_METRICS.items()}
 
 
 def render_metrics(registry: Collector) -> bytes:
-    """Return the body of ``/metrics``. Each renamed family follows under its old name, with the
-    same values, since the registry is collected once."""
+    """Return the body of ``/metrics``. Each renamed family is repeated under its old name, with the
+    same values: the registry is collected only once."""
     return generate_latest(_Families(tuple(_with_old_names(registry.collect()))))
 
 
 class _Families(Collector):
-    """Families that have already been collected."""
+    """A collector of families that have already been collected."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families

@@ -1,8 +1,5 @@
 """Spans describe the stages of a request. They are made after the request has ended, from
-timestamps that are recorded anyway.
-
-Nothing is traced while a request runs. The code that knows when its stages began and ended emits
-spans afterwards, so that requests that are not traced cost nothing.
+the times at which its stages began and ended, so requests that are not traced cost nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,8 +29,8 @@ class SpanEvent:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One stage. ``parent_id`` is empty for the root of a trace. Times are from the process's
-    monotonic clock. ``error`` says what went wrong; it is empty if nothing did."""
+    """One stage of a request. ``parent_id`` is empty for the root of a trace. Times are from the
+    process's monotonic clock. ``error`` says what went wrong; it is empty if nothing did."""
 
     context: TraceContext
     parent_id: str

@@ -63,8 +63,8 @@ class Autoscaler:
 
     async def check_pools(self) -> ScalingStep | None:
         """Check the pools once, and return the step that was taken (in a dry run, the step that
-        would have been). A process that is not the leader drops its history, so that it won't take
-        back changes of another leader later."""
+        would have been). A process that is not the leader drops its history, so that it does not
+        undo another leader's changes later."""
         if not self._is_leader():
             self._history = ScalingHistory()
             return None

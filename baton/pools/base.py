@@ -37,8 +37,8 @@ class PoolWorker:
 
 
 class Pools(Protocol):
-    """Sizes count only workers that are to stay. All methods raise Unavailable when the backend
-    can't be reached."""
+    """The worker pools of a cluster. Sizes don't count workers that are being removed. All methods
+    raise Unavailable when the backend can't be reached."""
 
     async def sizes(self) -> Mapping[Role, int]:
         """The sizes that were requested last."""

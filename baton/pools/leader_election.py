@@ -48,8 +48,8 @@ class LeaseStore(Protocol):
         ...
 
     async def write(self, record: LeaseRecord) -> LeaseRecord:
-        """Write and renew the lease; returns the new record. Raises Overloaded when it has changed
-        since ``version`` was read, or exists already."""
+        """Write and renew the lease; returns the new record. Raises Overloaded when the lease has
+        changed since ``record.version`` was read, or already exists and was to be created."""
         ...
 
 

@@ -127,7 +127,7 @@ class ScalingStep:
 def decide_scaling(
     observation: PoolObservation, history: ScalingHistory, config: ScalingConfig
 ) -> tuple[ScalingStep | None, ScalingHistory]:
-    """The next step, if any, and the history to keep once that step has been taken."""
+    """Return the next step, if any, and the history to keep once that step has been taken."""
     wanted = wanted_sizes(observation, config)
     history = _updated_history(observation, history, wanted)
     taken_back = _take_back(observation, history, config)
@@ -281,7 +281,7 @@ def _growth(
 def _growing_roles(
     observation: PoolObservation, history: ScalingHistory, config: ScalingConfig
 ) -> list[Role]:
-    """Pools whose growth is due and not blocked."""
+    """Return the roles of the pools whose growth is due and not blocked."""
     due, now = _due(observation, history, config, grows=True), observation.now_seconds
     return [role for role in due if now >= history.growth_blocked_until.get(role, float("-inf"))]
 
@@ -306,7 +306,8 @@ def _shrinkage(
 def _due(
     observation: PoolObservation, history: ScalingHistory, config: ScalingConfig, grows: bool
 ) -> list[Role]:
-    """Pools for which growth (if ``grows``) or shrinkage has been wanted for long enough."""
+    """Return the roles of pools for which growth (if ``grows``) or shrinkage has been wanted for
+    long enough."""
     return [
         role
         for role, wish in history.pending_changes.items()

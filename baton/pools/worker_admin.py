@@ -29,12 +29,12 @@ class WorkerAdmin(Protocol):
         ...
 
     async def drain(self, worker_id: WorkerId) -> None:
-        """Make a worker drain. Like the methods below, it raises NotFound when the worker is not in
+        """Make a worker drain. This and the methods below raise NotFound when the worker is not in
         the registry, Unavailable when it does not answer."""
         ...
 
     async def drain_report(self, worker_id: WorkerId) -> DrainReport:
-        """What is left on a draining worker."""
+        """Return whether a worker has drained, and how many requests it has left."""
         ...
 
     async def end_drain(self, worker_id: WorkerId) -> None:
@@ -71,8 +71,8 @@ class RegistryWorkerAdmin:
 
 
 def scalar_load(member: Member) -> float:
-    """For a prefill worker, the queued prompt tokens; for a decode worker, the KV tokens that its
-    requests are expected to need."""
+    """Return a worker's load: for a prefill worker, the queued prompt tokens; for a decode worker,
+    the KV tokens that its requests are expected to need."""
     load = member.load
     return load.queued_tokens if member.role is Role.PREFILL else load.promised_tokens
 

@@ -7,14 +7,14 @@ from redis._parsers import _AsyncRESP3Parser
 from redis.exceptions import InvalidResponse
 
 MAX_REPLY_BYTES = 32 * 1024 * 1024
-"""A reply with 4,096 members has 12 MB."""
+"""Maximum size of a reply. A reply with 4,096 members has 12 MB."""
 
 ELEMENT_BYTES = 64
 """Counted for each element in addition to its data, since empty elements take memory, too."""
 
 
 class BoundedParser(_AsyncRESP3Parser):
-    """The client's own parser, except that a reply of more than ``MAX_REPLY_BYTES`` ends the
+    """The parser of redis-py, except that a reply of more than ``MAX_REPLY_BYTES`` ends the
     connection with InvalidResponse."""
 
     _remaining_bytes = MAX_REPLY_BYTES

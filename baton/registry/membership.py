@@ -80,8 +80,7 @@ class Membership:
         self._incompatible_ids = odd
 
     def _with_missing(self, found: list[Member], now: float) -> list[Member]:
-        """``found``, and, during the rejoin period, also the known members that are missing from
-        it."""
+        """Return ``found`` and, during the rejoin period, also the known members that it lacks."""
         present = {member.id for member in found}
         before, self._last_found = self._last_found, found
         staying = [member for member in before if member.state is not WorkerState.DRAINING]

@@ -60,7 +60,7 @@ async def call_redis(url: str, call: Awaitable[T], seconds: float = 2 * TIMEOUT_
 
 
 def _address(url: str) -> str:
-    """Host and port. The rest of the URL may contain a password, and errors are sent to other
-    processes."""
+    """Return host and port, for an error message. The rest of the URL may contain a password, and
+    errors are sent to other processes."""
     parts = urlsplit(url)
     return f"{parts.hostname}:{parts.port}" if parts.hostname else parts.path

@@ -27,8 +27,8 @@ class ConductorCore(Protocol):
         ...
 
     def describe(self) -> tuple[Sequence[str], str]:
-        """Return the members, each as JSON, and the ids of all workers, sorted and separated by
-        spaces: the hash ring's members."""
+        """Return the cluster's members, each as JSON, and the hash ring: the ids of all workers,
+        sorted and separated by spaces."""
         ...
 
     def pool_plan(self) -> PoolPlan | None:

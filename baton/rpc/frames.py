@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import cast
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""A Submit of a million tokens is 5 MB; no message of Baton comes near this limit."""
+"""Maximum size of a message. Baton's largest ones are far smaller: a Submit of a million tokens has
+5 MB."""
 
 MAX_UNSENT_BYTES = 2 * MAX_MESSAGE_BYTES
 """A connection whose peer leaves this much unread is closed."""

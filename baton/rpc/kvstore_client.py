@@ -39,8 +39,8 @@ OPERATOR_TIMEOUT_SECONDS = 10.0
 
 
 class KvStoreClient:
-    """Methods raise Unavailable, DeadlineExceeded, and the node's errors. ``call_seconds`` is the
-    timeout of calls that a request waits for."""
+    """Calls one store node. Methods raise Unavailable, DeadlineExceeded, and the node's errors.
+    ``call_seconds`` is the timeout of calls that a request waits for."""
 
     def __init__(
         self,

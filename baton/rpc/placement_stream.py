@@ -39,8 +39,8 @@ log = structlog.get_logger(__name__)
 
 
 class PlacementStream(ABC):
-    """:meth:`request_placement` can be called while :meth:`run` runs; after that, the stream is
-    dead."""
+    """A router's stream of placement requests. :meth:`request_placement` can be called while
+    :meth:`run` runs. When :meth:`run` returns, the stream has ended and can't be used again."""
 
     def __init__(self) -> None:
         self._unsent: deque[tuple[pb.PlaceRequest, PlacementFuture]] = deque()
@@ -91,7 +91,7 @@ class PlacementStream(ABC):
         return bool(self._unsent)
 
     def next_batch(self) -> pb.PlaceRequests:
-        """The waiting requests as one message. Call it only while :attr:`has_unsent`."""
+        """Return the waiting requests as one message. Call it only while :attr:`has_unsent`."""
         batch, size = pb.PlaceRequests(), 0
         answers: list[PlacementFuture] = []
         while self._unsent and size < BATCH_BYTES:

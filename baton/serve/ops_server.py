@@ -57,8 +57,8 @@ OpsResponse = tuple[HTTPStatus, str, bytes]
 
 
 class OpsServer:
-    """Call :meth:`open`, then :meth:`attach_program` with the program, and :meth:`close` at the
-    end."""
+    """Answers the requests in the table above. Call :meth:`open`, then :meth:`attach_program` with
+    the program, and :meth:`close` at the end."""
 
     def __init__(
         self, health: ProcessHealth, hang_timeout_seconds: float, guard: BrowserGuard | None = None
@@ -118,7 +118,7 @@ class OpsServer:
         return _not_found(path)
 
     def post(self, path: str, peer: str, here: str) -> OpsResponse:
-        """``peer`` and ``here`` are the remote and the local address of the connection."""
+        """Answer a POST. ``peer`` and ``here`` are the connection's remote and local addresses."""
         if path != "/drain":
             return _not_found(path)
         if peer != here and not is_loopback(peer):

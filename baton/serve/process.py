@@ -31,7 +31,7 @@ def serve(
     settings_watcher: SettingsWatcher | None = None,
 ) -> None:
     """Run ``program`` in its own event loop until SIGTERM or SIGINT. ``ops`` serves its probes and
-    metrics; ``settings_watcher`` is there if there is a config file. Raises BatonError for expected
+    metrics; ``settings_watcher`` is None if there is no config file. Raises BatonError for expected
     errors; any other exception is a bug."""
     import uvloop
 

@@ -44,8 +44,8 @@ class LoadProgress:
 
 
 class ProcessHealth:
-    """Written by the event loop and by loading threads, read by any thread: each field is replaced
-    as a whole. Times are from ``clock``."""
+    """The health of this process. The event loop and loading threads write it, and any thread reads
+    it, so each field is replaced as a whole. Times are from ``clock``."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -72,7 +72,7 @@ class ProcessHealth:
 
     def set_settings(self, status: Mapping[str, Any]) -> None:
         """Record how the settings differ from those at the start: the fields of a
-        :class:`baton.serve.settings_watcher.SettingsStatus` that say something."""
+        :class:`baton.serve.settings_watcher.SettingsStatus` that are not empty."""
         self.settings = status
 
     def record_heartbeat(self) -> None:
@@ -103,7 +103,7 @@ class ProcessHealth:
 
     @property
     def pending_settings(self) -> PendingSettings:
-        """What members of the cluster are told about ``settings``."""
+        """The part of ``settings`` that the other members of the cluster are told."""
         return PendingSettings(
             tuple(self.settings.get("restart_needed", ())),
             self.settings.get("rejected", "")[:MAX_ERROR_LENGTH],

@@ -1,4 +1,5 @@
-"""Reads the settings again when the config file changes, and applies those that are live."""
+"""Reads the settings again when the config file changes, and applies the live ones, which are those
+that can change while the program runs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,8 +23,8 @@ from baton.config import (
 from baton.errors import Invalid
 
 CONFIG_POLL_SECONDS = 2.0
-"""Interval between two looks at the config file. A change is read when two looks in a row have
-found the same content, so that a half-written file is not."""
+"""Interval between two checks of the config file. A change is loaded once two checks in a row have
+found the same content, so that a half-written file is not loaded."""
 
 log = structlog.get_logger(__name__)
 
@@ -34,16 +35,16 @@ ApplySettings = Callable[[Settings], Awaitable[None]]
 class SettingsStatus:
     """How the settings of a running program differ from those with which it started. ``changed``
     are the live settings with another value, as text. The program has to be started again for those
-    in ``restart_needed``. ``rejected`` says what is wrong with the config file; the program then
-    keeps the settings that it has. It also says which error kept a part of the program from using
-    new settings."""
+    in ``restart_needed``. ``rejected`` says what is wrong with the config file, in which case the
+    program keeps the settings that it has, or which error kept a part of the program from using new
+    settings."""
 
     changed: dict[str, str] = field(default_factory=dict)
     restart_needed: list[str] = field(default_factory=list)
     rejected: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields that say something."""
+        """Return the fields that are not empty."""
         return {name: value for name, value in asdict(self).items() if value}
 
 
@@ -89,8 +90,8 @@ class SettingsWatcher:
                 log.exception("settings_watcher_crashed")
 
     async def check(self) -> None:
-        """Look at the file once. An invalid file changes nothing; the log and the status report it
-        until it is fixed. It is loaded again at each look, since the error may be elsewhere, for
+        """Check the file once. An invalid file changes nothing; the log and the status report it
+        until it is fixed. It is loaded again at each check, since the error may be elsewhere, for
         example in the folder of secret files."""
         content = await asyncio.to_thread(_read, self._path)
         is_settled, self._last_seen = content == self._last_seen, content
@@ -108,8 +109,8 @@ class SettingsWatcher:
         await self._apply(loaded)
 
     def _load(self, content: bytes | str, warn: Callable[[SettingWarning], None]) -> Settings:
-        """Parse the content that has been looked at; the file may have changed since. A file that
-        has become empty is probably a half-written one."""
+        """Parse ``content`` instead of the file, which may have changed again. Raises Invalid for a
+        file that has become empty, since it is probably half-written."""
         if isinstance(content, str):
             raise Invalid(content)
         if _is_empty(content) and not self._was_empty:
@@ -151,7 +152,7 @@ class SettingsWatcher:
 
     async def _notify(self, subscribers: list[ApplySettings]) -> str:
         """Give the settings in force to ``subscribers``. Returns what went wrong, or "". Those that
-        fail are called again at the next look."""
+        failed are called again at the next check."""
         self._failed, reasons = [], []
         for apply in subscribers:
             try:

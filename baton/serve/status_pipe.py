@@ -76,7 +76,7 @@ class StatusPipe:
 
     def send_settings(self, status: dict[str, Any]) -> None:
         """Report how the settings differ from those at the start: the fields of
-        :class:`baton.serve.settings_watcher.SettingsStatus` that say something."""
+        :class:`baton.serve.settings_watcher.SettingsStatus` that are not empty."""
         self.health.set_settings(status)
         short = {**status, "rejected": str(status.get("rejected", ""))[:MAX_MESSAGE_LENGTH]}
         self._write(json.dumps({"settings": {k: v for k, v in short.items() if v}}) + "\n")

@@ -127,8 +127,8 @@ class WindowDetokenizer:
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Return the byte of each character that byte-level BPE writes: printable bytes are written as
-    themselves, the others, in order, as the code points from 256 on (GPT-2's
+    """Map the characters with which byte-level BPE writes bytes to these bytes. Printable bytes are
+    written as themselves; the others, in order, as the code points from 256 on (GPT-2's
     ``bytes_to_unicode``)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]

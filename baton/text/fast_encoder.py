@@ -96,15 +96,15 @@ def make_fast_encoder(reference: tokenizers.Tokenizer) -> FastEncoder | None:
 
 def word_end_pattern(reference: tokenizers.Tokenizer) -> re.Pattern[str] | None:
     """Return a pattern for places where the tokenizer certainly ends a word: between a letter or
-    digit and one of the WORD_ENDS at which it is found to split. Return None if it splits at none
-    of them."""
+    digit and any of the WORD_ENDS at which a test shows that the tokenizer splits. Return None if
+    it splits at none of them."""
     ends = [end for end in WORD_ENDS if all(_is_cut(reference, f"{a}{end}{a}") for a in "a7")]
     return re.compile(rf"[^\W_][{re.escape(''.join(ends))}]") if ends else None
 
 
 def _is_cut(reference: tokenizers.Tokenizer, text: str) -> bool:
-    """Whether the tokenizer puts the text's first and last characters, which must be equal, into
-    different words."""
+    """Whether the tokenizer splits a text between its first and last characters, which must be the
+    same."""
     letter, normalizer, splitter = text[0], reference.normalizer, reference.pre_tokenizer
     text = normalizer.normalize_str(text) if normalizer is not None else text
     words = splitter.pre_tokenize_str(text) if splitter is not None else [(text, (0, 0))]

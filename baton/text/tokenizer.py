@@ -100,8 +100,8 @@ class Tokenizer:
         it. False only guarantees that encoding it takes memory and time in proportion to
         ``max_tokens``.
 
-        It encodes piece after piece until they have more tokens than the cuts between the pieces
-        can explain: a cut changes the tokens around it.
+        The text is encoded in pieces until they certainly have more tokens than allowed. Since
+        cutting a text may add tokens, :data:`MAX_TOKENS_PER_CUT` are subtracted for each piece.
         """
         if len(text) <= TYPICAL_CHARACTERS_PER_TOKEN * max_tokens:
             return False

@@ -67,8 +67,8 @@ KEEPS_KV = frozenset({
     "pt_load_map_location", "safetensors_load_strategy", "tensor_parallel_size",
     "trust_remote_code", "use_tqdm_on_load",
 })  # fmt: skip
-"""Arguments that are passed on and keep the KV as it is, but for rounding. All arguments that are
-in neither set are refused, because they concern parts of vLLM that Baton does not use, or might
+"""Arguments that are passed on and do not change the KV, except for rounding. All arguments that
+are in neither set are refused, because they concern parts of vLLM that Baton does not use, or might
 contradict Baton."""
 
 

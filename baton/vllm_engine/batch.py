@@ -40,10 +40,10 @@ class _KnownRequest:
 class WorkerBatch:
     """Mirrors the persistent batch of vLLM's workers.
 
-    A decode that continues the request's row of the previous step is sent as such. Any other row
-    is sent as a new request under an id of its own: a chunk of a prompt, the first token after a
-    KV transfer, and a request that was paused or preempted. That costs vLLM's workers one copy of
-    the tokens' ids; the KV is where it was."""
+    A decode that continues the request's row of the previous step is sent as a cached request. Any
+    other row (a chunk of a prompt, the first token after a KV transfer, a request that was paused
+    or preempted) is sent as a new request with a new id. That costs vLLM's workers one copy of the
+    token ids; the KV stays where it is."""
 
     def __init__(self) -> None:
         self._known: dict[RequestId, _KnownRequest] = {}
@@ -52,7 +52,8 @@ class WorkerBatch:
         self._sent: set[str] = set()
 
     def messages(self, plan: Plan) -> SchedulerOutput:
-        """Return the message for a plan. Call :meth:`record` with its result before the next."""
+        """Return the message for a plan. Call :meth:`record` with the plan's result before the next
+        call."""
         self._ids = {}
         new: list[NewRequestData] = []
         continued: list[tuple[_KnownRequest, Row]] = []

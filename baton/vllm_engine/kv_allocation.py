@@ -1,4 +1,4 @@
-"""Places vLLM's KV cache in a memory of Baton's choice."""
+"""Places vLLM's KV cache in memory that Baton provides."""
 
 from typing import Any
 
@@ -7,8 +7,9 @@ from torch.overrides import TorchFunctionMode
 
 
 class KvAllocation(TorchFunctionMode):
-    """While this context is active, vLLM's allocation of the KV cache, one ``torch.zeros`` of
-    ``size_bytes`` bytes, returns ``memory``, if given; ``allocated`` is then what it returned."""
+    """The context in which vLLM allocates its KV cache, by one ``torch.zeros`` of ``size_bytes``
+    bytes. That call returns ``memory`` if it is given, else new memory. ``allocated`` is what the
+    call returned."""
 
     def __init__(self, size_bytes: int, memory: torch.Tensor | None = None) -> None:
         super().__init__()

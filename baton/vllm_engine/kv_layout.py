@@ -19,7 +19,7 @@ class PackedLayout:
     """The layout of a block: ``block_bytes`` bytes, in which the pages of all layers, each with the
     heads of all ranks, follow one another. ``name`` describes it; workers with equal names can
     exchange blocks. ``block_tokens`` is the number of tokens per block, ``kv_dtype`` the KV's data
-    type. ``configs`` are vLLM's configs of the KV cache, one per rank, that place it so."""
+    type. ``configs`` are vLLM's configs of the KV cache, one per rank, that give it this layout."""
 
     name: str
     kv_dtype: str

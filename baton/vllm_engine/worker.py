@@ -1,5 +1,5 @@
-"""What vLLM's workers do for Baton: sample by Baton's rules, with the KV cache in memory that other
-processes can read. vLLM creates its workers by ``worker_cls``, in Baton's process or in one process
+"""Makes vLLM's workers sample by Baton's rules and keep the KV cache in memory that other processes
+can read. vLLM creates its workers by ``worker_cls``, in Baton's process or in one process
 per rank; the classes for CPUs and GPUs are :mod:`baton.vllm_engine.cpu_worker` and
 :mod:`baton.vllm_engine.gpu_worker`."""
 
@@ -36,8 +36,8 @@ class SampledStep:
 
 
 class RowSampler(torch.nn.Module):
-    """Takes the place of vLLM's sampler: samples each request by its row, as Baton's own engine
-    does, so that a token depends on (seed, position) and not on the worker or the batch.
+    """Replaces vLLM's sampler. Each request is sampled as its row of the plan says, like in Baton's
+    own engine, so that a token depends on (seed, position) and not on the worker or the batch.
 
     ``rows`` are the current step's rows in batch order, None for a request that is not sampled;
     ``result`` then has one entry per row."""
@@ -64,7 +64,8 @@ class RowSampler(torch.nn.Module):
 
 
 class SamplingWorker:
-    """Mixed into vLLM's worker classes, before them."""
+    """Makes a worker class of vLLM sample by Baton's rules; a subclass inherits from this class
+    first."""
 
     model_runner: Any
     _sample_rows: Sampler

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class PrefixFetchStats:
-    """``mode`` and ``reason`` say what was done about the stored prefix; they are empty if the
-    store had no more of the prefix than the device. ``dram_tokens`` and ``disk_tokens`` grow as
+    """``mode`` and ``reason`` say whether the stored prefix was fetched, and why; they are empty if
+    the store had no more of the prefix than the device. ``dram_tokens`` and ``disk_tokens`` grow as
     blocks arrive from the DRAM and SSD tiers of store node ``node``. The request waited
     ``wait_seconds`` for the store, starting at ``started_at`` (both 0 if the store was not
     queried)."""

@@ -53,7 +53,7 @@ ENGINE_PROBE_SECONDS = 5.0
 """Interval between checks that the engine's thread still responds."""
 
 MAX_DESCRIPTION = 200
-"""Characters of the description of what computes that a worker publishes."""
+"""Maximum length, in characters, of the name of the computing software that a worker announces."""
 
 RESERVE_AHEAD_STEPS = 2
 """Number of steps that are left to compute of a prompt when the decode worker is told to reserve

@@ -34,7 +34,7 @@ class WorkerTelemetry:
         self._spans = spans
 
     def use_spans(self, spans: SpanSink | None) -> None:
-        """Emit spans to another sink from now on; None: trace nothing."""
+        """From now on, emit spans to another sink, or trace nothing if ``spans`` is None."""
         self._spans = spans
 
     def record_started(self, job: Job) -> None:

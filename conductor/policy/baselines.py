@@ -251,7 +251,7 @@ def _draw(pool: WorkerPool[WorkerViewT], turn: int, salt: str) -> WorkerViewT:
 
 
 def _two(pool: WorkerPool[WorkerViewT], turn: int, salt: str) -> tuple[WorkerViewT, WorkerViewT]:
-    """Draw two workers, different ones if there are two."""
+    """Draw two different workers, or one worker twice if the pool has only one."""
     first = _digest(f"{salt} {turn}".encode()) % len(pool)
     other = 1 + _digest(f"{salt} {turn} other".encode()) % max(len(pool) - 1, 1)
     return pool[pool.ids[first]], pool[pool.ids[(first + other) % len(pool)]]

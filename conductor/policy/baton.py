@@ -50,11 +50,11 @@ MAX_MARGIN_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class BatonPolicyConfig:
-    """``service_weight`` is the cost of a second of prefill in seconds of queueing.
-    ``max_short_prompt_advantage`` is how much higher the admission rate of prompts of one length
-    may be than that of the quartile of lengths with the lowest rate, before they must leave memory
-    for a long prompt. ``ttft_margin_seconds`` is how long before the deadline the first token must
-    be predicted to come. If ``full_scan`` is True, all prefill workers are candidates."""
+    """``service_weight`` is the cost of a second of prefill in seconds of queueing. Prompts must
+    leave memory for a long prompt if the admission rate of their quartile of lengths exceeds the
+    lowest rate of any quartile by more than ``max_short_prompt_advantage``. The first token must be
+    predicted to come ``ttft_margin_seconds`` before its deadline. If ``full_scan`` is True, all
+    prefill workers are candidates."""
 
     ring_candidates: int = 3
     prefix_candidates: int = 2

@@ -19,9 +19,9 @@ def local_prefill_decision(
 ) -> Decision | None:
     """Place the whole request on the decode worker if that costs less than a remote prefill and the
     KV transfer; else return None. A local prefill delays every request in the decode batch, so its
-    time counts once more for each of them. The prefill must not take longer than the ITL SLO,
-    including the wait until the worker's earlier local prefills have taken no more than
-    :data:`MAX_LOCAL_PREFILL_SHARE` of its time."""
+    time counts once more for each of them. The prefill, together with the wait before it, must not
+    take longer than the ITL SLO. The worker has to wait as long as its earlier local prefills take
+    up more than :data:`MAX_LOCAL_PREFILL_SHARE` of its time."""
     view = snapshot.decodes[best_decode.worker]
     if view.prefill_cost is None:
         return None

@@ -49,9 +49,9 @@ class PrefillView:
 
 @dataclass(slots=True)
 class DecodeView:
-    """A decode worker as the policies see it. As of ``as_of_seconds``, the requests that it has or
-    will get have ``context_tokens`` of KV once all have arrived, and are expected to grow to
-    ``projected_tokens`` in total. ``is_measured`` is as in :class:`PrefillView`."""
+    """A decode worker as the policies see it, at the time ``as_of_seconds``. Once all requests that
+    were placed on it have arrived, they have ``context_tokens`` of KV, expected to grow to
+    ``projected_tokens``. Unless ``is_measured``, its cost is a guess: see :class:`PrefillView`."""
 
     id: WorkerId
     cost: DecodeCost

@@ -4,8 +4,9 @@ Permissions (RBAC) that the caller needs in its namespace: ``list`` and ``patch`
 and ``update`` on deployments/scale (for StatefulSets, on statefulsets/scale), which may be
 restricted to the pools by resourceNames. If ``kubernetes_pools`` is not set, ``list`` on
 deployments and statefulsets is needed, too. ``delete`` on pods is needed only by
-:meth:`KubernetesPools.remove`, when Kubernetes has removed a pod other than the given one. A report
-of the pools is made with any of these permissions to read.
+:meth:`KubernetesPools.remove`, when Kubernetes has removed a pod other than the given one.
+:meth:`KubernetesPools.report` needs only some of the permissions to read, and leaves out what the
+caller may not read.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -66,9 +67,9 @@ class KubernetesApi:
     async def workloads(
         self, on_error: Callable[[BatonError], None] | None = None
     ) -> dict[str, KubernetesWorkload]:
-        """All workloads by the names of their pools. With ``on_error``, workloads that may not be
-        read, or are configured but do not exist, are left out, and it gets the errors. Raises
-        Invalid when two pools have the same name."""
+        """Return all workloads by the names of their pools. If ``on_error`` is given, it is called
+        with the errors of workloads that may not be read, or that are configured but do not exist;
+        they are left out. Raises Invalid when two pools have the same name."""
         pools: dict[str, KubernetesWorkload] = {}
         for read in self._workload_sources():
             try:
@@ -86,7 +87,7 @@ class KubernetesApi:
         return pools
 
     def _workload_sources(self) -> list[Callable[[], Awaitable[list[KubernetesWorkload]]]]:
-        """The reads that together return all workloads. RBAC may forbid some of them alone."""
+        """Return functions that together read all workloads. RBAC may allow only some of them."""
         if self._targets is not None:
             return [partial(self._read_target, *target) for target in self._targets.items()]
         return [partial(self._list_workloads, kind) for kind in (DEPLOYMENT, STATEFUL_SET)]

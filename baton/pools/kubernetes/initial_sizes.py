@@ -27,8 +27,8 @@ ANNOTATION = "baton.dev/initially-sized"
 """Annotation of the Lease: a JSON object of the UIDs of sized Deployments, by name."""
 
 DEFAULT_REPLICAS = 1
-"""The number with which Kubernetes starts a Deployment that has none. Another number has been set
-by somebody, and is kept."""
+"""The number of replicas with which Kubernetes starts a Deployment that specifies none. Any other
+number was set by somebody, and is kept."""
 
 RETRY_SECONDS = 5.0
 CHECK_SECONDS = 60.0
@@ -39,15 +39,16 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _SizedDeployments:
-    """The annotation. ``version`` is the Lease's resourceVersion."""
+    """The content of :data:`ANNOTATION`. ``version`` is the resourceVersion of the Lease that has
+    it."""
 
     uids: Mapping[str, str]
     version: str
 
 
 class InitialSizes:
-    """Sizes the Deployments for which ``read_replicas`` returns initial numbers, by name. Several
-    conductors may do so at once: every write names the version that it is based on."""
+    """Gives new Deployments their initial sizes, which ``read_replicas`` returns by Deployment.
+    Several conductors may do so at once: a write fails if its object has changed meanwhile."""
 
     def __init__(
         self,
@@ -103,9 +104,9 @@ class InitialSizes:
 
     async def _size_if_new(self, name: str, wanted: int, sized: _SizedDeployments) -> str | None:
         """Set the size of a Deployment that is new and has Kubernetes' default size. Return its
-        UID, which is to be recorded; None if it has its number already, but may still lose it: an
-        upgrade that gives up a number changes this process's settings before it removes the number
-        from the Deployment."""
+        UID, which is to be recorded. But if the Deployment already has the wanted size when first
+        checked, return None: an upgrade may be about to remove the number of replicas from it, and
+        Kubernetes would then reset its size to the default."""
         scale = await self._scales.read(DEPLOYMENT, name)
         if sized.uids.get(name) == scale.uid:
             return scale.uid
@@ -118,8 +119,9 @@ class InitialSizes:
         return scale.uid
 
     async def _forget_all(self) -> None:
-        """Empty the record, so that Deployments are sized again if their numbers leave the chart
-        again. Without the permission, or without a Lease, there is no record."""
+        """Empty the record of sized Deployments, since there are no initial numbers now. If there
+        are some again later, all Deployments count as new. Does nothing if the Lease does not
+        exist or may not be read."""
         try:
             sized = await self._read_sized()
         except (Forbidden, NotFound):

@@ -49,8 +49,8 @@ class KubernetesLease:
         return _record(written)
 
     def _body(self, record: LeaseRecord) -> dict[str, Any]:
-        """The Lease as plain JSON: the client omits a time's fraction when it is zero, which the
-        API server refuses."""
+        """Return the Lease as plain JSON. The client would omit the fraction of a time if it is
+        zero, and the API server refuses a time without a fraction."""
         now = datetime.fromtimestamp(self._clock.wall_nanoseconds() / 1e9, UTC)
         metadata = {"name": self._name}
         if record.version:

@@ -1,4 +1,4 @@
-"""Which cluster a command looks at, and what is there instead if it does not exist."""
+"""Describes the cluster that a command works on, and builds the error if it does not exist."""
 
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ def location_of(kubernetes: KubernetesClient, cluster: str) -> KubernetesLocatio
 
 
 async def missing_cluster_error(kubernetes: KubernetesClient, cluster: str) -> NotFound:
-    """Return the error for a cluster of which nothing was found. It names the clusters that are in
-    the namespace."""
+    """Return the error for a cluster that was not found. It names the clusters in the namespace
+    that the user can see."""
     where = f"context {kubernetes.context} ({kubernetes.server}), namespace {kubernetes.namespace}"
     if await _namespace_is_missing(kubernetes):
         return NotFound(f"{where}: there is no such namespace")
@@ -45,7 +45,7 @@ async def missing_cluster_error(kubernetes: KubernetesClient, cluster: str) -> N
 
 
 async def _namespace_is_missing(kubernetes: KubernetesClient) -> bool:
-    """Whether the namespace is known not to exist; few users may ask."""
+    """Whether the namespace certainly does not exist; False if the user may not read it."""
     read = client.CoreV1Api(kubernetes.api).read_namespace
     try:
         await kubernetes.call("get", "namespaces", read, kubernetes.namespace)
@@ -57,7 +57,7 @@ async def _namespace_is_missing(kubernetes: KubernetesClient) -> bool:
 
 
 async def _cluster_names(kubernetes: KubernetesClient) -> AsyncIterator[str]:
-    """The labels of what may be listed."""
+    """Yield the cluster label of each workload and pod that the user may list."""
     apps, core = client.AppsV1Api(kubernetes.api), client.CoreV1Api(kubernetes.api)
     lists = {
         "deployments": apps.list_namespaced_deployment,

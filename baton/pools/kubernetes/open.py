@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenKubernetesCluster:
-    """A cluster in Kubernetes as commands use it: they fail if there is no such cluster."""
+    """A cluster in Kubernetes for commands, which must fail if the cluster does not exist."""
 
     location: "KubernetesLocation"
     pools: "KubernetesPools"
@@ -40,17 +40,17 @@ class OpenKubernetesCluster:
         return pools
 
     async def report(self) -> "PoolsReport":
-        """What the user may see of the pools. Raises NotFound if there is nothing, Forbidden if
-        nothing may be seen."""
+        """Report the pools and pods that the user may read. Raises NotFound if there are none,
+        Forbidden if the user may read neither pools nor pods."""
         report = await self.pools.report()
         if not report.pools and not report.pods:
             raise await self._missing_error()
         return report
 
     async def pending_settings(self) -> Mapping[str, PendingSettings] | None:
-        """What each program has not applied of its changed configuration, by the name of its pod,
-        without those that have applied all; None without ``redis_url``, since the registry has it.
-        Raises Unavailable."""
+        """Return, by pod name, which changed settings a program has not applied. Programs that have
+        applied all are left out. Return None without ``redis_url``, since the registry has
+        this information. Raises Unavailable."""
         if self.registry is None:
             return None
         return {
@@ -130,8 +130,8 @@ async def open_kubernetes_lease(settings: Settings, clock: Clock) -> AsyncIterat
 async def open_initial_sizes(
     settings: Settings, read_replicas: Callable[[], Mapping[str, int]], clock: Clock
 ) -> AsyncIterator["InitialSizes"]:
-    """Open what gives new Deployments their initial numbers of replicas, which ``read_replicas``
-    returns. Raises Invalid."""
+    """Open an :class:`~baton.pools.kubernetes.initial_sizes.InitialSizes`, which gives new
+    Deployments the initial numbers of replicas that ``read_replicas`` returns. Raises Invalid."""
     client = kubernetes_client_for(settings)
     from baton.pools.kubernetes.initial_sizes import InitialSizes
 

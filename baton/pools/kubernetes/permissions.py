@@ -26,7 +26,7 @@ class Forbidden(Unauthorized):
 
     @property
     def hint(self) -> str:
-        """Which value of the chart grants the permission; empty if none does."""
+        """A sentence on which value of the chart grants the permission; empty if none does."""
         if (self.verb, self.resource) not in RESIZE_PERMISSIONS:
             return ""
         return "the chart's value rbac.resize=true gives it to the conductors' Role"

@@ -18,7 +18,7 @@ REMOVAL_TIMEOUT_SECONDS = 10.0
 POLL_SECONDS = 0.25
 
 DELETION_POLL_SECONDS = 1.0
-"""The time between two looks at pods that are being deleted, which list all pods."""
+"""Interval between two checks of the pods that are being deleted. A check lists all pods."""
 
 OVERDUE_SECONDS = 60.0
 """How long a deleted pod may exist after its grace period, before its node counts as dead."""
@@ -37,7 +37,7 @@ class LeavingPod:
 
 
 OnProgress = Callable[[Sequence[LeavingPod]], None]
-"""Gets the pods that are waited for, at each look at them."""
+"""Called at each check with the pods that are waited for."""
 
 
 class PodDrainer:
@@ -127,8 +127,8 @@ class PodDrainer:
                 await self.end_drain(pod, was_asked_to_drain=pod in asked_to_drain)
 
     async def end_drain(self, pod: Pod, was_asked_to_drain: bool = True) -> None:
-        """End a pod's drain, and remove its mark. The mark is removed last, since a worker that
-        can't be reached is found by it later. Never raises."""
+        """End a pod's drain, and remove its mark. The mark is removed last: as long as the worker
+        can't be reached, the mark tells that its drain is still to be ended. Never raises."""
         try:
             if was_asked_to_drain:
                 await self._end_worker_drain(pod)
@@ -160,7 +160,8 @@ class PodDrainer:
         return [pod for pod in await self._api.pods() if pod.pool == pool and pod.is_active]
 
     async def _look_at(self, pod: Pod) -> LeavingPod | None:
-        """What is left on the pod's worker; None if it has drained, or does not answer."""
+        """Return how many requests the pod's worker has left; None if it has drained, or does not
+        answer."""
         try:
             report = await self._worker_admin.drain_report(pod.id)
         except BatonError:
@@ -192,9 +193,10 @@ class PodDrainer:
 def pod_removal_order(
     workload: KubernetesWorkload, pods: Sequence[Pod], loads: Mapping[WorkerId, float]
 ) -> list[Pod]:
-    """Pods in the order in which to remove them. For a Deployment, it is Kubernetes' own order,
-    except for the load: not started, marked already, least load, newest. For a StatefulSet, the
-    highest ordinal comes first."""
+    """Return the pods in the order in which to remove them. For a Deployment, the order is
+    Kubernetes' own, except that load comes before age: pods that have not started, pods that are
+    not ready, marked pods, the least loaded, the newest. For a StatefulSet, the highest ordinal
+    comes first."""
     if workload.kind == "StatefulSet":
         return sorted(pods, key=lambda pod: -pod.ordinal)
     return sorted(

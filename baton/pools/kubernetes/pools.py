@@ -11,10 +11,10 @@ pods that are not ready first, then by deletion cost, then the newest. So a pod 
 removed (1) gets the lowest deletion cost, (2) is asked to drain, and (3) has drained and
 transferred its blocks before (4) the scale is written; (5) then we check which pod was deleted. If
 Kubernetes deleted another pod nevertheless (because of a rollout, or a pod that was not ready), the
-drained worker serves again; the same happens when the scale could not be written. Only a pod that
-was given to :meth:`KubernetesPools.remove` is deleted explicitly then, and the pool, which has its
-new size already, starts another pod. This costs only time: Kubernetes ends both pods with a preStop
-hook and SIGTERM, on which a worker drains.
+drained worker serves again; the same happens when the scale could not be written. But a pod that
+was given to :meth:`KubernetesPools.remove` is then deleted explicitly, and Kubernetes starts a new
+pod, since the pool already has its new size. This costs only time: Kubernetes ends both deleted
+pods with a preStop hook and SIGTERM, on which a worker drains.
 
 A marked pod records the size of the pool that it was to leave, so that
 :meth:`KubernetesPools.remove` can be repeated after any failure without shrinking the pool twice.
@@ -88,7 +88,7 @@ class KubernetesPools:
     # -- Pools -----------------------------------------------------------------------------
 
     async def sizes(self) -> Mapping[Role, int]:
-        """The sum over all pools of each role."""
+        """Return the number of workers of each role, summed over the role's pools."""
         sizes: Counter[Role] = Counter()
         for workload in (await self._api.workloads()).values():
             sizes[workload.role] += workload.replicas
@@ -102,8 +102,8 @@ class KubernetesPools:
         return [pod.as_worker() for pod in await self._api.pods()]
 
     async def scale(self, wanted: Mapping[Role, int]) -> None:
-        """Resize by role. If a role has several pools, only the chosen one is resized, so that all
-        together have the requested size."""
+        """Set the number of workers of each role. If a role has several pools, only the one in
+        ``chosen_pools`` is resized, so that all pools of the role together have that number."""
         pools = await self._api.workloads()
         await self._change(
             pools, [self._size_of_chosen_pool(pools, role, n) for role, n in wanted.items()]
@@ -145,7 +145,8 @@ class KubernetesPools:
         return await self._api.pods()
 
     async def report(self) -> PoolsReport:
-        """As much of the pools and pods as may be read. Raises Forbidden if nothing may."""
+        """Report the pools and pods that the user may read. Raises Forbidden if the user may read
+        neither."""
         return await read_report(self._api)
 
     async def wait_until_gone(self, is_awaited: Callable[[Pod], bool]) -> None:

@@ -1,4 +1,4 @@
-"""What ``baton status`` shows of the pools: as much as the user's permissions allow."""
+"""Reports the pools for ``baton status``, as far as the user's permissions allow."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from baton.pools.kubernetes.pod import Pod
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """``replicas`` is None if it may not be read."""
+    """A pool's role and size. ``replicas`` is None if the user may not read it."""
 
     role: Role
     replicas: int | None
@@ -20,8 +20,8 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True)
 class PoolsReport:
-    """``refused`` are the errors of what may not be read, once per permission. ``missing`` are
-    those of configured Deployments that do not exist."""
+    """The pools by name, and their pods. ``refused`` has an error for each permission that the user
+    lacks, ``missing`` one for each configured Deployment that does not exist."""
 
     pools: Mapping[str, PoolSize]
     pods: Sequence[Pod]

@@ -269,7 +269,7 @@ def ref_from_proto(message: pb.WorkerRef) -> WorkerRef:
 
 @lru_cache(MAX_CACHED_REFS)
 def _ref(worker_id: str, address: str, generation: int, framed_address: str) -> WorkerRef:
-    """The cached reference, shared by all requests to this worker."""
+    """Return the reference to a worker; cached, so that all requests to the worker share it."""
     return WorkerRef(WorkerId(worker_id), address, Incarnation(generation), framed_address)
 
 

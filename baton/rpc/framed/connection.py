@@ -119,8 +119,8 @@ class FramedConnection(FrameProtocol):
     # -- for subclasses ---------------------------------------------------------------------
 
     def on_handshake(self, kind: int, payload: bytes) -> None:
-        """Handle a frame of the handshake. Raises BatonError for an invalid one; then the peer is
-        refused."""
+        """Handle a frame of the handshake. Raises BatonError for an invalid one, upon which the
+        peer is refused."""
         raise NotImplementedError
 
     def on_lost(self, failure: BatonError) -> None:

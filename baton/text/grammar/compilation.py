@@ -1,4 +1,4 @@
-"""Compiles grammars with llguidance, within limits, and turns its errors into messages.
+"""Compiles grammars with llguidance, within :data:`LIMITS`, and turns its errors into messages.
 
 Compiling a grammar can take a minute, or crash the process by a stack overflow (the library
 recurses for each link of a chain of rules). So a client's grammar is compiled in a helper process

@@ -1,4 +1,4 @@
-"""Enforces grammars on answers with llguidance, within limits."""
+"""Enforces grammars on answers with llguidance, within limits of time and memory."""
 
 import threading
 from collections import OrderedDict
@@ -143,9 +143,9 @@ class GrammarCompiler:
 class GrammarMatcher:
     """One answer's state in its grammar. Implements ``baton.engine.constraint.Constraint``.
 
-    States computed for other answers count against the grammar's limits. So if a matcher hits a
-    limit, the answer is replayed on a matcher of its own: whether it succeeds depends only on the
-    answer, and on the time of its masks.
+    Answers with the same grammar share the states computed so far, all of which count against the
+    grammar's limits. So if a limit is hit, the answer is replayed with a matcher that shares
+    nothing: whether that succeeds depends only on the answer, and on the time of its masks.
     """
 
     def __init__(

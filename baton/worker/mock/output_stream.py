@@ -22,8 +22,8 @@ NextStep = Callable[["MockStream"], bytes]
 
 
 class MockStream:
-    """If ``next_step`` is given, it is called for the next step whenever the router has read the
-    previous step's outputs."""
+    """A mock worker's side of a router's stream. If ``next_step`` is given, it is called to run the
+    next step whenever the router has read the previous step's outputs."""
 
     def __init__(
         self,

@@ -40,7 +40,8 @@ KV_DTYPE, KV_ELEMENT_BYTES = "bfloat16", 2
 
 
 class MockProgram:
-    """Each worker has its own port, since routers identify workers by their addresses."""
+    """Runs many mock workers in one process, each with its own port, since routers identify workers
+    by their addresses."""
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self._settings = settings

@@ -235,7 +235,7 @@ class MockWorker:
 
     def _wait_for_source(self, job: MockJob, source: WorkerId) -> None:
         """Wait until the source has prefilled the prompt. A source in another process can't notify
-        this process, so for such a source, wait as long as this worker would take."""
+        this process, so for such a source, wait as long as this worker would take to prefill."""
         if source in self._shared.workers:
             on_prefilled = partial(self._on_kv_ready, job)
             self._shared.kv_transfers.wait_for(source, placement_id(job.spec), on_prefilled)
