@@ -122,8 +122,9 @@ class Quarantine:
     def record_death(
         self, digest: RequestDigest, worker: WorkerRef, isolated_run: IsolatedRun | None, now: float
     ) -> None:
-        """Record that ``worker`` died while it ran a request, in ``isolated_run`` unless that is
-        None. If it was the only isolated run on ``worker``, the request is refused from now on."""
+        """Record that ``worker`` died while it ran a request. ``isolated_run`` is the run in which
+        it died, or None for a run that was not isolated. If ``isolated_run`` was the only isolated
+        run on ``worker``, the request is refused from now on."""
         self._last_death_at = now
         case = self._death_records.pop(digest, None) or _DeathRecord()
         self._death_records[digest] = case

@@ -30,7 +30,8 @@ class InlineStreamWriter:
         self._frames: dict[int, tuple[bytes, bytes]] = {}
 
     def write_output(self, choice: ChoiceStream, output: RequestOutput) -> bool:
-        """Write the text of an output, or return False if the client does not keep up."""
+        """Write the text of an output and return True. If the client does not keep up, do nothing
+        and return False."""
         if not self._body.is_open:
             return False
         text = choice.take_text(output)

@@ -36,8 +36,8 @@ class JsonValueScanner:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether the value is a number, ``true``, ``false`` or ``null``: its end shows only at the
-        character after it."""
+        """Whether the value is a number, ``true``, ``false`` or ``null``, which is known to be
+        complete only once the next character has been read."""
         return bool(self._first) and self._first not in '{["'
 
     def push(self, character: str) -> bool:
