@@ -94,7 +94,8 @@ def test_old_processor_falls_back_to_torch(model: Path, old_processor: None) -> 
 def test_best_instruction_set_of_a_processor(
     added: tuple[str, ...], best: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each processor supports the added instructions, and those of all cases before it."""
+    """The processor of each case supports the instructions added in this case and in all cases
+    before it."""
     sets = ["avx2 fma", "f16c", "avx512f avx512bw avx512dq", "avx512vl", "avx512_bf16"]
     upto = sets[: sets.index(" ".join(added)) + 1] if added else []
     monkeypatch.setattr(processor, "features", lambda: frozenset(" ".join(upto).split()))
