@@ -18,8 +18,8 @@ TEXT_PLACEHOLDER = "\x00text\x00"
 
 class InlineStreamWriter:
     """Writes the outputs of a request's answers directly, as text chunks. ``unopened`` are the
-    answers whose first chunk was not sent yet, by index; the dict is shared with the regular
-    path."""
+    answers whose first chunk was not sent yet, by index. The same dict is used and changed by the
+    code that writes all other chunks."""
 
     def __init__(
         self, body: InlineBodyWriter, encoder: OpenAIEncoder, unopened: dict[int, ChoiceResult]
