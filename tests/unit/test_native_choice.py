@@ -195,7 +195,7 @@ def test_library_in_a_world_writable_folder_is_not_trusted(
 
 
 def test_unreadable_library_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a library may have been built by root, in a folder that other users can't read."""
+    """The library may have been built by root, in a folder that other users can't read."""
     monkeypatch.setattr(build, "library_folders", lambda: [tmp_path / "closed", tmp_path / "open"])
     monkeypatch.setattr(build, "find_compiler", lambda: str(_script(tmp_path, "", 0)))
     access = os.access
