@@ -25,7 +25,7 @@ notice within about a second that a worker is back."""
 
 PRESUMED_DEAD_SECONDS = 5.0
 """A dead worker leaves the registry within this time after its connection broke. A worker that is
-registered for longer had only lost its connection."""
+still registered after this time had only lost its connection."""
 
 
 class PlacementSearch:
