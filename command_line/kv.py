@@ -100,8 +100,8 @@ def run_purge(name: str, filter_: BlockFilter, as_json: bool) -> None:
 
 
 def run_warm(name: str, prompts: Sequence[str], api_key: str | None, chat: bool) -> None:
-    """Request one token for each prompt, which stores its KV. Raises Unavailable when a request
-    fails."""
+    """Request one token for each prompt, so that the prompt's KV is stored. Raises Unavailable when
+    a request fails."""
     import httpx
 
     state = ClusterFolder(baton_home(), name).read_running()

@@ -21,7 +21,7 @@ from command_line.option_groups import with_option_groups
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """The model, and what computes in the workers."""
+    """The model, and the engine of the workers."""
 
     model: ModelPath = None
     engine: Annotated[

@@ -65,7 +65,7 @@ def _process_object(process: ProcessState) -> dict[str, Any]:
 
 
 def engine_lines(members: dict[str, Member]) -> list[str]:
-    """Describe what computes in the workers: one line for all workers with the same engine."""
+    """Describe the workers' engines: one line per engine, with the ids of its workers."""
     by_engine: dict[str, list[str]] = {}
     for member in members.values():
         if member.computed_by:

@@ -75,9 +75,9 @@ async def _supervise(settings: Settings, folder: ClusterFolder) -> None:
 
 
 async def _watch_settings(settings: Settings, supervisor: Supervisor) -> None:
-    """Until cancelled, report changed settings in the config file for which the cluster has to be
-    started again. Settings that can change while a process runs are applied by the process
-    itself."""
+    """Watch the config file until cancelled, and report changed settings that take effect only once
+    the cluster is started again. Each process applies by itself the settings that can change while
+    it runs."""
     path = config_file()
     if path is None:
         return

@@ -87,7 +87,8 @@ def to_api_error(error: BaseException) -> ApiError:
 
 
 def _retry_after(seconds: float) -> str:
-    """Format as whole seconds. Returns ``1`` if a peer sent NaN or a value out of range."""
+    """Format a ``retry-after`` header: whole seconds, or ``1`` if a peer sent NaN or a value out of
+    range."""
     return str(max(1, round(seconds))) if 0 <= seconds <= MAX_RETRY_AFTER_SECONDS else "1"
 
 

@@ -83,7 +83,8 @@ class BatchJob:
 
     def next_request(self, now: float, *, suspects: bool = True) -> BatchRequest | None:
         """Return the next request to run, or None if there is none. If ``suspects`` is False,
-        suspects are left for later. Invalid requests are recorded as failed."""
+        requests that may have killed a router are left for later. Invalid requests are recorded as
+        failed."""
         self._check_cancelled_or_expired(now)
         while self.batch.status is BatchStatus.IN_PROGRESS:
             request = self._take_next(suspects)

@@ -176,8 +176,8 @@ async def _read_form(
 
 
 def _check_form(form: MultipartParser, upload: FileUpload) -> ExpiresAfter | None:
-    """Check the form fields and the uploaded file. Return when the file expires, if the form says
-    so. Raises ApiError (400)."""
+    """Check the form fields and the uploaded file. Return how long the file is to be kept, or None
+    if the form does not say. Raises ApiError (400)."""
     upload.close()
     unknown = form.fields.keys() - FORM_FIELDS
     if unknown:

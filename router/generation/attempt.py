@@ -276,7 +276,7 @@ class Attempt:
         raise error
 
     def _record_progress(self, last_output: RequestOutput) -> None:
-        """Record progress: decide what to wait for next, and until when."""
+        """Set what the attempt waits for after ``last_output``, and until when."""
         if last_output.finish_reason is not None:
             # If the answer ends with the prefill worker's token, the decode worker still waits for
             # the KV, so the request must be cancelled there.
@@ -306,8 +306,9 @@ class Attempt:
         return self._prefill is not None and worker_id == self._prefill.id and has_first
 
     def _suspects(self) -> list[WorkerRef]:
-        """Return the workers that may have caused a failure: until the decode worker has sent an
-        output, both, since each may report a failure of the other; then only the decode worker."""
+        """Return the workers that may have caused a failure: both workers until the decode worker
+        has sent an output, since each may report a failure of the other; then only the decode
+        worker."""
         if self._prefill is None or self._is_decoding:
             return [self._decode]
         return [self._prefill, self._decode]

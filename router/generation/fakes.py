@@ -202,7 +202,7 @@ def _logprobs(spec: RequestSpec, token: TokenId) -> tuple[TokenLogprob, ...]:
 
 
 def _prompt_logprobs(spec: RequestSpec) -> tuple[TokenLogprob, ...]:
-    """Logprobs that rise towards the end of the prompt: -1/2, -1/4, …"""
+    """Return logprobs that rise towards the end of the prompt: -1/2, -1/4, …"""
     num_top = spec.sampling.prompt_logprobs
     if not spec.wants_prompt_logprobs or num_top is None:
         return ()

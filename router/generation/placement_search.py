@@ -25,7 +25,7 @@ notice within about a second that a worker is back."""
 
 PRESUMED_DEAD_SECONDS = 5.0
 """A dead worker leaves the registry within this time after its connection broke. A worker that is
-registered for longer had only lost its connection."""
+still registered after this time had only lost its connection."""
 
 
 class PlacementSearch:
@@ -57,9 +57,9 @@ class PlacementSearch:
         self._dead_since[worker] = self._context.clock.monotonic()
 
     def exclude_failed(self, suspects: Iterable[WorkerRef], *, have_restarted: bool) -> None:
-        """Exclude those of the ``suspects`` (the workers that may have caused a failure, prefill
-        before decode) that are dead, or all if none is. If ``have_restarted`` is True, all count as
-        dead: they have restarted, even if connections to their former processes seem alive."""
+        """Exclude the dead workers among ``suspects`` (the workers that may have caused a failure,
+        prefill before decode), or all suspects if none is dead. If ``have_restarted`` is True, all
+        suspects count as dead, even if connections to their former processes seem alive."""
         workers, connections = tuple(suspects), self._context.connections
         lost = [each for each in workers if have_restarted or not connections.is_alive(each)]
         self._dead_since.update(dict.fromkeys(lost, self._context.clock.monotonic()))
@@ -79,15 +79,19 @@ class PlacementSearch:
         return await self._query(spec, block_keys, frozenset())
 
     async def find_again(self, spec: RequestSpec, block_keys: tuple[BlockKey, ...]) -> Placement:
-        """Place the request again, excluding fewer and fewer workers until a placement exists.
+        """Place the request again, excluding fewer and fewer workers until a placement exists:
 
-        First exclude the workers on which this request failed, and those that all requests should
-        avoid; then only the former; then the workers that are presumed dead, and the prefill
-        workers from which a KV transfer may have failed (prefill on the decode worker needs no
-        transfer); then only those presumed dead; then none. A placement on a process that is
-        presumed dead is not accepted, but one on its restarted process is. Repeat these steps until
-        ``max_worker_wait_seconds`` have passed, then raise Unavailable. Other errors of the placer,
-        and DeadlineExceeded, are raised at once."""
+        1. the workers on which this request failed, and those that all requests should avoid;
+        2. only the workers on which this request failed;
+        3. the workers that are presumed dead, and the prefill workers from which a KV transfer may
+           have failed (prefill on the decode worker needs no transfer);
+        4. only the workers that are presumed dead;
+        5. none.
+
+        A placement on a process that is presumed dead is not accepted, but one on its restarted
+        process is. The steps are repeated until ``max_worker_wait_seconds`` have passed; then
+        Unavailable is raised. Other errors of the placer, and DeadlineExceeded, are raised at once.
+        """
         clock = self._context.clock
         give_up_at = clock.monotonic() + self._config.max_worker_wait_seconds
         excluded_so_far, nobody = frozenset(self.excluded), frozenset[WorkerId]()

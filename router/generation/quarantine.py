@@ -41,9 +41,9 @@ MAX_ISOLATION_WAIT_SECONDS = 15.0
 workers keep dying."""
 
 MAX_SEQUENTIAL_RUNS = 16
-"""The number of requests that wait for an isolated run or are in one, divided by this, is the
-number of isolated runs that take place at a time (at least 1). If a worker dies that ran several
-isolated requests, each of them gets another isolated run, during which there is no other."""
+"""For each group of this many requests that wait for an isolated run or are in one, one such run
+may take place at a time, and always at least one. If a worker dies that ran several isolated
+requests, each of them gets another isolated run, with no other one at the same time."""
 
 RECORD_TTL_SECONDS = 600.0
 """How long the deaths of a request's workers are remembered, and the request is refused, after the
@@ -122,8 +122,9 @@ class Quarantine:
     def record_death(
         self, digest: RequestDigest, worker: WorkerRef, isolated_run: IsolatedRun | None, now: float
     ) -> None:
-        """Record that ``worker`` died while it ran a request, in ``isolated_run`` unless that is
-        None. If it was the only isolated run on ``worker``, the request is refused from now on."""
+        """Record that ``worker`` died while it ran a request. ``isolated_run`` is the run in which
+        it died, or None for a run that was not isolated. If ``isolated_run`` was the only isolated
+        run on ``worker``, the request is refused from now on."""
         self._last_death_at = now
         case = self._death_records.pop(digest, None) or _DeathRecord()
         self._death_records[digest] = case

@@ -30,7 +30,8 @@ _TRANSPORT = re.compile(r"[a-z0-9_-]{1,32}")
 @dataclass(slots=True)
 class PlacementRecord:
     """One placement of a request, in one epoch. If the placement ended early, ``error`` says why,
-    and ``ended_at`` when; otherwise they are empty and None. Times are monotonic, in seconds."""
+    and ``ended_at`` when; otherwise ``error`` is empty and ``ended_at`` is None. Times are
+    monotonic, in seconds."""
 
     epoch: Epoch
     placement: Placement

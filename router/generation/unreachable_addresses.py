@@ -1,5 +1,6 @@
 """Addresses of framed connections that can't be reached: a firewall may only let the gRPC port
-through, or a port may have too many connections. Meanwhile, gRPC is used instead."""
+through, or a port may have too many connections. While an address can't be reached, gRPC is used
+instead."""
 
 import asyncio
 

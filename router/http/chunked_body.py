@@ -18,7 +18,7 @@ SMALL_CHUNK_BYTES = 64
 
 class ChunkedBodyScanner:
     """Finds the end of one body, so that the bytes after it are not parsed as part of it. Does not
-    check the syntax: the HTTP parser, which gets the data up to that end, does."""
+    check the syntax, which is left to the HTTP parser that gets the data up to that end."""
 
     def __init__(self) -> None:
         self._remaining_bytes = 0  # bytes to come of the current chunk's data and its line break

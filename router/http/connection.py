@@ -81,12 +81,12 @@ class BodyParserCallbacks:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """A connection with bounds. If a client exceeds one, ``on_refusal`` is called with a word that
-    names the bound, such as ``body``.
+    """One HTTP connection, with bounds on what its client can send or leave unread. If the client
+    exceeds a bound, ``on_refusal`` is called with a word that names it, such as ``body``.
 
-    uvicorn's ``cycle`` is the newest request with a complete head, and its response. From the end
-    of the request until the end of its response, further bytes are kept unparsed, so uvicorn's
-    ``pipeline`` stays empty.
+    The attribute ``cycle``, which is inherited from uvicorn, represents the newest request whose
+    head is complete, and the response to it. From the end of this request until the end of its
+    response, further bytes are kept unparsed, so uvicorn's ``pipeline`` stays empty.
     """
 
     def __init__(

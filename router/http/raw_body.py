@@ -68,8 +68,8 @@ class RawBody:
             self._data = bytearray(self._data) + data
 
     def take(self) -> bytes:
-        """Return the data and drop the reference to it. It counts against the budget until
-        :meth:`release`."""
+        """Return the data and drop this object's reference to it. The bytes count against the
+        budget until :meth:`release`."""
         data, self._data = bytes(self._data), b""
         return data
 

@@ -49,7 +49,8 @@ class RequestHead(NamedTuple):
 
 
 def parse_request_head(raw: bytes, headers: Headers) -> RequestHead:
-    """Check ``raw``, up to and including its empty line, and its ``headers`` with lower-case names.
+    """Check a request's head and return its parts. ``raw`` is the head, including its empty line;
+    the names in ``headers`` are in lower case.
 
     Raises ApiError (400, 417, 501).
     """

@@ -1,7 +1,7 @@
 """The router's TLS certificate for clients, which is reloaded whenever its files change.
 
-A thread polls the files, so that no client's handshake waits for the disk. For connections between
-the cluster's members, each handshake checks for new certificates instead, since there are few
+A thread polls the files, so that no client's handshake waits for the disk. Members of the cluster
+connect to each other so rarely that there, each handshake checks for new certificates instead
 (:mod:`baton.network.tls`)."""
 
 import asyncio
@@ -19,7 +19,8 @@ CERTIFICATE_POLL_SECONDS = 5.0
 
 
 class ReloadingCertificate:
-    """Keeps ``context`` current for new connections; existing ones keep their certificate."""
+    """A TLS ``context`` whose certificate is reloaded from its files while :meth:`run` runs. New
+    connections get the new certificate; existing ones keep theirs."""
 
     def __init__(self, certificate: str, key: str, clock: Clock) -> None:
         """Load the files. Raises Invalid if they are not a certificate and its key."""

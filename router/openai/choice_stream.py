@@ -37,11 +37,11 @@ DeltaHandler = Callable[[ChoiceDelta], Awaitable[None]]
 
 
 class InlineSink(Protocol):
-    """A destination that takes outputs without waiting, unless the client does not keep up."""
+    """A destination of outputs that never waits: it refuses outputs if the client is too slow."""
 
     def write_output(self, choice: "ChoiceStream", output: RequestOutput) -> bool:
-        """Deliver the text of an output (:meth:`ChoiceStream.take_text`) and return True, or do
-        nothing and return False."""
+        """Deliver the text of an output (:meth:`ChoiceStream.take_text`) and return True. If the
+        client does not keep up, do nothing and return False."""
         ...
 
 

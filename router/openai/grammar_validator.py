@@ -42,8 +42,8 @@ class GrammarValidator:
     async def check(
         self, grammar: Grammar | None, field: str = TOOLS_FIELD, tenant: str = ""
     ) -> None:
-        """Raises ApiError (400) that names ``field`` for a grammar that can't be compiled, and
-        Overloaded or Unavailable when that can't be determined."""
+        """Check that a grammar can be compiled. Raises ApiError (400), which names ``field``, if it
+        can't; Overloaded or Unavailable if the check itself fails."""
         if grammar is None:
             return
         complaint = await self._find_error(grammar, tenant)

@@ -18,8 +18,8 @@ TEXT_PLACEHOLDER = "\x00text\x00"
 
 class InlineStreamWriter:
     """Writes the outputs of a request's answers directly, as text chunks. ``unopened`` are the
-    answers whose first chunk was not sent yet, by index; the dict is shared with the regular
-    path."""
+    answers whose first chunk was not sent yet, by index. The same dict is used and changed by the
+    code that writes all other chunks."""
 
     def __init__(
         self, body: InlineBodyWriter, encoder: OpenAIEncoder, unopened: dict[int, ChoiceResult]
@@ -30,7 +30,8 @@ class InlineStreamWriter:
         self._frames: dict[int, tuple[bytes, bytes]] = {}
 
     def write_output(self, choice: ChoiceStream, output: RequestOutput) -> bool:
-        """Write the text of an output, or return False if the client does not keep up."""
+        """Write the text of an output and return True. If the client does not keep up, do nothing
+        and return False."""
         if not self._body.is_open:
             return False
         text = choice.take_text(output)

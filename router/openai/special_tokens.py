@@ -24,7 +24,8 @@ class SpecialTokenFilter:
         self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
 
     def check(self, messages: Sequence[Message]) -> None:
-        """Raises ApiError (400) for the first special token found."""
+        """Check the messages of roles in :data:`UNTRUSTED_ROLES`. Raises ApiError (400) for the
+        first special token found."""
         if self._pattern is None:
             return
         for number, message in enumerate(messages):

@@ -8,8 +8,8 @@ from router.generation.record import GenerationRecord
 
 class SloOutcome(StrEnum):
     """MET: the answer is complete and met its SLO. LATE: the time to first token was too long.
-    SLOW: the mean inter-token latency was too long; an answer that is both is LATE. FAILED: there
-    was no answer, or it was incomplete."""
+    SLOW: only the mean inter-token latency was too long. FAILED: there was no answer, or it was
+    incomplete."""
 
     MET = "met"
     LATE = "late"
@@ -19,9 +19,9 @@ class SloOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SloTargets:
-    """The SLO, by which the conductor also places requests. The time to first token may be at most
-    ``ttft_seconds`` plus the predicted time to compute the prompt; if ``ttft_seconds`` is 0, there
-    is no limit. ``itl_seconds`` bounds the mean inter-token latency of an answer."""
+    """The SLO, which the conductor also uses to place requests. The time to first token may be at
+    most ``ttft_seconds`` plus the predicted time to compute the prompt; if ``ttft_seconds`` is 0,
+    there is no limit. ``itl_seconds`` bounds the mean inter-token latency of an answer."""
 
     ttft_seconds: float = 2.0
     itl_seconds: float = 0.05

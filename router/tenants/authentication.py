@@ -67,8 +67,9 @@ class Authenticator:
         return not (self.has_admin_key if is_admin_path else self.directory.needs_keys)
 
     def check_metrics(self, authorization: str | None) -> None:
-        """If API keys are required, raises ApiError unless ``authorization`` contains the admin key
-        (401), or if no admin key is configured (403)."""
+        """Check a request for ``/metrics``, which needs the admin key if API keys are required.
+        Raises ApiError: 401 if ``authorization`` does not contain the admin key, 403 if none is
+        configured."""
         if not self.directory.needs_keys:
             return
         if not self.has_admin_key:

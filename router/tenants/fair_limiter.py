@@ -21,12 +21,12 @@ class _TenantShare:
 
 
 class FairLimiter:
-    """Limits a total over all requests: the number of their answers (so that ``n`` and lists of
-    prompts count for what they cost), or their bytes. ``counted`` names the unit in errors.
+    """Limits the answers, or the bytes, of all requests together. A request with ``n`` or several
+    prompts counts once per answer. ``counted`` names the unit in errors.
 
-    The limit is divided by weighted max-min fairness among the tenants that use anything: a tenant
-    below its fair share is admitted up to the limit, a tenant at or above its fair share up to
-    ``1 - RESERVED_FRACTION`` of the limit.
+    The limit is divided by weighted max-min fairness among the tenants that use anything. A tenant
+    below its fair share is admitted while the total is within the limit; other tenants are admitted
+    while the total is within ``1 - RESERVED_FRACTION`` of the limit.
     """
 
     def __init__(self, limit: int, counted: str = "answers") -> None:
@@ -38,8 +38,8 @@ class FairLimiter:
         self.num_in_use = 0
 
     def set_limit(self, limit: int) -> None:
-        """Change the limit. What is in use already stays in use, even if it exceeds the new
-        limit."""
+        """Change the limit. Amounts that were acquired before stay in use, even if they exceed the
+        new limit."""
         self._limit = limit
 
     def acquire(self, count: int, tenant: TenantId, weight: float, shared: bool) -> None:

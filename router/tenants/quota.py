@@ -83,8 +83,8 @@ class Quota:
     def settle(
         self, tenant: Tenant, share: QuotaShare, reserved: int, used: int, now: float
     ) -> None:
-        """Replace a reservation with the tokens used: fewer, or more if the client set no
-        ``max_tokens``."""
+        """Replace ``reserved`` tokens with the ``used`` ones, which may be fewer, or, if the client
+        set no ``max_tokens``, more."""
         self.reserved_tokens -= reserved
         assert self.reserved_tokens >= 0, "reserve() comes first"
         limit = tenant.limits.tokens_per_minute

@@ -71,7 +71,7 @@ class QuotaRequest:
 
     @property
     def requests_more(self) -> bool:
-        """Whether this asks for further quota, rather than only settling or returning some."""
+        """Whether the request asks for more quota, rather than only settling or returning some."""
         rates = (self.requests, self.tokens)
         wants_rate = any(rate is not None and rate.max_amount > 0 for rate in rates)
         return wants_rate or (

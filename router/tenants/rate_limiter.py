@@ -20,10 +20,10 @@ class RateLimiter:
     """One limit per minute of one tenant. Not thread-safe; no method waits; ``now`` is in monotonic
     seconds.
 
-    If routers share the limit, the limiter holds credits (requests or tokens that may be spent),
-    drawn ahead from the quota store: it draws twice as many when they run out too soon, and half as
-    many when they are not used. Otherwise it uses this router's equal part of the limit, and later
-    reports to the store what was spent.
+    If routers share the limit, the limiter draws credits (requests or tokens that may be spent)
+    from the quota store in advance: the next time twice as many if they run out too soon, half as
+    many if they are not used. While routers can't share the limit, the limiter uses this router's
+    equal part of it, and later reports to the store what was spent.
     """
 
     __slots__ = (
@@ -161,8 +161,8 @@ class RateLimiter:
 
     def _take_settlement(self, limit: int, now: float) -> int:
         """Return the amount that the next exchange settles; there may be only one exchange at a
-        time. Credits to be returned are forgotten here even if the exchange fails: the store has
-        counted them as spent, and this drains within a minute."""
+        time. Credits to be returned are forgotten here, even if the exchange then fails: the store
+        counts them as spent, but only until its bucket has drained, within a minute."""
         if self._credits < 0:
             self._unsettled.spend(-self._credits)
             self._credits = 0

@@ -68,7 +68,8 @@ def allow_only(*tokens: int) -> bytes:
 
 
 class FixedMask:
-    """A mask as a grammar's state gives it: an object's bound method, called in the step."""
+    """Always gives the same mask. Like that of a grammar's state, its bound method ``mask`` is
+    called during the step."""
 
     def __init__(self, bits: bytes) -> None:
         self._bits = bits
@@ -120,8 +121,8 @@ class Request:
 
 
 class Steps:
-    """Runs steps on a runner, and gives requests blocks that no other request of the test has. The
-    blocks are full of other numbers at first, as after other requests."""
+    """Runs steps on a runner, and gives requests blocks that no other request of the test has. All
+    blocks contain random numbers at first, as if earlier requests had used them."""
 
     def __init__(self, runner: LoadedRunner) -> None:
         self.runner = runner

@@ -102,7 +102,8 @@ async def test_a_missing_deployment_does_not_keep_others_from_being_sized(sizing
 
 
 async def test_of_two_conductors_the_second_finds_nothing_to_do(sizing: Sizing) -> None:
-    """The second one sizes and records everything between the first one's reading and writing."""
+    """The Deployment is sized by another conductor between the first one's read and write. This
+    write fails, and later calls only record the Deployment."""
     first, second = sizing.sizes(a=3), sizing.sizes(a=3)
     writes: list[str] = []
 
@@ -136,7 +137,8 @@ async def test_a_damaged_record_counts_as_none(sizing: Sizing, text: str) -> Non
 
 
 async def test_a_number_that_leaves_the_chart_is_restored_each_time(sizing: Sizing) -> None:
-    """While the chart owns the numbers, there are none to set, and the record is emptied."""
+    """If the chart's Deployments contain their numbers, there are no initial numbers, and the
+    record is emptied. Once the chart no longer contains them, the Deployments are sized again."""
     await sizing.sizes(a=3).apply()
     await sizing.sizes().apply()
     sizing.scale("a", 1)
@@ -147,7 +149,9 @@ async def test_a_number_that_leaves_the_chart_is_restored_each_time(sizing: Sizi
 async def test_a_deployment_that_has_its_number_is_recorded_at_the_second_look(
     sizing: Sizing,
 ) -> None:
-    """An upgrade changes the conductors' settings before it removes the Deployment's number."""
+    """A Deployment that already has its number is not recorded at first, since it may be about to
+    lose the number: an upgrade changes the conductors' settings before it removes the number from
+    the Deployment."""
     sizing.scale("a", 3)
     sizes = sizing.sizes(a=3)
     await sizes.apply()

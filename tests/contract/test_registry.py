@@ -66,7 +66,7 @@ async def test_members_are_returned_as_announced_sorted_by_id(registry: Registry
 
 
 async def test_a_flushed_registry_has_another_incarnation(valkey_url: str) -> None:
-    """All readers of the registry see the same incarnation of it."""
+    """After a flush, all readers see the same new ``database_id``."""
     async with Redis.from_url(valkey_url) as client:
         await client.flushall()
         one, two = RedisRegistry(valkey_url, "test"), RedisRegistry(valkey_url, "test")

@@ -107,16 +107,16 @@ class DiskMachine(RuleBasedStateMachine):
         self.filling[key] = block
 
     def victims(self, slot_bytes: int) -> list[set[BlockKey]]:
-        """Return a list with the next eviction victim among slots of ``slot_bytes``; empty if there
-        is none."""
+        """Return the possible evictions from slots of ``slot_bytes``: only the next victim, or none
+        if no block there can be evicted."""
         self.segment_of = {key: self.block(key).segment for key in self.order}
         idle = [key for key in self.order if key not in self.held()]
         same = [key for key in idle if self.segment_of[key].slot_bytes == slot_bytes]
         return [{key} for key in same[:1]]
 
     def idle_segments(self, evicted: list[BlockKey]) -> list[set[BlockKey]]:
-        """Return a list with the set of all keys in the segment that held ``evicted``; empty if a
-        block of that segment is being read or written."""
+        """Return the possible evictions of a whole segment: only that of all keys in the segment
+        that held ``evicted``, or none if a block of this segment is being read or written."""
         segment = self.segment_of[evicted[0]]
         there = {key for key in self.order if self.segment_of[key] is segment}
         busy = [block for block, _ in self.readers] + list(self.filling.values())
@@ -281,7 +281,8 @@ class DiskMachine(RuleBasedStateMachine):
         return self.disk._segments[number]
 
     def note_damage(self, segment: Segment, hit: Callable[[int, int], bool]) -> None:
-        """Mark blocks as damaged whose record or payload, a half-open byte range, was hit."""
+        """Mark blocks as damaged if ``hit(begin, end)`` is True for the byte range of their record
+        or payload. Ranges are half-open."""
 
         def is_hit(block: DiskBlock) -> bool:
             record = segment._record_offset(block.slot)
@@ -298,8 +299,8 @@ class DiskMachine(RuleBasedStateMachine):
 
     @rule(num_segments=st.integers(1, 3), torn=st.booleans())
     def restart(self, num_segments: int, torn: bool) -> None:
-        """Kill the tier and reopen it. A write in progress has reached the record or, if ``torn``,
-        half of the payload."""
+        """Kill the tier and reopen it. If ``torn``, each block that is not sealed was being
+        written: half of its payload is on the disk, and no record."""
         for key, block in self.filling.items():
             if torn:
                 self.written.discard(key)

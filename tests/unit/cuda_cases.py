@@ -220,7 +220,7 @@ def rope_and_kv_write_agree(place: DeviceUnderTest) -> Iterator[str]:
 def _rope_and_kv_write_agree(
     place: DeviceUnderTest, dtype: torch.dtype, shape: tuple[int, int, int, bool], kept: torch.dtype
 ) -> str:
-    """``kept`` is the pool's dtype."""
+    """Check a model of one shape. ``kept`` is the pool's dtype. Return the line to print."""
     config = make_config(*shape)
     weights = make_weights(config, dtype, CPU).layers[1]
     batch = pack_batch(make_rows(SPANS), BLOCK_TOKENS, CPU)
@@ -452,7 +452,8 @@ def fp8_row_quantization_agrees(place: DeviceUnderTest) -> Iterator[str]:
 
 
 def fp8_by_fp8_products_agree(place: DeviceUnderTest) -> Iterator[str]:
-    """Check the operands that torch receives, and on a GPU also the result."""
+    """Check products of FP8 weights with rows that are quantized to FP8. In the interpreter, the
+    replacement of ``torch._scaled_mm`` also checks the operands that it receives."""
     from baton.engine.cuda import fp8
 
     chance = torch.Generator().manual_seed(SEED)

@@ -1,4 +1,5 @@
-"""The conductor's record of recent traffic."""
+"""Tests the conductor's memory of recent traffic: popular prefixes, and which worker was sent which
+blocks."""
 
 import pytest
 

@@ -186,8 +186,8 @@ CONVERTING = replace(CONFIG, can_convert=True)
 
 
 def test_surplus_worker_of_a_pool_is_converted_for_the_other() -> None:
-    """Both sizes change in one step, also at the budget. The next step waits until the converted
-    worker serves."""
+    """The sizes of both pools change in one step, even if the pools already use the whole budget of
+    workers. The next step waits until the converted worker serves."""
     pools = SimulatedPools(5, 3, CONVERTING)
     pools.plan = plan(3, 5)
     assert pools.steps_of(2) == []
@@ -380,7 +380,7 @@ async def test_autoscaler_that_does_not_lead_does_nothing_and_forgets_its_histor
 
 
 async def test_dry_run_only_logs_its_steps() -> None:
-    """A step is logged again whenever it would be carried out again."""
+    """A step is logged each time that the autoscaler would carry it out without ``dry_run``."""
     loop = Loop(dry_run=True)
     await loop.tick(14)
     assert loop.pools.resizes == []

@@ -195,7 +195,8 @@ def test_one_of_several_decode_pools_must_be_named(monkeypatch: pytest.MonkeyPat
 async def test_terminating_pods_are_reported_in_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A watch thread reports them to the conductor."""
+    """The watch notices terminating pods in a thread of its own, but the conductor's callback runs
+    in the event loop."""
 
     class Watch:
         def __init__(self, client: object, cluster: str, tell: Callable[..., None]) -> None:

@@ -138,8 +138,8 @@ def test_duplicate_takes_over_the_key_of_an_evicted_holder() -> None:
 
 
 def test_releasing_a_duplicate_marks_the_keys_holder_as_recently_used() -> None:
-    """B is A's child: if the block that holds A's key were evicted first, B could not be found
-    any more."""
+    """In the prefix, B comes after A: if the block that holds A's key were evicted first, B could
+    not be found any more."""
     pool = BlockPool(3)
     (holder,) = cached(pool, A)
     table = pool.allocate(2)

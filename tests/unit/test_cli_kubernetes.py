@@ -1,5 +1,5 @@
-"""Input of ``baton scale --on kubernetes``. ``tests/kube/commands`` tests the commands
-themselves."""
+"""Tests the arguments and settings of commands with ``--on kubernetes``. ``tests/kube/commands``
+tests the commands themselves."""
 
 import sys
 from collections.abc import Callable

@@ -112,7 +112,7 @@ def test_as_deployed_removes_batons_prefill_order_from_other_policies(ask: Ask) 
 
 
 def test_find_goodput_reports_the_highest_rate_of_each_seed(ask: Ask) -> None:
-    """The run with the given options is reported as usual."""
+    """The result of the run with the given options is reported, too."""
     found = parsed(ask("simulate", *SMALL, "--json", "--kind", "few_shot", "--find-goodput",
                      "--gpu", "L40S", "--seeds", "2"))  # fmt: skip
     highest = found["highest"]

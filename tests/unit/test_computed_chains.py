@@ -1,4 +1,4 @@
-"""The record that a worker keeps of the block-key chains that it has computed."""
+"""Tests a worker's record of the chains of block keys that it has computed."""
 
 from baton.core.ids import BlockKey
 from baton.engine.result import SealedRun

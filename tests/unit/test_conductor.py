@@ -179,8 +179,8 @@ async def test_snapshot_holds_only_ready_workers() -> None:
 
 
 async def test_worker_that_is_about_to_leave_gets_no_more_requests() -> None:
-    """This holds before the registry shows that the worker leaves, and until the hint is
-    withdrawn."""
+    """A worker that ``set_leaving_workers`` names gets no requests until a later call no longer
+    names it, even though the registry does not show that it leaves."""
     cluster = ConductorHarness()
     await cluster.announce(prefill_member("p"), decode_member("d"), decode_member("e"))
     cluster.conductor.snapshot()

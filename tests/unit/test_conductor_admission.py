@@ -1,4 +1,4 @@
-"""A conductor's admission control."""
+"""Tests which requests a conductor refuses because of overload, and when it refuses none."""
 
 from dataclasses import replace
 

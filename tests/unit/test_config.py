@@ -493,7 +493,8 @@ def test_a_malformed_redis_url_is_refused() -> None:
 def test_a_child_process_may_get_the_redis_password_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It gets its parent's URL, which has the password, and reads the same config file."""
+    """The child gets its parent's URL, which contains the password, and reads the same config file,
+    which sets the password, too."""
     file = write(tmp_path, "redis_url: redis://baton@cache:6379/0\nredis_password: p@s/\n")
     parent = load_settings(file)
     monkeypatch.setenv("BATON_REDIS_URL", to_environment(parent)["redis_url"])

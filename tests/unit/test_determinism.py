@@ -210,7 +210,8 @@ def test_incompatible_worker_does_not_join() -> None:
 
 
 async def test_incompatible_worker_that_joined_concurrently_is_left_out() -> None:
-    """Two workers did not see each other when they joined: all members use the older one."""
+    """Two incompatible workers did not see each other when they joined. All members then use only
+    the older one."""
     clock = ManualClock()
     registry = MemoryRegistry(clock)
     mirror = Membership(registry, clock)

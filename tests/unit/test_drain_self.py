@@ -74,7 +74,8 @@ def test_missing_ops_port_is_reported() -> None:
 def test_drain_needs_no_valid_config_file(
     ops: tuple[OpsServer, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The environment is enough. Kubernetes may update the mounted file at any time."""
+    """The command uses environment variables only, since Kubernetes may update the mounted config
+    file at any time."""
     server, port = ops
 
     def drain() -> None:

@@ -331,9 +331,10 @@ def test_partial_blocks_of_other_tenants_are_not_copied() -> None:
 
 
 def test_copied_partial_block_is_never_full() -> None:
-    """A block is sealed by the request that fills it, so that its last token is computed rather
-    than copied. Here c and d could copy a full block of b, whose key is not in the pool, and only
-    one of them computes in the next step: the other one waits for its block."""
+    """The request that fills a block seals it, so it computes the block's last token and copies at
+    most the others. Here c and d could copy a full block of b whose key is not in the pool. Only
+    one of the two computes in the next step; the other waits for the block that the first one
+    seals."""
     bench = Bench(num_blocks=12)
     bench.engine.add(spec("a", max_tokens=1), Task.PREFILL_AND_DECODE)
     bench.run()

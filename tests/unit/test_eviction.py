@@ -281,8 +281,8 @@ def test_replay_stores_only_full_blocks() -> None:
 
 @pytest.mark.parametrize("name", EVICTION_POLICIES)
 def test_replay_skips_blocks_that_find_no_room(name: str) -> None:
-    """A request's own blocks are referenced and can't be evicted, so that its first blocks stay and
-    its last ones are not stored."""
+    """While a request is replayed, its own blocks are referenced and can't be evicted. If the cache
+    is too small, the request's first blocks stay and its last ones are not stored."""
     prompts = [prompt("abc"), prompt("abc"), prompt("x"), prompt("ab")]
     assert replay(prompts, new_eviction_policy(name), 2).blocks == 3
 

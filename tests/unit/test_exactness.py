@@ -1,6 +1,5 @@
-"""A sample of the exactness matrix: the engine against transformers, in one process.
-
-``python -m tools.exactness`` runs the whole matrix, including clusters.
+"""Tests that the engine gives the same tokens as transformers, for a sample of the combinations of
+models and options that ``python -m tools.exactness`` tests. The tool also tests clusters.
 """
 
 from dataclasses import dataclass

@@ -8,8 +8,8 @@ from baton.core.fairness import VirtualTokenCounters
 
 
 def counters(**queued: int) -> VirtualTokenCounters:
-    """Create counters for queued tenants; ``queued`` is the number of tokens served to each of
-    them."""
+    """Create counters for tenants that are all queued; ``queued`` maps each tenant to the number of
+    tokens that it has already been served."""
     token_counters = VirtualTokenCounters(slack_tokens=100)
     for tenant in queued:
         token_counters.join(tenant.encode())

@@ -399,8 +399,8 @@ async def test_last_worker_that_only_lost_its_connection_continues(
 
 
 async def test_answer_survives_the_death_of_all_workers() -> None:
-    """The number of workers does not matter: one that can't be reached does not count as a
-    retry."""
+    """This holds for any number of workers, since an attempt on an unreachable worker does not
+    count as a retry."""
     scene = GenerationHarness(automatic=False)
     workers = [FakeWorker(f"w{n}", answer, automatic=False) for n in range(8)]
     scene.links = MemoryWorkerConnections(*workers)

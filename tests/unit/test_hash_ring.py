@@ -78,8 +78,9 @@ def member(name: str, role: Role) -> Member:
 
 
 async def test_router_without_a_conductor_places_like_an_idle_conductor() -> None:
-    """Both use the same hash ring. When the conductor also hashes a prompt's first
-    ``RING_KEY_BLOCKS`` blocks, and neither load nor caches differ, both choose the same workers."""
+    """Routers and conductors use the same hash ring. When the conductor also hashes a prompt's
+    first ``RING_KEY_BLOCKS`` blocks, and neither load nor caches differ, both choose the same
+    workers."""
     registry = MemoryRegistry(ManualClock())
     prefills = [member(f"prefill-{n}", Role.PREFILL) for n in range(5)]
     decodes = [member(f"decode-{n}", Role.DECODE) for n in range(4)]

@@ -1,4 +1,4 @@
-"""The exporting side of a KV transfer."""
+"""Tests when the source of a KV transfer tells the receiver to reserve blocks."""
 
 import asyncio
 

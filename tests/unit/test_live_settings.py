@@ -171,7 +171,7 @@ def test_an_engine_plans_by_a_new_inter_token_latency() -> None:
 
 
 async def test_a_worker_passes_a_new_latency_and_endpoint_on() -> None:
-    """Its engine is told between two steps, its telemetry gets the new sink."""
+    """The engine gets the new ITL SLO between two steps, and the telemetry the new span sink."""
     targets: list[float | None] = []
 
     class Thread:

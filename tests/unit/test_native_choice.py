@@ -94,7 +94,8 @@ def test_old_processor_falls_back_to_torch(model: Path, old_processor: None) -> 
 def test_best_instruction_set_of_a_processor(
     added: tuple[str, ...], best: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each processor supports the added instructions, and those of all cases before it."""
+    """The processor of each case supports the instructions added in this case and in all cases
+    before it."""
     sets = ["avx2 fma", "f16c", "avx512f avx512bw avx512dq", "avx512vl", "avx512_bf16"]
     upto = sets[: sets.index(" ".join(added)) + 1] if added else []
     monkeypatch.setattr(processor, "features", lambda: frozenset(" ".join(upto).split()))
@@ -194,7 +195,7 @@ def test_library_in_a_world_writable_folder_is_not_trusted(
 
 
 def test_unreadable_library_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a library may have been built by root, in a folder that other users can't read."""
+    """The library may have been built by root, in a folder that other users can't read."""
     monkeypatch.setattr(build, "library_folders", lambda: [tmp_path / "closed", tmp_path / "open"])
     monkeypatch.setattr(build, "find_compiler", lambda: str(_script(tmp_path, "", 0)))
     access = os.access

@@ -61,7 +61,8 @@ def test_products_are_close_to_fp64(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 150])
 def test_gated_product_equals_silu_gate_times_up(dtype: torch.dtype, size: int) -> None:
-    """SiLU of exact sums, times exact sums: only the exponential's last place may differ."""
+    """The gate and up products are exact sums. Only the last place of the exponential in SiLU may
+    differ from torch's."""
     chance = np.random.default_rng(SEED)
     weight, x = whole(chance, 2 * size, 20), whole(chance, 9, 20) / 8
     got = PackedMatrix(KernelThreadPool(2), weight.to(dtype), gated=True)(x.to(dtype))
@@ -97,7 +98,8 @@ def test_exponential_of_special_values() -> None:
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_embedding_reads_rows_of_a_packed_matrix(dtype: torch.dtype) -> None:
-    """Models whose head is the embedding read it from the head's packed matrix."""
+    """Models with tied embeddings read the rows of the embedding from the packed matrix of the
+    head."""
     table = torch.randn(130, 48).to(dtype)
     pool = torch.zeros(1, 1, 2, 4, 1, 4, dtype=dtype)
     shape = _attention_shape(pool, 1)

@@ -57,7 +57,7 @@ async def test_stream_with_too_many_unread_prompt_logprobs_is_closed() -> None:
 
 
 def message_with(**fields: Any) -> pb.WorkerMessage:
-    """Return a message with an output with the excessive ``fields`` between two valid outputs."""
+    """Return a message of three outputs: two valid ones, and between them one with ``fields``."""
     sound = common.RequestOutput(request_id="s", epoch=1, token_ids=[7])
     spoiled = common.RequestOutput(request_id="r", epoch=1, token_ids=[7], **fields)
     return pb.WorkerMessage(outputs=[sound, spoiled, sound])

@@ -239,7 +239,7 @@ def test_grammar_gets_each_token_before_the_next_step() -> None:
 
 def test_request_without_a_free_block_waits_until_all_outputs_are_known() -> None:
     """There are only nine blocks. Each of the two requests starts with three, for its ten prompt
-    tokens, and needs six by the time it finishes, so twelve in total."""
+    tokens, and needs six by the time it finishes, so twelve in total: one request is preempted."""
     bench = AsyncBench(num_blocks=9, config=replace(CONFIG, forecasts_memory=False))
     for name, tokens in (("a", PROMPT), ("b", OTHER)):
         bench.engine.add(spec(name, tokens, max_tokens=14), Task.PREFILL_AND_DECODE)

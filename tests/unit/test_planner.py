@@ -113,7 +113,8 @@ def test_refused_requests_count_as_load() -> None:
 
 
 def test_prompts_count_by_their_service_time() -> None:
-    """Nine short prompts, and one that takes as long as all nine, are 2 s of work in 5 s."""
+    """Each of nine short prompts takes 1/9 s, and a long one takes 1 s: prefill has 2 s of work in
+    5 s, which keeps one worker 40 % busy."""
     planner = Planner(CONFIG, 0.0)
     for _ in range(9):
         planner.record_placed(snapshot(1.0), 1000, decision(1 / 9))

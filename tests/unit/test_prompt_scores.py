@@ -127,7 +127,7 @@ def test_scored_prompt_reuses_no_cache_but_fills_it() -> None:
 
 
 def test_concurrent_requests_with_the_same_prompt() -> None:
-    """Neither scored request waits for the other's blocks."""
+    """Neither of the two requests with prompt logprobs waits for the other's blocks."""
     engine = engine_over(FakeRunner(64, 4), 8)
     prompt = list(range(40))
     specs = [spec_of("a", prompt, 0), spec_of("b", prompt, 0), spec_of("c", prompt, None)]

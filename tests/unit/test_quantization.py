@@ -67,8 +67,8 @@ def test_int4_represents_values_of_its_grid_exactly() -> None:
 
 
 def test_int4_chooses_the_scale_with_the_least_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More candidate scales never make a group worse. The relative error of normal numbers is
-    8.2 %."""
+    """No single candidate scale gives a smaller error in any group than the chosen one. The
+    relative error of normally distributed weights is 8.2 %."""
     weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(SEED))
 
     def errors() -> torch.Tensor:

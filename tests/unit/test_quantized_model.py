@@ -139,8 +139,8 @@ def test_model_weight_bytes(tmp_path: Path) -> None:
 
 
 def test_formats_share_no_kv(tmp_path: Path) -> None:
-    """The digest differs; it is part of every block key and of each member's record, and is
-    checked at each KV transfer."""
+    """The model digest depends on the format. It is part of every block key and of each member's
+    record, and is checked at each KV transfer."""
     make_model(tmp_path, "qwen3")
     formats = ("none", *QUANTIZED, "fp8")
     assert len({load(tmp_path, name, "off").model_digest for name in formats}) == 4

@@ -134,8 +134,8 @@ async def test_refusal_applies_to_one_tenant_and_expires() -> None:
 
 @simulated
 async def test_requests_beside_the_killer_are_answered() -> None:
-    """Such requests are answered even if as many workers died while running them as died while
-    running the killer."""
+    """Requests that ran on the same workers as the killer are answered, even if just as many
+    workers died while they ran them."""
     cluster = Cluster(num_workers=6)
     innocents = [request(f"r{number}", number + 20, 5, 6) for number in range(40)]
     async with asyncio.TaskGroup() as tasks:

@@ -63,7 +63,7 @@ def test_probe_without_a_result_is_followed_by_another() -> None:
 
 
 class SkippingClock(ManualClock):
-    """A clock that a sleep advances immediately."""
+    """A clock whose sleeps advance the time and return immediately."""
 
     async def sleep(self, seconds: float) -> None:
         self._now += seconds

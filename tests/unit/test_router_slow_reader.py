@@ -1,4 +1,4 @@
-"""A client that requests a long answer and does not read it."""
+"""A client that does not read its long answer is cancelled, and others are still served."""
 
 import json
 import socket

@@ -104,8 +104,8 @@ def test_every_sampling_parameter_equals_the_naive_model(name: str) -> None:
 
 
 def sorted_and_put_back(chances: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Apply top-k and top-p after a stable sort of all tokens, as the first implementation did.
-    Results must still be bit-identical to these, so that a seed reproduces its answer."""
+    """Apply top-k and top-p after a stable sort of all tokens. The sampler's results must be
+    bit-identical to these in every version, so that a seed always gives the same answer."""
     ordered, order = chances.sort(descending=True, stable=True)
     if 0 < params.top_k < len(ordered):
         ordered[params.top_k :] = 0

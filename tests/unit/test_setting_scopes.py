@@ -1,4 +1,5 @@
-"""The table of settings says which programs read each of them, as the source does."""
+"""The table in :mod:`baton.config.setting_scopes` and the source agree on which programs read each
+setting."""
 
 import re
 from collections import defaultdict
@@ -56,7 +57,7 @@ NOT_READ = {
     *(("engine", reader) for reader in (Reader.ROUTER, Reader.CONDUCTOR, Reader.KVSTORE)),
     *(("endpoint_grace_seconds", reader) for reader in SERVED - {Reader.ROUTER}),
 }
-"""Settings that code reads that several programs share, but not for all of them."""
+"""Programs that do not read a setting, although code that they share with others reads it."""
 
 
 def readers_of(path: Path) -> frozenset[Reader]:
@@ -141,5 +142,6 @@ def test_the_documents_table_has_the_live_settings() -> None:
     ],
 )
 def test_a_change_restarts_the_programs_that_read_it(name: str, restarted: set[Reader]) -> None:
-    """The supervisor keeps the settings of its processes: `baton up` has to be started again."""
+    """The supervisor keeps the values with which it has started its processes. So `baton up` has to
+    be started again even for settings that only its processes read."""
     assert {reader for reader in Reader if restarting_settings(reader, [name])} == restarted

@@ -129,7 +129,7 @@ async def test_an_invalid_file_changes_nothing(text: str, reason: str, tmp_path:
 
 
 async def test_settings_of_a_newer_version_are_ignored_with_one_warning(tmp_path: Path) -> None:
-    """The ConfigMap of a newer chart comes before the pods are replaced."""
+    """In an upgrade, pods get the ConfigMap of the newer chart before they are replaced."""
     program = WatchedProgram(tmp_path, "log_level: info", Reader.ROUTER)
     await program.check()
     newer = "written_for: 99.0.0\nlevel_of_detail: 3\nlog_level: "
@@ -159,7 +159,7 @@ async def test_flags_and_environment_override_the_file(
 
 
 async def test_a_half_written_file_is_not_read(tmp_path: Path) -> None:
-    """A change is loaded only when two looks in a row find the same content."""
+    """A change is loaded only once two consecutive checks have found the same content."""
     program = WatchedProgram(tmp_path, "log_level: error", Reader.ROUTER)
     await program.check()
     for text in ("", "log_level: debug\nmax_body", "log_level: debug\nmax_body_bytes: 1MiB"):
@@ -213,7 +213,8 @@ async def test_a_file_is_loaded_when_the_reason_of_its_rejection_has_gone(
 async def test_the_content_that_was_looked_at_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file may change between the second look and the load."""
+    """If the file changes after the watcher has found the same content twice, and before it loads
+    the settings, it still loads that content."""
     program = WatchedProgram(tmp_path, "log_level: info", Reader.ROUTER)
 
     def reload(settings: Settings, content: bytes, warn: OnWarning) -> Settings:
@@ -259,7 +260,8 @@ async def test_a_bug_while_settings_are_loaded_is_reported(
 
 
 async def test_a_failing_subscriber_is_reported_and_called_again(tmp_path: Path) -> None:
-    """The others get the new settings, once."""
+    """The other subscribers get the new settings only once, while the failing one is called at each
+    check until it succeeds."""
     program = WatchedProgram(tmp_path, "log_level: info", Reader.ROUTER)
     others: list[str] = []
     is_broken = True

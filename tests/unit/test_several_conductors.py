@@ -56,8 +56,8 @@ def run(workload: Trace, num_conductors: int) -> tuple[float, Counter[str]]:
 def test_three_conductors_reach_nearly_the_goodput_of_one(
     seed: int, rate: float, least_share: float
 ) -> None:
-    """Three conductors reach 98 % of a single conductor's goodput, and 95 % under a load at which
-    the single one also misses SLOs."""
+    """Three conductors reach 98 % of a single conductor's goodput, and 95 % of it under a load at
+    which even the single conductor misses SLOs."""
     workload = trace(seed, rate)
     alone, _ = run(workload, 1)
     together, placed = run(workload, 3)

@@ -35,7 +35,7 @@ class FakeUsageSink:
 
 
 class EagerClock(ManualClock):
-    """A clock that a sleep advances immediately."""
+    """A clock whose sleeps advance the time and return immediately."""
 
     async def sleep(self, seconds: float) -> None:
         self.advance(seconds)

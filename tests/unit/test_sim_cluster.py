@@ -34,8 +34,8 @@ CONFIG = ClusterConfig(
 
 
 def make_request(at: float, prompt: int, answer: int, head: int = 0) -> TraceRequest:
-    """Create a request. Of two with the same ``head``, the shorter prompt is a prefix of the
-    longer one."""
+    """Create a request. If two requests have the same ``head``, the shorter prompt is a prefix of
+    the longer one."""
     blocks = range(head * 1000, head * 1000 + -(-prompt // BLOCK))
     return TraceRequest(at, prompt, answer, tuple(blocks))
 

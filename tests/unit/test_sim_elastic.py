@@ -87,8 +87,8 @@ LATER = [make_request(float(at), 10, 5, head=at) for at in (30, 60, 70)]
 
 def test_removed_worker_finishes_its_answers() -> None:
     """Two decode workers each have a long answer and hardly any other work. After 20 s of
-    observation, the less loaded one gets no more requests. Its answer ends at 45 s, and it is paid
-    until the next decision."""
+    observation, the less loaded worker gets no more requests. Its answer ends at 45 s, and the
+    worker is paid for until the next decision."""
     cluster = ran([*LONG_ANSWERS, *LATER], num_decode=2)
     assert steps(cluster) == [(25.0, "decode", 1)]
     assert [(job.decode, job.num_restarts) for job in cluster.jobs] == [

@@ -44,7 +44,8 @@ def test_constant_load_is_forecast_unchanged() -> None:
 
 
 def test_one_step_of_smoothing() -> None:
-    """After LEVEL_SECONDS, an observation weighs 1 - 1/e; the resulting slope weighs less."""
+    """An observation that comes LEVEL_SECONDS after the previous one changes the level by 1 - 1/e
+    of the difference. The slope of this change is added to the trend with a smaller weight."""
     weight = 1 - math.exp(-1)
     holt = HoltSmoother(0.0, 10.0).updated(LEVEL_SECONDS, 20.0)
     assert holt.level == pytest.approx(10 + 10 * weight)

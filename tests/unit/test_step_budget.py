@@ -83,7 +83,8 @@ def test_only_mixed_steps_are_recorded() -> None:
 
 @pytest.mark.parametrize("parts", [(1.0, 0.0, 1e-7), (1.0, 0.0, 0.0), (1.0, 1e-4, 0.0)])
 def test_minimum_budget_when_a_cost_component_is_zero(parts: tuple[float, float, float]) -> None:
-    """The prompt has no computed tokens yet."""
+    """The constant cost of a step alone exceeds the ITL SLO. The cost per token, or per attended
+    token, or both, is zero. The prompt has no computed tokens yet."""
     measured = PrefillBudget(0.02, lambda: None)
     for tokens, attended in ((100, 4_000), (300, 90_000), (200, 300_000), (500, 200_000)):
         took = parts[0] + parts[1] * tokens + parts[2] * attended

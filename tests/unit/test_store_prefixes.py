@@ -95,7 +95,7 @@ class OneNode:
         """Releasing the lease does nothing."""
 
     def record_read_failure(self, lease: object) -> None:
-        """A failed read has no effect: the node is not avoided."""
+        """Do nothing: the node is not avoided after a failed read."""
 
 
 def worker() -> tuple[Engine, BusyEngineHandle, ClusterPrefixStore]:

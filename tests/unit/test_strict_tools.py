@@ -56,7 +56,8 @@ TOOLS: list[dict[str, Any]] = [
 
 
 class Model:
-    """A byte vocabulary, with ``marks``, strings of markup, as single tokens."""
+    """A model's tokenizer and grammar compiler. The vocabulary has a token for each byte, and one
+    for each markup string in ``marks``."""
 
     def __init__(self, folder: Path, marks: Sequence[str]) -> None:
         characters = {byte: character for character, byte in byte_level_alphabet().items()}
@@ -244,7 +245,7 @@ def test_reasoning_comes_before_tool_calls(model: Model, form: ToolCallFormat) -
 
 
 def test_name_before_arguments(tmp_path: Path) -> None:
-    """Models with Mistral's newer vocabularies write calls in this form."""
+    """Mistral's newer models, whose vocabularies have ``[ARGS]``, write calls in this order."""
     model = Model(tmp_path, ["[TOOL_CALLS]", "[ARGS]"])
     dialect = model.dialect(ToolCallFormat.MISTRAL)
     text = f"Hm.[TOOL_CALLS]weather[ARGS]{GOOD}[TOOL_CALLS]now[ARGS]{{}}"

@@ -124,8 +124,8 @@ def test_child_processes_get_free_ops_ports(
 def test_children_read_live_settings_from_the_config_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All other settings are pinned in their environment, and so are live ones that the supervisor
-    got from its own flags, environment or secret files."""
+    """All other settings are fixed by the children's environment, as are live settings that the
+    supervisor got from its own flags, environment or secret files."""
     config = tmp_path / "baton.yaml"
     config.write_text("log_level: debug\ntrace_sample: 0.5\nmax_sequences: 8\nstore_bytes: 1MiB\n")
     monkeypatch.setenv("BATON_CONFIG", "")  # load_settings() sets it

@@ -36,8 +36,8 @@ class JsonValueScanner:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether the value is a number, ``true``, ``false`` or ``null``: its end shows only at the
-        character after it."""
+        """Whether the value is a number, ``true``, ``false`` or ``null``, which is known to be
+        complete only once the next character has been read."""
         return bool(self._first) and self._first not in '{["'
 
     def push(self, character: str) -> bool:
@@ -63,8 +63,8 @@ class JsonCallReader:
     """Reads ``{"name": …, "arguments": {…}}``, with the keys in any order; ``arguments`` may be
     called ``parameters``.
 
-    If ``names`` (of the tools) are given, no marker precedes the object, and it is a call only if
-    it names one of the tools, has arguments, and has no other keys. Call :meth:`push` until
+    If ``names`` (those of the tools) are given, the object follows no marker. It is then a call
+    only if it names one of the tools, has arguments, and has no other keys. Call :meth:`push` until
     ``is_done``. Once ``has_begun`` is True, the call can't become text again, and
     :meth:`take_arguments` returns the new part of its arguments."""
 

@@ -1,4 +1,5 @@
-"""The format of a model's tool calls and reasoning, detected from its chat template or set."""
+"""The format of a model's tool calls and reasoning: detected from its chat template, or chosen by
+settings."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

@@ -87,14 +87,15 @@ class ToolCallGrammar:
         return rf'"\n" call "\n" {self.markup_tokens.rule("</tool_call>")}'
 
     def _mistral_rest(self) -> str:
-        """Return the rule for the calls, without the first marker."""
+        """Return the part of the rule for the calls that follows the first marker."""
         if not has_name_first_calls(self.markup_tokens):
             return f'" "? {self._list()}'
         more = "" if self.single_call else f" ({self.markup_tokens.rule('[TOOL_CALLS]')} call)*"
         return f"call{more}"
 
     def _text_or_calls(self) -> tuple[str, list[str]]:
-        """Return the right-hand side for the answer, and the further rules that it needs."""
+        """Return the right-hand side of the rule for an answer with text, calls, or both, and the
+        further rules that it needs."""
         if self.call_format is ToolCallFormat.HERMES:
             mark, times = "<tool_call>", "?" if self.single_call else "*"
             rules = [

@@ -1,7 +1,7 @@
 """Request bodies as OpenAI defines them, with vLLM's extensions.
 
-Strict: a wrong type, a number that is not finite, and an unknown field are errors. ``null`` means
-that a field is absent.
+Validation is strict: a wrong type, a number that is not finite, or (except in messages) an unknown
+field is an error. ``null`` means that a field is absent.
 """
 
 from router.openai.schema.chat import ChatBody

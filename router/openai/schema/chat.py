@@ -105,7 +105,7 @@ class ChatBody(GenerationBody, ChatHints):
 
     @property
     def offered_tools(self) -> list[Tool]:
-        """The tools that the model's prompt describes and that it may call."""
+        """The tools that the prompt describes and that the model may call."""
         mode, tools = resolve_tool_choice(self.tool_choice, self.tools or ())
         return [] if mode == "none" else tools
 

@@ -48,5 +48,5 @@ def unsupported_field(why: str) -> AfterValidator:
 
 
 def _is_equal_of_other_type(value: Any, supported: tuple[Any, ...]) -> bool:
-    """Whether the value equals a supported one only across types, as 1 equals True."""
+    """Whether the value equals supported values of another type only, as 1 equals True."""
     return not any(type(value) is type(each) for each in supported if value == each)

@@ -21,7 +21,8 @@ PREFILL, DECODE = Role.PREFILL, Role.DECODE
 
 
 async def test_if_another_pod_is_deleted_the_named_worker_is_deleted_as_well(rig: Rig) -> None:
-    """The pool ends with two workers: an old one, and the replacement of the drained one."""
+    """Kubernetes deletes another worker than the drained one, which is then deleted, too. The pool
+    gets a replacement, so that it still has two workers."""
     rig.fake.deletes_wrong_pod = True
     await rig.pools.remove(WorkerId("baton-prefill-2"))
     assert rig.fake.names("prefill", leaving=True) == ["baton-prefill-0", "baton-prefill-2"]

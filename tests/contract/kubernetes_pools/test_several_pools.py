@@ -32,7 +32,8 @@ async def test_a_pool_is_resized_by_its_name(several: Rig) -> None:
 
 
 async def test_a_role_names_its_only_pool_or_the_pool_called_like_it(several: Rig) -> None:
-    """The role decode has two pools in this test, one of which is called decode."""
+    """Here ``prefill`` is the role's only pool, which has another name; ``decode`` is the pool with
+    that name, since the role has two pools."""
     several.fake.pools["baton-prefill"].pool = "other-name"
     await several.pools.resize({"prefill": 4, "decode": 3})
     assert several.fake.pools["baton-prefill"].replicas == 4
@@ -64,7 +65,8 @@ async def test_two_pools_with_one_name_are_refused(rig: Rig) -> None:
 
 
 async def test_scaling_a_role_resizes_its_chosen_pool_and_counts_the_others(several: Rig) -> None:
-    """The autoscaler scales this way, because it knows roles only."""
+    """The autoscaler uses ``scale``, since it knows only roles. A size counts all pools of the
+    role, but only the chosen pool is resized."""
     pools = several.open(chosen={DECODE: "decode-big"})
     await pools.scale({DECODE: 7})
     assert several.fake.pools["baton-decode-big"].replicas == 5
