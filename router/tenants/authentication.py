@@ -74,7 +74,9 @@ class Authenticator:
             return
         if not self.has_admin_key:
             raise ApiError(
-                403, "if API keys are required, /metrics needs the admin key; or use the ops port"
+                403,
+                "API keys are required, so /metrics needs the admin key, but no admin_key is set; "
+                "set it, or use the ops port",
             )
         self.check_admin(authorization, None)
 

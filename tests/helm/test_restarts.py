@@ -106,7 +106,7 @@ def default_value(name: str) -> Any:
     default of its own."""
     default = Settings.model_fields[name].get_default(call_default_factory=True)
     if default is None:
-        return 4096
+        return 512
     if name in ("redis_wait_seconds", "worker_wait_seconds"):
         return 5
     return list(default) if isinstance(default, tuple) else default

@@ -8,7 +8,7 @@ import pytest
 
 from baton.config import Settings
 from baton.errors import Invalid
-from orchestrator import backends
+from orchestrator import engine_probe
 from orchestrator.backends import check_model
 
 
@@ -54,5 +54,5 @@ def test_the_last_line_of_an_error_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_python_that_hangs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(engine_probe, "PROBE_SECONDS", 0.1)
     assert "timed out after 0.1 seconds" in str(refusal(program(tmp_path, "exec sleep 60")))

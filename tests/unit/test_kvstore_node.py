@@ -102,7 +102,7 @@ async def test_put_is_overloaded_while_all_blocks_are_leased() -> None:
     store = StoreHarness()
     await store.put(0, 1, 2, 3)
     lease = await store.lease(0, 1, 2, 3)
-    with pytest.raises(Overloaded, match="leased or being written"):
+    with pytest.raises(Overloaded, match="in use: leased, pinned or being copied"):
         await store.put(4, 5)
     store.node.release(lease.lease_id)
     assert await store.put(4, 5) == (2, 0)
