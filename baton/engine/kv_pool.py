@@ -70,7 +70,6 @@ class KvPool:
         self.size_bytes = num_blocks * self.block_bytes
         self.device = str(device) if device.type == "cpu" else f"cuda:{device.index or 0}"
         self.file_descriptor = -1
-        self._map: mmap.mmap | None = None
         shape = (
             num_blocks,
             config.num_layers,
@@ -81,18 +80,21 @@ class KvPool:
         )
         check_memory(num_blocks, self.block_bytes, device)
         if device.type == "cpu":
-            self.tensor = self._host_memory(dtype).view(shape)
+            self.file_descriptor, memory = map_memory_file(self.size_bytes)
+            weakref.finalize(self, os.close, self.file_descriptor)
+            self.tensor = memory.view(dtype).view(shape)
         else:
             self.tensor = torch.zeros(shape, dtype=dtype, device=device)
         self.address = self.tensor.data_ptr()
         layout = "x".join(str(size) for size in shape[1:])
         self.layout = f"{str(dtype).removeprefix('torch.')}[{layout}]"
 
-    def _host_memory(self, dtype: torch.dtype) -> torch.Tensor:
-        self.file_descriptor = create_memory_file("baton-kv", self.size_bytes)
-        weakref.finalize(self, os.close, self.file_descriptor)
-        self._map = mmap.mmap(self.file_descriptor, self.size_bytes)
-        return torch.frombuffer(self._map, dtype=dtype)
+
+def map_memory_file(size_bytes: int) -> tuple[int, torch.Tensor]:
+    """Create a memory file for a pool. Return its descriptor, which the caller closes, and its
+    memory as a tensor of bytes."""
+    file = create_memory_file("baton-kv", size_bytes)
+    return file, torch.frombuffer(mmap.mmap(file, size_bytes), dtype=torch.uint8)
 
 
 def check_memory(num_blocks: int, block_bytes: int, device: torch.device) -> None:

@@ -1,6 +1,7 @@
 """Prompt logprobs: the log-probability of each prompt token, given all tokens before it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -14,6 +15,8 @@ LOGITS_CHUNK_TOKENS = 64
 take 40 MB, and the logprobs as much again."""
 
 PromptLogprobs = tuple[TokenLogprob, ...]
+LogitsOfRange = Callable[[int, int], torch.Tensor]
+"""Returns the logits, in FP32, of a row's tokens [start, end)."""
 
 
 def prompt_logprobs(
@@ -26,18 +29,24 @@ def prompt_logprobs(
     if not any(row.prompt_logprob_targets for row in rows):
         return ()
     return tuple(
-        _score_row(model, hidden, row, first) for row, first in zip(rows, offsets, strict=False)
+        score_row(partial(_logits, model, hidden, first), row)
+        for row, first in zip(rows, offsets, strict=False)
     )
 
 
-def _score_row(model: DecoderModel, hidden: torch.Tensor, row: Row, first: int) -> PromptLogprobs:
+def _logits(
+    model: DecoderModel, hidden: torch.Tensor, first: int, start: int, end: int
+) -> torch.Tensor:
+    return model.logits(hidden, torch.arange(first + start, first + end, device=hidden.device))
+
+
+def score_row(logits: LogitsOfRange, row: Row) -> PromptLogprobs:
+    """Return the logprobs of the row's targets, of which it may have none."""
+    targets, num_top = row.prompt_logprob_targets, row.sampling.prompt_logprobs or 0
     scores: list[TokenLogprob] = []
-    for start in range(0, len(row.prompt_logprob_targets), LOGITS_CHUNK_TOKENS):
-        targets = row.prompt_logprob_targets[start : start + LOGITS_CHUNK_TOKENS]
-        begin = first + start
-        wanted = torch.arange(begin, begin + len(targets), device=hidden.device)
-        num_top = row.sampling.prompt_logprobs or 0
-        scores += token_logprobs(model.logits(hidden, wanted), targets, num_top)
+    for start in range(0, len(targets), LOGITS_CHUNK_TOKENS):
+        part = targets[start : start + LOGITS_CHUNK_TOKENS]
+        scores += token_logprobs(logits(start, start + len(part)), part, num_top)
     return tuple(scores)
 
 

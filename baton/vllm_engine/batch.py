@@ -17,7 +17,7 @@ UNUSED_TOKEN = 0
 need its KV only."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _KnownRequest:
     """A request in the batch of vLLM's workers, whose next token is ``next_token`` at position
     ``next_position``. ``num_outputs`` counts the tokens sampled under this ``id``."""
@@ -26,7 +26,7 @@ class _KnownRequest:
     block_ids: tuple[BlockId, ...]
     next_position: int
     next_token: TokenId
-    num_outputs: int = 1
+    num_outputs: int
 
     def continues_with(self, row: Row) -> bool:
         """Whether ``row`` computes just the token that was sampled last, in the same blocks."""
@@ -98,13 +98,10 @@ class WorkerBatch:
             if sampled is None:
                 continue
             known = before.get(row.request_id)
-            if known is None or known.id != request_id:
-                known = _KnownRequest(request_id, (), 0, sampled.token_id, 0)
-            known.block_ids = row.block_ids
-            known.next_position = row.context_tokens
-            known.next_token = sampled.token_id
-            known.num_outputs += 1
-            self._known[row.request_id] = known
+            num_before = known.num_outputs if known is not None and known.id == request_id else 0
+            self._known[row.request_id] = _KnownRequest(
+                request_id, row.block_ids, row.context_tokens, sampled.token_id, num_before + 1
+            )
 
     def _new_request(self, row: Row) -> NewRequestData:
         self._num_ids += 1
@@ -115,7 +112,7 @@ class WorkerBatch:
             mm_features=[],
             sampling_params=GREEDY,
             pooling_params=None,
-            block_ids=(_vllm_blocks(row.block_ids),),
+            block_ids=(list[int](row.block_ids),),
             num_computed_tokens=row.start,
             lora_request=None,
         )
@@ -135,8 +132,4 @@ def _continue_requests(requests: list[tuple[_KnownRequest, Row]]) -> CachedReque
 
 def _new_blocks(known: _KnownRequest, row: Row) -> tuple[list[int]] | None:
     added = row.block_ids[len(known.block_ids) :]
-    return (_vllm_blocks(added),) if added else None
-
-
-def _vllm_blocks(block_ids: tuple[BlockId, ...]) -> list[int]:
-    return list(block_ids)
+    return (list[int](added),) if added else None

@@ -1,19 +1,24 @@
 """The KV pool of a vLLM worker: one block of all layers is contiguous, as in Baton's own pool."""
 
-import mmap
+import os
+import weakref
 
 import torch
 
-from baton.engine.kv_pool import check_memory
-from baton.system.memory_file import create_memory_file
+from baton.engine.kv_pool import check_memory, map_memory_file
 
 
 class VllmKvPool:
     """Implements :class:`baton.engine.kv_pool.KvMemory`. ``tensor`` holds bytes [num_blocks,
-    block_bytes]."""
+    block_bytes]. ``file_descriptor`` is closed with this object."""
 
     def __init__(
-        self, memory: torch.Tensor, block_bytes: int, block_tokens: int, layout: str
+        self,
+        memory: torch.Tensor,
+        block_bytes: int,
+        block_tokens: int,
+        layout: str,
+        file_descriptor: int = -1,
     ) -> None:
         self.tensor = memory.view(torch.uint8).view(-1, block_bytes)
         self.num_blocks = self.tensor.shape[0]
@@ -24,7 +29,9 @@ class VllmKvPool:
         self.address = self.tensor.data_ptr()
         device = memory.device
         self.device = "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
-        self.file_descriptor = -1
+        self.file_descriptor = file_descriptor
+        if file_descriptor >= 0:
+            weakref.finalize(self, os.close, file_descriptor)
 
 
 def create_host_pool(
@@ -34,10 +41,5 @@ def create_host_pool(
     Each rank keeps its heads in its own part of every block, so the layout of a block does not
     depend on the degree of tensor parallelism. Raises Invalid if there is too little memory."""
     check_memory(num_blocks, block_bytes, torch.device("cpu"))
-    file = create_memory_file("baton-kv", num_blocks * block_bytes)
-    mapped = mmap.mmap(file, num_blocks * block_bytes)
-    pool = VllmKvPool(
-        torch.frombuffer(mapped, dtype=torch.uint8), block_bytes, block_tokens, layout
-    )
-    pool.file_descriptor = file
-    return pool
+    file, memory = map_memory_file(num_blocks * block_bytes)
+    return VllmKvPool(memory, block_bytes, block_tokens, layout, file)

@@ -68,12 +68,11 @@ class VllmRunner:
         """Load a model into vLLM's workers. ``arguments`` are vLLM's own command-line arguments.
         Raises Invalid if vLLM can't run the model or does not accept the arguments, Unavailable if
         there is too little device memory."""
-        check_vllm_version()
-        given = read_arguments(path, options, arguments)
+        given, checkpoint = read_arguments(path, options, arguments), model_digest(path)
         executor: Executor | None = None
         try:
             executor = Executor.get_class(given.config)(given.config)
-            return cls(executor, given, limits, model_digest(path))
+            return cls(executor, given, limits, checkpoint)
         except BaseException as error:
             if executor is not None:
                 executor.shutdown()
@@ -107,11 +106,11 @@ class VllmRunner:
         future = self._executor.execute_model(message, non_block=True)
         if not self._runs_here:
             on_start()
-        future.result()
-        rows = {
+        rows = {  # masks are computed here while the ranks compute the step
             request_id: _with_computed_mask(row)
             for request_id, row in self._batch.rows_by_id(prepared).items()
         }
+        future.result()
         timeout = float(envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
         step: SampledStep = self._executor.collective_rpc(
             "sample_step", timeout=timeout, args=(rows,)
@@ -163,8 +162,9 @@ def _initialize_kv_cache(executor: Executor, config: VllmConfig) -> PackedLayout
     register_all_kvcache_specs(config)
     specs = executor.get_kv_cache_specs()
     flat = [spec for each in specs for spec in each.values()]
-    _prefer_contiguous_blocks(executor, config)
-    layout = resolve_kv_cache_layout(config, executor.get_supported_kv_cache_layouts(), flat)
+    supported = executor.get_supported_kv_cache_layouts()
+    _prefer_contiguous_blocks(supported[0], config)
+    layout = resolve_kv_cache_layout(config, supported, flat)
     executor.set_kv_cache_layout(layout.name)
     available = executor.determine_available_memory()
     limit = config.model_config.max_model_len
@@ -176,9 +176,9 @@ def _initialize_kv_cache(executor: Executor, config: VllmConfig) -> PackedLayout
     return pack_kv_cache(configs, layout)
 
 
-def _prefer_contiguous_blocks(executor: Executor, config: VllmConfig) -> None:
+def _prefer_contiguous_blocks(supported: list[str], config: VllmConfig) -> None:
     """Choose a KV cache layout in which blocks are contiguous, if the attention supports one."""
-    for name in executor.get_supported_kv_cache_layouts()[0]:
+    for name in supported:
         if KVCacheLayout[name].is_block_outermost and KVCacheLayout[name].is_block_compact:
             config.cache_config.kv_cache_layout = name
             return
@@ -197,7 +197,7 @@ def _allocate(executor: Executor, layout: PackedLayout) -> VllmKvPool:
     """Let vLLM's workers allocate the KV cache; return it as a pool."""
     if not current_platform.is_cpu():
         executor.initialize_from_config(layout.configs)
-        assert isinstance(executor, UniProcExecutor), "one rank: see vllm_config()"
+        assert isinstance(executor, UniProcExecutor), "one rank: see read_arguments()"
         memory = executor.driver_worker.worker.kv_memory
         return VllmKvPool(memory, layout.block_bytes, layout.block_tokens, layout.name)
     pool = create_host_pool(layout.num_blocks, layout.block_bytes, layout.block_tokens, layout.name)

@@ -6,6 +6,7 @@ per rank; the classes for CPUs and GPUs are :mod:`baton.vllm_engine.cpu_worker` 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,8 @@ import torch
 from vllm.platforms import current_platform
 from vllm.v1.outputs import SamplerOutput
 
-from baton.core.ids import TokenId
-from baton.core.request import TokenLogprob
 from baton.engine.plan import Row, SampledToken
-from baton.engine.prompt_logprobs import token_logprobs
-
-LOGITS_CHUNK_TOKENS = 64
-"""Number of prompt tokens whose logits are in memory at once."""
+from baton.engine.prompt_logprobs import PromptLogprobs, score_row
 
 Sampler = Callable[[torch.Tensor, Sequence[Row]], list[SampledToken | None]]
 StepRows = Mapping[str, Row]
@@ -32,7 +28,7 @@ class SampledStep:
     the logprobs of each row's prompt logprob targets."""
 
     sampled: dict[str, SampledToken | None]
-    prompt_logprobs: dict[str, tuple[TokenLogprob, ...]]
+    prompt_logprobs: dict[str, PromptLogprobs]
 
 
 class RowSampler(torch.nn.Module):
@@ -107,28 +103,24 @@ class SamplingWorker:
 
     def _score_prompts(
         self, rows: StepRows, request_ids: list[str], state: Any
-    ) -> dict[str, tuple[TokenLogprob, ...]]:
+    ) -> dict[str, PromptLogprobs]:
         """Compute the prompt logprobs from the step's hidden states."""
         if not any(row.prompt_logprob_targets for row in rows.values()):
             return {}
-        scores: dict[str, tuple[TokenLogprob, ...]] = {}
+        scores: dict[str, PromptLogprobs] = {}
         start = 0
         for request_id in request_ids:
             row = rows.get(request_id)
             if row is not None and row.prompt_logprob_targets:
-                scores[request_id] = self._score_row(row, state.hidden_states[start:])
+                hidden = state.hidden_states[start:]
+                scores[request_id] = score_row(partial(self._logits, hidden), row)
             start += state.scheduler_output.num_scheduled_tokens[request_id]
         return scores
 
     @torch.inference_mode()
-    def _score_row(self, row: Row, hidden: torch.Tensor) -> tuple[TokenLogprob, ...]:
-        scores: list[TokenLogprob] = []
-        targets = row.prompt_logprob_targets
-        for start in range(0, len(targets), LOGITS_CHUNK_TOKENS):
-            part: tuple[TokenId, ...] = targets[start : start + LOGITS_CHUNK_TOKENS]
-            logits = self.model_runner.model.compute_logits(hidden[start : start + len(part)])
-            scores += token_logprobs(logits.float(), part, row.sampling.prompt_logprobs or 0)
-        return tuple(scores)
+    def _logits(self, hidden: torch.Tensor, start: int, end: int) -> torch.Tensor:
+        logits: torch.Tensor = self.model_runner.model.compute_logits(hidden[start:end])
+        return logits.float()
 
 
 def _sampled_row(row: Row | None) -> Row | None:
