@@ -61,7 +61,8 @@ class KvExport:
     @property
     def is_complete(self) -> bool:
         """Whether all blocks were computed, read and acknowledged, or need not be read because the
-        answer ended with its first token."""
+        answer ended with its first token. In the latter case the export still stays open until its
+        reader has left, because a read may be in progress."""
         return self._done is not None and (
             self._done.is_finished or self._num_acknowledged >= len(self._block_ids)
         )
@@ -81,9 +82,12 @@ class KvExport:
 
     def finish_prefill(self, token_id: TokenId, finished: bool) -> None:
         """Record that all KV is computed. ``token_id`` is the answer's next token: the first one,
-        unless the answer migrates. ``finished`` says whether the answer ended with it."""
+        unless the answer migrates. ``finished`` says whether the answer ended with it; then the
+        export closes now, or when its reader has left."""
         self._done = KvTransferDone(token_id, finished)
         self._changed.set()
+        if finished and not self.has_reader:
+            self.close()
 
     def attach_reader(self, endpoint: Endpoint) -> None:
         """Attach the reader, which will read over ``endpoint``. Raises Unavailable if there is
@@ -108,18 +112,26 @@ class KvExport:
             self._on_close(self.is_complete)
 
     async def events(self) -> AsyncGenerator[KvTransferEvent]:
-        """Yield the events for the reader, in order; end after the last acknowledgement."""
+        """Yield the events for the reader, in order; end after the last acknowledgement. If the
+        answer ended with its first token, the blocks that were not announced are left out."""
         assert self._endpoint is not None, "call attach_reader() first"
         await self._wait_until(lambda: self._nearly_done)
         yield KvTransferScheduled(self._endpoint, self._num_tokens, self._layout.checksum_algorithm)
-        while self._done is None or len(self._announced_blocks) < len(self._block_ids):
+        while not self._all_announced():
             await self._wait_until(
                 lambda: self._num_ready > len(self._announced_blocks) or self._done is not None
             )
             if self._num_ready > len(self._announced_blocks):
                 yield await self._next_chunk()
+        assert self._done is not None
         yield self._done
-        await self._wait_until(lambda: self.is_complete)
+        await self._wait_until(lambda: self._num_acknowledged >= len(self._announced_blocks))
+
+    def _all_announced(self) -> bool:
+        """Whether nothing but KvTransferDone is left to be sent."""
+        if self._done is None:
+            return False
+        return self._done.is_finished or len(self._announced_blocks) >= len(self._block_ids)
 
     async def _next_chunk(self) -> KvTransferChunk:
         start, end = len(self._announced_blocks), self._num_ready

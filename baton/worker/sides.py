@@ -38,7 +38,8 @@ class KvExports(Protocol):
 
     def finish_prefill(self, job: Job, token_id: TokenId, finished: bool) -> None:
         """Record that all KV is computed. ``token_id`` is the answer's next token; ``finished``
-        says whether the answer ended with it."""
+        says whether the answer ended with it; then the export closes now, or when the importing
+        worker has disconnected."""
         ...
 
     def unread_jobs(self) -> list[Job]:

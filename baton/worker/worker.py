@@ -305,8 +305,6 @@ class Worker:
         elif job.task is Task.PREFILL:
             finished = output.finish_reason is not None
             self._exports.finish_prefill(job, output.token_ids[-1], finished)
-            if finished:
-                self._lifecycle.end(job, JobOutcome.DONE)
         elif output.finish_reason is not None:
             self._telemetry.record_answer_finished(job, output)
             self._lifecycle.remove(job, JobOutcome.DONE)

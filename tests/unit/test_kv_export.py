@@ -1,9 +1,12 @@
-"""Tests when the source of a KV transfer tells the receiver to reserve blocks."""
+"""Tests the source side of a KV transfer: what it tells its reader when, and when it ends."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 
-from baton.core.ids import BlockId, RequestId
-from baton.core.kv_transfer import Endpoint, KvTransferScheduled
+import pytest
+
+from baton.core.ids import BlockId, RequestId, TokenId
+from baton.core.kv_transfer import Endpoint, KvTransferDone, KvTransferScheduled
 from baton.engine.result import PrefillProgress
 from baton.worker.kv_layout import KvLayout
 from prefill_worker.kv_export import KvExport
@@ -16,9 +19,16 @@ def progress(num_tokens: int) -> PrefillProgress:
     return PrefillProgress(RequestId("r"), num_tokens, block_ids, (), 0)
 
 
-async def test_receiver_reserves_blocks_when_little_of_the_prompt_is_left() -> None:
+def open_export(closed: list[bool]) -> KvExport:
+    """Return an export of 100 tokens in 7 blocks, which appends to ``closed`` whether it was
+    complete when it closed."""
     layout = KvLayout("layout", 16, "xxh3", lambda block_ids: [0] * len(block_ids))
-    export = KvExport(layout, 100, 16, reserve_ahead_tokens=20, on_close=lambda complete: None)
+    return KvExport(layout, 100, 16, reserve_ahead_tokens=20, on_close=closed.append)
+
+
+async def test_receiver_reserves_blocks_when_little_of_the_prompt_is_left() -> None:
+    closed: list[bool] = []
+    export = open_export(closed)
     export.attach_reader(ENDPOINT)
     events = export.events()
     first = asyncio.ensure_future(anext(events))
@@ -32,3 +42,35 @@ async def test_receiver_reserves_blocks_when_little_of_the_prompt_is_left() -> N
     chunk = await anext(events)
     assert chunk.first_block == 0 and len(chunk.blocks) == 5  # type: ignore[union-attr]
     export.close()
+    assert closed == [False]
+
+
+async def test_the_stream_outlasts_a_read_if_the_answer_ends_with_its_first_token() -> None:
+    """If the source ended the stream first, the reader would fail, and the finished request would
+    be placed again."""
+    closed: list[bool] = []
+    export = open_export(closed)
+    export.attach_reader(ENDPOINT)
+    events: AsyncGenerator[object] = export.events()
+    export.record_progress(progress(80))
+    await anext(events)  # KvTransferScheduled
+    await anext(events)  # five blocks, which the reader now reads
+    export.record_progress(progress(100))
+    export.finish_prefill(TokenId(3), finished=True)
+    assert await anext(events) == KvTransferDone(TokenId(3), True)
+    end = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    assert closed == [] and not end.done()
+    export.acknowledge(5)
+    with pytest.raises(StopAsyncIteration):
+        await end
+    export.close()
+    assert closed == [True]
+
+
+async def test_an_unread_export_closes_if_the_answer_ends_with_its_first_token() -> None:
+    closed: list[bool] = []
+    export = open_export(closed)
+    export.record_progress(progress(100))
+    export.finish_prefill(TokenId(3), finished=True)
+    assert closed == [True]
