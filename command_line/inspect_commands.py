@@ -12,17 +12,34 @@ from command_line.option_groups import with_option_groups
 @with_option_groups
 def status(
     as_json: AsJson = False,
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="First wait at most this long until every process serves; exit code 1 if one "
+            "doesn't. Only for a cluster that was started by `baton up`.",
+        ),
+    ] = None,
     target: TargetCluster = TargetCluster(),
 ) -> None:
     """Show the cluster's processes and their states."""
-    from command_line.status import show_status
+    from command_line.status import show_status, wait_until_ready
 
     if target.is_kubernetes:
         from command_line import kubernetes_status
 
+        if wait is not None:
+            raise Invalid(
+                "--wait is only for a cluster that was started by `baton up`; in Kubernetes run "
+                "`kubectl rollout status`",
+                param="wait",
+            )
         kubernetes_status.status(target.kubernetes_settings, as_json)
-    else:
-        show_status(cluster_name(target.name), as_json)
+        return
+    if wait is not None:
+        wait_until_ready(cluster_name(target.name), wait)
+    show_status(cluster_name(target.name), as_json)
 
 
 def top(name: Name = None) -> None:
@@ -76,8 +93,9 @@ def usage(
 
 
 def check(as_json: AsJson = False, name: Name = None) -> None:
-    """Check the internal accounting of every worker and store node; exit code 1 if it is wrong."""
-    from command_line.status import show_check
+    """Check the internal accounting of every worker and store node; exit code 1 if it is wrong or
+    if one does not answer."""
+    from command_line.check import show_check
 
     show_check(cluster_name(name), as_json)
 

@@ -1,4 +1,4 @@
-"""The commands that show a running cluster: status, top, logs, explain and check."""
+"""The commands that show a running cluster: status, top, logs and explain."""
 
 import asyncio
 import json
@@ -15,14 +15,35 @@ from baton.config import baton_home
 from baton.console import open_console
 from baton.core.member import Member
 from baton.core.states import WORKER_ROLES, Role
-from baton.errors import BatonError, NotFound, Unavailable
+from baton.errors import BatonError, DeadlineExceeded, NotFound, Unavailable
 from baton.network.pinned_tls import pinned_tls_context
 from command_line.explain import render_explanation
 from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
 
 REFRESH_SECONDS = 1.0
+POLL_SECONDS = 0.2
 PLAN_TIMEOUT_SECONDS = 2.0
 """The timeout for a conductor's pool plan."""
+
+
+def wait_until_ready(name: str, timeout_seconds: float) -> None:
+    """Wait until every process of the cluster serves. Raises NotFound if the cluster isn't running,
+    and DeadlineExceeded, with the state of each process that doesn't serve."""
+    folder = ClusterFolder(baton_home(), name)
+    clock = SystemClock()
+    deadline = clock.monotonic() + timeout_seconds
+    with asyncio.Runner() as runner:
+        while not (state := folder.read_running()).ready:
+            if clock.monotonic() >= deadline:
+                raise DeadlineExceeded(
+                    f"not ready after {timeout_seconds:g} s: {_unready_processes(state)}"
+                )
+            runner.run(clock.sleep(POLL_SECONDS))
+
+
+def _unready_processes(state: ClusterState) -> str:
+    unready = [each for each in state.processes if each.state != "serving"]
+    return ", ".join(f"{each.id} is {each.state}" for each in unready) or "no router is ready"
 
 
 def show_status(name: str, as_json: bool) -> None:
@@ -158,41 +179,6 @@ def show_explanation(address: RouterAdminAddress, request_id: str, as_json: bool
         open_console().print(
             *render_explanation(explanation), sep="\n", highlight=False, markup=False
         )
-
-
-def show_check(name: str, as_json: bool) -> None:
-    """Print each member's integrity check. Raises BatonError if a check fails or a member doesn't
-    respond."""
-    state = ClusterFolder(baton_home(), name).read_running()
-    report = asyncio.run(_inspect_members(state))
-    if as_json:
-        print(json.dumps(report))
-    else:
-        for entry in [*report["workers"], *report["stores"]]:
-            print(f"{entry['worker_id']:12} {entry['violation'] or 'sound'}")
-    bad = [e for e in [*report["workers"], *report["stores"]] if e["violation"]]
-    if bad:
-        raise BatonError(f"{len(bad)} members failed their integrity check")
-
-
-async def _inspect_members(state: ClusterState) -> dict[str, Any]:
-    from baton.rpc.kvstore_client import fetch_store_stats
-    from baton.rpc.worker_client import inspect_worker
-
-    trust = state.credentials
-    report: dict[str, Any] = {"workers": [], "stores": []}
-    for process in state.processes:
-        entry: dict[str, Any] = {"worker_id": process.id}
-        try:
-            if process.role in WORKER_ROLES:
-                entry |= asdict(await inspect_worker(process.address, trust))
-                report["workers"].append(entry)
-            elif process.role == Role.KVSTORE:
-                entry |= asdict(await fetch_store_stats(process.address, trust))
-                report["stores"].append(entry)
-        except Unavailable as error:
-            raise Unavailable(f"{process.id} does not answer: {error}") from error
-    return report
 
 
 async def _pool_plan_lines(state: ClusterState) -> list[str]:
