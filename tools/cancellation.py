@@ -74,10 +74,11 @@ class CancellationStorm:
 
 
 def idle_workers(cluster: LocalCluster) -> list[dict[str, Any]]:
-    """Wait, for a limited time, until no block is referenced; return every worker's inspection."""
+    """Wait, for a limited time, until every worker answers and has no referenced block; return the
+    workers' entries of ``baton check --json``."""
     for _ in range(IDLE_CHECKS):
         workers = json.loads(cluster.baton("check", "--json", check=False).stdout)["workers"]
-        if not any(w["referenced_blocks"] or w["filling_blocks"] for w in workers):
+        if not any(w["error"] or w["referenced_blocks"] or w["filling_blocks"] for w in workers):
             break
     found: list[dict[str, Any]] = workers
     return found
@@ -86,6 +87,8 @@ def idle_workers(cluster: LocalCluster) -> list[dict[str, Any]]:
 def are_blocks_free(worker: dict[str, Any]) -> bool:
     """Whether all blocks of a worker are free or idle. Idle blocks hold evictable prefix cache, so
     they are available to any request."""
+    if worker["error"]:
+        return False
     free = worker["free_blocks"] + worker["idle_blocks"]
     return free == worker["num_blocks"] and not worker["violation"]
 

@@ -1,6 +1,7 @@
 """Kill and freeze processes under running streams: no token may be lost, repeated or changed.
 
     python -m tools.chaos [--seconds 600] [--prefill 2] [--decode 3] [--streams 20] [--every 5]
+        [--engine vllm]
 
 Every few seconds one process (prefill, decode, conductor, store, Redis) gets SIGKILL, or SIGSTOP
 and some seconds later SIGCONT. Answers are compared with those of the undisturbed cluster. Prints
@@ -23,7 +24,12 @@ import numpy as np
 
 from benchmarks.machine import SYSTEM_CLOCK, describe
 from tools.cancellation import are_blocks_free, idle_workers
-from tools.local_cluster import LocalCluster, local_cluster
+from tools.local_cluster import (
+    VLLM_START_SECONDS,
+    LocalCluster,
+    engine_settings,
+    local_cluster,
+)
 from tools.streams import StreamedAnswer, make_request_bodies, record_answers, traffic
 
 QUESTIONS = 60
@@ -76,7 +82,7 @@ def await_recovery(cluster: LocalCluster) -> None:
     until, pause = SYSTEM_CLOCK() + RECOVERY_SECONDS, threading.Event()
     while SYSTEM_CLOCK() < until:
         checked = cluster.baton("check", "--json", check=False)
-        if cluster.status()["ready"] and checked.stdout.startswith("{"):
+        if cluster.status()["ready"] and checked.returncode == 0:
             return
         pause.wait(0.5)
 
@@ -124,12 +130,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--streams", type=int, default=20)
     parser.add_argument("--every", type=float, default=5.0)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--engine", choices=["baton", "vllm"], default="baton")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     print(describe(), f"seed {options.seed}")
     bodies = make_request_bodies(QUESTIONS, options.seed, SHORTEST, LONGEST)
-    settings: dict[str, object] = {"threads": 1, "dtype": options.dtype}
-    with local_cluster(None, options.prefill, options.decode, settings) as cluster:
+    settings = {"threads": 1, "dtype": options.dtype, **engine_settings(options.engine)}
+    pools = (options.prefill, options.decode)
+    with local_cluster(None, *pools, settings, timeout_seconds=VLLM_START_SECONDS) as cluster:
         questions = record_answers(cluster.url, bodies, WARMUP)
         villain = FaultInjector(cluster, options.seed, options.every)
         with traffic(cluster.url, questions, options.streams) as answers:
@@ -143,6 +151,8 @@ def main(arguments: list[str]) -> int:
     print(f"{len(workers)} workers, {'all free' if free else 'NOT all free'}")
     exact = result["right"] if options.dtype == "float32" else result["whole"]
     ok = free and exact == result["accepted"]
+    for worker in workers:
+        worker.pop("description", None)
     print(json.dumps({"ok": ok, **result, "workers": workers}))
     return 0 if ok else 1
 

@@ -1,6 +1,6 @@
 """Resize the pools under load, and check that no answer fails or changes.
 
-    python -m tools.resize [--on local] [--streams 12] [--seed 1]
+    python -m tools.resize [--on local] [--engine vllm] [--streams 12] [--seed 1]
 
 While answers stream, ``baton scale`` resizes the pools from 1 prefill and 1 decode worker to 3 and
 3, and then to 1 and 2. Every token is compared with the answer of the undisturbed cluster. Prints
@@ -20,7 +20,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import SYSTEM_CLOCK, describe
-from tools.local_cluster import LocalCluster, local_cluster
+from tools.local_cluster import (
+    VLLM_START_SECONDS,
+    LocalCluster,
+    engine_settings,
+    local_cluster,
+)
 from tools.streams import (
     CompletionCase,
     StreamedAnswer,
@@ -114,6 +119,7 @@ def collect_answers(
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--on", choices=["local", "ray"], default="local")
+    parser.add_argument("--engine", choices=["baton", "vllm"], default="baton")
     parser.add_argument("--streams", type=int, default=12)
     parser.add_argument("--questions", type=int, default=36)
     parser.add_argument("--seed", type=int, default=1)
@@ -121,7 +127,8 @@ def main(arguments: list[str]) -> int:
     print(describe())
     print(f"seed {options.seed}")
     bodies = make_request_bodies(options.questions, options.seed, SHORTEST, LONGEST)
-    with local_cluster(settings={"on": options.on}) as cluster:
+    settings = {"on": options.on, **engine_settings(options.engine)}
+    with local_cluster(settings=settings, timeout_seconds=VLLM_START_SECONDS) as cluster:
         questions = record_answers(cluster.url, bodies, options.streams)
         before = collect_answers(cluster.url, questions, options.streams)
         with traffic(cluster.url, questions, options.streams) as answers:

@@ -19,9 +19,8 @@ import psutil
 
 from benchmarks.machine import pause
 from orchestrator.preflight import free_port
-from tools.local_cluster import local_cluster
+from tools.local_cluster import VLLM_START_SECONDS, engine_settings, local_cluster
 
-START_SECONDS = 300.0
 POOL_BYTES = 2**30
 """Size of each worker's KV pool."""
 
@@ -52,8 +51,8 @@ def baton(model: Path, python: Path | None) -> Iterator[System]:
         "max_sequences": MAX_SEQUENCES, "max_model_tokens": MAX_MODEL_TOKENS, "dtype": "bfloat16",
     }  # fmt: skip
     if python is not None:
-        settings |= {"engine": "vllm", "engine_python": python, "engine_args": "--enforce-eager"}
-    with local_cluster(model, settings=settings) as cluster:
+        settings |= engine_settings("vllm", python)
+    with local_cluster(model, settings=settings, timeout_seconds=VLLM_START_SECONDS) as cluster:
 
         def processes() -> list[psutil.Process]:
             return [psutil.Process(entry["pid"]) for entry in cluster.status()["processes"]]
@@ -130,7 +129,7 @@ def _vllm_server(
 
 
 def _wait_until_ready(server: _Server) -> None:
-    for _ in range(int(START_SECONDS)):
+    for _ in range(int(VLLM_START_SECONDS)):
         if server.process.poll() is not None:
             raise RuntimeError(f"vLLM ended with {server.process.returncode}")
         try:
@@ -138,7 +137,7 @@ def _wait_until_ready(server: _Server) -> None:
             return
         except (OSError, urllib.error.URLError):
             pause(1.0)
-    raise RuntimeError(f"vLLM did not start within {START_SECONDS:.0f} s")
+    raise RuntimeError(f"vLLM did not start within {VLLM_START_SECONDS:.0f} s")
 
 
 def _completions(url: str, model: str) -> Stream:

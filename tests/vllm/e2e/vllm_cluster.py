@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 
 from tests.vllm.e2e.vllm_alone import ANSWER_TOKENS
-from tools.local_cluster import LocalCluster, local_cluster
+from tools.local_cluster import (
+    VLLM_PYTHON,
+    VLLM_START_SECONDS,
+    LocalCluster,
+    engine_settings,
+    local_cluster,
+)
 
 ROOT = Path(__file__).parents[3]
-VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 BLOCK_TOKENS = 32
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
-START_SECONDS = 300.0
-"""The timeout of ``baton up``. A worker imports vLLM twice, in its own process and in that of
-vLLM's worker, which takes long."""
 
 
 def vllm_settings(**settings: object) -> dict[str, object]:
     return {
-        "engine": "vllm",
-        "engine_python": VLLM_PYTHON,
-        "engine_args": "--enforce-eager",
+        **engine_settings("vllm"),
         "dtype": "float32",
         "pool_bytes": "64MiB",
         "threads": 1,
@@ -38,7 +38,7 @@ def vllm_cluster(
     model: Path, prefill: int, decode: int, **settings: object
 ) -> AbstractContextManager[LocalCluster]:
     return local_cluster(
-        model, prefill, decode, vllm_settings(**settings), timeout_seconds=START_SECONDS
+        model, prefill, decode, vllm_settings(**settings), timeout_seconds=VLLM_START_SECONDS
     )
 
 
