@@ -138,7 +138,7 @@ class Segment:
             magic, slot_bytes, num_slots, crc = _HEADER.unpack(header)
             is_valid = magic == MAGIC and zlib.crc32(header[:-4]) == crc
             segment = cls(path, file, slot_bytes, num_slots)
-            has_table = os.fstat(file).st_size >= segment._slot_offset(0)
+            has_table = os.fstat(file).st_size >= segment.slot_offset(0)
             if is_valid and has_table and num_slots == num_slots_in(segment_bytes, slot_bytes):
                 return segment
         os.close(file)
@@ -211,7 +211,7 @@ class Segment:
                 self.erase(slot)
             written = 0
             while written < len(data):
-                written += os.pwrite(self._file, data[written:], self._slot_offset(slot) + written)
+                written += os.pwrite(self._file, data[written:], self.slot_offset(slot) + written)
             os.pwrite(self._file, record.pack(), self._record_offset(slot))
         except OSError as error:
             raise Unavailable(f"{self.path}: {error}") from error
@@ -224,7 +224,7 @@ class Segment:
         """Read and verify a block. Raises Corrupt if the data is not what was written, Unavailable
         if the disk fails."""
         try:
-            count = os.preadv(self._file, [into], self._slot_offset(slot))
+            count = os.preadv(self._file, [into], self.slot_offset(slot))
             table = os.pread(self._file, RECORD_BYTES, self._record_offset(slot))
         except OSError as error:
             raise Unavailable(f"{self.path}: {error}") from error
@@ -244,12 +244,13 @@ class Segment:
 
     def _fits(self, slot: int, record: BlockRecord, end: int) -> bool:
         in_slot = record.size_bytes <= self.slot_bytes
-        return in_slot and self._slot_offset(slot) + record.size_bytes <= end
+        return in_slot and self.slot_offset(slot) + record.size_bytes <= end
 
     def _record_offset(self, slot: int) -> int:
         return PAGE_BYTES + slot * RECORD_BYTES
 
-    def _slot_offset(self, slot: int) -> int:
+    def slot_offset(self, slot: int) -> int:
+        """Return where the slot begins in the file."""
         return PAGE_BYTES + round_up_to_page(self.num_slots * RECORD_BYTES) + slot * self.slot_bytes
 
 

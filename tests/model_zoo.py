@@ -1,4 +1,5 @@
-"""Tiny, randomly initialised Hugging Face model directories of every supported architecture."""
+"""Tiny, randomly initialised Hugging Face model directories: every architecture that Baton's own
+engine supports, and some that only vLLM does."""
 
 import json
 from collections.abc import Callable
@@ -8,6 +9,10 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -86,6 +91,28 @@ ZOO: dict[str, Maker] = {
     ),
 }
 
+SLIDING_WINDOW = 64
+
+VLLM_ONLY: dict[str, Maker] = {
+    "gemma3": (  # five of six layers have a sliding window
+        Gemma3TextConfig,
+        Gemma3ForCausalLM,
+        {"head_dim": 32, "num_hidden_layers": 6, "sliding_window": SLIDING_WINDOW},
+    ),
+    "gpt-oss": (  # sliding windows in every second layer, attention sinks, experts
+        GptOssConfig,
+        GptOssForCausalLM,
+        {
+            "head_dim": 32,
+            "intermediate_size": 64,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": SLIDING_WINDOW,
+        },
+    ),
+}
+"""Models that Baton's own engine does not support."""
+
 
 def make_model(
     path: Path,
@@ -97,7 +124,7 @@ def make_model(
     **changes: Any,
 ) -> Path:
     """Write a directory with weights, configs and a byte-level tokenizer; return ``path``."""
-    make_config, make, fields = ZOO[name]
+    make_config, make, fields = (ZOO | VLLM_ONLY)[name]
     config = make_config(**{**BASE, **fields, **changes})
     torch.manual_seed(seed)
     model = make(config).to(dtype).eval()

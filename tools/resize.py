@@ -1,9 +1,10 @@
 """Resize the pools under load, and check that no answer fails or changes.
 
-    python -m tools.resize [--on local] [--engine vllm] [--streams 12] [--seed 1]
+    python -m tools.resize [--on local] [--engine vllm] [--grow 3,3] [--shrink 1,2] [--streams 12]
+        [--seed 1]
 
-While answers stream, ``baton scale`` resizes the pools from 1 prefill and 1 decode worker to 3 and
-3, and then to 1 and 2. Every token is compared with the answer of the undisturbed cluster. Prints
+While answers stream, ``baton scale`` resizes the pools from 1 prefill and 1 decode worker to the
+sizes of ``--grow``, and then to those of ``--shrink``. Every token is compared with the answer of the undisturbed cluster. Prints
 how long it took until a new worker served, the longest inter-token latency, and JSON as the last
 line. Exits with 1 if an answer failed or differs.
 """
@@ -37,8 +38,6 @@ from tools.streams import (
 
 SHORTEST, LONGEST = 40, 150
 ROLES = ("prefill", "decode")
-GROW = {"prefill": 3, "decode": 3}
-SHRINK = {"prefill": 1, "decode": 2}
 PROBE_SECONDS = 60.0
 """The timeout until a new worker of each role has served a request."""
 
@@ -82,14 +81,21 @@ def workers(cluster: LocalCluster) -> set[str]:
     return {entry["id"] for role in ROLES for entry in cluster.processes(role)}
 
 
-def resize_pools(cluster: LocalCluster) -> dict[str, Any]:
+def pool_sizes(text: str) -> dict[str, int]:
+    """Parse the sizes of the pools, such as ``3,2``."""
+    return dict(zip(ROLES, map(int, text.split(",")), strict=True))
+
+
+def resize_pools(
+    cluster: LocalCluster, grown: dict[str, int], shrunk: dict[str, int]
+) -> dict[str, Any]:
     """Grow the pools, wait until a new worker of each role has served, and shrink them."""
     probe = Probe(cluster, workers(cluster))
     probing = threading.Thread(target=probe.run)
     probing.start()
-    grow = scale(cluster, GROW)
+    grow = scale(cluster, grown)
     probing.join()
-    shrink = scale(cluster, SHRINK)
+    shrink = scale(cluster, shrunk)
     return {
         "grow_seconds": grow,
         "first_served_seconds": probe.served,
@@ -120,6 +126,8 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--on", choices=["local", "ray"], default="local")
     parser.add_argument("--engine", choices=["baton", "vllm"], default="baton")
+    parser.add_argument("--grow", type=pool_sizes, default="3,3")
+    parser.add_argument("--shrink", type=pool_sizes, default="1,2")
     parser.add_argument("--streams", type=int, default=12)
     parser.add_argument("--questions", type=int, default=36)
     parser.add_argument("--seed", type=int, default=1)
@@ -132,7 +140,7 @@ def main(arguments: list[str]) -> int:
         questions = record_answers(cluster.url, bodies, options.streams)
         before = collect_answers(cluster.url, questions, options.streams)
         with traffic(cluster.url, questions, options.streams) as answers:
-            result = resize_pools(cluster)
+            result = resize_pools(cluster, options.grow, options.shrink)
         check = cluster.baton("check", check=False)
     failed = [answer.error for answer in answers if answer.error]
     changed = sum(not answer.is_right for answer in [*before, *answers]) - len(failed)

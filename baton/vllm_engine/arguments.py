@@ -104,8 +104,18 @@ def read_arguments(path: Path, options: RunnerOptions, arguments: str) -> VllmAr
         raise
     except Exception as error:  # vLLM and pydantic raise many types for invalid configurations
         raise Invalid(f"vLLM refuses its configuration: {_summary(error)}") from error
+    _limit_length(config, options.max_model_tokens)
     _check_generates_text(config)
     return VllmArguments(config, _kv_identity(parsed, config))
+
+
+def _limit_length(config: VllmConfig, max_model_tokens: int | None) -> None:
+    """Limit a request's tokens to ``max_model_tokens``, if it is below the model's own limit. vLLM
+    would refuse a higher value; here it has no effect, as with Baton's own engine. vLLM lowers the
+    limit further if a request of that length does not fit in the KV pool."""
+    length = config.model_config.max_model_len
+    if max_model_tokens is not None and max_model_tokens < length:
+        config.model_config.max_model_len = max_model_tokens
 
 
 def _check_generates_text(config: VllmConfig) -> None:
@@ -183,7 +193,7 @@ def _own_values(path: Path, options: RunnerOptions, ranks: int) -> dict[str, Any
         "tokenizer": str(path),
         "skip_tokenizer_init": True,
         "dtype": options.dtype,
-        "max_model_len": options.max_model_tokens or -1,
+        "max_model_len": -1,
         "max_num_seqs": min(options.max_sequences, options.max_batched_tokens),
         "max_num_batched_tokens": options.max_batched_tokens,
         "enable_prefix_caching": False,

@@ -9,7 +9,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,12 @@ import psutil
 
 from benchmarks.machine import pause
 from orchestrator.preflight import free_port
-from tools.local_cluster import VLLM_START_SECONDS, engine_settings, local_cluster
+from tools.local_cluster import (
+    VLLM_START_SECONDS,
+    LocalCluster,
+    engine_settings,
+    local_cluster,
+)
 
 POOL_BYTES = 2**30
 """Size of each worker's KV pool."""
@@ -42,8 +47,7 @@ class System:
     processes: Callable[[], list[psutil.Process]]
 
 
-@contextmanager
-def baton(model: Path, python: Path | None) -> Iterator[System]:
+def baton_cluster(model: Path, python: Path | None) -> AbstractContextManager[LocalCluster]:
     """A prefill and a decode worker of Baton, one core each; with vLLM as the engine if ``python``
     is given, else with Baton's own engine."""
     settings: dict[str, object] = {
@@ -52,7 +56,13 @@ def baton(model: Path, python: Path | None) -> Iterator[System]:
     }  # fmt: skip
     if python is not None:
         settings |= engine_settings("vllm", python)
-    with local_cluster(model, settings=settings, timeout_seconds=VLLM_START_SECONDS) as cluster:
+    return local_cluster(model, settings=settings, timeout_seconds=VLLM_START_SECONDS)
+
+
+@contextmanager
+def baton(model: Path, python: Path | None) -> Iterator[System]:
+    """Run :func:`baton_cluster` as a system."""
+    with baton_cluster(model, python) as cluster:
 
         def processes() -> list[psutil.Process]:
             return [psutil.Process(entry["pid"]) for entry in cluster.status()["processes"]]

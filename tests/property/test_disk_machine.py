@@ -251,7 +251,7 @@ class DiskMachine(RuleBasedStateMachine):
         low, high = {
             "header": (0, 24),
             "table": (PAGE_BYTES, segment._record_offset(segment.num_slots)),
-            "slots": (segment._slot_offset(0), segment._slot_offset(segment.num_slots)),
+            "slots": (segment.slot_offset(0), segment.slot_offset(segment.num_slots)),
         }[part]
         offset = data.draw(st.integers(low, high - 1))
         with segment.path.open("r+b") as file:
@@ -267,12 +267,12 @@ class DiskMachine(RuleBasedStateMachine):
     @rule(data=st.data(), short=st.booleans())
     def truncate(self, data: st.DataObject, short: bool) -> None:
         segment = self.draw_segment(data)
-        end = segment._slot_offset(0) if short else segment._slot_offset(segment.num_slots)
+        end = segment.slot_offset(0) if short else segment.slot_offset(segment.num_slots)
         length = data.draw(st.integers(0, end))
         if length >= segment.path.stat().st_size:
             return
         os.truncate(segment.path, length)
-        if length < segment._slot_offset(0):
+        if length < segment.slot_offset(0):
             self.spoiled.add(segment.path)
         self.note_damage(segment, lambda _, end: end > length)
 
@@ -286,7 +286,7 @@ class DiskMachine(RuleBasedStateMachine):
 
         def is_hit(block: DiskBlock) -> bool:
             record = segment._record_offset(block.slot)
-            payload = segment._slot_offset(block.slot)
+            payload = segment.slot_offset(block.slot)
             hits_record = hit(record, record + RECORD_BYTES)
             hits_payload = hit(payload, payload + block.size_bytes)
             return block.segment is segment and (hits_record or hits_payload)
@@ -306,7 +306,7 @@ class DiskMachine(RuleBasedStateMachine):
                 self.written.discard(key)
                 block.segment.erase(block.slot)
                 half = bytes_of(key)[: block.size_bytes // 2]
-                os.pwrite(block.segment._file, half, block.segment._slot_offset(block.slot))
+                os.pwrite(block.segment._file, half, block.segment.slot_offset(block.slot))
         blocks = {key: self.block(key) for key in self.order}
         blocks |= {key: self.filling[key] for key in self.written}
         kept = {

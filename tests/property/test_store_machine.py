@@ -186,7 +186,7 @@ class StoreMachine(RuleBasedStateMachine):
         block = self.harness.disk.get(KEYS[number])
         if block is None:
             return
-        offset = block.segment._slot_offset(block.slot) + offset_in_block
+        offset = block.segment.slot_offset(block.slot) + offset_in_block
         with block.segment.path.open("r+b") as file:
             file.seek(offset)
             byte = file.read(1)

@@ -132,7 +132,7 @@ def test_crash_between_payload_and_record_loses_only_that_block(tmp_path: Path) 
     reserved = reserve(disk, record(2))
     assert reserved is not None
     block, _ = reserved
-    os.pwrite(block.segment._file, payload(2), block.segment._slot_offset(block.slot))
+    os.pwrite(block.segment._file, payload(2), block.segment.slot_offset(block.slot))
     disk.close()
     assert numbers(opened(tmp_path)) == [1]
 
@@ -189,7 +189,7 @@ def test_flipped_bit_in_a_payload_is_detected(tmp_path: Path) -> None:
     store(disk, 1)
     block = disk.get(record(1).key)
     assert block is not None
-    spoil(block.segment.path, block.segment._slot_offset(block.slot) + 15_999)
+    spoil(block.segment.path, block.segment.slot_offset(block.slot) + 15_999)
     with pytest.raises(Corrupt, match="does not match its checksum"):
         load(disk, 1)
 
@@ -213,7 +213,7 @@ def test_truncated_segments_keep_their_complete_blocks(tmp_path: Path) -> None:
     for number in (1, 2, 3, 4):
         store(disk, number)
     segment = next(iter(disk._segments.values()))
-    end = segment._slot_offset(2) + 1
+    end = segment.slot_offset(2) + 1
     disk.close()
     os.truncate(tmp_path / "segment-000001.kv", end)
     os.truncate(tmp_path / "segment-000002.kv", 100)
@@ -474,7 +474,7 @@ def test_truncated_block_does_not_come_back_when_the_file_grows(tmp_path: Path) 
     for number in (1, 2, 3):
         store(disk, number)
     segment = next(iter(disk._segments.values()))
-    end = segment._slot_offset(1)
+    end = segment.slot_offset(1)
     disk.close()
     os.truncate(segment.path, end)
     disk = opened(tmp_path)
@@ -520,7 +520,7 @@ from tests.unit.test_disk import opened, payload, record, store
 disk = opened(Path(sys.argv[1]))
 store(disk, 1)
 block, _ = reserve(disk, record(2))
-os.pwrite(block.segment._file, payload(2), block.segment._slot_offset(block.slot))
+os.pwrite(block.segment._file, payload(2), block.segment.slot_offset(block.slot))
 os._exit(7)
 """
 

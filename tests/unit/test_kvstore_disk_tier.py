@@ -127,7 +127,7 @@ async def test_flipped_bit_on_disk_is_detected_by_the_promotion(tmp_path: Path) 
     assert store.disk is not None
     block = store.disk.get(KEYS[1])
     assert block is not None
-    flip(block.segment, block.segment._slot_offset(block.slot) + 3)
+    flip(block.segment, block.segment.slot_offset(block.slot) + 3)
     leased = await store.lease(0, 1, 2, 3)
     assert [block.key for block in leased.blocks] == KEYS[:1]
     store.node.release(leased.lease_id)
@@ -156,7 +156,7 @@ async def test_truncated_segment_is_detected(tmp_path: Path) -> None:
     assert store.disk is not None
     block = store.disk.get(KEYS[0])
     assert block is not None
-    os.truncate(block.segment.path, block.segment._slot_offset(block.slot) + 1)
+    os.truncate(block.segment.path, block.segment.slot_offset(block.slot) + 1)
     assert (await store.lease(0, 1)).blocks == ()
     assert (store.node.stats().checksum_failures, store.has_integrity()) == (1, True)
     store.disk.close()

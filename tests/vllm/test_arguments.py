@@ -130,6 +130,12 @@ def test_batons_settings_are_passed_to_vllm(model: Path) -> None:
     assert not config.cache_config.enable_prefix_caching
 
 
+def test_a_limit_above_that_of_the_model_has_no_effect(model: Path) -> None:
+    unlimited = vllm_config(model, options(max_model_tokens=None), "")
+    config = vllm_config(model, options(max_model_tokens=10**6), "")
+    assert config.model_config.max_model_len == unlimited.model_config.max_model_len == 4096
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "message"),
     [

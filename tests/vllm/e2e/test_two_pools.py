@@ -17,6 +17,7 @@ import psutil
 import pytest
 from tokenizers import Tokenizer
 
+from kvstore.segment import Segment
 from tests.vllm.e2e.vllm_cluster import (
     BLOCK_TOKENS,
     GREEDY,
@@ -63,10 +64,30 @@ def cached_tokens(answer: Any) -> int:
     return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
-def num_stored(cluster: LocalCluster) -> int:
-    stats = json.loads(cluster.baton("kv", "stats", "--json").stdout)["kvstore"]
+def store_stats(cluster: LocalCluster) -> dict[str, Any]:
+    stats: dict[str, Any] = json.loads(cluster.baton("kv", "stats", "--json").stdout)["kvstore"]
     assert stats["violation"] == ""
-    return int(stats["put_blocks"])
+    return stats
+
+
+def num_stored(cluster: LocalCluster) -> int:
+    return int(store_stats(cluster)["put_blocks"])
+
+
+def damage_stored_blocks(cluster: LocalCluster) -> int:
+    """Invert a byte of every block in the SSD tier; return the number of blocks."""
+    count = 0
+    for path in (cluster.home / "store").rglob("*"):
+        if path.is_file() and (segment := Segment.open(path, path.stat().st_size)) is not None:
+            with path.open("r+b") as file:
+                for slot, _ in segment.records():
+                    file.seek(segment.slot_offset(slot))
+                    byte = file.read(1)
+                    file.seek(-1, os.SEEK_CUR)
+                    file.write(bytes([byte[0] ^ 0xFF]))
+                    count += 1
+            segment.close()
+    return count
 
 
 def test_greedy_answers_are_those_of_vllm_alone(
@@ -104,6 +125,28 @@ def test_a_conversation_is_cached_for_its_tenant_and_across_restarts(cluster: Lo
     again = complete(cluster, second, 20, **GREEDY)
     assert again["choices"][0]["token_ids"] == expected["choices"][0]["token_ids"]
     assert cached_tokens(again) == num_blocks * BLOCK_TOKENS
+
+
+def test_a_damaged_block_is_computed_again(cluster: LocalCluster) -> None:
+    """Only the SSD tier has the blocks, since the workers and the store node are killed; then the
+    store finds that each block is damaged."""
+    question = prompt(66, 200)
+    before = num_stored(cluster)
+    answer = complete(cluster, question, 20, **GREEDY)
+    num_blocks = (200 + 20 - 1) // BLOCK_TOKENS
+    while num_stored(cluster) < before + num_blocks:
+        pass  # blocks are stored in the background; the test's timeout bounds this
+    while store_stats(cluster)["disk_blocks"] < before + num_blocks:
+        pass  # and then written to the SSD tier
+    assert damage_stored_blocks(cluster) >= num_blocks
+    for role in ("prefill", "decode", "kvstore"):
+        for process in cluster.processes(role):
+            os.kill(process["pid"], signal.SIGKILL)
+    wait_until_restarted(cluster)
+    again = complete(cluster, question, 20, **GREEDY)
+    assert cached_tokens(again) == 0
+    assert again["choices"][0]["token_ids"] == answer["choices"][0]["token_ids"]
+    assert '"block_damaged"' in cluster.baton("logs", "kvstore").stdout
 
 
 def test_seeds_determine_answers_and_logprobs_are_reported(cluster: LocalCluster) -> None:

@@ -1,6 +1,6 @@
 """Answer prompts with vLLM alone, without Baton: the reference of the tests beside this file.
 
-    .venv-vllm/bin/python -m tests.vllm.e2e.vllm_alone ANSWERS < jobs.json
+    .venv-vllm/bin/python -m tests.vllm.e2e.vllm_alone ANSWERS DTYPE < jobs.json
 
 ``jobs.json`` has, for each model directory, its prompts; the file ``ANSWERS`` will have their
 answers. Prompts are answered greedily, one at a time.
@@ -14,12 +14,12 @@ ANSWER_TOKENS = 24
 POOL_BYTES = 64 * 2**20
 
 
-def answers(model: str, prompts: list[list[int]]) -> list[list[int]]:
+def answers(model: str, prompts: list[list[int]], dtype: str) -> list[list[int]]:
     from vllm import LLM, SamplingParams
 
     alone = LLM(
         model,
-        dtype="float32",
+        dtype=dtype,
         enforce_eager=True,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
@@ -42,5 +42,5 @@ def answers(model: str, prompts: list[list[int]]) -> list[list[int]]:
 
 if __name__ == "__main__":
     jobs = json.load(sys.stdin)
-    found = {model: answers(model, prompts) for model, prompts in jobs.items()}
+    found = {model: answers(model, prompts, sys.argv[2]) for model, prompts in jobs.items()}
     Path(sys.argv[1]).write_text(json.dumps(found))

@@ -60,11 +60,13 @@ def prompt(seed: int, num_tokens: int) -> list[int]:
     return tokens
 
 
-def ask_vllm_alone(jobs: dict[Path, list[list[int]]], folder: Path) -> dict[Path, VllmAnswers]:
+def ask_vllm_alone(
+    jobs: dict[Path, list[list[int]]], folder: Path, dtype: str = "float32"
+) -> dict[Path, VllmAnswers]:
     """Return the answers to the prompts of each model. ``folder`` is for temporary files."""
     file = folder / "answers.json"
     done = subprocess.run(
-        [VLLM_PYTHON, "-m", "tests.vllm.e2e.vllm_alone", file],
+        [VLLM_PYTHON, "-m", "tests.vllm.e2e.vllm_alone", file, dtype],
         input=json.dumps({str(model): prompts for model, prompts in jobs.items()}),
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},

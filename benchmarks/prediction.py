@@ -1,0 +1,116 @@
+"""Compare the conductor's predicted TTFT with the measured one.
+
+    python -m benchmarks.prediction [--engine vllm] [--loads 64-2048x1,64-2048x4] [--requests 40]
+
+A load is SHORTEST-LONGESTxCONCURRENCY: streams that each send one request after the other, with a
+random prompt of so many tokens. Warm-up requests let the workers measure their steps. Prints, for
+each load, percentiles of the predicted and the measured TTFT and of the ratio between them, and
+JSON as the last line. The measured TTFT is the router's: until the first token reached it.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.machine import describe
+from benchmarks.vllm.model import VOCAB_SIZE, make_model
+from benchmarks.vllm.systems import baton_cluster
+from tools.local_cluster import VLLM_PYTHON, LocalCluster
+
+SEED = 1
+WARM_UP = 12
+ANSWER_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionLoad:
+    """``concurrency`` streams of prompts whose length is uniform in [shortest, longest]."""
+
+    shortest: int
+    longest: int
+    concurrency: int
+
+    @classmethod
+    def parse(cls, text: str) -> "PredictionLoad":
+        lengths, _, concurrency = text.partition("x")
+        shortest, _, longest = lengths.partition("-")
+        return cls(int(shortest), int(longest), int(concurrency))
+
+    def __str__(self) -> str:
+        return f"{self.shortest}-{self.longest}x{self.concurrency}"
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionRow:
+    """The result of a load, in milliseconds. ``p50_error`` is that of the predicted median TTFT
+    relative to the measured one; ``ratio_p10`` to ``ratio_p90`` are percentiles of a request's
+    predicted by its measured TTFT."""
+
+    load: str
+    predicted_p50: float
+    measured_p50: float
+    p50_error: float
+    ratio_p10: float
+    ratio_p50: float
+    ratio_p90: float
+
+
+def ttft_pair(cluster: LocalCluster, prompt: Sequence[int]) -> tuple[float, float]:
+    """Send one request; return its predicted and its measured TTFT in seconds."""
+    body = {
+        "prompt": list(prompt), "max_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": True,
+    }  # fmt: skip
+    _, headers = cluster.post_with_headers("/v1/completions", body)
+    explained = cluster.get(f"/admin/requests/{headers['x-baton-request-id']}")
+    return explained["predicted"]["ttft_seconds"], explained["actual"]["ttft_seconds"]
+
+
+def measure(cluster: LocalCluster, load: PredictionLoad, num_requests: int) -> PredictionRow:
+    chance = np.random.default_rng(SEED)
+    prompts = [
+        chance.integers(10, VOCAB_SIZE, chance.integers(load.shortest, load.longest + 1)).tolist()
+        for _ in range(num_requests)
+    ]
+    with ThreadPoolExecutor(load.concurrency) as pool:
+        pairs = list(pool.map(lambda prompt: ttft_pair(cluster, prompt), prompts))
+    predicted, measured = 1e3 * np.array(pairs).T
+    ratios = np.percentile(predicted / measured, [10, 50, 90])
+    p50s = float(np.median(predicted)), float(np.median(measured))
+    return PredictionRow(
+        str(load),
+        round(p50s[0], 1),
+        round(p50s[1], 1),
+        round(p50s[0] / p50s[1] - 1, 3),
+        *(round(float(ratio), 2) for ratio in ratios),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--engine", choices=["baton", "vllm"], default="baton")
+    parser.add_argument("--loads", default="64-2048x1,64-2048x4")
+    parser.add_argument("--requests", type=int, default=40)
+    options = parser.parse_args()
+    machine = describe()
+    print(machine, f"engine {options.engine}, seed {SEED}")
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        make_model(model, SEED)
+        python = VLLM_PYTHON if options.engine == "vllm" else None
+        with baton_cluster(model, python) as cluster:
+            measure(cluster, PredictionLoad(64, 2048, 1), WARM_UP)
+            for load in map(PredictionLoad.parse, options.loads.split(",")):
+                rows.append(measure(cluster, load, options.requests))
+                print(rows[-1])
+    print(json.dumps({"machine": machine, **vars(options), "rows": [asdict(r) for r in rows]}))
+
+
+if __name__ == "__main__":
+    main()
