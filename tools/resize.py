@@ -4,9 +4,10 @@
         [--seed 1]
 
 While answers stream, ``baton scale`` resizes the pools from 1 prefill and 1 decode worker to the
-sizes of ``--grow``, and then to those of ``--shrink``. Every token is compared with the answer of the undisturbed cluster. Prints
-how long it took until a new worker served, the longest inter-token latency, and JSON as the last
-line. Exits with 1 if an answer failed or differs.
+sizes of ``--grow``, and then to those of ``--shrink``. Every token is compared with the answer of
+the undisturbed cluster. Prints how long it took until a new worker served, the longest inter-token
+latency, and JSON as the last line. Exits with 1 if an answer failed or differs. The dtype is
+float32, in which an answer does not depend on the other answers of a batch.
 """
 
 import argparse
@@ -135,7 +136,7 @@ def main(arguments: list[str]) -> int:
     print(describe())
     print(f"seed {options.seed}")
     bodies = make_request_bodies(options.questions, options.seed, SHORTEST, LONGEST)
-    settings = {"on": options.on, **engine_settings(options.engine)}
+    settings = {"on": options.on, "dtype": "float32", **engine_settings(options.engine)}
     with local_cluster(settings=settings, timeout_seconds=VLLM_START_SECONDS) as cluster:
         questions = record_answers(cluster.url, bodies, options.streams)
         before = collect_answers(cluster.url, questions, options.streams)
