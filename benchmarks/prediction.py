@@ -48,11 +48,12 @@ class PredictionLoad:
 
 @dataclass(frozen=True, slots=True)
 class PredictionRow:
-    """The result of a load, in milliseconds. ``p50_error`` is that of the predicted median TTFT
-    relative to the measured one; ``ratio_p10`` to ``ratio_p90`` are percentiles of a request's
-    predicted by its measured TTFT."""
+    """The result of a load, over ``num_predicted`` requests; times in milliseconds. ``p50_error`` is
+    the relative error of the median predicted TTFT; ``ratio_p10`` to ``ratio_p90`` are percentiles
+    of a request's predicted divided by its measured TTFT."""
 
     load: str
+    num_predicted: int
     predicted_p50: float
     measured_p50: float
     p50_error: float
@@ -61,29 +62,38 @@ class PredictionRow:
     ratio_p90: float
 
 
-def ttft_pair(cluster: LocalCluster, prompt: Sequence[int]) -> tuple[float, float]:
-    """Send one request; return its predicted and its measured TTFT in seconds."""
+def ttft_pair(cluster: LocalCluster, prompt: Sequence[int]) -> tuple[float, float] | None:
+    """Send one request; return its predicted and its measured TTFT in seconds. None if there was no
+    prediction, because the worker had not measured enough steps."""
     body = {
         "prompt": list(prompt), "max_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": True,
     }  # fmt: skip
     _, headers = cluster.post_with_headers("/v1/completions", body)
     explained = cluster.get(f"/admin/requests/{headers['x-baton-request-id']}")
-    return explained["predicted"]["ttft_seconds"], explained["actual"]["ttft_seconds"]
+    predicted = explained["predicted"]["ttft_seconds"]
+    return None if predicted is None else (predicted, explained["actual"]["ttft_seconds"])
 
 
-def measure(cluster: LocalCluster, load: PredictionLoad, num_requests: int) -> PredictionRow:
-    chance = np.random.default_rng(SEED)
+def send_requests(
+    cluster: LocalCluster, load: PredictionLoad, num_requests: int, chance: np.random.Generator
+) -> list[tuple[float, float]]:
+    """Send the load's requests; return their predicted and measured TTFT."""
     prompts = [
         chance.integers(10, VOCAB_SIZE, chance.integers(load.shortest, load.longest + 1)).tolist()
         for _ in range(num_requests)
     ]
     with ThreadPoolExecutor(load.concurrency) as pool:
         pairs = list(pool.map(lambda prompt: ttft_pair(cluster, prompt), prompts))
+    return [pair for pair in pairs if pair is not None]
+
+
+def summarize(load: PredictionLoad, pairs: Sequence[tuple[float, float]]) -> PredictionRow:
     predicted, measured = 1e3 * np.array(pairs).T
     ratios = np.percentile(predicted / measured, [10, 50, 90])
     p50s = float(np.median(predicted)), float(np.median(measured))
     return PredictionRow(
         str(load),
+        len(pairs),
         round(p50s[0], 1),
         round(p50s[1], 1),
         round(p50s[0] / p50s[1] - 1, 3),
@@ -100,14 +110,16 @@ def main() -> None:
     machine = describe()
     print(machine, f"engine {options.engine}, seed {SEED}")
     rows = []
+    chance = np.random.default_rng(SEED)
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         make_model(model, SEED)
         python = VLLM_PYTHON if options.engine == "vllm" else None
         with baton_cluster(model, python) as cluster:
-            measure(cluster, PredictionLoad(64, 2048, 1), WARM_UP)
+            send_requests(cluster, PredictionLoad(64, 2048, 1), WARM_UP, chance)
             for load in map(PredictionLoad.parse, options.loads.split(",")):
-                rows.append(measure(cluster, load, options.requests))
+                pairs = send_requests(cluster, load, options.requests, chance)
+                rows.append(summarize(load, pairs))
                 print(rows[-1])
     print(json.dumps({"machine": machine, **vars(options), "rows": [asdict(r) for r in rows]}))
 
