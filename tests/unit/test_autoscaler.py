@@ -40,8 +40,8 @@ def plan(prefill: int, decode: int) -> PoolPlan:
 
 
 class SimulatedPools:
-    """Pools whose workers start, serve and drain when the test says so. ``step_after`` calls the
-    autoscaler."""
+    """Pools whose workers finish starting and draining when the test says so. ``step_after``
+    advances the clock, lets the autoscaler decide, and applies its decision to the pools."""
 
     def __init__(self, prefill: int, decode: int, config: ScalingConfig = CONFIG) -> None:
         self.config = config

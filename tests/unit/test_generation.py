@@ -317,7 +317,8 @@ async def test_restarted_source_is_dropped_from_the_placement() -> None:
 
 async def test_last_remaining_worker_is_retried() -> None:
     """The decode worker's error may be the prefill worker's fault, so both are excluded at first.
-    As there are no other workers, the request is retried on the decode worker alone."""
+    As there are no other workers, the decode worker is allowed again, and computes the prompt
+    itself, so that no KV transfer is needed."""
     scene = GenerationHarness(automatic=False)
     scene.placer.prefill, scene.placer.decode = [scene.p0], [scene.d0]
     task = asyncio.create_task(scene.collect())
