@@ -53,8 +53,8 @@ SEED = 7
 
 
 async def run_disaggregated(running: Cluster, spec, cancel_after: int | None = None):  # type: ignore[no-untyped-def]
-    """Run one request over both workers; cancel it after ``cancel_after`` outputs of the decode
-    worker, unless that is None."""
+    """Run one request over the prefill and the decode worker. Cancel it after ``cancel_after``
+    outputs of the decode worker, unless that is None."""
     prefill, decode = running.prefill.worker.open_stream(), running.decode.worker.open_stream()
     prefill.submit(spec, Task.PREFILL, None)
     decode.submit(spec, Task.DECODE, running.prefill.ref)
