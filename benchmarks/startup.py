@@ -271,7 +271,8 @@ def await_serving(status: Iterator[str]) -> None:
 
 
 def used_by(process: int) -> tuple[float, int, int]:
-    """Return CPU seconds, bytes read from the disk, and peak resident bytes."""
+    """Return the process's CPU seconds, the bytes that it read from the disk, and its peak resident
+    bytes."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     ticks = int(fields[11]) + int(fields[12])
     cpu = ticks / os.sysconf("SC_CLK_TCK")

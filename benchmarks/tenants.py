@@ -90,8 +90,9 @@ async def _measure(cluster: LocalCluster, options: argparse.Namespace) -> dict[s
 
 
 def _order(rounds: int) -> list[str]:
-    """Return the arms in the order in which they run: each once per round, and each round begins
-    with the next one."""
+    """Return the names of the arms (those of :data:`ARMS`) in the order in which they run: each arm
+    once per round, and each round begins with the arm after the one with which the previous round
+    began."""
     arms = list(ARMS)
     return [
         arms[(first + step) % len(arms)] for first in range(rounds) for step in range(len(arms))
@@ -115,7 +116,9 @@ async def _quiet(url: str, seconds: float, rate: float, num_tokens: int, seed: i
 
 @contextmanager
 def _other(url: str, rate: float, num_tokens: int, seed: int) -> Iterator[Any]:
-    """Run the other tenant, in its own process, while the block lasts."""
+    """Run the tenant that sends requests beside the quiet tenant, in its own process, while the
+    block lasts. Yields a function that returns the number of its responses by status once the block
+    has ended."""
     statuses: dict[str, int] = {}
     if not rate:
         yield lambda: statuses

@@ -105,7 +105,7 @@ class StoreNode:
             finally:
                 self._dram.release_references([slot])
             if not intact and self._dram.get(key) is slot:
-                self._tiers.drop_damaged(key, Tier.DRAM, "reported by a reader")
+                self._tiers.drop_damaged(key, Tier.DRAM, "reader")
                 num_damaged += 1
         return num_damaged
 

@@ -143,10 +143,11 @@ class TieredStore:
             return True
         return False
 
-    def drop_damaged(self, key: BlockKey, tier: Tier, where: str) -> None:
-        """Remove one tier's damaged copy of a block; the other tier's copy may be intact."""
+    def drop_damaged(self, key: BlockKey, tier: Tier, found_by: str) -> None:
+        """Remove one tier's damaged copy of a block; the other tier's copy may be intact.
+        ``found_by`` says what found the damage, and is only logged."""
         self.counters.checksum_failures += 1
-        log.warning("block_damaged", key=key.hex(), tier=tier.name.lower(), where=where)
+        log.warning("block_damaged", key=key.hex(), tier=tier.name.lower(), found_by=found_by)
         slot = self.dram.get(key)
         if tier is Tier.DRAM and slot is not None:
             self.dram.doom(slot)

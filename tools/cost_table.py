@@ -146,7 +146,8 @@ async def decode_rows(
 async def _batch(
     client: httpx.AsyncClient, prompts: RandomPrompts, context: int, count: int
 ) -> list[Timed]:
-    """Return ``count`` concurrent answers. Retries while the later tokens of one arrive at once."""
+    """Return ``count`` concurrent answers. Retries if, in one of them, all tokens after the first
+    quarter have arrived at once."""
     for _ in range(MOST_TRIES):
         answers = await asyncio.gather(
             *(timed(client, prompts.fresh(context), ANSWER_TOKENS) for _ in range(count))

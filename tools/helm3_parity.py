@@ -77,7 +77,8 @@ def render_with_helm4(values: Path) -> Objects:
 
 
 def differences(first: Objects, second: Objects) -> list[str]:
-    """Return the kind and name of each object that differs, or that only one of the two has."""
+    """Return the kind and name of each object that differs between ``first`` and ``second``, or
+    that is missing in one of them."""
     names = sorted(first.keys() | second.keys())
     return [f"{kind} {name}" for kind, name in names
             if first.get((kind, name)) != second.get((kind, name))]  # fmt: skip

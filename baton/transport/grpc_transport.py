@@ -359,7 +359,10 @@ def _unpack(request: bytes, generation: int, region_size_bytes: int) -> list[tup
         raise Invalid("malformed read request")
     wanted, count = _HEADER.unpack_from(request)
     if wanted != generation:
-        raise Invalid("the region belongs to another generation")
+        raise Invalid(
+            f"the region's owner has restarted since the reader connected: its generation is "
+            f"{generation}, not {wanted}"
+        )
     spans = list(_SPAN.iter_unpack(request[_HEADER.size :]))
     if len(spans) != count:
         raise Invalid("malformed read request")

@@ -44,7 +44,10 @@ class ShmTransport(CopyTransport):
 
     def register(self, region: Region) -> None:
         if region.file_descriptor < 0:
-            raise Invalid("transport shm needs memory that lies in a memory file")
+            raise Invalid(
+                "transport shm can only export memory that is backed by a memory file (memfd); "
+                "this region has none"
+            )
         super().register(region)
 
     def export(self) -> Endpoint:

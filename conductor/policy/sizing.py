@@ -211,6 +211,7 @@ def _reason(pool: _PoolDemand, num_workers: int, utilisation: float) -> str:
 
 
 def _alternatives(pool: _PoolDemand, chosen: int) -> Iterator[PoolAlternative]:
-    """Yield the utilisation with one worker less, the chosen number, and one more."""
+    """Yield the pool's predicted utilisation for three sizes: one worker fewer than ``chosen``
+    (unless none would be left), ``chosen``, and one more."""
     for count in range(max(chosen - 1, 1), chosen + 2):
         yield PoolAlternative(pool.name, count, pool.utilisation(count))

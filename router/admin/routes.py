@@ -48,15 +48,20 @@ def add_admin_routes(app: FastAPI, context: RouterContext) -> None:
 
 def check_admin(context: RouterContext, request: Request) -> None:
     """Raises ApiError (401, 403) unless the client is an admin. If no admin key is configured, also
-    refuses requests of web pages and requests through proxies (403)."""
+    refuses (403) requests that a web page in a browser may have sent, and requests that came
+    through a proxy."""
     host = request.client.host if request.client is not None else None
     context.tenants.authenticator.check_admin(request.headers.get("authorization"), host)
     if context.tenants.authenticator.has_admin_key:
         return
     if _comes_from_browser_page(request):
-        raise ApiError(403, "without an admin key, the admin API does not serve web pages")
+        raise ApiError(
+            403, "without an admin key, the admin API refuses requests sent by web pages"
+        )
     if not PROXY_HEADERS.isdisjoint(request.headers.keys()):
-        raise ApiError(403, "without an admin key, the admin API does not serve proxies")
+        raise ApiError(
+            403, "without an admin key, the admin API refuses requests that came through a proxy"
+        )
 
 
 def _comes_from_browser_page(request: Request) -> bool:

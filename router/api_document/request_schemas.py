@@ -150,7 +150,7 @@ CLASS_FIELD_SCHEMAS: Mapping[tuple[str, str], Schema] = {("CompletionBody", "pro
 
 
 def request_schemas(classes: Sequence[type[BaseModel]]) -> dict[str, Schema]:
-    """Return the schemas of all classes and of the classes that they contain, by name."""
+    """Return the JSON schemas of ``classes`` and of the models nested in them, by class name."""
     found: dict[str, Schema] = {}
     for each in classes:
         schema = each.model_json_schema(ref_template=REF + "{model}")

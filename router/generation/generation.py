@@ -232,7 +232,9 @@ class Generation:
 
 
 def _final_error(error: BatonError, num_failures: int) -> BatonError:
-    """Return the error that ends a request after its last failure. The message contains the number
-    of failures. The type is that of ``error`` if clients may retry it, else Unavailable."""
+    """Return the error that ends a request after its last failure. Its message contains the number
+    of failures. Clients may always retry the request, since another placement may succeed: the
+    error has the type of ``error`` if that is retryable; else (such as NotFound from a worker that
+    has restarted), it is Unavailable."""
     message = f"the request failed on {num_failures} placements; the last failure: {error}"
     return type(error)(message) if error.retryable else Unavailable(message)

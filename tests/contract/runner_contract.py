@@ -185,8 +185,8 @@ def approximately(logprobs: Iterable[TokenLogprob]) -> object:
 
 
 class RunnerContract:
-    """Subclasses have the fixture ``runner``: a runner with the model ``ARCHITECTURE`` of the model
-    zoo and ``runner_options()``."""
+    """The tests that every engine's runner must pass. A subclass, or its module, defines the
+    fixture ``runner``, which loads the model zoo's ``ARCHITECTURE`` with ``runner_options()``."""
 
     @pytest.fixture
     def steps(self, runner: LoadedRunner) -> Steps:

@@ -102,8 +102,8 @@ async def test_a_missing_deployment_does_not_keep_others_from_being_sized(sizing
 
 
 async def test_of_two_conductors_the_second_finds_nothing_to_do(sizing: Sizing) -> None:
-    """The Deployment is sized by another conductor between the first one's read and write. This
-    write fails, and later calls only record the Deployment."""
+    """Another conductor sizes the Deployment between this conductor's read and write. So the write
+    fails, and later calls of either conductor only record the Deployment."""
     first, second = sizing.sizes(a=3), sizing.sizes(a=3)
     writes: list[str] = []
 

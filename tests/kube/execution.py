@@ -24,7 +24,8 @@ JOIN_SECONDS = 5.0
 
 
 def accepted(key: str, protocols: str) -> dict[str, str]:
-    """Return the response headers of the upgrade. Raises ValueError for unknown protocols."""
+    """Return the headers of the response that accepts the upgrade to a WebSocket. Raises ValueError
+    if ``protocols`` has no known one."""
     wanted = [name.strip() for name in protocols.split(",")]
     protocol = next((name for name in PROTOCOLS if name in wanted), None)
     if protocol is None:

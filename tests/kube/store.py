@@ -101,7 +101,8 @@ class Store:
             return [deep_copy(found) for found in self._stored(kind, namespace) if where(found)]
 
     def all_metadata(self, kind: Kind) -> list[Object]:
-        """Return all objects without anything but their metadata, in the same order."""
+        """Return the metadata of all objects of ``kind``, each without the rest of the object, in
+        the order of :meth:`all`."""
         with self._lock:
             return [{"metadata": deep_copy(each["metadata"])} for each in self._stored(kind, "")]
 

@@ -156,7 +156,8 @@ def test_every_step_respects_bounds_budget_and_cooldown(
 def test_a_constant_plan_is_reached_and_then_nothing_changes(
     plan: PoolPlan, ahead: int, can_convert: bool
 ) -> None:
-    """This holds for any plan if workers start and stop when the autoscaler requests it."""
+    """The pools reach the sizes of any constant plan, provided that workers start and stop when the
+    autoscaler requests it."""
     pools = PoolsModel(can_convert)
     for _ in range(100):
         pools.observe(plan)

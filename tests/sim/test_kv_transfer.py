@@ -53,8 +53,8 @@ SEED = 7
 
 
 async def run_disaggregated(running: Cluster, spec, cancel_after: int | None = None):  # type: ignore[no-untyped-def]
-    """Run one request over both workers; cancel it after ``cancel_after`` outputs of the decode
-    worker, unless that is None."""
+    """Run one request over the prefill and the decode worker. Cancel it after ``cancel_after``
+    outputs of the decode worker, unless that is None."""
     prefill, decode = running.prefill.worker.open_stream(), running.decode.worker.open_stream()
     prefill.submit(spec, Task.PREFILL, None)
     decode.submit(spec, Task.DECODE, running.prefill.ref)
@@ -327,7 +327,7 @@ DONE = KvTransferDone(TokenId(5), False)
         ([scheduled(), chunk(1, 9)], "they must follow"),
         ([scheduled(), chunk(0, 11)], "they must follow"),
         ([scheduled(), chunk(0, 10, size=31)], "blocks must have 32 bytes"),
-        ([scheduled(), chunk(0, 10, offset=128 * 32)], "lies outside its regions"),
+        ([scheduled(), chunk(0, 10, offset=128 * 32)], "does not fit in the local region"),
         ([scheduled(), chunk(0, 10)], "arrived damaged"),
         ([scheduled(owner="another")], "offers the memory of 'another'"),
         ([scheduled(generation=2)], "(generation 2)"),

@@ -23,7 +23,8 @@ PROMPT = list(range(1, 41))
 
 
 async def run_over_both(prefill: Node, decode: Node, name: str) -> list[RequestOutput]:
-    """Run one request over both workers and check its tokens; return its outputs."""
+    """Prefill one request on ``prefill``, decode it on ``decode``, and check its tokens; return its
+    outputs."""
     spec = request(name, PROMPT, 12)
     first, rest = prefill.worker.open_stream(), decode.worker.open_stream()
     first.submit(spec, Task.PREFILL, None)

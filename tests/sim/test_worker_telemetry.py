@@ -124,7 +124,8 @@ def stages(spans: list[Span], job: str) -> list[str]:
 
 
 def assert_complete(spans: list[Span]) -> None:
-    """Check that there is no orphan and no duplicate id."""
+    """Check that each span's parent is the router's attempt or one of ``spans``, and that no span
+    id occurs twice."""
     known = {span.context.span_id for span in spans}
     assert len(known) == len(spans)
     assert all(span.parent_id in known | {ATTEMPT.span_id} for span in spans)

@@ -40,8 +40,8 @@ def plan(prefill: int, decode: int) -> PoolPlan:
 
 
 class SimulatedPools:
-    """Pools whose workers start, serve and drain when the test says so. ``step_after`` calls the
-    autoscaler."""
+    """Pools whose workers finish starting and draining when the test says so. ``step_after``
+    advances the clock, lets the autoscaler decide, and applies its decision to the pools."""
 
     def __init__(self, prefill: int, decode: int, config: ScalingConfig = CONFIG) -> None:
         self.config = config
@@ -107,7 +107,8 @@ def test_change_is_made_only_after_the_plan_is_stable() -> None:
 
 
 def test_steps_are_single_and_separated_by_the_cooldown() -> None:
-    """A second growth does not wait until the first one serves."""
+    """The pool grows by one worker per step. The second step follows after the cooldown, even
+    though the worker that the first step requested does not serve yet."""
     pools = SimulatedPools(2, 2)
     pools.plan = plan(4, 2)
     assert pools.steps_of(20) == [(15.0, PREFILL, 3), (45.0, PREFILL, 4)]

@@ -161,8 +161,8 @@ async def test_line_that_killed_two_routers_is_not_retried(tmp_path: Path) -> No
 
 
 async def test_suspect_lines_are_retried_one_at_a_time(tmp_path: Path) -> None:
-    """This way, no other line is in flight when a line that kills routers crashes a second
-    router."""
+    """Lines that were in flight when a router crashed are retried one at a time. So if one of them
+    kills a second router, no other line is in flight."""
     store, backend = BatchStore(tmp_path), FakeBackend()
     make_batch(store, 1, *(batch_line(str(number), prompt="slow") for number in range(3)))
     assert len(crash_router(store, 3)) == 3

@@ -36,7 +36,7 @@ def mixed(trial: int) -> list[SamplingParams]:
 def test_batched_sampling_gives_the_tokens_of_row_by_row_sampling(
     window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This includes rows whose chosen token may be outside the top-token window."""
+    """The batches include rows whose chosen token may be outside the top-token window."""
     monkeypatch.setattr(batched, "TOP_WINDOW_TOKENS", window)
     print(f"seed {SEED}")
     chance = np.random.default_rng(SEED)

@@ -541,8 +541,8 @@ def test_sealed_blocks_of_a_killed_process_are_found(tmp_path: Path) -> None:
 
 
 def test_folder_lock_is_released_on_close(tmp_path: Path) -> None:
-    """This holds even if a process that another thread has just started still has the lock file
-    open."""
+    """Closing the tier releases the folder's lock, even if a process that another thread has just
+    started still has the lock file open."""
     disk = opened(tmp_path)
     inherited = os.dup(disk._lock)
     disk.close()

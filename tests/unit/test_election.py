@@ -171,7 +171,8 @@ async def test_leader_can_resign_without_the_store(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_there_are_never_two_leaders(seed: int) -> None:
-    """This holds whenever each candidate acts, whatever fails, and however long a write takes."""
+    """There is at most one leader, whenever each candidate acts, whatever fails, and however long a
+    write takes."""
     print(f"seed {seed}")
     chance, cluster = np.random.default_rng(seed), Cluster()
     elections = [cluster.elect(f"c{n}") for n in range(4)]

@@ -236,8 +236,8 @@ LOGPROB = TokenLogprob(TokenId(1), -1.0)
     ],
 )
 async def test_invalid_worker_outputs_are_rejected(relays: bool, lie: dict[str, Any]) -> None:
-    """Another worker continues from the last valid token. The faulty one gets no requests for a
-    while, and the record names it."""
+    """Another worker continues the answer from the last valid token. The worker that sent the
+    invalid output gets no requests for a while, and the request's record names it."""
     scene = GenerationHarness(automatic=False)
     context = GenerationContext(scene.placer, scene.links, SystemClock(), FAST, vocab_size=256)
     generation = scene.generation_in(context)
@@ -301,7 +301,8 @@ async def test_absurd_retry_after_of_a_worker_becomes_one_second(reported: str) 
 
 
 async def test_restarted_source_is_dropped_from_the_placement() -> None:
-    """This holds even if the registry still reports its earlier incarnation, and there is no
+    """The prefill worker has restarted, so it no longer has the request's KV. The next placement
+    leaves it out, even though the registry still reports its earlier incarnation, and there is no
     other prefill worker."""
     scene = GenerationHarness(automatic=False)
     scene.placer.prefill, scene.placer.decode = [scene.p0], [scene.d0]
@@ -317,7 +318,8 @@ async def test_restarted_source_is_dropped_from_the_placement() -> None:
 
 async def test_last_remaining_worker_is_retried() -> None:
     """The decode worker's error may be the prefill worker's fault, so both are excluded at first.
-    As there are no other workers, the request is retried on the decode worker alone."""
+    As there are no other workers, the decode worker is allowed again, and computes the prompt
+    itself, so that no KV transfer is needed."""
     scene = GenerationHarness(automatic=False)
     scene.placer.prefill, scene.placer.decode = [scene.p0], [scene.d0]
     task = asyncio.create_task(scene.collect())
@@ -332,7 +334,8 @@ async def test_last_remaining_worker_is_retried() -> None:
 
 
 async def test_failed_kv_transfer_between_the_last_two_workers_falls_back_to_one() -> None:
-    """The decode worker can't reach its source, but the router can reach both."""
+    """The router can reach both workers, but the decode worker can't reach the prefill worker. So
+    the decode worker computes the prompt itself."""
     scene = GenerationHarness(automatic=False)
     scene.placer.prefill, scene.placer.decode = [scene.p0], [scene.d0]
     collecting = asyncio.create_task(scene.collect())
@@ -379,8 +382,8 @@ async def test_workers_that_just_failed_others_are_used_last() -> None:
 async def test_last_worker_that_only_lost_its_connection_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The worker is still registered after PRESUMED_DEAD_SECONDS, when a dead one would have
-    expired."""
+    """The worker is still registered PRESUMED_DEAD_SECONDS after its connection broke. If it were
+    dead, its registry entry would have expired by then."""
     monkeypatch.setattr("router.generation.placement_search.PRESUMED_DEAD_SECONDS", 0.05)
     scene = GenerationHarness(automatic=False)
     scene.placer.prefill, scene.placer.decode = [], [scene.d0]
@@ -399,8 +402,8 @@ async def test_last_worker_that_only_lost_its_connection_continues(
 
 
 async def test_answer_survives_the_death_of_all_workers() -> None:
-    """This holds for any number of workers, since an attempt on an unreachable worker does not
-    count as a retry."""
+    """An answer survives the death of any number of workers, since an attempt on an unreachable
+    worker does not count as a retry."""
     scene = GenerationHarness(automatic=False)
     workers = [FakeWorker(f"w{n}", answer, automatic=False) for n in range(8)]
     scene.links = MemoryWorkerConnections(*workers)

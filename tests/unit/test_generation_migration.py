@@ -60,7 +60,8 @@ async def test_migrations_do_not_count_as_failures() -> None:
 
 
 async def test_turned_away_answer_is_recomputed_elsewhere() -> None:
-    """If the worker has no KV of the answer, the generated tokens are part of the new prefill."""
+    """The draining worker keeps no KV of the answer, so the next prefill computes the prompt and
+    the tokens generated so far."""
     scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect())
     await settle()

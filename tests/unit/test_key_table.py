@@ -137,8 +137,8 @@ def test_wrapping_collision_cluster_survives_growth_and_gaps() -> None:
 
 @pytest.mark.usefixtures("_either_way")
 def test_keys_at_the_end_wrap_around_when_the_table_shrinks() -> None:
-    """Each key has its own slot in a table of a thousand, but all share the last slot in one of
-    forty."""
+    """In a table of a thousand slots, each key of ``last`` has its own slot; in a table of forty
+    slots, all of them share the last slot."""
     last = [key_of((1 << 64) - 1 - (number << 54)) for number in range(20)]
     others = random_keys(600)
     table = KeyTable(capacity=1)

@@ -36,8 +36,8 @@ async def test_lookup_without_bytes_leases_nothing() -> None:
 
 
 async def test_checking_every_key_before_a_put_never_makes_one_fail() -> None:
-    """The arena has space for a quarter of the blocks, so that most puts must evict one. A lookup
-    of all keys just before does not prevent this."""
+    """The arena has space for a quarter of the blocks, so that most puts must evict one. A put can
+    evict a block even directly after a lookup of all keys."""
     store = StoreHarness(dram_blocks=4)
     for _ in range(10):
         for number in range(16):

@@ -293,7 +293,7 @@ async def test_tenant_gets_all_threads_but_one(gates: Callable[[], threading.Eve
 
 
 async def test_thread_stays_busy_until_its_work_ends(gates: Callable[[], threading.Event]) -> None:
-    """This also holds after the client has disconnected."""
+    """The thread stays busy even after the client has disconnected."""
     work, size, gate = OffloadExecutor(2), MIN_OFFLOAD_BYTES + 1, gates()
     left = asyncio.create_task(work.run(A, size, gate.wait))
     await asyncio.sleep(0)
@@ -309,9 +309,9 @@ async def test_thread_stays_busy_until_its_work_ends(gates: Callable[[], threadi
 async def test_call_that_is_cancelled_as_its_turn_comes_gets_no_thread(
     gates: Callable[[], threading.Event],
 ) -> None:
-    """Two waiting calls are cancelled just as the first one is given a thread. The first one gives
-    the thread back before the second one's task has seen its cancellation: the thread must go to
-    the call behind them."""
+    """Three calls wait for a thread. The first two are cancelled just as the first one is given a
+    thread, which it gives back before the second one's task has seen its cancellation. The thread
+    must go to the third call."""
     pool, gate = FairThreadPool(1, "test"), gates()
 
     def cancel_both() -> None:

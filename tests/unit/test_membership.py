@@ -86,8 +86,8 @@ async def test_registry_that_lost_all_members_is_not_believed_at_once() -> None:
 
 @pytest.mark.parametrize("why", ["outage", "restart"])
 async def test_missing_members_are_kept_for_a_while_after_an_outage_or_restart(why: str) -> None:
-    """The registry is back, and most members have announced themselves again; the missing one does
-    so a little later."""
+    """The registry is back, but has no entry of the member c, which may not have announced itself
+    again yet. So c is kept for REJOIN_SECONDS."""
     clock = ManualClock()
     registry = MemoryRegistry(clock)
     mirror = Membership(registry, clock)

@@ -42,7 +42,7 @@ def network_sockets() -> set[Any]:
 def test_nixl_without_an_interface_opens_no_sockets(
     tls: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds for any value of the environment variable UCX_TLS."""
+    """NIXL opens no network sockets, whatever the environment variable UCX_TLS is set to."""
     if tls:
         monkeypatch.setenv("UCX_TLS", tls)
     before = network_sockets()

@@ -100,7 +100,7 @@ def test_load_is_scaled_by_the_number_of_conductors() -> None:
 
 
 def test_refused_requests_count_as_load() -> None:
-    """The cached share of refused prompts is assumed to equal that of the others."""
+    """The cached share of refused prompts is assumed to equal that of the placed prompts."""
     planner = Planner(CONFIG, 0.0)
     for _ in range(50):
         planner.record_placed(snapshot(1.0), 1000, decision(0.05, blocks=31))

@@ -127,7 +127,8 @@ def test_scored_prompt_reuses_no_cache_but_fills_it() -> None:
 
 
 def test_concurrent_requests_with_the_same_prompt() -> None:
-    """Neither of the two requests with prompt logprobs waits for the other's blocks."""
+    """Three requests have the same prompt. Neither of the two that ask for prompt logprobs waits
+    for the blocks of the other one."""
     engine = engine_over(FakeRunner(64, 4), 8)
     prompt = list(range(40))
     specs = [spec_of("a", prompt, 0), spec_of("b", prompt, 0), spec_of("c", prompt, None)]

@@ -205,7 +205,8 @@ def test_torch_products_use_the_decoded_weights(name: str, dtype: torch.dtype) -
 
 
 def test_torch_packs_two_int4_codes_into_a_byte() -> None:
-    """This includes an odd number of codes, and the smallest and largest code."""
+    """The matrix has rows with an odd number of codes, and contains the smallest and the largest
+    code."""
     weight = torch.arange(-8, 8).repeat(2, 5)[:, :77] * torch.tensor([[0.5], [-2.0]])
     kept = QuantizedMatrix.quantize(weight, "int4").codes
     assert isinstance(kept, PackedInt4Codes)

@@ -82,7 +82,8 @@ def test_all_matrices_are_quantized(tmp_path: Path) -> None:
 def test_logits_have_the_same_bits_in_any_batch(
     name: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """This holds for any chunking, batch, block size and number of threads."""
+    """A prompt's logits have the same bits with any chunking, batch, block size and number of
+    threads."""
     print(f"seed {SEED}")
     make_model(tmp_path, "qwen3", seed=SEED)
     chance, kind = np.random.default_rng(SEED), str(dtype).removeprefix("torch.")

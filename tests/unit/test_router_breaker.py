@@ -111,7 +111,8 @@ async def test_worker_that_fails_every_request_gets_no_more() -> None:
 
 @pytest.mark.parametrize("alive", [False, True])
 async def test_failing_cluster_is_not_flooded_with_retries(alive: bool) -> None:
-    """The request asks for few placements, and fails within its time limit."""
+    """A request that no worker can serve fails within its time limit, after a bounded number of
+    placements."""
     fleet = Fleet()
     for worker in fleet.workers.values():
         if alive:

@@ -123,8 +123,8 @@ async def test_invalid_and_failed_requests_cost_no_tokens(tokenizer: Tokenizer) 
 async def test_computed_prompt_is_charged_even_without_an_answer(
     tokenizer: Tokenizer, details: dict[str, str], num_answers: int, paid: int
 ) -> None:
-    """This happens, for example, when a grammar allows no first token. Several choices share their
-    prompt, which is charged once."""
+    """A computed prompt has no answer if, for example, its grammar allows no first token. Several
+    choices share their prompt, which is charged once."""
     body: dict[str, Any] = {"prompt": "abcdefg", "max_tokens": 5, "n": num_answers}
     async with open_router(tokenizer, tenant("a", None, 50), automatic=False) as (router, client):
         task = asyncio.create_task(client.post(COMPLETE, json=body, headers=of("a")))

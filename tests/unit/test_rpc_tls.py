@@ -127,8 +127,8 @@ async def test_secret_is_required_in_addition_to_certificates(serve, ask, tmp_pa
 
 @both
 async def test_clients_without_a_certificate_are_rejected(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """This includes clients with a certificate issued by another authority, and clients without
-    TLS."""
+    """A client is rejected if another authority issued its certificate, whether or not the client
+    trusts the members' authority, and if it uses no TLS."""
     members, strangers = trust(tmp_path / "m", MEMBER), trust(tmp_path / "s", STRANGER)
     async with serve(members) as address:
         for each in (
@@ -142,7 +142,8 @@ async def test_clients_without_a_certificate_are_rejected(serve, ask, tmp_path: 
 
 @both
 async def test_members_reject_other_servers(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """This includes a server whose certificate the authority signed for another name."""
+    """A member rejects a server whose certificate was issued by another authority, a server whose
+    certificate the cluster's authority issued for another name, and a server without TLS."""
     members = trust(tmp_path / "m", MEMBER)
     for folder, files in (("s", STRANGER), ("o", OTHER)):
         async with serve(trust(tmp_path / folder, files)) as address:

@@ -57,7 +57,7 @@ def rows_of_all_kinds() -> list[Row]:
 
 
 def expected(logits: np.ndarray, params: SamplingParams, position: int) -> int:
-    """Sample a token by the same rules, with a slower, independent implementation."""
+    """Sample a token by the sampler's rules, with a slower, independent implementation."""
     scores = logits.astype(np.float64)
     for token in set(HISTORY) if params.repetition_penalty != 1 else ():
         factor = params.repetition_penalty

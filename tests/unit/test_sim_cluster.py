@@ -301,8 +301,9 @@ def alone(snapshot: Snapshot, query: PolicyQuery) -> Decision:
 
 
 def test_local_prefill_delays_the_decode_batch() -> None:
-    """The first prompt is computed in 0.2 s and decodes; the second takes 0.15 s of the worker's
-    time in between, beginning at the end of a step."""
+    """A decode worker that computes a prompt itself runs no decode steps meanwhile. The first
+    request's prompt takes 0.2 s, and its answer is then decoded. The prompt of the second request
+    takes 0.15 s, beginning when the decode step in progress has ended."""
     trace = Trace(
         "by-hand", BLOCK, (make_request(0.0, 100, 11), make_request(0.2505, 50, 2, head=1))
     )

@@ -83,9 +83,10 @@ def test_simultaneous_requests_have_no_rate() -> None:
 def test_ttft_and_itl_slo_count_separately(
     ttft_slo_seconds: float, itl_slo_seconds: float, met: int
 ) -> None:
-    """Two prompts share a step, which takes 0.4 s. Alone, they would take 0.3 s and 0.2 s; these
-    times are added to their TTFT SLO. ITLs are longer than a step, since the first one includes the
-    KV transfer."""
+    """Two prompts are computed in one step, which takes 0.4 s. Computed alone, the first one would
+    take 0.3 s and the second one 0.2 s; the TTFT SLO of a request is extended by this time. The
+    mean inter-token latency is longer than a decode step, since the first interval includes the KV
+    transfer."""
     cluster = run_of(
         make_request(0.0, 200, 5),
         make_request(0.0, 100, 5, head=1),

@@ -150,7 +150,8 @@ def test_recent_peak_prevents_shrinking() -> None:
 
 
 def test_peaks_still_hold_after_a_manual_resize() -> None:
-    """Somebody else has resized the pool; its recent peaks still apply."""
+    """An operator has reduced the pool to 3 workers, although 4 were needed recently. The recent
+    peaks still apply, so the pool does not shrink further."""
     pools = replace(POOLS, num_prefill=3, prefill_demand=DemandPeaks(0.0, ((900.0, 4), (950.0, 2))))
     sizing = size_pools(replace(LOAD, requests_per_second=1.0), pools, CONFIG)
     assert sizing.prefill == 3

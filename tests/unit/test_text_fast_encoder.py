@@ -102,8 +102,8 @@ LONG = 2 * WINDOW_CHARACTERS + 1
     "word", ["a", " ", "\n", "7", ",_", "\x1c,", "漢", "é", "a-", "<|im_end|>"]
 )
 def test_long_words_use_the_reference(name: str, word: str) -> None:
-    """This holds wherever the long word is in the text: the fast encoder's library would keep
-    memory in proportion to its length."""
+    """The fast encoder leaves a text with a long word to the reference, wherever the word is in the
+    text: the fast encoder's library would keep memory in proportion to the word's length."""
     encoder, words = ENCODERS[name], "some words. " * WINDOW_CHARACTERS
     assert encoder is not None
     long = word * LONG

@@ -74,7 +74,8 @@ async def test_timeout_error_of_the_block_does_not_expire_the_limit(limited: Lim
 
 
 async def test_cancellation_has_precedence_over_the_limit(limited: Limit) -> None:
-    """This also holds if the limit expires in the same iteration of the event loop."""
+    """A cancelled task ends by its cancellation, even if the limit expires in the same iteration of
+    the event loop."""
 
     async def wait() -> None:
         async with limited(0.0):

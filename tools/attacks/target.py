@@ -72,7 +72,8 @@ class AttackTarget:
         return url.host, url.port or 80
 
     def of_role(self, *roles: str) -> list[MemberAddress]:
-        """Return the members of these roles: router, conductor, prefill, decode, kvstore."""
+        """Return the members whose role is one of ``roles``: router, conductor, prefill, decode,
+        kvstore."""
         return [member for member in self.members if member.role in roles]
 
     async def wait_for_rate_limit(self) -> bool:

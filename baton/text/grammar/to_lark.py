@@ -72,11 +72,13 @@ def _check_text(text: str) -> None:
 
 
 def _from_schema(schema: Any) -> str:
-    """Convert a JSON schema. Only true and objects are accepted: no JSON value matches false."""
+    """Convert a JSON schema to the body of a Lark rule. The schema must be an object, or true,
+    which any JSON value matches. The schema false raises Invalid, since no JSON value matches
+    it."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
-        raise Invalid("a JSON schema must be an object")
+        raise Invalid("a JSON schema must be an object or true")
     if "x-guidance" in schema:
         raise Invalid("x-guidance is not a keyword of JSON schema")
     check_depth(schema)

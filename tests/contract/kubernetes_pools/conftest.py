@@ -26,6 +26,7 @@ async def rig(fake: FakeKubernetes) -> AsyncIterator[Rig]:
 
 @pytest.fixture
 def several(fake: FakeKubernetes) -> Rig:
-    """Three workers in the pool prefill, two in decode and four in decode-big."""
+    """A rig with three pools: ``prefill`` has three workers, ``decode`` two and ``decode-big``
+    four."""
     fake.add_pool("decode", 4, name="decode-big")
     return Rig(fake)

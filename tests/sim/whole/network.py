@@ -232,7 +232,7 @@ class Network:
         return SimServer(self, address, listener)
 
     def sockets(self, kind: str) -> list[SimSocket]:
-        """Return both ends of each open connection of this kind."""
+        """Return both ends of each open connection of the kind ``kind``."""
         return [each for process in self.processes for each in process.sockets if each.kind == kind]
 
     # -- streams ---------------------------------------------------------------------------

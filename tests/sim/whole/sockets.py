@@ -239,7 +239,8 @@ class SimSocket(asyncio.Transport):
         self._post(SimSocket._arrive, bytes(data))
 
     def _break_within(self, data: bytes) -> None:
-        """Send the last bytes and break the connection."""
+        """Break the connection within a frame: send ``data``, the part of the frame that comes
+        before the break, and then a reset."""
         if data:
             self._post(SimSocket._arrive, data)
         self._bytes_until_break = None

@@ -1,1 +1,2 @@
-"""Real clusters whose workers run vLLM. The tests run in Baton's own environment."""
+"""Real clusters whose workers run vLLM. The tests run in Baton's Python environment; the workers
+that they start run in vLLM's."""

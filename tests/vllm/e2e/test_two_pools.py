@@ -189,8 +189,8 @@ def test_answers_follow_a_json_schema(cluster: LocalCluster, models: dict[str, P
 def test_streams_survive_a_killed_worker(
     role: str, prompt_tokens: int, cluster: LocalCluster
 ) -> None:
-    """The prefill worker dies while long prompts are computed and transferred; the decode worker
-    dies while all answers are written."""
+    """Two cases: the prefill worker is killed while long prompts are still being computed and
+    transferred, or the decode worker while the answers are being generated."""
     wait_until_ready(cluster)
     prompts = [prompt(100 + number, prompt_tokens + number) for number in range(STREAMS)]
     victim, started = cluster.processes(role)[0]["pid"], Event()
