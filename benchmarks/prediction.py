@@ -48,9 +48,9 @@ class PredictionLoad:
 
 @dataclass(frozen=True, slots=True)
 class PredictionRow:
-    """The result of a load, over ``num_predicted`` requests; times in milliseconds. ``p50_error`` is
-    the relative error of the median predicted TTFT; ``ratio_p10`` to ``ratio_p90`` are percentiles
-    of a request's predicted divided by its measured TTFT."""
+    """The result of a load, over ``num_predicted`` requests; times in milliseconds. ``p50_error``
+    is the relative error of the median predicted TTFT; ``ratio_p10`` to ``ratio_p90`` are
+    percentiles of a request's predicted divided by its measured TTFT."""
 
     load: str
     num_predicted: int
