@@ -109,5 +109,5 @@ class LeaderAutoscaler:
                     await pools.end_leftover_drains()
                 self._became_leader.clear()
             except BatonError as error:
-                log.warning("pools_not_mended", error=str(error))
+                log.warning("pools_not_repaired", error=str(error))
                 await self._clock.sleep(REPAIR_RETRY_SECONDS)

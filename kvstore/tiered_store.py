@@ -314,4 +314,4 @@ class TieredStore:
         self.counters.disk_failures += 1
         self._disk_backoff_until = self._clock.monotonic() + DISK_BACKOFF_SECONDS
         level = log.warning if isinstance(error, Unavailable) else log.error
-        level("disk_failed", error=str(error), rests_seconds=DISK_BACKOFF_SECONDS)
+        level("disk_failed", error=str(error), pause_seconds=DISK_BACKOFF_SECONDS)

@@ -179,7 +179,7 @@ class SupervisedPools(ABC):
                 sent_role = process.state.role
                 await self._convert(process)
         except BatonError as error:
-            log.warning("not_converted", id=worker_id, reason=str(error))
+            log.warning("role_change_failed", id=worker_id, reason=str(error))
             await self._replace(process)
         finally:
             self._converting.discard(worker_id)

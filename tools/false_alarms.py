@@ -18,7 +18,12 @@ from tools.chaos import report
 from tools.local_cluster import LocalCluster, local_cluster
 from tools.streams import make_request_bodies, record_answers, traffic
 
-ALARMS = ("worker_connection_lost", "request_fails_over", "registry_doubted", "heartbeat_failed")
+ALARMS = (
+    "worker_connection_lost",
+    "request_fails_over",
+    "rejoin_period_started",
+    "heartbeat_failed",
+)
 
 
 def alarms(cluster: LocalCluster) -> dict[str, int]:

@@ -156,7 +156,7 @@ class ClusterStoreClient:
         try:
             await self._node(lease.node).client.report_damaged(keys)
         except BatonError as error:
-            log.info("report_failed", node=lease.node.id, error=str(error))
+            log.info("damage_report_failed", node=lease.node.id, error=str(error))
 
     def record_read_failure(self, lease: StoreLease) -> None:
         """Record that a read from the node failed, so that it is avoided for a while."""
@@ -172,7 +172,7 @@ class ClusterStoreClient:
         try:
             await self._index.remove(KvHolder(node.id, node.generation), keys)
         except BatonError as error:
-            log.info("index_not_repaired", error=str(error))
+            log.info("stale_hint_not_removed", error=str(error))
 
     async def count_stored_at_put_target(self, keys: Sequence[BlockKey]) -> int:
         """Return how many leading ``keys`` are stored on the node to which :meth:`put` would send

@@ -42,7 +42,7 @@ def server_context(trust: ClusterCredentials) -> ssl.SSLContext | None:
         try:
             latest = _context(trust, _file_stamps(trust), is_server=True)
         except Invalid as error:
-            log.warning("certificate_unchanged", error=str(error))
+            log.warning("certificate_reload_failed", error=str(error))
         connection.context = latest
 
     first.sni_callback = renew
@@ -70,7 +70,7 @@ def server_credentials(trust: ClusterCredentials) -> grpc.ServerCredentials:
             _context(trust, now, is_server=True)
             configuration = _configuration(trust)
         except Invalid as error:
-            log.warning("certificate_unchanged", error=str(error))
+            log.warning("certificate_reload_failed", error=str(error))
             return None
         seen = now
         return configuration

@@ -24,7 +24,7 @@ FetchPlan = Callable[[], Awaitable[PoolPlan | None]]
 
 
 def log_decision(text: str) -> None:
-    log.warning("autoscaler", said=text)
+    log.warning("autoscaler", message=text)
 
 
 class Autoscaler:

@@ -70,4 +70,4 @@ class Heartbeat:
         try:
             await self._registry.withdraw(member.id, member.generation)
         except BatonError as error:
-            log.warning("withdrawal_failed", error=str(error))
+            log.warning("deregistration_failed", error=str(error))

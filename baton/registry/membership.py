@@ -76,7 +76,7 @@ class Membership:
 
     def _set_incompatible_ids(self, odd: frozenset[WorkerId]) -> None:
         if odd - self._incompatible_ids:
-            log.warning("numerics_differ", left_out=sorted(odd))
+            log.warning("numerics_differ", excluded=sorted(odd))
         self._incompatible_ids = odd
 
     def _with_missing(self, found: list[Member], now: float) -> list[Member]:
@@ -89,7 +89,7 @@ class Membership:
         has_lost_most = 2 * sum(member.id not in present for member in staying) > len(staying)
         if self._had_outage or has_changed or has_lost_most:
             self._rejoin_until = now + REJOIN_SECONDS
-            log.warning("registry_doubted", missing=sorted({m.id for m in before} - present))
+            log.warning("rejoin_period_started", missing=sorted({m.id for m in before} - present))
         self._had_outage = False
         if now >= self._rejoin_until:
             return found

@@ -29,6 +29,8 @@ async def wait_for_registry(registry: Pingable, clock: Clock, patience_seconds: 
             if clock.monotonic() >= until:
                 raise
             if not was_logged:
-                log.warning("waits_for_registry", seconds=patience_seconds, error=str(error))
+                log.warning(
+                    "waits_for_registry", timeout_seconds=patience_seconds, error=str(error)
+                )
             was_logged = True
         await clock.sleep(POLL_SECONDS)

@@ -86,7 +86,7 @@ def make_fast_encoder(reference: tokenizers.Tokenizer) -> FastEncoder | None:
         )
     # The library raises bare errors for what it does not know.
     except Exception as error:
-        log.info("fast_tokenizer_unfit", error=str(error))
+        log.info("fast_tokenizer_unsupported", error=str(error))
         return None
     if differs is not None:
         log.info("fast_tokenizer_differs", text=differs)

@@ -116,7 +116,7 @@ class BatchRunner:
     def _log_error_once(self, error: str) -> None:
         """Log an error, unless it is the same as that of the previous attempt."""
         if error != self._last_error:
-            log.error("batches_stand_still", error=error)
+            log.error("batches_stalled", error=error)
         self._last_error = error
 
     async def _start_requests(self, tasks: asyncio.TaskGroup) -> None:
@@ -202,7 +202,7 @@ class BatchRunner:
             self._job_order.append(batch.id)
         self._is_full = self._store.used_bytes() >= self._max_folder_bytes
         if self._is_full and self._jobs:
-            log.warning("batches_wait_for_room", limit_bytes=self._max_folder_bytes)
+            log.warning("batch_folder_full", limit_bytes=self._max_folder_bytes)
         if now >= self._swept_at + SWEEP_SECONDS:
             self._swept_at = now
             self._store.delete_expired(now)
@@ -268,7 +268,7 @@ class BatchRunner:
         try:
             job.fail(f"the batch can't continue: {error or type(error).__name__}", self._now())
         except Exception:
-            log.exception("batch_not_failed", batch=job.batch.id)
+            log.exception("batch_failure_not_recorded", batch=job.batch.id)
             job.paused_until = math.inf
 
     def _put_back(self, job: BatchJob, request: BatchRequest) -> None:

@@ -55,7 +55,7 @@ class RequestIsolation:
         num_deaths = quarantine.check_and_count_deaths(self._digest, clock.monotonic())
         if num_deaths < MAX_WORKER_DEATHS:
             return
-        log.warning("request_tried_alone", num_deaths=num_deaths, **self._record.log_fields)
+        log.warning("request_isolated", num_deaths=num_deaths, **self._record.log_fields)
         self.run = await quarantine.begin_isolated_run(num_deaths, clock)
         try:
             # A request with the same content may have been refused meanwhile.

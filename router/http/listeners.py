@@ -124,7 +124,7 @@ def raise_open_file_limit() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     limit = hard if hard != resource.RLIM_INFINITY else 2**20
     if limit < 4096 + RESERVED_OPEN_FILES:
-        log.warning("few_open_files", limit=limit, mend="raise the hard limit (ulimit -Hn)")
+        log.warning("open_file_limit_low", limit=limit, remedy="raise the hard limit (ulimit -Hn)")
     return max(limit, RESERVED_OPEN_FILES + 16)
 
 

@@ -45,7 +45,7 @@ class ReloadingCertificate:
         try:
             self._load()
         except Invalid as error:
-            log.warning("certificate_unchanged", error=str(error))
+            log.warning("certificate_reload_failed", error=str(error))
             return
         self._stamps = stamps
         log.info("certificate_changed", file=self._certificate)

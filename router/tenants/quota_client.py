@@ -181,9 +181,7 @@ class QuotaClient:
         except Unavailable:
             return
         self.is_open = True
-        log.info(
-            "quota_store_reachable", until_now="each router had an equal part of tenants' limits"
-        )
+        log.info("quota_store_reachable", effect="tenants' limits hold for all routers together")
         if self._split_gauge is not None:
             self._split_gauge.set(0)
 
@@ -192,7 +190,7 @@ class QuotaClient:
             log.warning(
                 "quota_store_unreachable",
                 error=str(error),
-                now="each router has an equal part of tenants' limits",
+                effect="each router grants an equal part of tenants' limits",
             )
         self.is_open = False
         if self._split_gauge is not None:

@@ -131,7 +131,7 @@ async def test_leader_keeps_its_lease_for_a_while_without_the_store(cluster: Clu
     with capture_logs() as logs:
         await cluster.one.check_lease()
         await cluster.one.check_lease()
-    assert [line["failure"] for line in logs] == ["no API server"]
+    assert [line["error"] for line in logs] == ["no API server"]
     assert cluster.one.is_leader
     cluster.clock.advance(5.1)
     assert not cluster.one.is_leader

@@ -154,5 +154,5 @@ class InitialSizes:
     def _log_failure(self, failure: str) -> None:
         """Log a failure, unless it is the same as the last one."""
         if failure != self._last_failure:
-            log.warning("initial_sizes", failure=failure)
+            log.warning("initial_sizes_failed", error=failure)
         self._last_failure = failure

@@ -135,7 +135,7 @@ class PodWatch:
     def _log_failure(self, failure: str) -> None:
         """Log a failure, unless it is the same as the last one."""
         if failure != self._last_failure and not self._stopped.is_set():
-            log.warning("pods_not_watched", failure=failure)
+            log.warning("pods_not_watched", error=failure)
         self._last_failure = failure
 
 

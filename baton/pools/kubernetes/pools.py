@@ -56,7 +56,7 @@ DRAIN_SECONDS = 30.0
 
 
 def log_note(text: str) -> None:
-    log.warning("pool", note=text)
+    log.warning("pool", message=text)
 
 
 class KubernetesPools:
