@@ -133,7 +133,7 @@ def _find_worker(pods: "Sequence[Pod]", worker: str) -> "Pod":
         if pod.has_name_or_id(worker):
             return pod
     names = ", ".join(pod.name for pod in pods) or "none"
-    raise Invalid(f"there is no worker {worker!r}; there are {names}")
+    raise Invalid(f"there is no worker {worker!r}; the workers are: {names}")
 
 
 def parse_named_pool_sizes(texts: list[str]) -> dict[str, int]:

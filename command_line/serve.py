@@ -48,7 +48,7 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
     """Run the program of ``role`` until it ends. Raises Invalid for an unknown role or setting, or
     the error that ended the program."""
     if role not in [known.value for known in PROGRAM_BUILDERS]:
-        raise Invalid(f"there is no role {role!r}; there are {', '.join(PROGRAM_BUILDERS)}")
+        raise Invalid(f"unknown role {role!r}; known roles: {', '.join(PROGRAM_BUILDERS)}")
     open_status_pipe(status_fd)
     log_level = ""
     try:

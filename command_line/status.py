@@ -138,7 +138,7 @@ def show_log(name: str, process: str) -> None:
     path = folder.logs / f"{process}.log"
     if not path.is_file():
         names = sorted(entry.stem for entry in folder.logs.glob("*.log"))
-        raise NotFound(f"no log of {process!r}; there are {', '.join(names) or 'none'}")
+        raise NotFound(f"no log of {process!r}; known logs: {', '.join(names) or 'none'}")
     print(path.read_text(errors="replace"), end="")
 
 

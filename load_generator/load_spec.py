@@ -80,7 +80,7 @@ class LoadSpec:
             raise Invalid("--trace and --kind can't be combined")
         if self.kind is not None and self.kind not in (PLAIN, *TRACE_GENERATORS):
             known = ", ".join((PLAIN, *TRACE_GENERATORS))
-            raise Invalid(f"there is no kind {self.kind!r}; there are {known}")
+            raise Invalid(f"--kind is {self.kind!r}; it must be one of {known}")
         if self.concurrency is not None and self.rate is not None:
             raise Invalid(
                 "--rate (an open loop) and --concurrency (a closed loop) can't be combined"

@@ -54,7 +54,7 @@ def set_weights(environment: Any, **_: Any) -> None:
     known = {each.kind: each for each in (Chat, Completion, Rag, Agent, Reasoning)}
     unknown = sorted(set(weights) - set(known))
     if unknown:
-        raise SystemExit(f"--user-weights: there is no {unknown[0]}; there are {', '.join(known)}")
+        raise SystemExit(f"--user-weights: unknown {unknown[0]!r}; known users: {', '.join(known)}")
     for kind, weight in weights.items():
         known[kind].weight = weight
     chosen = [known[kind] for kind, weight in weights.items() if weight]

@@ -127,7 +127,7 @@ class SupervisedPools(ABC):
         keeper = self._processes.get(worker_id)
         if keeper is None:
             known = ", ".join(self._processes)
-            raise NotFound(f"there is no worker {worker_id!r}; there are {known}")
+            raise NotFound(f"there is no worker {worker_id!r}; the workers are: {known}")
         if worker_id in self._removing:
             return
         role = Role(keeper.state.role)

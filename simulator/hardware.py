@@ -52,5 +52,5 @@ def get_gpu(name: str) -> Gpu:
     """Return the GPU of that case-insensitive name. Raises Invalid for an unknown name."""
     gpu = GPUS.get(name.upper())
     if gpu is None:
-        raise Invalid(f"there is no GPU {name!r}; there are {', '.join(GPUS)}", param="gpu")
+        raise Invalid(f"unknown GPU {name!r}; known GPUs: {', '.join(GPUS)}", param="gpu")
     return gpu

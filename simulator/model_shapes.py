@@ -151,5 +151,5 @@ def get_model_shape(name: str) -> ModelShape:
     """Return the model shape of that case-insensitive name. Raises Invalid for an unknown name."""
     shape = SHAPES.get(name.lower())
     if shape is None:
-        raise Invalid(f"there is no model {name!r}; there are {', '.join(SHAPES)}", param="model")
+        raise Invalid(f"unknown model {name!r}; known models: {', '.join(SHAPES)}", param="model")
     return shape

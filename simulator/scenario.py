@@ -58,7 +58,7 @@ class Traffic:
             raise Invalid("--trace and --kind can't be combined")
         if self.kind is not None and self.kind not in TRACE_GENERATORS:
             raise Invalid(
-                f"there is no kind {self.kind!r}; there are {', '.join(TRACE_GENERATORS)}"
+                f"--kind is {self.kind!r}; it must be one of {', '.join(TRACE_GENERATORS)}"
             )
         if self.rate is not None:
             check_positive("--rate", self.rate)
@@ -174,7 +174,7 @@ class SimulatedHardware:
             )
         if self.order not in PREFILL_ORDERS:
             raise Invalid(
-                f"there is no order {self.order!r}; there are {', '.join(PREFILL_ORDERS)}"
+                f"--order is {self.order!r}; it must be one of {', '.join(PREFILL_ORDERS)}"
             )
 
     @cached_property
@@ -246,7 +246,7 @@ def _parse_slowdown(text: str, config: ClusterConfig) -> WorkerSlowdown:
 def _worker(name: str, config: ClusterConfig) -> WorkerId:
     last = (config.num_prefill if name[0] == "p" else config.num_decode) - 1
     if int(name[1:]) > last or str(int(name[1:])) != name[1:]:
-        raise Invalid(f"there is no worker {name!r}; there are {name[0]}0 to {name[0]}{last}")
+        raise Invalid(f"there is no worker {name!r}; the workers are {name[0]}0 to {name[0]}{last}")
     return WorkerId(name)
 
 

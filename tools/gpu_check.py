@@ -240,7 +240,7 @@ def chosen(parts: Parts, only: Sequence[str], *, quick: bool) -> Parts:
     unknown one."""
     if unknown := [name for name in only if name not in parts]:
         known = ", ".join(parts)
-        raise SystemExit(f"gpu_check: there is no part {unknown[0]!r}; there are {known}")
+        raise SystemExit(f"gpu_check: unknown part {unknown[0]!r}; known parts: {known}")
     wanted = only or (QUICK if quick else parts)
     return {name: part for name, part in parts.items() if name in wanted}
 

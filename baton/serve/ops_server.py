@@ -183,7 +183,11 @@ def is_loopback(peer: str) -> bool:
 
 def _not_found(path: str) -> OpsResponse:
     paths = "GET /startupz, /readyz, /livez, /metrics; POST /drain"
-    return HTTPStatus.NOT_FOUND, TEXT, f"there is no {path[:100]}; there are {paths}\n".encode()
+    return (
+        HTTPStatus.NOT_FOUND,
+        TEXT,
+        f"unknown path {path[:100]}; the paths are {paths}\n".encode(),
+    )
 
 
 # -- HTTP ----------------------------------------------------------------------------------------

@@ -91,7 +91,9 @@ def _new(
             trust=trust,
         )
         return cast(Transport, transport)
-    raise Invalid(f"unknown transport {name!r}; there are {', '.join(TRANSPORT_PREFERENCE)}")
+    raise Invalid(
+        f"unknown transport {name!r}; known transports: {', '.join(TRANSPORT_PREFERENCE)}"
+    )
 
 
 def _new_nixl(owner: str, generation: int, clock: Clock, interfaces: Sequence[str]) -> Transport:

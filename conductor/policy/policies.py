@@ -21,7 +21,7 @@ def get_policy(name: str, config: BatonPolicyConfig = BatonPolicyConfig()) -> Pl
     if name == "full_scan":
         return partial(_place, config=replace(config, full_scan=True))
     if name not in BASELINES:
-        raise Invalid(f"there is no policy {name!r}; there are {', '.join(PLACEMENT_POLICIES)}")
+        raise Invalid(f"unknown policy {name!r}; known policies: {', '.join(PLACEMENT_POLICIES)}")
     return partial(_place_by_rule, rule=BASELINES[name])
 
 

@@ -61,7 +61,8 @@ def paginate(
     ApiError (400)."""
     unknown = query.keys() - {"limit", "after"}
     if unknown:
-        raise ApiError(400, f"there is no parameter {min(unknown)!r}", param=min(unknown))
+        message = f"unknown parameter {min(unknown)!r}; known parameters: limit, after"
+        raise ApiError(400, message, param=min(unknown))
     limit = query.get("limit", str(min(max_limit, 10_000 if max_limit > 100 else 20)))
     if not _is_number(limit) or not 1 <= int(limit) <= max_limit:
         raise ApiError(400, f"limit must be between 1 and {max_limit}", param="limit")

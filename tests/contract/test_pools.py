@@ -197,7 +197,7 @@ async def test_invalid_requests_are_refused(harness: PoolsHarness) -> None:
         for wrong in ({Role.ROUTER: 1}, {Role.DECODE: 0}, {Role.DECODE: 257}):
             with pytest.raises(Invalid, match="scale takes prefill=N and decode=N"):
                 await harness.pools.scale(wrong)
-        with pytest.raises(NotFound, match="no worker 'x'; there are prefill-0, decode-0"):
+        with pytest.raises(NotFound, match="no worker 'x'; the workers are: prefill-0, decode-0"):
             await harness.pools.remove(WorkerId("x"))
     with pytest.raises(Unavailable, match="starting or stopping"):
         await harness.pools.remove(WorkerId("decode-0"))

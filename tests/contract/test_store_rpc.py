@@ -449,7 +449,7 @@ async def test_too_many_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 async def test_a_conductor_does_not_start_with_an_unknown_policy() -> None:
     settings = load_settings(redis_url="redis://127.0.0.1:1/0", placement_policy="best")
     program = ConductorProgram(settings)
-    with pytest.raises(Invalid, match="there is no policy 'best'; there are baton, full_scan"):
+    with pytest.raises(Invalid, match="unknown policy 'best'; known policies: baton, full_scan"):
         await program.start()
     await program.stop()
 

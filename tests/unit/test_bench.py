@@ -472,7 +472,7 @@ def test_api_key_is_sent(ask: Ask) -> None:
         ((), 2, "bench needs --rate R, --concurrency N, or --trace FILE"),
         (("--rate", "1", "--concurrency", "1"), 2, "can't be combined"),
         (("--rate", "0"), 2, "--rate is 0; it must be finite and above 0"),
-        (("--rate", "1", "--kind", "poem"), 2, "there is no kind 'poem'; there are plain, chat"),
+        (("--rate", "1", "--kind", "poem"), 2, "--kind is 'poem'; it must be one of plain, chat"),
         (("--rate", "1", "--url", "ftp://x"), 2, "it must look like http://HOST:PORT"),
         (("--rate", "1", "--url", "http://x:99999"), 2, "--url http://x:99999"),
         (("--rate", "1", "--api-key", "a\nb"), 2, "--api-key has characters"),

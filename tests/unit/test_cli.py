@@ -44,7 +44,7 @@ def baton(
         (["scale", "prefill=2"], 1, "no cluster named 'default'"),
         (["scale", "prefill"], 2, "scale takes prefill=N and decode=N, not 'prefill'"),
         (["scale", "decode=-1"], 2, "not 'decode=-1'"),
-        (["serve", "cook"], 2, "there is no role 'cook'; there are router, conductor"),
+        (["serve", "cook"], 2, "unknown role 'cook'; known roles: router, conductor"),
         (["serve", "conductor"], 2, "redis_url is not set; set it, e.g. BATON_REDIS_URL="),
         (["serve", "router", "--set", "prot=1"], 2, "did you mean port"),
         (["serve", "router", "--set", "port"], 2, "--set"),

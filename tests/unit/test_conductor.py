@@ -248,7 +248,7 @@ async def test_every_policy_copes_with_missing_and_excluded_workers(policy: str)
 
 
 def test_unknown_policy_is_rejected() -> None:
-    with pytest.raises(Invalid, match="there is no policy 'best'; there are baton, full_scan"):
+    with pytest.raises(Invalid, match="unknown policy 'best'; known policies: baton, full_scan"):
         ConductorHarness(policy="best")
 
 

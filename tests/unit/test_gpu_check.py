@@ -81,7 +81,7 @@ def test_parts_are_chosen_by_name() -> None:
     assert list(chosen(parts, ["b"], quick=False)) == ["b"]
     assert list(chosen(parts, [], quick=False)) == list(parts)
     assert list(chosen(parts, [], quick=True)) == ["attention"]
-    with pytest.raises(SystemExit, match="there is no part 'c'; there are a, b, attention"):
+    with pytest.raises(SystemExit, match="unknown part 'c'; known parts: a, b, attention"):
         chosen(parts, ["c"], quick=False)
 
 

@@ -148,7 +148,7 @@ def test_failing_collector_does_not_affect_probes(harness: OpsHarness) -> None:
 @pytest.mark.parametrize(("method", "path"), [("GET", "/"), ("POST", "/livez"), ("GET", "/drain")])
 def test_unknown_path_lists_the_existing_ones(harness: OpsHarness, method: str, path: str) -> None:
     status, body = harness.request(path, method)
-    assert status == 404 and body.startswith(f"there is no {path}; there are GET /startupz")
+    assert status == 404 and body.startswith(f"unknown path {path}; the paths are GET /startupz")
 
 
 def test_silent_connections_are_bounded(harness: OpsHarness) -> None:

@@ -28,12 +28,12 @@ def test_unknown_name_error_lists_the_known_ones() -> None:
     with pytest.raises(Invalid) as caught:
         get_gpu("H1000")
     assert str(caught.value) == (
-        "there is no GPU 'H1000'; there are H100, H200, B200, A100, L40S, MI300X, RTX4090, RTX5090"
+        "unknown GPU 'H1000'; known GPUs: H100, H200, B200, A100, L40S, MI300X, RTX4090, RTX5090"
     )
     with pytest.raises(Invalid) as caught:
         get_model_shape("gpt-2")
     assert str(caught.value) == (
-        "there is no model 'gpt-2'; there are llama-3.1-8b, llama-3.1-70b, qwen3-8b, qwen3-32b, "
+        "unknown model 'gpt-2'; known models: llama-3.1-8b, llama-3.1-70b, qwen3-8b, qwen3-32b, "
         "qwen3-30b-a3b, deepseek-v3"
     )
 

@@ -40,7 +40,7 @@ async def missing_cluster_error(kubernetes: KubernetesClient, cluster: str) -> N
     if await _namespace_is_missing(kubernetes):
         return NotFound(f"{where}: there is no such namespace")
     names = sorted({name async for name in _cluster_names(kubernetes)})
-    found = f"the clusters there are {', '.join(names)}" if names else "this user sees none there"
+    found = f"known clusters: {', '.join(names)}" if names else "this user sees no cluster there"
     return NotFound(f"{where}: there is no cluster {cluster!r} (--name); {found}")
 
 

@@ -292,7 +292,7 @@ def find_pool(pools: Mapping[str, KubernetesWorkload], name: str) -> KubernetesW
     if of_role:
         raise Invalid(f"there are {len(of_role)} {name} pools; name one of {names}")
     if pools:
-        raise Invalid(f"there is no pool {name!r}; there are {names}")
+        raise Invalid(f"there is no pool {name!r}; the pools are: {names}")
     labels = f"{CLUSTER_LABEL} and {ROLE_LABEL}"
     raise Invalid(f"there is no Deployment or StatefulSet with the labels {labels}")
 

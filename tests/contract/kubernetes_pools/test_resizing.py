@@ -113,7 +113,7 @@ async def test_the_last_worker_of_a_pool_cannot_be_removed(rig: Rig) -> None:
     [
         ({PREFILL: 0}, "prefill=0: a pool must have 1 to 256 workers"),
         ({PREFILL: 257}, "prefill=257"),
-        ({Role.ROUTER: 2}, "there is no pool 'router'; there are decode, prefill"),
+        ({Role.ROUTER: 2}, "there is no pool 'router'; the pools are: decode, prefill"),
     ],
 )
 async def test_sizes_out_of_bounds_are_refused(

@@ -44,7 +44,10 @@ async def test_a_role_names_its_only_pool_or_the_pool_called_like_it(several: Ri
     ("name", "message"),
     [
         ("decode", "there are 2 decode pools; name one of decode-big, writers"),
-        ("decode-bog", "there is no pool 'decode-bog'; there are decode-big, prefill, writers"),
+        (
+            "decode-bog",
+            "there is no pool 'decode-bog'; the pools are: decode-big, prefill, writers",
+        ),
     ],
 )
 async def test_an_ambiguous_or_unknown_pool_name_is_refused(

@@ -111,8 +111,8 @@ def test_pods_that_others_delete_are_not_awaited(kube: Kube, baton: Baton) -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["drain", "nobody"], "there is no worker 'nobody'; there are "),
-        (["scale", "big=2"], "there is no pool 'big'; there are decode, prefill"),
+        (["drain", "nobody"], "there is no worker 'nobody'; the workers are: "),
+        (["scale", "big=2"], "there is no pool 'big'; the pools are: decode, prefill"),
         (["scale", "decode=0"], "decode=0: a pool must have 1 to 256 workers"),
         (["scale", "decode"], "scale takes POOL=N, as in decode=3, not decode"),
     ],

@@ -106,7 +106,7 @@ def test_a_cluster_that_does_not_exist_is_an_error_that_names_those_that_do(
     assert code == 1
     assert err == [
         f"baton: context laptop ({kube.server.url}), namespace {HOME}: there is no cluster 'prod' "
-        f"(--name); the clusters there are {CLUSTER}"
+        f"(--name); known clusters: {CLUSTER}"
     ]
 
 
@@ -125,7 +125,8 @@ def test_an_empty_namespace_is_an_error(kube: Kube, baton: Baton) -> None:
     code, _, err = baton("status", "--namespace", "default")
     assert code == 1
     assert err[0].endswith(
-        f"namespace default: there is no cluster '{CLUSTER}' (--name); this user sees none there"
+        f"namespace default: there is no cluster '{CLUSTER}' (--name); "
+        "this user sees no cluster there"
     )
 
 
