@@ -117,7 +117,7 @@ def run(path: Path, options: argparse.Namespace) -> Iterator[EngineComparison]:
         if weights + kv_bytes(work, config, dtype) <= budget
     ]
     if not possible:
-        raise SystemExit(f"nothing fits into {options.most_gib} GiB")
+        raise SystemExit(f"no case fits into --most-gib {options.most_gib}")
     with contenders(path, options, max_blocks(possible, BLOCK_TOKENS)) as everybody:
         check_logits(everybody, options.dtype)
         room = budget - len(everybody) * weights
@@ -185,7 +185,7 @@ def check_logits(everybody: dict[str, EngineContender], dtype: str) -> None:
         )
         near = (ours[best] - ours[their_best]).item() <= most * ours[best].abs().item()
         if not (apart <= most and near):
-            raise SystemExit(f"{name} computes a different model")
+            raise SystemExit(f"the logits of {name} differ too much from ours")
 
 
 def shape_of(options: argparse.Namespace) -> tuple[int, ...]:

@@ -109,7 +109,7 @@ async def stream_all(
     await asyncio.gather(*(stream.done for stream in streams))
     load.seconds = SYSTEM_CLOCK() - began
     if load.errors:
-        raise RuntimeError(f"{len(load.errors)} failed, the first one: {load.errors[0]}")
+        raise RuntimeError(f"{len(load.errors)} requests failed; the first error: {load.errors[0]}")
     return load
 
 

@@ -116,7 +116,10 @@ def check(load: StreamLoadResult, name: str) -> None:
     """Raise RuntimeError if there are fewer events than responses: a router that drops tokens would
     seem faster."""
     if load.num_events < len(load.whole_seconds):
-        raise RuntimeError(f"{name} streamed {load.num_events} events")
+        raise RuntimeError(
+            f"{name} streamed {load.num_events} events for {len(load.whole_seconds)} responses; "
+            "each response must have at least one"
+        )
 
 
 def contenders(

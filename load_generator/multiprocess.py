@@ -56,10 +56,15 @@ def split_load(load: LoadSpec, trace: Trace, processes: int) -> list[LoadPart]:
         users, remainder = divmod(load.concurrency, processes)
         counts = [users + (number < remainder) for number in range(processes)]
         if not users:
-            raise Invalid(f"--processes is {processes}, but there are {load.concurrency} users")
+            raise Invalid(
+                f"--processes is {processes}; it must be at most --concurrency ({load.concurrency})"
+            )
         loads = [replace(load, concurrency=count) for count in counts]
     if not all(parts):
-        raise Invalid(f"--processes is {processes}, but there are {len(trace.requests)} requests")
+        raise Invalid(
+            f"--processes is {processes}; the load has too few requests or conversations to give "
+            "each process one"
+        )
     return [(each, replace(trace, requests=part)) for each, part in zip(loads, parts, strict=True)]
 
 

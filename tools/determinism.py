@@ -172,8 +172,9 @@ class RandomPlacement:
             end = stream.done + len(tokens)
             if not torch.equal(logits, stream.wanted[stream.done : end]):
                 raise BitsDiffer(
-                    f"tokens {stream.done} to {end} of {len(stream.tokens)}, in blocks of "
-                    f"{self.block_tokens}, {len(rows)} rows, {worker.num_threads} threads"
+                    f"the logits differ for tokens {stream.done} to {end} of "
+                    f"{len(stream.tokens)}, in blocks of {self.block_tokens}, {len(rows)} rows, "
+                    f"{worker.num_threads} threads"
                 )
             stream.done = end
             self.events["logits"] += len(tokens)

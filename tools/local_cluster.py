@@ -76,7 +76,9 @@ class LocalCluster:
                 headers = {key.lower(): value for key, value in response.headers.items()}
                 return json.load(response), headers
         except urllib.error.HTTPError as error:
-            raise RuntimeError(f"{error.code}: {error.read().decode()}") from error
+            raise RuntimeError(
+                f"the router returned status {error.code}: {error.read().decode()}"
+            ) from error
 
     def get(self, path: str) -> dict[str, Any]:
         with urllib.request.urlopen(self.url + path, timeout=REQUEST_SECONDS) as response:

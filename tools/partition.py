@@ -118,7 +118,8 @@ class MultiHostCluster:
         _until(lambda: set(names) == {member.id for member in self.ready_members()}, START_SECONDS)
         missing = set(names) - {member.id for member in self.ready_members()}
         for name in missing:
-            raise RuntimeError(f"{name}: {(self._folder / f'{name}.log').read_text()[-800:]}")
+            log = (self._folder / f"{name}.log").read_text()
+            raise RuntimeError(f"{name} is not ready; its log ends with: {log[-800:]}")
         _until(lambda: httpx.get(self.url + "/ready").status_code == 200, START_SECONDS)
 
     def inspect_workers(self) -> list[WorkerInspection]:

@@ -139,7 +139,7 @@ def _parse_yaml(content: bytes, where: str) -> Any:
     except yaml.YAMLError as error:  # as text, it shows lines of the file
         raise Invalid(f"{where}: {_yaml_problem(error)}") from None
     except ValueError:
-        raise Invalid(f"{where}: has a number or date that does not exist; quote text") from None
+        raise Invalid(f"{where}: has an invalid number or date; put texts in quotes") from None
     except RecursionError:
         raise Invalid(f"{where}: is nested too deeply") from None
 

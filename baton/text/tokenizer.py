@@ -82,7 +82,10 @@ class Tokenizer:
         )
         limit = _model_vocab_size(model_dir)
         if limit is not None and loaded.vocab_size > limit:
-            raise Invalid(f"{path}: {loaded.vocab_size} tokens, but the model has {limit}")
+            raise Invalid(
+                f"{path}: the tokenizer has {loaded.vocab_size} tokens, but the model's vocabulary "
+                f"has only {limit}"
+            )
         return loaded
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

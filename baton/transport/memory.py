@@ -50,7 +50,10 @@ class MemoryTransport(CopyTransport):
     def attach(self, endpoint: Endpoint) -> None:
         region = self._find(endpoint)
         if region.size_bytes != endpoint.region_size_bytes:
-            raise Invalid(f"region of {endpoint.owner} has {region.size_bytes} bytes")
+            raise Invalid(
+                f"the region of {endpoint.owner} has {region.size_bytes} bytes, not "
+                f"{endpoint.region_size_bytes}"
+            )
 
     def detach(self, endpoint: Endpoint) -> None:
         """Do nothing: nothing is attached."""

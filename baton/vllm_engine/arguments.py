@@ -121,7 +121,7 @@ def _limit_length(config: VllmConfig, max_model_tokens: int | None) -> None:
 def _check_generates_text(config: VllmConfig) -> None:
     model = config.model_config
     if model.runner_type != "generate":
-        raise Invalid("the model is for pooling; engine vllm generates text", param="model")
+        raise Invalid("pooling models are not supported by engine vllm", param="model")
     if model.is_encoder_decoder:
         raise Invalid("encoder-decoder models are not supported by engine vllm", param="model")
 

@@ -89,7 +89,7 @@ class Session:
             parameters.kv_unified = batch == 1
         self._context = llama_cpp.llama_init_from_model(model, parameters)
         if not self._context:
-            raise MemoryError(f"llama.cpp has no context for {batch} × {context} tokens")
+            raise MemoryError(f"llama.cpp can't allocate a context of {batch} × {context} tokens")
         self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         self._memory = llama_cpp.llama_get_memory(self._context)
 

@@ -141,7 +141,9 @@ def _vllm_server(
 def _wait_until_ready(server: _Server) -> None:
     for _ in range(int(VLLM_START_SECONDS)):
         if server.process.poll() is not None:
-            raise RuntimeError(f"vLLM ended with {server.process.returncode}")
+            raise RuntimeError(
+                f"vLLM exited with code {server.process.returncode} during its start"
+            )
         try:
             urllib.request.urlopen(f"{server.url}/health", timeout=5).close()
             return
@@ -189,15 +191,19 @@ async def _stream(url: str, body: dict[str, Any]) -> AsyncIterator[int]:
         client.stream("POST", f"{url}/v1/completions", json=body) as response,
     ):
         if response.status_code != 200:
-            raise RuntimeError(f"{response.status_code}: {(await response.aread())[:300]!r}")
+            text = (await response.aread())[:300]
+            raise RuntimeError(f"the server returned status {response.status_code}: {text!r}")
         async for line in response.aiter_lines():
             if not line.startswith("data: {"):
                 continue
             event = json.loads(line[6:])
             if "error" in event:
-                raise RuntimeError(str(event["error"])[:300])
+                raise RuntimeError(f"the answer ended with an error: {str(event['error'])[:300]}")
             if usage := event.get("usage"):
                 if usage["completion_tokens"] != body["max_tokens"]:
-                    raise RuntimeError(f"{usage['completion_tokens']} tokens")
+                    raise RuntimeError(
+                        f"the answer has {usage['completion_tokens']} tokens; it must have "
+                        f"{body['max_tokens']}"
+                    )
             elif event["choices"]:
                 yield 1

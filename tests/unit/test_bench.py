@@ -115,7 +115,7 @@ def test_split_load_keeps_every_request() -> None:
     opened = load(rate=5.0, requests=9)
     parts = split_load(opened, opened.make_trace(), 2)
     assert [len(part.requests) for _, part in parts] == [5, 4]
-    with pytest.raises(Invalid, match="there are 5 users"):
+    with pytest.raises(Invalid, match=r"at most --concurrency \(5\)"):
         split_load(whole, trace, 6)
 
 

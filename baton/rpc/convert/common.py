@@ -238,7 +238,7 @@ def _check_size(message: pb.RequestOutput) -> None:
         or len(scores) > MAX_PROMPT_LOGPROBS
         or sum(1 + len(entry.top_token_ids) for entry in scores) > MAX_PROMPT_LOGPROBS
     ):
-        raise Invalid("more logprobs than a request may ask for", param="logprobs")
+        raise Invalid("the output has more logprobs than a request may ask for", param="logprobs")
     if len(message.details) > MAX_DETAILS:
         raise Invalid(
             f"an output must have at most {MAX_DETAILS} details, not {len(message.details)}",

@@ -73,12 +73,16 @@ class ClientResponse:
         assert self.generation is not None
         name, epoch = self.request.spec.request_id, self.generation.record.placements[-1].epoch
         if self.has_ended:
-            raise GuaranteeViolation(f"{name}: received a token after the end")
+            raise GuaranteeViolation(f"{name}: the router accepted an output after the last one")
         if output.epoch != epoch:
-            raise GuaranteeViolation(f"{name}: a token of epoch {output.epoch} in epoch {epoch}")
+            raise GuaranteeViolation(
+                f"{name}: the router accepted an output of epoch {output.epoch}; the current "
+                f"epoch is {epoch}"
+            )
         if output.first_index != self.num_accepted_tokens:
             raise GuaranteeViolation(
-                f"{name}: token {output.first_index} after {self.num_accepted_tokens}"
+                f"{name}: the router accepted an output that begins at token {output.first_index}; "
+                f"it must begin at token {self.num_accepted_tokens}"
             )
         self.num_accepted_tokens += len(output.token_ids)
         self.has_ended = output.finish_reason is not None
@@ -86,14 +90,19 @@ class ClientResponse:
     def receive(self, text: str, reason: str | None) -> None:
         """Record text that the client has received."""
         if self.end or self.reason is not None:
-            raise GuaranteeViolation(f"{self.request.spec.request_id}: text after the end")
+            raise GuaranteeViolation(
+                f"{self.request.spec.request_id}: the client received text after the finish reason"
+            )
         self.tokens += [TokenId(ord(letter) - FIRST_CHARACTER) for letter in text]
         if reason is not None:
             self.reason = FinishReason(reason)
 
     def finish(self, end: str, error: str = "") -> None:
         if self.end:
-            raise GuaranteeViolation(f"{self.request.spec.request_id}: {end} after {self.end}")
+            raise GuaranteeViolation(
+                f"{self.request.spec.request_id}: the response ended twice, first as {self.end}, "
+                f"then as {end}"
+            )
         self.end, self.error = end, error
 
 
@@ -162,7 +171,8 @@ class Client(asyncio.Protocol):
     def _on_event(self, data: bytes) -> None:
         if self._is_done or self.answer.end:
             raise GuaranteeViolation(
-                f"{self.answer.request.spec.request_id}: an event after the end"
+                f"{self.answer.request.spec.request_id}: the client received an event after the "
+                "response had ended"
             )
         if data == DONE:
             self._is_done = True

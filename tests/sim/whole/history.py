@@ -27,11 +27,14 @@ def check_answer(answer: ClientResponse, may_fail_often: bool) -> None:
     expected, reason = reference_answer(spec)
     tokens = tuple(answer.tokens)
     if not answer.end:
-        raise GuaranteeViolation(f"{name} never ended")
+        raise GuaranteeViolation(f"{name}: the response never ended")
     if tokens != expected[: len(tokens)]:
-        raise GuaranteeViolation(f"{name} got {tokens} instead of {expected}")
+        raise GuaranteeViolation(f"{name}: the client received {tokens} instead of {expected}")
     if answer.end == "complete" and (tokens != expected or answer.reason is not reason):
-        raise GuaranteeViolation(f"{name} ended as {answer.reason} with {len(tokens)} tokens")
+        raise GuaranteeViolation(
+            f"{name}: the response has {len(tokens)} tokens and finish reason {answer.reason}; "
+            f"it must have {len(expected)} tokens and {reason}"
+        )
     if answer.end == "cancelled" and answer.request.cancels_after_seconds is None:
         raise GuaranteeViolation(f"{name} ended as cancelled, but no client cancelled it")
     unread = (
@@ -39,7 +42,7 @@ def check_answer(answer: ClientResponse, may_fail_often: bool) -> None:
         and answer.request.pause_seconds > WRITE_SECONDS
     )
     if answer.end == "broken" and not (answer.may_break or unread):
-        raise GuaranteeViolation(f"{name}: {answer.error}")
+        raise GuaranteeViolation(f"{name}: the connection broke: {answer.error}")
     check_failures(answer)
     excused = may_fail_often and any(text in answer.error for text in EXCUSED_ERRORS)
     if answer.end == "error" and not excused:
@@ -51,7 +54,10 @@ def check_failures(answer: ClientResponse) -> None:
     generation = answer.generation
     for placed in generation.record.placements if generation is not None else ():
         if any(text in placed.error for text in IMPOSSIBLE):
-            raise GuaranteeViolation(f"{answer.request.spec.request_id} found: {placed.error}")
+            raise GuaranteeViolation(
+                f"{answer.request.spec.request_id}: a placement failed because of a bug: "
+                f"{placed.error}"
+            )
 
 
 def check_without_faults(answers: Sequence[ClientResponse], broken: Collection[WorkerId]) -> None:
