@@ -183,15 +183,15 @@ STEPS: dict[str, Callable[[Release], dict[str, Any]]] = {
     "scale_up": scale_up,
     "scale_down": scale_down,
     "baton_scale": baton_scale,
-    "directed": drain_named_worker,
-    "remembered": reuse_after_drain,
-    "usurped": drain_with_pending_pod,
+    "drain_worker": drain_named_worker,
+    "store_reuse": reuse_after_drain,
+    "pending_pod": drain_with_pending_pod,
     "upgrade": upgrade,
     "log_level": log_level,
     "image": image,
     "roll_back": roll_back,
     "hpa": hpa,
-    "owners": two_owners,
+    "two_owners": two_owners,
     "drain_node": drain_node,
     "autoscale": autoscale,
     "reinstall": reinstall,
@@ -200,7 +200,7 @@ WITHOUT_TRAFFIC = ("reinstall",)
 """Steps during which there is no router; they come last."""
 
 
-USE_ALL = {"usurped", "autoscale"}
+USE_ALL = {"pending_pod", "autoscale"}
 """Steps that together use every right of the Role: after them, no right may be unused."""
 
 

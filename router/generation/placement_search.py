@@ -70,10 +70,10 @@ class PlacementSearch:
     async def find_first(self, spec: RequestSpec, block_keys: tuple[BlockKey, ...]) -> Placement:
         """Place the request, if possible not on the workers that all requests of this router should
         avoid. Raises the placer's errors, and DeadlineExceeded."""
-        shunned = self._context.avoided_workers()
-        if shunned:
+        avoided = self._context.avoided_workers()
+        if avoided:
             try:
-                return await self._query(spec, block_keys, shunned)
+                return await self._query(spec, block_keys, avoided)
             except Unavailable:
                 pass
         return await self._query(spec, block_keys, frozenset())
@@ -99,8 +99,8 @@ class PlacementSearch:
         while True:
             dead_refs = self._presumed_dead()
             dead = frozenset(worker.id for worker in dead_refs)
-            shunned = excluded_so_far | self._context.avoided_workers()
-            stages = (shunned, excluded_so_far, dead | self._unreachable_sources, dead, nobody)
+            avoided = excluded_so_far | self._context.avoided_workers()
+            stages = (avoided, excluded_so_far, dead | self._unreachable_sources, dead, nobody)
             for excluded in dict.fromkeys(stages):
                 try:
                     placement = await self._query(spec, block_keys, excluded)
