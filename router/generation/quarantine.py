@@ -150,8 +150,8 @@ class Quarantine:
         """Wait for this request's turn, then until no worker has died for a while (at most
         :data:`MAX_ISOLATION_WAIT_SECONDS`). End the run with :meth:`end_isolated_run`."""
         began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        trial = IsolatedRun(num_deaths > MAX_WORKER_DEATHS, began)
-        self._waiting.append(trial)
+        run = IsolatedRun(num_deaths > MAX_WORKER_DEATHS, began)
+        self._waiting.append(run)
         self._start_next_runs()
         try:
             await began
@@ -161,9 +161,9 @@ class Quarantine:
             ):
                 await clock.sleep(min(self._last_death_at + MIN_SECONDS_SINCE_DEATH, until) - now)
         except BaseException:
-            self.end_isolated_run(trial)
+            self.end_isolated_run(run)
             raise
-        return trial
+        return run
 
     def end_isolated_run(self, isolated_run: IsolatedRun) -> None:
         """End an isolated run. Idempotent."""

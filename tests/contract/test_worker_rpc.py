@@ -222,7 +222,7 @@ async def read_all(stream: GrpcRun | FramedRun) -> list[RequestOutput]:
     return outputs
 
 
-async def test_a_disaggregated_request_runs_over_two_streams_and_a_pull(
+async def test_a_disaggregated_request_uses_two_streams_and_a_kv_transfer(
     served: Open, run: Run
 ) -> None:
     spec = request("r", list(range(50)), 12, logprobs=2)

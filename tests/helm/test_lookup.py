@@ -112,7 +112,7 @@ def test_a_pool_that_the_chart_gives_up_gets_its_current_size_back(
     assert initial_size(kubernetes.render(values)) == count
 
 
-def test_a_size_that_nobody_would_restore_can_not_leave_the_chart(kubernetes: Kubernetes) -> None:
+def test_the_chart_keeps_a_size_that_conductors_could_not_restore(kubernetes: Kubernetes) -> None:
     values = make_values(rbac__resize=False)
     kubernetes.add_deployment(replicas=5, owner="chart")
     message = "the Deployment baton-decode has 5 replicas, which would become one, since conductors"

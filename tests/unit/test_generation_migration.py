@@ -59,7 +59,7 @@ async def test_migrations_do_not_count_as_failures() -> None:
     assert [query.num_tokens for query in scene.placer.queries] == [3, 3, 3, 3]
 
 
-async def test_turned_away_answer_is_recomputed_elsewhere() -> None:
+async def test_rerouted_answer_is_recomputed_on_another_worker() -> None:
     """The draining worker keeps no KV of the answer, so the next prefill computes the prompt and
     the tokens generated so far."""
     scene = GenerationHarness(automatic=False)

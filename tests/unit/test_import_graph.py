@@ -30,13 +30,13 @@ def test_an_import_that_leads_up_or_sideways_is_a_fault() -> None:
     ]
 
 
-def test_a_circle_is_a_fault() -> None:
+def test_an_import_cycle_is_a_fault() -> None:
     graph = {"baton.a": {"baton.b"}, "baton.b": {"baton.a"}}
     (fault,) = find_faults(graph, LAYERS)
     assert fault.startswith("packages import each other cyclically: ")
 
 
-def test_rooms_are_listed_from_top_to_bottom() -> None:
+def test_packages_are_listed_from_top_to_bottom() -> None:
     graph = {"baton": set(), "baton.a": {"baton.b"}, "baton.b": {"baton"}, "top": {"baton.a"}}
     text = describe(graph, LAYERS).splitlines()
     assert [line.split()[0] for line in text] == ["top", "baton.a", "baton.b", "baton"]

@@ -62,7 +62,7 @@ async def test_membership_keeps_members_during_an_outage() -> None:
     assert mirror.members == []
 
 
-async def test_registry_that_lost_all_members_is_not_believed_at_once() -> None:
+async def test_members_are_kept_for_a_while_if_all_disappear_at_once() -> None:
     """The registry may have been restarted: living members announce themselves again within one or
     two heartbeats."""
     clock = ManualClock()

@@ -200,7 +200,7 @@ async def test_worker_deaths_with_progress_in_between_do_not_count() -> None:
 
 
 @simulated
-async def test_cancelled_wait_for_a_trial_passes_its_turn_on() -> None:
+async def test_cancelled_wait_for_isolation_lets_the_next_request_run() -> None:
     quarantine = Quarantine()
     first = await quarantine.begin_isolated_run(2, CLOCK)
     waiting = [asyncio.create_task(quarantine.begin_isolated_run(2, CLOCK)) for _ in range(2)]

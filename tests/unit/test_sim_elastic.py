@@ -71,7 +71,7 @@ def test_pool_grows_and_the_new_worker_gets_prompts() -> None:
     assert [worker.id for worker in cluster.prefills] == ["p0", "p1"]
 
 
-def test_worker_is_paid_from_its_request_on() -> None:
+def test_worker_seconds_count_from_when_the_worker_was_requested() -> None:
     cluster = ran(steady(0.6, 60.0), ONE_WRITER)
     assert cluster.autoscaler is not None
     paid = cluster.autoscaler.worker_seconds(60.0)

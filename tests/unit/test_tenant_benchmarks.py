@@ -25,7 +25,7 @@ def test_standard_error_matches_random_data() -> None:
     assert abs(float(np.std(found)) / expected - 1) < 0.05
 
 
-def test_every_arm_takes_every_place_in_a_round() -> None:
+def test_every_arm_runs_at_every_position_of_a_round() -> None:
     order = _order(3)
     rounds = [order[start : start + 3] for start in (0, 3, 6)]
     assert all(sorted(each) == sorted(ARMS) for each in rounds)

@@ -107,7 +107,7 @@ async def test_a_deployment_that_keeps_changing_is_given_up(rig: Rig) -> None:
     assert rig.fake.calls.count(("update", "deployments/scale")) == 5
 
 
-async def test_a_worker_that_was_drained_in_vain_serves_again(rig: Rig) -> None:
+async def test_a_drained_worker_that_is_not_removed_serves_again(rig: Rig) -> None:
     rig.fake.resize_after_read = {"baton-prefill": 4}
     with pytest.raises(Overloaded):
         await rig.pools.remove(WorkerId("baton-prefill-1"))

@@ -125,7 +125,7 @@ def test_wrong_names_and_sizes_are_wrong_usage(
     assert err[0].startswith(f"baton: {message}")
 
 
-def test_an_interrupt_before_the_size_is_written_takes_the_mark_back(
+def test_an_interrupt_before_the_size_is_written_revokes_the_drain(
     kube: Kube, baton: Baton
 ) -> None:
     workers = kube.connect_redis()
