@@ -114,7 +114,7 @@ class ProcessHealth:
         event loop; 0 disables this limit and the one for other threads."""
         beat, now = self._beat_at, self._clock.monotonic()
         if hang_timeout_seconds and beat is not None and now - beat > hang_timeout_seconds:
-            return f"the event loop has stood still for {now - beat:.0f} s"
+            return f"the event loop has been blocked for {now - beat:.0f} s"
         return (
             self.describe_unanswered_wait() if hang_timeout_seconds else ""
         ) or self.describe_stalled_load()

@@ -128,8 +128,8 @@ def test_processor_features_are_read_from_cpuinfo(tmp_path: Path) -> None:
     [
         ("meta", torch.float32, {}, "the device is meta"),
         ("cpu", torch.float16, {}, "the kernels don't compute in float16"),
-        ("cpu", torch.bfloat16, {"intermediate_size": 33}, "odd sizes"),
-        ("cpu", torch.float32, {"head_dim": 5}, "odd sizes"),
+        ("cpu", torch.bfloat16, {"intermediate_size": 33}, "need even matrix sizes"),
+        ("cpu", torch.float32, {"head_dim": 5}, "need even matrix sizes"),
     ],
     ids=lambda given: str(given),
 )

@@ -86,7 +86,7 @@ def test_pending_settings_are_metrics_and_in_the_members_entry(harness: OpsHarne
 def test_livez_fails_when_the_event_loop_hangs(harness: OpsHarness) -> None:
     harness.health.set_state("serving")
     harness.clock.advance(30.0)
-    assert harness.request("/livez") == (503, "the event loop has stood still for 30 s")
+    assert harness.request("/livez") == (503, "the event loop has been blocked for 30 s")
     assert harness.request("/readyz") == (200, "serving")
     harness.health.record_heartbeat()
     assert harness.request("/livez") == (200, "serving")

@@ -32,7 +32,7 @@ def test_blocked_event_loop_is_a_hang() -> None:
     clock.advance(20.0)
     assert health.describe_hang(20.0) == ""
     clock.advance(1.0)
-    assert health.describe_hang(20.0) == "the event loop has stood still for 21 s"
+    assert health.describe_hang(20.0) == "the event loop has been blocked for 21 s"
     assert health.describe_hang(0.0) == ""  # 0 means that there is no bound
     health.record_heartbeat()
     assert health.describe_hang(20.0) == ""

@@ -167,7 +167,7 @@ def test_backend_description_names_the_format(tmp_path: Path) -> None:
 def test_odd_sizes_fall_back_to_torch(tmp_path: Path) -> None:
     make_model(tmp_path, "qwen3", intermediate_size=95)
     runner = load(tmp_path, "int4", "auto")
-    reason = "the model has odd sizes, but int4 needs even ones: it is multiplied in pairs"
+    reason = "the kernels for int4 need even matrix sizes, and the model has odd ones"
     decoded = "weights in int4 are decoded for each product"
     assert runner.backend.description == f"torch: {reason}; {decoded}"
     with pytest.raises(Invalid, match=reason):

@@ -82,7 +82,7 @@ def unsupported_reason(
         can_pack(dtype, size, quantization) for size in _depths(config)
     ):
         wanted = _name(dtype) if quantization == "none" else quantization
-        return f"the model has odd sizes, but {wanted} needs even ones: it is multiplied in pairs"
+        return f"the kernels for {wanted} need even matrix sizes, and the model has odd ones"
     return unavailable_reason()
 
 
