@@ -19,10 +19,13 @@ DTYPE = "bfloat16"
 def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, VllmAnswers]]:
     """For each family, a model and the answers of vLLM alone."""
     folder = tmp_path_factory.mktemp("others")
-    models = {name: make_model(folder / name, name) for name in FAMILIES}
     prompts = [prompt(seed, length) for seed, length in enumerate(LENGTHS)]
-    answers = ask_vllm_alone(dict.fromkeys(models.values(), prompts), folder, DTYPE)
-    return {name: (model, answers[model]) for name, model in models.items()}
+    result = {}
+    for name in FAMILIES:
+        model = make_model(folder / name, name)
+        # A process of its own: vLLM can't load a mixture of experts after another kind of model.
+        result[name] = (model, ask_vllm_alone({model: prompts}, folder, DTYPE)[model])
+    return result
 
 
 @pytest.mark.parametrize("family", FAMILIES)
