@@ -101,7 +101,8 @@ def default_target(ca: Path | None) -> tuple[str, Path | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthOptions:
-    """The lengths of plain requests."""
+    """Prompt and answer lengths of synthetic requests of kind ``plain``, the default of ``--kind``.
+    Other kinds, and traces, have lengths of their own."""
 
     input_tokens: Annotated[
         int, typer.Option(help="Mean prompt length of plain requests, in tokens.")

@@ -82,8 +82,8 @@ class KvExport:
 
     def finish_prefill(self, token_id: TokenId, finished: bool) -> None:
         """Record that all KV is computed. ``token_id`` is the answer's next token: the first one,
-        unless the answer migrates. ``finished`` says whether the answer ended with it; then the
-        export closes now, or when its reader has left."""
+        unless the answer migrates. If ``finished``, the answer ended with it, and the export
+        closes: at once if it has no reader, otherwise when the reader leaves."""
         self._done = KvTransferDone(token_id, finished)
         self._changed.set()
         if finished and not self.has_reader:

@@ -141,8 +141,8 @@ class RandomPlacement:
         self.events["handed over"] += 1
 
     def _copy(self, source: RandomRequest, target: RandomRequest, first: int) -> None:
-        """Copy from the source to the target the blocks of the target's computed tokens, beginning
-        with the target's block ``first``."""
+        """Copy KV blocks from ``source`` to ``target``: from block ``first`` to the last one that
+        holds one of ``target``'s computed tokens."""
         pools = [stream.worker.runner.pool.tensor for stream in (source, target)]
         for index in range(first, -(-target.done // self.block_tokens)):
             pools[1][target.blocks[index]] = pools[0][source.blocks[index]]

@@ -261,7 +261,8 @@ def prefill_step(loaded: Loaded, rounds: int, suffix: str = "") -> GpuTableRow:
 def decode_grid(
     loaded: Loaded, contexts: Sequence[int], rounds: int, suffix: str = ""
 ) -> Iterator[GpuTableRow]:
-    """Measure decode steps of all batch sizes that fit into memory."""
+    """Measure decode steps of every batch size at each of ``contexts``. A combination whose KV does
+    not fit into device memory gets a row that says so."""
     for batch in BATCHES:
         for context in contexts:
             name = f"decode step, batch {batch}, context {context}{suffix}"

@@ -7,10 +7,12 @@ more than ``NORMAL_STARVATION_LIMIT_SECONDS`` after another ranks behind it**, u
 Under overload, that rule alone would make all requests late. So requests that have waited for
 longer than the limit get no more than half of a step's tokens if other requests can use the rest
 (:func:`allocate_step_tokens`). **A request waits at most ``NORMAL_STARVATION_LIMIT_SECONDS``, plus
-twice the time that it takes to compute what had arrived until then.**
+twice the time that it takes to compute what had arrived before that limit passed**: twice, since it
+may get only half of each step.
 
 All of this applies among requests of one priority. Requests of a lower priority get what the others
-leave, until the starvation limit of their class has passed (:mod:`baton.core.priority`).
+leave, until they have waited for their own priority's starvation limit
+(:mod:`baton.core.priority`), which is infinite for ``BATCH``.
 
 The functions are pure, and cheap enough to rank a thousand requests between two steps.
 """

@@ -90,7 +90,8 @@ class _SigningChannel:
         await self._channel.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Delegate everything except calls to the channel."""
+        """Return an attribute of the wrapped channel. The methods that create calls are not among
+        them: this class defines its own, which sign."""
         return getattr(self._channel, name)
 
     def unary_unary(self, method: str, *arguments: Any, **options: Any) -> Any:

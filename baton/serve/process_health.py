@@ -103,7 +103,8 @@ class ProcessHealth:
 
     @property
     def pending_settings(self) -> PendingSettings:
-        """The part of ``settings`` that the other members of the cluster are told."""
+        """The changes of the config file that this process has not applied: the settings that need
+        a restart, and why a change was rejected. The process's registry entry contains them."""
         return PendingSettings(
             tuple(self.settings.get("restart_needed", ())),
             self.settings.get("rejected", "")[:MAX_ERROR_LENGTH],

@@ -109,8 +109,9 @@ class SettingsWatcher:
         await self._apply(loaded)
 
     def _load(self, content: bytes | str, warn: Callable[[SettingWarning], None]) -> Settings:
-        """Parse ``content`` instead of the file, which may have changed again. Raises Invalid for a
-        file that has become empty, since it is probably half-written."""
+        """Parse ``content``: the file's bytes, since the file may have changed again, or the error
+        of reading it as a str. Raises Invalid with that error, or if the file is invalid or has
+        become empty: then it is probably half-written."""
         if isinstance(content, str):
             raise Invalid(content)
         if _is_empty(content) and not self._was_empty:

@@ -37,9 +37,9 @@ class KvExports(Protocol):
         ...
 
     def finish_prefill(self, job: Job, token_id: TokenId, finished: bool) -> None:
-        """Record that all KV is computed. ``token_id`` is the answer's next token; ``finished``
-        says whether the answer ended with it; then the export closes now, or when the importing
-        worker has disconnected."""
+        """Record that all KV is computed. ``token_id`` is the answer's next token. If ``finished``,
+        the answer ended with it and needs no other worker: the export closes at once or, if a
+        worker is importing already, when that worker disconnects."""
         ...
 
     def unread_jobs(self) -> list[Job]:

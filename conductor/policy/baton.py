@@ -188,9 +188,10 @@ def _prefill_score(
 def _decode_scores(
     snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig
 ) -> tuple[ScoredWorker, ...]:
-    """Score the decode candidates, best first, by the share of their memory that will be used;
-    workers that would miss the ITL SLO come last. Among equal scores the request's next worker on
-    the ring comes first, so that different conductors prefer different workers."""
+    """Score the decode candidates, best first: the smaller the share of a worker's memory that
+    would be used, the better; workers that would miss the ITL SLO come last. Among equal scores,
+    the first worker on the hash ring from the request's id wins, so that conductors that place
+    different requests at the same moment don't all choose the same worker."""
     pool = snapshot.decodes
 
     def eligible(names: Iterable[str]) -> Iterator[str]:

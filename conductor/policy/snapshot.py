@@ -88,8 +88,9 @@ WorkerViewT = TypeVar("WorkerViewT", PrefillView, DecodeView)
 
 
 class WorkerPool(Generic[WorkerViewT]):
-    """The workers of one role, by id and ordered by load. To change a view, call
-    :meth:`take_for_update` before and :meth:`put` after it, which keep the order."""
+    """The views (:class:`PrefillView` or :class:`DecodeView`) of one role's workers, by worker id
+    and ordered by load. A view's load may only change between :meth:`take_for_update` and
+    :meth:`put`, which take the view out of the order and put it back in its new place."""
 
     def __init__(self, views: Sequence[WorkerViewT] = ()) -> None:
         self._views: dict[str, WorkerViewT] = {}

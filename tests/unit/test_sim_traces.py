@@ -93,7 +93,8 @@ def test_own_times_are_moved_to_zero(tmp_path: Path) -> None:
 
 
 def mooncake(**changed: str) -> str:
-    """Return a trace whose second line has some values changed, or omitted if empty."""
+    """Return a trace whose second line has the values in ``changed`` (JSON, by field). A field
+    whose value is "" is left out."""
     values = {
         "timestamp": "28000",
         "input_length": "1024",

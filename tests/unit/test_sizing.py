@@ -162,8 +162,9 @@ IDLE_FOR_LONG = DemandPeaks(0.0, ((900.0, 1),))
 
 
 def test_pools_stay_large_enough_for_admitted_requests() -> None:
-    """45,000 prompt tokens wait, and a worker computes 10,000 tokens in 2 s: 5 are needed. 280,000
-    tokens of KV are reserved, which need 3 decode workers."""
+    """45,000 prompt tokens wait. Within the TTFT SLO of 2 s a worker computes 10,000 tokens, so 5
+    prefill workers are needed. 280,000 tokens of KV are reserved, and a decode worker holds
+    100,000, so 3 decode workers are needed."""
     pools = replace(
         POOLS,
         queued_prompt_tokens=45_000,

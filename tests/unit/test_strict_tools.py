@@ -1,5 +1,6 @@
-"""Tests strict tools, whose calls are optional and whose arguments must follow their schemas, and
-each model family's grammar against its parser."""
+"""Tests strict tools: the model need not call one, but the arguments of a call must follow the
+tool's schema. Also tests that what each model family's grammar allows is what its parser accepts.
+"""
 
 import json
 from collections.abc import Sequence

@@ -46,8 +46,8 @@ class FakeProcess:
 
 
 class FakePools(SupervisedPools):
-    """Pools that record role conversions in ``conversions``. A conversion waits for ``answers``,
-    and then raises ``error`` if that is not None."""
+    """Pools that record role conversions in ``conversions``. A conversion waits until the event
+    ``answers`` is set, as it is at first, and then raises ``error`` if that is not None."""
 
     can_convert = True
 

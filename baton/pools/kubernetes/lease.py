@@ -1,8 +1,9 @@
 """A Lease of ``coordination.k8s.io``, by which conductors elect the one that resizes pools.
 
-Permissions (RBAC): ``get`` and ``patch`` on this lease, which may be restricted to its name; and
-``create`` on leases, which can't be restricted, unless the lease exists already. The chart creates
-it, so that it is removed with the release.
+Permissions (RBAC): ``get`` and ``patch`` on this lease, which may be restricted to its name. If the
+lease does not exist yet, also ``create`` on leases, which can't be restricted to a name. The Helm
+chart creates the lease, so its role does not need ``create``, and the lease is removed with the
+release.
 """
 
 from datetime import UTC, datetime
