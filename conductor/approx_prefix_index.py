@@ -101,8 +101,8 @@ class ApproxPrefixIndex:
         return _deepest_indexed(keys, lambda key: life in self._incarnations_with(key))
 
     def workers_with_prefix(self, keys: Sequence[AnyBlockKey], count: int) -> list[WorkerId]:
-        """Return up to ``count`` workers, those that were sent the most leading blocks first. The
-        cost does not depend on the number of workers."""
+        """Return up to ``count`` workers that were sent a prefix of ``keys``, in descending order
+        of the prefix's length. The cost does not depend on the number of workers."""
         found: dict[WorkerId, None] = {}
         depth = self._deepest_shared_by(keys, 0)
         while depth and len(found) < count:

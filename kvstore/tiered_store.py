@@ -164,7 +164,8 @@ class TieredStore:
 
     async def demote(self, slots: Sequence[DramBlock]) -> int:
         """Copy referenced blocks to the disk unless they are there already; return how many were
-        written. Blocks that can't be written are left out."""
+        written. Blocks for which the disk has no space are left out; so are, after a failed write,
+        all that follow."""
         assert self.disk is not None
         await self._add_segments(slots)
         pairs = []

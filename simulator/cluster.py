@@ -295,7 +295,8 @@ class SimulatedCluster:
             self._events.schedule(self._fleet.crashed[dead], partial(self._on_arrival, job))
 
     def _retry_after_detection(self, job: SimulatedRequest, workers: Sequence[WorkerId]) -> None:
-        """Place a request again that was sent to a worker whose crash had not been detected yet."""
+        """Handle a request that was sent to a worker whose crash was not detected yet: place it
+        again once the crash has been detected."""
         job.num_restarts += 1
         detected = max(self._fleet.crashed.get(worker, 0.0) for worker in workers)
         self._conductors.expect_report(workers[0])  # its load lacks this request

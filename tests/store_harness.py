@@ -1,4 +1,5 @@
-"""A KV store node and a worker's memory to put from, over the in-memory transport."""
+"""A KV store node, and a worker's memory from which blocks are put into it, over the in-memory
+transport."""
 
 from collections.abc import Sequence
 from pathlib import Path

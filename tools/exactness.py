@@ -124,7 +124,8 @@ def compare(reference: Reference, generate: Generate, tie: float = TIE) -> Score
 
 
 def compare_all(references: Sequence[Reference], generate: Generate, batch: int) -> Score:
-    """Compare all prompts, ``batch`` at a time, each in its own thread."""
+    """Compare the answers to all prompts with their references, up to ``batch`` at the same time,
+    each in a thread. Return the total score."""
     total = Score()
     with ThreadPoolExecutor(batch) as pool:
         for score in pool.map(lambda reference: compare(reference, generate), references):

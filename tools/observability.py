@@ -148,8 +148,9 @@ def used_metrics() -> Iterable[tuple[str, MetricUse]]:
 
 
 def missing_metrics(found: Scrape) -> list[str]:
-    """Return a line for each metric that is used but doesn't exist, and for each difference between
-    the existing metrics and docs/metrics.md, which omits the old names of renamed metrics."""
+    """Return a line for each metric that is used but doesn't exist, for each that exists but is not
+    in docs/metrics.md (the old names of renamed metrics need not be), and for each that is there
+    but doesn't exist."""
     lacks = {
         f"{who}: {what}"
         for who, use in used_metrics()

@@ -35,7 +35,8 @@ def continuing_sequences(
 
 
 def next_position(follower: ContinuingSequence, plan: Plan) -> int:
-    """Return the position of the token that is computed in the next step."""
+    """Return the position of the next step's input token, whose KV that step computes; not of the
+    token that it samples."""
     request, place = follower
     return request.num_computed_tokens if place is None else plan.rows[place].context_tokens
 

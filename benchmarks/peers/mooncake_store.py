@@ -140,7 +140,7 @@ def measured(mode: str, folder: Path, sizes: str, rounds: int) -> list[Row]:
             log = folder / "owner.log"
             owner = stack.enter_context(running([*me, "--role", "owner"], log))
             if next(lines(owner), None) is None:
-                raise failed("the owner of the memory did not start", log)
+                raise failed("the process that provides the store's memory did not start", log)
         log = folder / "client.log"
         client = stack.enter_context(running([*me, "--role", mode], log))
         rows = []

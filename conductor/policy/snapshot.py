@@ -192,8 +192,8 @@ class AdmissionRates:
     """The 99.5th percentile of prompt lengths."""
 
     def advantage(self, num_tokens: int) -> float:
-        """Return how much higher the admission rate is for prompts of this length than in the
-        quartile with the lowest rate."""
+        """Return the share of requests admitted in the quartile of this prompt length, minus the
+        lowest such share of any quartile."""
         return self.admitted_shares[bisect_left(self.edges_tokens, num_tokens)] - min(
             self.admitted_shares
         )

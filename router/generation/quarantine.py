@@ -166,7 +166,8 @@ class Quarantine:
         return run
 
     def end_isolated_run(self, isolated_run: IsolatedRun) -> None:
-        """End an isolated run. Idempotent."""
+        """Record that an isolated run is over, or that it no longer waits for its turn, and let the
+        next runs start. Idempotent."""
         if isolated_run in self._waiting:
             self._waiting.remove(isolated_run)
         self._running.discard(isolated_run)

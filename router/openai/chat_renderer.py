@@ -79,8 +79,8 @@ def _template_message(message: Message) -> Mapping[str, Any]:
 
 
 def _check_arguments(messages: Sequence[Message]) -> None:
-    """Raises ApiError (400) for tool call arguments with too many JSON values: they are JSON text
-    within a string, which the check of the body did not count."""
+    """Raises ApiError (400) if the arguments of tool calls contain too many JSON values or strings.
+    They are JSON text within strings, so the check of the body did not count what they contain."""
     functions = [call["function"] for message in messages for call in message.tool_calls or ()]
     texts = [each["arguments"] for each in functions if isinstance(each["arguments"], str)]
     check_json_size(",".join(texts).encode(errors="replace"))

@@ -107,7 +107,7 @@ class ConcurrencyLimiter:
 
     @property
     def has_surplus(self) -> bool:
-        """Whether this router holds more slots than it uses and wants to keep in reserve."""
+        """Whether this router holds more slots than those in use and its reserve together."""
         return self._num_slots > self.num_running + self._num_prefetch
 
     @property

@@ -35,8 +35,8 @@ log = structlog.get_logger(__name__)
 
 class QuotaClient:
     """Exchanges quota with the quota store. ``router_id`` identifies this incarnation of this
-    router. While the store can't be reached, ``is_open`` is False, ``split_gauge`` is 1, and each
-    router has an equal part of the limits."""
+    router. While the store can't be reached, ``is_open`` is False, and each router has an equal
+    part of the limits. The metric ``split_gauge``, if given, is then 1, else 0."""
 
     def __init__(
         self,

@@ -258,8 +258,8 @@ def test_grammar_failure_reports_that_the_prompt_was_computed(grammars: GrammarC
 
 
 def test_hostile_grammars_take_bounded_memory() -> None:
-    """In its own process with 2 GiB of address space, each hostile grammar is refused or
-    followed for a while."""
+    """One process with 2 GiB of address space compiles all hostile grammars, one after the other:
+    it refuses each, or chooses up to 100 tokens that the grammar allows."""
     command = [sys.executable, "-m", "tests.unit.hostile_grammars"]
     folder = Path(__file__).parents[2]
 

@@ -1,4 +1,5 @@
-"""The pool of KV blocks owns its memory file."""
+"""Tests that the memory file of a pool of KV blocks is closed once the pool and its tensor are
+gone."""
 
 from pathlib import Path
 

@@ -253,8 +253,8 @@ class MockWorker:
         self._decode_batch.add(job)
 
     def _count_cached_tokens(self, job: MockJob) -> int:
-        """Return how many of the prompt's tokens are cached, excluding at least one, which is
-        always computed."""
+        """Return how many of the prompt's tokens are cached, but at most all except one: at least
+        one token is always computed."""
         cached = self._prefix_cache.num_leading_cached(job.block_hashes) * self._config.block_tokens
         return min(cached, len(job.spec.token_ids) - 1)
 

@@ -33,9 +33,9 @@ def check_cache_control(value: Any) -> float | None:
 
 
 def find_breakpoints(message: Mapping[str, Any]) -> tuple[Breakpoint, ...]:
-    """Return the breakpoints of a validated message in the form in which it was sent: one after
-    each content part that has a ``cache_control``, and one at the end if the message itself has
-    one."""
+    """Return the prompt-cache breakpoints of a message: one after each content part that has a
+    ``cache_control``, and one at the end if the message itself has one. ``message`` is the JSON
+    object that the client sent; it must have been validated."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content or ""}]
     found: list[Breakpoint] = []

@@ -38,7 +38,8 @@ ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
 
 class SimFile:
-    """Replaces the socket object that a transport exposes."""
+    """Stands in for the socket that a transport returns from ``get_extra_info("socket")``: ignores
+    options, and returns fixed addresses."""
 
     def setsockopt(self, *option: Any) -> None:
         """Ignore the option."""
