@@ -2,12 +2,14 @@
 engine, on one machine, one system after the other in each round.
 
     python -m benchmarks.vllm [--python .venv-vllm/bin/python] [--rounds 2]
-        [--systems baton+vllm,vllm-disaggregated,vllm,baton] [--loads 512x1,512x8,4096x1]
+        [--systems baton+vllm,vllm-disaggregated,vllm,baton] [--loads 512x1,512x8,4096x1] [--kill]
 
 A load is TOKENSxCONCURRENCY; each request has a prompt of its own. Disaggregated systems have a
 prefill and a decode worker with one thread each; vLLM alone has a thread per core. vLLM runs
 without torch.compile everywhere (``--enforce-eager``), which would take minutes to start. Prints
 medians over all requests of all rounds, the CPU use of the idle system, and JSON as the last line.
+With ``--kill``, the decode worker is killed in the last round while 20 answers are generated; then
+it also prints how many of these were complete.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import httpx
 import numpy as np
 
 from benchmarks.machine import SYSTEM_CLOCK, describe, pause
@@ -31,6 +34,10 @@ from benchmarks.vllm.systems import System, baton, vllm_alone, vllm_disaggregate
 SEED = 1
 MAX_TOKENS = 32
 REQUESTS_PER_STREAM = 4
+KILL_STREAMS = 20
+KILL_PROMPT_TOKENS = 64
+KILL_ANSWER_TOKENS = 100
+TOKENS_BEFORE_KILL = 20
 IDLE_SECONDS = 10.0
 
 
@@ -99,6 +106,30 @@ async def _time_answer(system: System, prompt: list[int]) -> Answer:
     return Answer(times[0] - began, [b - a for a, b in pairwise(times)])
 
 
+async def count_survivors(system: System, rng: np.random.Generator) -> int:
+    """Kill the decode worker while ``KILL_STREAMS`` answers are generated; return how many of them
+    are complete."""
+    begun = asyncio.Event()
+
+    async def is_complete() -> bool:
+        prompt = [int(token) for token in rng.integers(10, VOCAB_SIZE, KILL_PROMPT_TOKENS)]
+        count = 0
+        try:
+            async for tokens in system.stream(prompt, KILL_ANSWER_TOKENS):
+                count += tokens
+                if count >= TOKENS_BEFORE_KILL:
+                    begun.set()
+        except (httpx.HTTPError, RuntimeError):
+            return False
+        return count == KILL_ANSWER_TOKENS
+
+    async with asyncio.TaskGroup() as tasks:
+        answers = [tasks.create_task(is_complete()) for _ in range(KILL_STREAMS)]
+        await begun.wait()
+        system.kill_decode()
+    return sum(answer.result() for answer in answers)
+
+
 def idle_cpu_percent(system: System) -> float:
     """Return the CPU use of all processes of the idle system, in percent of a core."""
 
@@ -116,6 +147,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--systems", default="baton+vllm,vllm-disaggregated,vllm,baton")
     parser.add_argument("--loads", default="512x1,512x8,4096x1")
+    parser.add_argument("--kill", action="store_true")
     options = parser.parse_args()
     python = options.python.absolute()
     makers: dict[str, Callable[[Path], AbstractContextManager[System]]] = {
@@ -130,6 +162,7 @@ def main() -> None:
     answers: dict[tuple[str, str], list[Answer]] = defaultdict(list)
     seconds: dict[tuple[str, str], float] = defaultdict(float)
     idle: dict[str, list[float]] = defaultdict(list)
+    survivors: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         print(f"{make_model(model, SEED) / 1e6:.0f} million parameters, BF16")
@@ -144,12 +177,21 @@ def main() -> None:
                         answers[name, str(load)] += got
                         seconds[name, str(load)] += duration
                         print(f"round {round_number}: {_row(name, str(load), got, duration)}")
+                    if options.kill and round_number == options.rounds - 1:
+                        survivors[name] = asyncio.run(count_survivors(system, rng))
     rows = [_row(*key, answers[key], seconds[key]) for key in answers]
     for row in rows:
         print(row)
     for name, percents in idle.items():
         print(f"{name:20} idle: {statistics.median(percents):.1f} % of a core")
-    result = {"machine": machine, "rows": [asdict(row) for row in rows], "idle_percent": dict(idle)}
+    for name, count in survivors.items():
+        print(f"{name:20} decode worker killed: {count} of {KILL_STREAMS} answers complete")
+    result = {
+        "machine": machine,
+        "rows": [asdict(row) for row in rows],
+        "idle_percent": dict(idle),
+        "survivors": survivors,
+    }
     print(json.dumps(result))
 
 

@@ -41,10 +41,12 @@ event."""
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A running system. ``processes`` are those that it consists of."""
+    """A running system. ``processes`` are those that it consists of. ``kill_decode`` kills the
+    worker that generates the answers (SIGKILL)."""
 
     stream: Stream
     processes: Callable[[], list[psutil.Process]]
+    kill_decode: Callable[[], None]
 
 
 def baton_cluster(model: Path, python: Path | None) -> AbstractContextManager[LocalCluster]:
@@ -67,7 +69,10 @@ def baton(model: Path, python: Path | None) -> Iterator[System]:
         def processes() -> list[psutil.Process]:
             return [psutil.Process(entry["pid"]) for entry in cluster.status()["processes"]]
 
-        yield System(_completions(cluster.url, model.name), processes)
+        def kill_decode() -> None:
+            os.kill(cluster.processes("decode")[0]["pid"], signal.SIGKILL)
+
+        yield System(_completions(cluster.url, model.name), processes, kill_decode)
 
 
 @contextmanager
@@ -75,7 +80,7 @@ def vllm_alone(model: Path, python: Path) -> Iterator[System]:
     """One vLLM server on all cores."""
     with ExitStack() as stack:
         server = stack.enter_context(_vllm_server(model, python, os.cpu_count() or 1, {}, ()))
-        yield System(_completions(server.url, model.name), lambda: server.processes)
+        yield System(_completions(server.url, model.name), lambda: server.processes, server.kill)
 
 
 @contextmanager
@@ -96,7 +101,11 @@ def vllm_disaggregated(model: Path, python: Path) -> Iterator[System]:
             for _ in range(2)
         ]  # fmt: skip
         stream = _disaggregated_completions(servers[0].url, servers[1].url, model.name)
-        yield System(stream, lambda: [each for server in servers for each in server.processes])
+        yield System(
+            stream,
+            lambda: [each for server in servers for each in server.processes],
+            servers[1].kill,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,11 @@ class _Server:
     def processes(self) -> list[psutil.Process]:
         server = psutil.Process(self.process.pid)
         return [server, *server.children(recursive=True)]
+
+    def kill(self) -> None:
+        """Kill the server with all its processes."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -134,8 +148,7 @@ def _vllm_server(
             _wait_until_ready(server)
             yield server
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            server.kill()
 
 
 def _wait_until_ready(server: _Server) -> None:
