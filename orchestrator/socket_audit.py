@@ -1,8 +1,8 @@
 """Compares a running cluster's listening sockets, as seen in the kernel, with the documented ones.
 
 A socket is documented if its process has announced it, or if it is one of those that Redis, Ray,
-UCX or the supervisor open without announcing them. Any other socket is reported as undocumented,
-and so is a socket that is less protected than announced.
+UCX, vLLM or the supervisor open without announcing them. Any other socket is reported as
+undocumented, and so is a socket that is less protected than announced.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from baton.core.states import Role
+from baton.core.states import WORKER_ROLES, Role
 from baton.network.address import host_port
 from baton.network.listeners import FILE_PERMISSIONS, LISTENERS, LOOPBACK_ONLY, NO_AUTHENTICATION
 from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
@@ -24,6 +24,8 @@ NIXL_ROLES = (Role.PREFILL, Role.DECODE, Role.KVSTORE)
 """The roles whose processes have a NIXL agent."""
 
 UCX_WAKEUP = re.compile(r"@[0-9a-f]{1,8}")
+VLLM_SOCKETS = re.compile(r".*/baton-vllm-[^/]+/[^/]+")
+VLLM_LIBRARIES = "/site-packages/vllm/"
 RAY_SOCKETS = re.compile(r".*/session_[^/]+/sockets/(raylet|plasma_store)(\.\d+)?")
 RAY_PROGRAM = re.compile(r"/ray/core/src/ray/(gcs/gcs_server|raylet/raylet)$")
 RAY_LIBRARY = "/ray/_raylet.so"
@@ -143,7 +145,12 @@ def _identity(
 ) -> tuple[str, str]:
     """Return the socket's name in ``LISTENERS`` and its authentication; both empty if unknown."""
     if owner is not None:
-        return _match_announced(each, owner) or _match_library(each, owner, state) or ("", "")
+        return (
+            _match_announced(each, owner)
+            or _match_library(each, owner, state)
+            or _match_vllm(each, process, owner)
+            or ("", "")
+        )
     if each == OpenSocket("unix", str(folder.control_socket)):
         return "control", FILE_PERMISSIONS
     return _match_ray(each, process, state) or ("", "")
@@ -172,6 +179,18 @@ def _match_library(
     if has_agent and each.family == "unix" and UCX_WAKEUP.fullmatch(each.address):
         return "ucx_wakeup", NO_AUTHENTICATION
     return None
+
+
+def _match_vllm(
+    each: OpenSocket, process: psutil.Process, owner: ProcessState
+) -> tuple[str, str] | None:
+    """Identify a socket that vLLM has opened in a worker or in one of its ranks. Return its name
+    and authentication, or None if it is not vLLM's."""
+    if owner.role not in WORKER_ROLES or not _has_loaded(process, VLLM_LIBRARIES):
+        return None
+    if each.family == "unix":
+        return ("vllm_local", FILE_PERMISSIONS) if VLLM_SOCKETS.fullmatch(each.address) else None
+    return ("gloo", LOOPBACK_ONLY) if each.family == "tcp" else None
 
 
 def _match_ray(

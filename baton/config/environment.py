@@ -1,9 +1,12 @@
 """Environment variables: Baton's home folder, the settings of child processes, and variables that
 other libraries read."""
 
+import atexit
 import json
 import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -66,11 +69,20 @@ def set_thread_environment(threads: int) -> None:
 def set_vllm_environment() -> None:
     """Configure vLLM; call this before vLLM is imported. Baton decides on threads, runs vLLM's
     executor itself, and replaces the sampler of vLLM's V1 model runner, so vLLM must use that one.
-    Other variables that are already set stay as they are."""
+    What vLLM's ranks use to reach each other (gloo, which does not authenticate anybody) listens on
+    loopback, and has its sockets in a folder that only this user can open, which is removed when
+    this process exits. When a rank has died, the others are stopped within a second. Other
+    variables that are already set stay as they are."""
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if "VLLM_RPC_BASE_PATH" not in os.environ:
+        folder = tempfile.mkdtemp(prefix="baton-vllm-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        os.environ["VLLM_RPC_BASE_PATH"] = folder
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
 
 

@@ -72,6 +72,11 @@ are in neither set are refused, because they concern parts of vLLM that Baton do
 contradict Baton."""
 
 
+MIN_GPU_MEMORY_UTILIZATION = 0.01
+"""vLLM starts only if this share of the device's memory is free. With ``pool_bytes``, it has no
+other effect, and several workers may share a device."""
+
+
 class _Parser(FlexibleArgumentParser):  # type: ignore[misc]
     def error(self, message: str) -> NoReturn:
         raise Invalid(f"engine_args: {message}", param="engine_args")
@@ -104,9 +109,24 @@ def read_arguments(path: Path, options: RunnerOptions, arguments: str) -> VllmAr
         raise
     except Exception as error:  # vLLM and pydantic raise many types for invalid configurations
         raise Invalid(f"vLLM refuses its configuration: {_summary(error)}") from error
+    _check_model_runner(config)
     _limit_length(config, options.max_model_tokens)
     _check_generates_text(config)
     return VllmArguments(config, _kv_identity(parsed, config))
+
+
+def _check_model_runner(config: VllmConfig) -> None:
+    """Raise Invalid if vLLM would not use its V1 model runner, whose sampler Baton replaces."""
+    try:
+        uses_v2 = config.use_v2_model_runner
+    except ValueError as error:  # an argument needs V2, which the environment excludes
+        raise Invalid(f"engine_args: {_summary(error)}", param="engine_args") from error
+    if uses_v2:
+        raise Invalid(
+            "engine vllm needs vLLM's V1 model runner; set VLLM_USE_V2_MODEL_RUNNER=0 before vLLM "
+            "is imported, and leave out arguments that need the V2 model runner",
+            param="engine_args",
+        )
 
 
 def _limit_length(config: VllmConfig, max_model_tokens: int | None) -> None:
@@ -211,6 +231,7 @@ def _own_values(path: Path, options: RunnerOptions, ranks: int) -> dict[str, Any
         values["worker_cls"] = "baton.vllm_engine.gpu_worker.BatonGpuWorker"
         if options.pool_bytes:
             values["kv_cache_memory_bytes"] = options.pool_bytes
+            values["gpu_memory_utilization"] = MIN_GPU_MEMORY_UTILIZATION
     if not options.cuda_graphs:
         values["enforce_eager"] = True
     if options.num_blocks:

@@ -2,20 +2,30 @@
 
 import mmap
 import os
+from functools import partial
 
 import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from baton.engine.native.backend_choice import unavailable_reason
+from baton.engine.native.matrix import KernelThreadPool
+from baton.engine.native.sampler import NativeTokenChooser
 from baton.engine.sampler import sample
 from baton.vllm_engine.kv_allocation import KvAllocation
-from baton.vllm_engine.worker import SamplingWorker
+from baton.vllm_engine.worker import Sampler, SamplingWorker
 
 
 class BatonCpuWorker(SamplingWorker, CPUWorker):  # type: ignore[misc]
     """Call :meth:`use_kv_memory` before ``initialize_from_config``."""
 
-    _sample_rows = staticmethod(sample)
+    def _make_sampler(self) -> Sampler:
+        """Return Baton's sampler, with its own kernels if this processor and compiler allow it."""
+        if unavailable_reason() is not None:
+            return sample
+        threads = KernelThreadPool(torch.get_num_threads())
+        vocab_size = int(self.model_config.get_vocab_size())
+        return partial(sample, chooser=NativeTokenChooser(threads, vocab_size))
 
     def use_kv_memory(self, path: str, size_bytes: int) -> None:
         """Place the KV cache in the memory file at ``path``."""

@@ -8,7 +8,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from baton.engine.plan import Row, SampledToken
 from baton.vllm_engine.kv_allocation import KvAllocation
-from baton.vllm_engine.worker import SampledStep, SamplingWorker, StepRows
+from baton.vllm_engine.worker import SampledStep, Sampler, SamplingWorker, StepRows
 
 
 def _sample_on_gpu(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledToken | None]:
@@ -20,8 +20,10 @@ def _sample_on_gpu(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledTok
 class BatonGpuWorker(SamplingWorker, Worker):  # type: ignore[misc]
     """``kv_memory`` holds the KV cache after ``initialize_from_config``."""
 
-    _sample_rows = staticmethod(_sample_on_gpu)
     kv_memory: torch.Tensor
+
+    def _make_sampler(self) -> Sampler:
+        return _sample_on_gpu
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         allocation = KvAllocation(kv_cache_config.kv_cache_tensors[0].size)

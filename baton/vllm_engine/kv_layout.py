@@ -5,13 +5,28 @@ from dataclasses import dataclass, replace
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
     KVCacheConfig,
+    KVCacheGroupSpec,
     KVCacheTensor,
     MLAAttentionSpec,
+    SlidingWindowSpec,
+    iter_layer_specs,
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from baton.errors import Invalid
+
+PAGED_ATTENTION = (
+    FullAttentionSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    ChunkedLocalAttentionSpec,
+)
+"""Kinds of layers in which the KV of a token depends on the tokens up to it only, and lies in the
+block of its position. Derived classes are not among them: those of vLLM keep the length of the
+prompt, reserve blocks for themselves, or reuse blocks in a circle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +50,18 @@ def pack_kv_cache(configs: list[KVCacheConfig], layout: KVCacheLayout) -> Packed
 
     Raises Invalid if the model's KV cache is not one group of paged attention layers, as with
     recurrent (Mamba) layers, or if its attention can't use such blocks."""
-    groups = configs[0].kv_cache_groups
-    if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, AttentionSpec):
-        kinds = ", ".join(sorted({type(group.kv_cache_spec).__name__ for group in groups}))
-        raise Invalid(
-            f"the layers of the model have KV of different kinds or shapes ({kinds}); engine vllm "
-            "supports models whose layers all have paged attention of one shape",
-            param="model",
-        )
-    if isinstance(groups[0].kv_cache_spec, MLAAttentionSpec) and current_platform.is_cpu():
+    specs = _layer_specs(configs[0].kv_cache_groups)
+    if any(isinstance(spec, MLAAttentionSpec) for spec in specs) and current_platform.is_cpu():
         raise Invalid(
             "the model has multi-head latent attention, whose kernels in vLLM's CPU backend need "
             "each layer's KV cache to be contiguous; Baton keeps the blocks contiguous",
             param="model",
         )
-    if not layout.is_block_compact:
+    # Attention on CPUs takes any block stride, also where vLLM's own layout has layers outermost.
+    if not layout.is_block_compact or not (layout.is_block_outermost or current_platform.is_cpu()):
         raise Invalid(
-            f"vLLM's attention needs the KV cache layout {layout.name}, in which the pages of a "
-            "block are not contiguous; choose another --attention-backend in engine_args",
+            f"vLLM's attention needs the KV cache layout {layout.name}, in which a block's pages "
+            "are not contiguous; choose another --attention-backend in engine_args",
             param="engine_args",
         )
     num_blocks = min(config.num_blocks for config in configs)
@@ -75,10 +84,31 @@ def pack_kv_cache(configs: list[KVCacheConfig], layout: KVCacheLayout) -> Packed
         config.kv_cache_tensors = [
             _with_strides(tensor, offset, num_blocks) for tensor in config.kv_cache_tensors
         ]
-    spec = groups[0].kv_cache_spec
+    spec = specs[0]
     dtype = str(spec.dtype).removeprefix("torch.")
     name = f"vllm:{layout.name}:{dtype}[{spec.block_size}:{'+'.join(parts)}]"
     return PackedLayout(name, dtype, offset, spec.block_size, num_blocks, configs)
+
+
+def _layer_specs(groups: list[KVCacheGroupSpec]) -> list[AttentionSpec]:
+    """Return what the KV of the layers is like, one spec for all layers or one per layer. Raises
+    Invalid if they don't share one block table, or aren't all paged attention of one data type."""
+    specs = [spec for group in groups for spec in iter_layer_specs(group.kv_cache_spec)]
+    is_paged = all(
+        type(spec) in PAGED_ATTENTION
+        and spec.prefix_cacheable
+        and not getattr(spec, "non_causal", False)
+        for spec in specs
+    )
+    if len(groups) != 1 or not is_paged or len({spec.dtype for spec in specs}) != 1:
+        kinds = ", ".join(sorted({type(spec).__name__ for spec in specs}))
+        raise Invalid(
+            f"the layers of the model have KV of different kinds ({kinds}); engine vllm supports "
+            "models whose layers all have causal, paged attention with one block table and one "
+            "data type",
+            param="model",
+        )
+    return specs
 
 
 def _with_strides(tensor: KVCacheTensor, block_bytes: int, num_blocks: int) -> KVCacheTensor:

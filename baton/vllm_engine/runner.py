@@ -40,6 +40,8 @@ class VllmRunner:
     ) -> None:
         """``checkpoint`` is the digest of the model's files."""
         config = arguments.config
+        if lacking := executor.collective_rpc("unsupported_feature")[0]:
+            raise Invalid(f"{lacking}, which engine vllm does not support", param="model")
         self._executor = executor
         self._runs_here = isinstance(executor, UniProcExecutor) and current_platform.is_cpu()
         self._batch = WorkerBatch()
@@ -92,7 +94,7 @@ class VllmRunner:
         return self.pool.block_tokens
 
     def leaves_core_free(self, num_cores: int) -> bool:
-        return False
+        return not current_platform.is_cpu()
 
     def prepare(self, plan: Plan) -> Plan:
         return plan

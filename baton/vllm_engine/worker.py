@@ -49,7 +49,8 @@ class RowSampler(torch.nn.Module):
     ) -> SamplerOutput:
         wanted = [index for index, row in enumerate(self.rows) if row is not None]
         rows = [row for row in self.rows if row is not None]
-        sampled = self._sample(logits[wanted].float(), rows)
+        picked = logits if len(wanted) == len(self.rows) else logits[wanted]
+        sampled = self._sample(picked.float(), rows)
         self.result = [None] * len(self.rows)
         tokens = torch.zeros((len(self.rows), 1), dtype=torch.int32)
         for index, token in zip(wanted, sampled, strict=True):
@@ -64,12 +65,14 @@ class SamplingWorker:
     first."""
 
     model_runner: Any
-    _sample_rows: Sampler
-    """Samples rows on the worker's device."""
 
     def init_device(self) -> None:
         super().init_device()  # type: ignore[misc]
-        self._sampler = RowSampler(self._sample_rows)
+        self._sampler = RowSampler(self._make_sampler())
+
+    def _make_sampler(self) -> Sampler:
+        """Return what samples rows on the worker's device."""
+        raise NotImplementedError
 
     def compile_or_warm_up_model(self) -> Any:
         warmed_up = super().compile_or_warm_up_model()  # type: ignore[misc]
@@ -85,6 +88,12 @@ class SamplingWorker:
             for group in groups
         }
         return f"{current_platform.device_type}:{'+'.join(sorted(kernels))}"
+
+    def unsupported_feature(self) -> str:
+        """Return what the loaded model needs that Baton does not provide; empty if nothing."""
+        if getattr(self.model_runner, "lookback_token_ids", None) is not None:
+            return "the model reads the tokens before a chunk of its prompt"
+        return ""
 
     def sample_step(self, rows: StepRows) -> SampledStep:
         """Sample the step that ``execute_model`` has computed. ``rows`` need not contain requests

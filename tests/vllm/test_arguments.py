@@ -130,6 +130,12 @@ def test_batons_settings_are_passed_to_vllm(model: Path) -> None:
     assert not config.cache_config.enable_prefix_caching
 
 
+def test_the_v2_model_runner_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    error = refusal(model, "")
+    assert "set VLLM_USE_V2_MODEL_RUNNER=0" in str(error) and error.param == "engine_args"
+
+
 def test_a_limit_above_that_of_the_model_has_no_effect(model: Path) -> None:
     unlimited = vllm_config(model, options(max_model_tokens=None), "")
     config = vllm_config(model, options(max_model_tokens=10**6), "")

@@ -1,6 +1,8 @@
 """Tests that the KV cache is laid out so that each block, with all its layers and ranks, is
 contiguous in memory."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from vllm.v1.kv_cache_interface import (
@@ -10,6 +12,8 @@ from vllm.v1.kv_cache_interface import (
     KVCacheSpec,
     KVCacheTensor,
     MambaSpec,
+    SinkFullAttentionSpec,
+    UniformTypeKVCacheSpecs,
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
@@ -20,7 +24,18 @@ PAGE = 64
 """The size in bytes of a page: one rank's part of one layer of a block."""
 
 ATTENTION = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=8, dtype=torch.float32)
+BF16 = replace(ATTENTION, dtype=torch.bfloat16)
+NON_CAUSAL = replace(ATTENTION, non_causal=True)
+SINK = SinkFullAttentionSpec(
+    block_size=32, num_kv_heads=2, head_size=8, dtype=torch.float32, sink_len=32
+)
 MAMBA = MambaSpec(block_size=32, shapes=((2, 8),), dtypes=(torch.float32,))
+
+
+def uniform(*layers: KVCacheSpec) -> KVCacheSpec:
+    """Return what vLLM makes of layers of one kind whose shapes differ."""
+    specs = {str(index): layer for index, layer in enumerate(layers)}
+    return UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs=specs)
 
 
 def tensor(num_blocks: int, *layers: str, page: int = PAGE) -> KVCacheTensor:
@@ -113,11 +128,22 @@ def test_tensors_follow_one_another_in_a_block() -> None:
     assert [each.size for each in layout.configs[0].kv_cache_tensors] == [4 * 5 * PAGE] * 2
 
 
+def test_layers_of_different_shapes_share_a_block_table() -> None:
+    wide = replace(ATTENTION, head_size=16)
+    first, second = tensor(4, "a"), tensor(4, "b", page=2 * PAGE)
+    layout = pack(config(4, first, second, specs=(uniform(ATTENTION, wide),)))
+    assert (layout.block_bytes, layout.block_tokens, layout.kv_dtype) == (3 * PAGE, 32, "float32")
+    assert places(layout, 0) == [(0, PAGE, 3 * PAGE), (PAGE, 2 * PAGE, 3 * PAGE)]
+
+
 @pytest.mark.parametrize(
     ("specs", "kinds"),
     [
-        ((ATTENTION, MAMBA), "different kinds or shapes (FullAttentionSpec, MambaSpec)"),
-        ((MAMBA,), "different kinds or shapes (MambaSpec)"),
+        ((ATTENTION, MAMBA), "FullAttentionSpec, MambaSpec"),
+        ((MAMBA,), "MambaSpec"),
+        ((SINK,), "SinkFullAttentionSpec"),  # reserves blocks for itself
+        ((NON_CAUSAL,), "FullAttentionSpec"),
+        ((uniform(ATTENTION, BF16),), "FullAttentionSpec"),
     ],
 )
 def test_models_with_other_kinds_of_blocks_are_refused(
@@ -125,5 +151,5 @@ def test_models_with_other_kinds_of_blocks_are_refused(
 ) -> None:
     with pytest.raises(Invalid) as refused:
         pack(config(4, tensor(4, "a", "b"), specs=specs))
-    assert f"the layers of the model have KV of {kinds};" in str(refused.value)
+    assert f"the layers of the model have KV of different kinds ({kinds});" in str(refused.value)
     assert refused.value.param == "model"

@@ -25,6 +25,8 @@ def test_a_mixture_of_experts_over_shared_memory(
     with vllm_cluster(models["qwen3-moe"], 1, 1, transports="shm") as cluster:
         references["qwen3-moe"].check(cluster)
         assert transport(cluster, [5] * 100) == "shm"
+        sockets = cluster.baton("doctor", "--sockets", check=False)
+        assert sockets.returncode == 0, sockets.stdout
         assert cluster.baton("check").returncode == 0
 
 
