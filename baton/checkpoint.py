@@ -96,7 +96,8 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What a model's clients need to know of it, whatever its architecture."""
+    """A model's vocabulary size, maximum length in tokens, and EOS tokens. Unlike
+    :class:`ModelConfig`, it can be loaded for models of any architecture."""
 
     vocab_size: int
     max_position_embeddings: int

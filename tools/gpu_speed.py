@@ -128,7 +128,7 @@ def products(rounds: int) -> Iterator[GpuTableRow]:
 
 
 def prefill_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterator[GpuTableRow]:
-    """Measure prefill attention. ``kept`` is the dtype of the pool."""
+    """Measure prefill attention. ``kept`` is the dtype of the keys and values in the KV pool."""
     for tokens in (2048, PREFILL_TOKENS):
         attention, (q, k, v) = attention_case([(0, tokens)], kept)
         ours = seconds_of(partial(attention.attend, 0, q, k, v), rounds)
@@ -146,7 +146,7 @@ def prefill_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterat
 
 def decode_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterator[GpuTableRow]:
     """Measure decode attention of one layer; its bandwidth counts keys and values once. ``kept`` is
-    the dtype of the pool."""
+    the dtype of the keys and values in the KV pool."""
     for batch in BATCHES:
         for context in CONTEXTS:
             size = batch * context * 2 * 8 * 128 * kept.itemsize

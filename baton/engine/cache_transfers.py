@@ -22,8 +22,8 @@ class CacheTransfers:
     def begin_import(
         self, keys: Sequence[BlockKey], preceding_keys: Sequence[BlockKey]
     ) -> list[BlockId] | None:
-        """Allocate one FILLING block per key. Return None if there is not enough space for them
-        beside the running sequences."""
+        """Allocate one FILLING block per key. Return None if the running sequences leave too few
+        blocks for them."""
         if not keys:
             return []
         prefix = self._pool.find_cached(preceding_keys)

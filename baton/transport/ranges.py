@@ -17,15 +17,14 @@ def validated_ranges(
     for span in ranges:
         if span.size_bytes <= 0:
             raise Invalid(f"{span} is empty: a range must have at least one byte")
-        is_inside = (
-            0 <= span.local_offset <= local.size_bytes - span.size_bytes
-            and 0 <= span.remote_offset <= remote.region_size_bytes - span.size_bytes
-        )
-        if not is_inside:
-            raise Invalid(
-                f"{span} does not fit in the local region ({local.size_bytes} bytes) or the remote "
-                f"one ({remote.region_size_bytes} bytes)"
-            )
+        for side, offset, region_bytes in (
+            ("local", span.local_offset, local.size_bytes),
+            ("remote", span.remote_offset, remote.region_size_bytes),
+        ):
+            if not 0 <= offset <= region_bytes - span.size_bytes:
+                raise Invalid(
+                    f"{span} lies outside the {side} region, which has {region_bytes} bytes"
+                )
     return coalesce(ranges)
 
 

@@ -124,8 +124,8 @@ async def read_body(
 
 
 async def cancel_on_disconnect(push: InlineBodyWriter, work: Coroutine[Any, Any, None]) -> None:
-    """Run ``work`` in the current task. If the client of ``push`` disconnects, cancel ``work`` and
-    raise ClientDisconnected. This needs no second task that waits for the disconnect."""
+    """Run ``work`` in the current task. If the client that ``push`` writes to disconnects, cancel
+    ``work`` and raise ClientDisconnected."""
     task, has_left = asyncio.current_task(), push.is_disconnected
     assert task is not None
 

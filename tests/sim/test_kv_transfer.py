@@ -327,7 +327,7 @@ DONE = KvTransferDone(TokenId(5), False)
         ([scheduled(), chunk(1, 9)], "they must follow"),
         ([scheduled(), chunk(0, 11)], "they must follow"),
         ([scheduled(), chunk(0, 10, size=31)], "blocks must have 32 bytes"),
-        ([scheduled(), chunk(0, 10, offset=128 * 32)], "does not fit in the local region"),
+        ([scheduled(), chunk(0, 10, offset=128 * 32)], "lies outside the remote region"),
         ([scheduled(), chunk(0, 10)], "arrived damaged"),
         ([scheduled(owner="another")], "offers the memory of 'another'"),
         ([scheduled(generation=2)], "(generation 2)"),

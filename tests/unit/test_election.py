@@ -31,7 +31,7 @@ class Store:
         if self.fails is not None:
             raise self.fails
         if record.version != (self.record.version if self.record is not None else ""):
-            raise Overloaded("changed meanwhile")
+            raise Overloaded("the lease was changed meanwhile")
         self.on_write()
         self.number += 1
         version = str(self.number)

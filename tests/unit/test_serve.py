@@ -200,8 +200,8 @@ async def test_stop_request_during_a_drain_waits_for_the_drain() -> None:
 
 
 async def test_stop_request_during_a_drain_applies_the_time_limit() -> None:
-    """The time limit is 0, so that the stop request ends the drain, which would otherwise
-    continue."""
+    """A drain has no time limit until a stop is requested. The limit is 0 here, so the stop request
+    ends the drain at once."""
     program = FakeProgram(drain=never)
     life, running = await living(program, 0.0)
     life.request_drain()

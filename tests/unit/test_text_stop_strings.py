@@ -9,8 +9,9 @@ from baton.text.stop_strings import StopStrings
 
 
 def cut(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """Return the text before the match that ends first, and the stop string. If several matches end
-    there, use the longest."""
+    """Find the first place in ``text`` where a stop string ends; if several end there, take the
+    longest. Return the text before it, and the stop string; if there is none, all text and
+    None."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:

@@ -137,8 +137,9 @@ def test_an_empty_namespace_is_an_error(kube: Kube, baton: Baton) -> None:
 def test_status_shows_a_conductor_without_the_right_to_resize_what_it_may_see(
     empty: Kube, baton: Baton, mode: str
 ) -> None:
-    """The conductors' Role may read the pools' sizes only if the autoscaler needs them. Otherwise,
-    ``baton status`` shows "?" instead, and names the missing right."""
+    """With ``rbac.resize=false``, the conductors' Role may read the pools' sizes only if the
+    autoscaler's mode is not "off". If it may not, ``baton status``, run as a conductor, shows "?"
+    for each size and names the missing right."""
     owner = "external" if mode == "dry_run" else "chart"
     empty.install(
         make_values(rbac__resize=False, conductor__autoscale__mode=mode, replicasManagedBy=owner)
