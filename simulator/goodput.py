@@ -34,7 +34,8 @@ class SeedGoodput:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """The medians over the seeds, and the goodput with each seed."""
+    """``rate_rps`` and ``goodput_rps`` are medians over the seeds; ``by_seed`` has the goodput with
+    each seed."""
 
     rate_rps: float
     goodput_rps: float

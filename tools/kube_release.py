@@ -1,4 +1,5 @@
-"""A release of the chart on a test Kubernetes cluster, and what its administrator does with it."""
+"""A Helm release of the chart on a test Kubernetes cluster, and an administrator's operations on
+it."""
 
 import json
 import os

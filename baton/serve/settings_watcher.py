@@ -90,9 +90,10 @@ class SettingsWatcher:
                 log.exception("settings_watcher_crashed")
 
     async def check(self) -> None:
-        """Check the file once. An invalid file changes nothing; the log and the status report it
-        until it is fixed. It is loaded again at each check, since the error may be elsewhere, for
-        example in the folder of secret files."""
+        """Check the file once. A change is loaded when two checks in a row have read the same
+        content. An invalid file changes nothing; the log and the status report it until it is
+        fixed. Until then each check loads the file again, even if it is unchanged, since the error
+        may lie outside of it, for example in the folder of secret files."""
         content = await asyncio.to_thread(_read, self._path)
         is_settled, self._last_seen = content == self._last_seen, content
         if not is_settled or (content == self._last_loaded and not self.status.rejected):

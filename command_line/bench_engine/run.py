@@ -51,7 +51,8 @@ class EngineBenchResult:
 
     @property
     def ceilings(self) -> MeasuredCeilings:
-        """The measured ceilings, which all figures share."""
+        """The machine's measured peak rates of arithmetic and of memory, the same for all
+        cases."""
         return self.figures[0].ceilings
 
     def as_dict(self) -> dict[str, object]:

@@ -29,7 +29,8 @@ class FileLimits:
     concurrent_uploads: int = 4
 
     def with_tenant_limits(self, tenant: Tenant) -> "FileLimits":
-        """Return these limits, replaced by those that the tenants file sets for ``tenant``."""
+        """Return a copy in which each limit that the tenants file sets for ``tenant`` replaces the
+        one here."""
         own = tenant.limits
         return FileLimits(
             self.files if own.files is None else own.files,

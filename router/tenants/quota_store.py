@@ -136,7 +136,7 @@ class MemoryQuotaStore:
         self.num_exchanges += len(requests)
         grants = [self._grant(router, request) for request in requests]
         if self.drops_replies:
-            raise Unavailable("no answer")
+            raise Unavailable("the quota store did not answer")
         return grants
 
     async def ping(self) -> None:

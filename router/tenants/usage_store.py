@@ -60,7 +60,7 @@ class MemoryUsageStore:
             self._numbers[writer] = number
             self._counts.update(counts)
         if self.drops_replies:
-            raise Unavailable("no answer")
+            raise Unavailable("the usage store did not answer")
 
     async def read(self, days: Iterable[str]) -> UsageCounts:
         wanted = set(days)

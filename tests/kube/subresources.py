@@ -92,9 +92,9 @@ def _spend(api: Api, budget: Object, pod: Object) -> None:
     if status.get("disruptionsAllowed", 0) < 1:
         name = budget["metadata"]["name"]
         healthy, desired = status.get("currentHealthy", 0), status.get("desiredHealthy", 0)
-        why = f"The disruption budget {name} needs {desired} healthy pods and has {healthy}"
         message = "Cannot evict pod as it would violate the pod's disruption budget."
-        raise too_many(message, f"{why} currently")
+        counts = f"needs {desired} healthy pods and has {healthy} currently"
+        raise too_many(message, f"The disruption budget {name} {counts}")
     budget["status"] = status | {"disruptionsAllowed": status["disruptionsAllowed"] - 1}
     api.set_status(BUDGET, budget)
 

