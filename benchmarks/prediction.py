@@ -1,4 +1,5 @@
-"""Compare the conductor's predicted TTFT with the measured one.
+"""Compare the conductor's predicted TTFT with the measured one, and with the time by which KV
+transfers delay the second token.
 
     python -m benchmarks.prediction [--engine vllm] [--loads 64-2048x1,64-2048x4] [--requests 40]
 
@@ -6,6 +7,7 @@ A load is SHORTEST-LONGESTxCONCURRENCY: streams that each send one request after
 random prompt of so many tokens. Warm-up requests let the workers measure their steps. Prints, for
 each load, percentiles of the predicted and the measured TTFT and of the ratio between them, and
 JSON as the last line. The measured TTFT is the router's: until the first token reached it.
+``exposed_share`` is the exposed time of KV transfers divided by the measured TTFT (medians).
 """
 
 import argparse
@@ -60,44 +62,59 @@ class PredictionRow:
     ratio_p10: float
     ratio_p50: float
     ratio_p90: float
+    exposed_share: float
 
 
-def ttft_pair(cluster: LocalCluster, prompt: Sequence[int]) -> tuple[float, float] | None:
-    """Send one request; return its predicted and its measured TTFT in seconds. None if there was no
-    prediction, because the worker had not measured enough steps."""
+@dataclass(frozen=True, slots=True)
+class MeasuredRequest:
+    """The TTFT of a request, predicted and measured, and the exposed time of its KV transfer; in
+    seconds. ``predicted`` is None if the worker had not measured enough steps."""
+
+    predicted: float | None
+    measured: float
+    exposed: float
+
+
+def send_request(cluster: LocalCluster, prompt: Sequence[int]) -> MeasuredRequest:
     body = {
         "prompt": list(prompt), "max_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": True,
     }  # fmt: skip
     _, headers = cluster.post_with_headers("/v1/completions", body)
     explained = cluster.get(f"/admin/requests/{headers['x-baton-request-id']}")
-    predicted = explained["predicted"]["ttft_seconds"]
-    return None if predicted is None else (predicted, explained["actual"]["ttft_seconds"])
+    return MeasuredRequest(
+        explained["predicted"]["ttft_seconds"],
+        explained["actual"]["ttft_seconds"],
+        float(explained["details"].get("kv_transfer_exposed_seconds", 0.0)),
+    )
 
 
 def send_requests(
     cluster: LocalCluster, load: PredictionLoad, num_requests: int, chance: np.random.Generator
-) -> list[tuple[float, float]]:
-    """Send the load's requests; return their predicted and measured TTFT."""
+) -> list[MeasuredRequest]:
+    """Send the load's requests; return those whose TTFT was predicted."""
     prompts = [
         chance.integers(10, VOCAB_SIZE, chance.integers(load.shortest, load.longest + 1)).tolist()
         for _ in range(num_requests)
     ]
     with ThreadPoolExecutor(load.concurrency) as pool:
-        pairs = list(pool.map(lambda prompt: ttft_pair(cluster, prompt), prompts))
-    return [pair for pair in pairs if pair is not None]
+        requests = list(pool.map(lambda prompt: send_request(cluster, prompt), prompts))
+    return [request for request in requests if request.predicted is not None]
 
 
-def summarize(load: PredictionLoad, pairs: Sequence[tuple[float, float]]) -> PredictionRow:
-    predicted, measured = 1e3 * np.array(pairs).T
+def summarize(load: PredictionLoad, requests: Sequence[MeasuredRequest]) -> PredictionRow:
+    predicted = np.array([1e3 * (request.predicted or 0.0) for request in requests])
+    measured = np.array([1e3 * request.measured for request in requests])
+    exposed = 1e3 * float(np.median([request.exposed for request in requests]))
     ratios = np.percentile(predicted / measured, [10, 50, 90])
     p50s = float(np.median(predicted)), float(np.median(measured))
     return PredictionRow(
         str(load),
-        len(pairs),
+        len(requests),
         round(p50s[0], 1),
         round(p50s[1], 1),
         round(p50s[0] / p50s[1] - 1, 3),
         *(round(float(ratio), 2) for ratio in ratios),
+        exposed_share=round(exposed / p50s[1], 4),
     )
 
 
@@ -118,8 +135,8 @@ def main() -> None:
         with baton_cluster(model, python) as cluster:
             send_requests(cluster, PredictionLoad(64, 2048, 1), WARM_UP, chance)
             for load in map(PredictionLoad.parse, options.loads.split(",")):
-                pairs = send_requests(cluster, load, options.requests, chance)
-                rows.append(summarize(load, pairs))
+                sent = send_requests(cluster, load, options.requests, chance)
+                rows.append(summarize(load, sent))
                 print(rows[-1])
     print(json.dumps({"machine": machine, **vars(options), "rows": [asdict(r) for r in rows]}))
 
