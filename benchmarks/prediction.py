@@ -105,7 +105,9 @@ def summarize(load: PredictionLoad, requests: Sequence[MeasuredRequest]) -> Pred
     predicted = np.array([1e3 * (request.predicted or 0.0) for request in requests])
     measured = np.array([1e3 * request.measured for request in requests])
     exposed = 1e3 * float(np.median([request.exposed for request in requests]))
-    ratios = np.percentile(predicted / measured, [10, 50, 90])
+    p10, p50, p90 = (
+        round(float(ratio), 2) for ratio in np.percentile(predicted / measured, [10, 50, 90])
+    )
     p50s = float(np.median(predicted)), float(np.median(measured))
     return PredictionRow(
         str(load),
@@ -113,8 +115,10 @@ def summarize(load: PredictionLoad, requests: Sequence[MeasuredRequest]) -> Pred
         round(p50s[0], 1),
         round(p50s[1], 1),
         round(p50s[0] / p50s[1] - 1, 3),
-        *(round(float(ratio), 2) for ratio in ratios),
-        exposed_share=round(exposed / p50s[1], 4),
+        p10,
+        p50,
+        p90,
+        round(exposed / p50s[1], 4),
     )
 
 
