@@ -13,7 +13,8 @@ class Clock(Protocol):
         ...
 
     def wall_nanoseconds(self) -> int:
-        """Nanoseconds since 1970, for generations and timestamps. It may jump."""
+        """Nanoseconds since 1970, for timestamps and the generations of processes
+        (:data:`baton.core.ids.Incarnation`). It may jump."""
         ...
 
     async def sleep(self, seconds: float) -> None: ...

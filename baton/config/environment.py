@@ -33,8 +33,9 @@ def config_file() -> Path | None:
 
 
 def child_environment(settings: dict[str, str], extra: dict[str, str]) -> dict[str, str]:
-    """The environment for a child process: ``settings``, ``extra``, and those variables of this
-    process that are not settings."""
+    """Return all environment variables of a child process: ``settings`` (text by setting name) as
+    ``BATON_…`` variables, the variables ``extra``, which take precedence, and this process's own
+    variables, without its ``BATON_…`` ones except ``BATON_HOME``."""
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -67,12 +68,13 @@ def set_thread_environment(threads: int) -> None:
 
 
 def set_vllm_environment() -> None:
-    """Configure vLLM; call this before vLLM is imported. Baton decides on threads, runs vLLM's
-    executor itself, and replaces the sampler of vLLM's V1 model runner, so vLLM must use that one.
-    What vLLM's ranks use to reach each other (gloo, which does not authenticate anybody) listens on
-    loopback, and has its sockets in a folder that only this user can open, which is removed when
-    this process exits. When a rank has died, the others are stopped within a second. Other
-    variables that are already set stay as they are."""
+    """Configure vLLM; call this before vLLM is imported. Baton decides on threads, and runs vLLM's
+    executor itself. vLLM must use its V1 model runner, whose sampler Baton replaces, so
+    ``VLLM_USE_V2_MODEL_RUNNER`` is always set to 0. The other variables are set only if they are
+    not set already. By default, gloo, by which vLLM's ranks reach each other without
+    authentication, listens on loopback; vLLM's sockets are in a folder that only this user can
+    open, and that is removed when this process exits; and when a rank has died, the other ranks are
+    stopped within a second."""
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")

@@ -100,8 +100,8 @@ def pinned_settings(settings: Settings) -> frozenset[str]:
 
 
 def _check_names(flags: dict[str, Any], warn: OnWarning) -> list[str]:
-    """Return the names of the settings in every source, one after the other. Raises Invalid for an
-    unknown name."""
+    """Return the names that each source gives, all sources in one list: a name occurs once for each
+    source that has it. Raises Invalid for an unknown name."""
     known = Settings.model_fields
     for name in flags:
         check_name(name, known, "command line")

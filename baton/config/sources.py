@@ -156,8 +156,9 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
 
 
 def _without_name(quoted: str) -> str:
-    """Return dots instead of quoted text, unless the text is a single character or a kind of token
-    (``'<block end>'``)."""
+    """Return three dots in place of ``quoted``, a quoted part of PyYAML's message, which may be a
+    secret. Return it unchanged if it is a single character or a kind of token (``'<block end>'``),
+    which can't be secret."""
     return quoted if len(quoted) == 3 or quoted.startswith("'<") else "..."
 
 

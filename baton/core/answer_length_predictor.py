@@ -55,8 +55,8 @@ class AnswerLengthPredictor:
 
     def record_length(self, tenant: bytes, num_tokens: int, *, was_truncated: bool) -> None:
         """Record the length of a finished answer. An answer that was truncated at its limit would
-        have been longer, so it counts only if it is longer than expected, or while there are too
-        few answers to predict from."""
+        have been longer, so it is ignored unless it is longer than the current prediction, or there
+        are still too few answers to predict from."""
         num_tokens = max(num_tokens, 1)
         lengths = self._tenants.get(tenant)
         if lengths is None:
@@ -80,7 +80,9 @@ class AnswerLengthPredictor:
 
 
 def revised_prediction(predicted_tokens: int, num_tokens: int, max_tokens: int) -> int:
-    """Revise the prediction for an answer that has ``num_tokens`` already and has not ended."""
+    """Return the predicted total length of an answer that has ``num_tokens`` so far and has not
+    ended: ``predicted_tokens``, or ``OUTGROWN_FACTOR`` times ``num_tokens`` if the answer has
+    already reached that prediction. The result is at most ``max_tokens``."""
     if predicted_tokens <= num_tokens:
         predicted_tokens = math.ceil(max(num_tokens, 1) * OUTGROWN_FACTOR)
     return min(predicted_tokens, max_tokens)

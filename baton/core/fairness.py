@@ -70,8 +70,9 @@ class VirtualTokenCounters:
             self._counters[tenant] += charged / weight
 
     def service_surpluses(self, tenants: Iterable[bytes]) -> dict[bytes, int]:
-        """How much more service each of ``tenants`` has received than the one with the least, in
-        whole multiples of ``slack_tokens``. Tenants with 0 are served first; among equal values the
+        """How much more service each of ``tenants`` has received than the tenant with the least, as
+        a number of times ``slack_tokens``, rounded down: 2 means from 2 to just below 3 times
+        ``slack_tokens`` more. Tenants with lower numbers are served first; among equal ones the
         queue's order decides."""
         counters = {tenant: self._counters.get(tenant, 0) for tenant in tenants}
         least = min(counters.values(), default=0)

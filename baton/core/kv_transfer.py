@@ -41,8 +41,9 @@ class BlockRef:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRef:
-    """One generation of one worker. ``framed_address`` is host:port of its framed connections, for
-    routers; empty if it has only gRPC."""
+    """One process of one worker: a worker that was started again has the same ``id`` and another
+    ``generation``. ``framed_address`` is host:port of its framed connections, for routers; empty if
+    it has only gRPC."""
 
     id: WorkerId
     address: str
@@ -65,7 +66,8 @@ class KvTransferOpen:
 
 @dataclass(frozen=True, slots=True)
 class KvTransferScheduled:
-    """The prompt is nearly computed: the reader should reserve its blocks now."""
+    """The prompt is nearly computed: the reader should now reserve its own blocks for
+    ``num_tokens`` tokens, to import the KV into."""
 
     endpoint: Endpoint
     num_tokens: int

@@ -95,7 +95,8 @@ def fcfs(waiting: WaitingPrompt, now_seconds: float) -> float:
 
 
 def cached_first(waiting: WaitingPrompt, now_seconds: float) -> float:
-    """The request with the longest cached prefix first: the prefix may be evicted meanwhile."""
+    """The request with the longest cached prefix first, since that prefix may be evicted while the
+    request waits."""
     head_start = waiting.cached_tokens / CACHED_TOKENS_PER_SECOND
     return waiting.arrival_seconds + NORMAL_STARVATION_LIMIT_SECONDS - head_start
 

@@ -72,8 +72,8 @@ def numerics_fingerprint(model: DecoderModel, pool: KvPool, vocab_size: int) -> 
     same bits, which requires the same weights, formats, kernels and kind of processor. This writes
     to the pool, so it must be called before the pool is used.
 
-    Raises Invalid if the logits are different when the probe is computed in chunks and in a batch
-    with another request, or if the pool is too small for the probe.
+    The probe is computed twice: alone in one step, then in chunks, each in a batch with another
+    request. Raises Invalid if the two results differ, or if the pool is too small for the probe.
     """
     if pool.num_blocks < NUM_PROBE_COPIES:
         raise Invalid(
@@ -117,8 +117,9 @@ def _probe(
     *,
     in_batch: bool,
 ) -> torch.Tensor:
-    """Compute the logits of all ``tokens`` in chunks of the sizes ``chunks``. If ``in_batch`` is
-    set, the probe uses other blocks, and each step also computes another request."""
+    """Compute the logits of all ``tokens`` (the probe) in chunks of the sizes ``chunks``. If
+    ``in_batch`` is set, each step also computes another request, and the probe's KV is written to
+    other blocks than when ``in_batch`` is not set."""
     logits: list[torch.Tensor] = []
     start = 0
     for size in chunks:

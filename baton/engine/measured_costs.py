@@ -9,8 +9,9 @@ from baton.engine.result import StepWork
 
 
 class MeasuredCosts:
-    """The cost models of prefill and decode, fitted to every recorded step, and the budget of
-    prefill tokens per step that follows from them."""
+    """The cost models of prefill and decode and the limit of prefill tokens in a step that also
+    decodes. Each is fitted to the last recorded steps of its kind: prefill-only, decode-only and
+    mixed ones."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._max_chunk_tokens = config.max_chunk_tokens

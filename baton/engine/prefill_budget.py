@@ -32,7 +32,8 @@ def unlimited_tokens(num_answers: int, context_tokens: int, start: int, limit: i
 
 
 class PrefillBudget:
-    """Predicts how many prefill tokens can be added to a step's decodes within the target.
+    """Predicts how many prefill tokens can be added to a step's decodes within the target
+    inter-token latency, or within ``MAX_SLOWDOWN`` times the decodes' own time if that is longer.
 
     Mixed steps are fitted as seconds = fixed + a · tokens + b · attended, where decoded tokens
     count, too. Until there are enough measurements, mixed steps get few prefill tokens, each step
@@ -63,9 +64,10 @@ class PrefillBudget:
         self, num_answers: int, context_tokens: int, start: int, limit: int
     ) -> int:
         """Return how many prefill tokens may be computed in a step that also has ``num_answers``
-        decodes with ``context_tokens`` in total: as many as keep the step within the target, at
-        least ``MIN_PREFILL_TOKENS``, and at most ``limit``. ``start`` is the number of tokens
-        that are already computed of the prompt that is furthest along."""
+        decodes with ``context_tokens`` in total: as many as keep the step within the time that
+        the class describes, at least ``MIN_PREFILL_TOKENS``, and at most ``limit`` (exactly
+        ``limit`` if there is no target or no decode). ``start`` is the number of computed tokens of
+        the partly computed prompt that has the most."""
         if self._target_seconds is None or not num_answers:
             return limit
         parts = self._fit()

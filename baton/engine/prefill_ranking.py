@@ -82,9 +82,11 @@ class PrefillRanking:
     def _divide_budget(
         self, ranked: list[Sequence], budget: int, now_seconds: float
     ) -> list[tuple[Sequence, int]]:
-        """Divide ``budget`` between prompts. Prompts of the tenants that were served most get only
-        what the other prompts leave, however long they have waited. The same applies to prompts of
-        lower priority until they have waited for the time limit of their priority."""
+        """Divide ``budget`` between prompts. Prompts of a tenant that has received at least the
+        fairness slack more service than the tenant with the least get only what the other prompts
+        leave, however long they have waited, unless they go first because they were preempted.
+        Prompts of a lower priority get only what those of higher priorities leave, until they have
+        waited for the starvation limit of their own priority."""
         if len(ranked) < 2:
             return [(each, budget) for each in ranked]
         arrears = self._arrears(ranked)
@@ -101,8 +103,10 @@ class PrefillRanking:
         return sorted(shares, key=lambda share: _share_rank(share, budget))
 
     def _select_candidates(self, waiting: list[Sequence], now_seconds: float) -> list[Sequence]:
-        """Select the first waiting prompts by their stored estimates, then update the estimates of
-        the selected ones."""
+        """Select the ``admission_window`` waiting prompts (all, if there are fewer) that rank
+        first by their stored estimates, and then update the estimates of the selected ones. The
+        prompt that arrived first is selected in addition if its priority is lower than that of the
+        first-ranked one."""
         window = self._config.admission_window
         if len(waiting) > window:
             oldest = waiting[0]
@@ -139,9 +143,9 @@ class PrefillRanking:
         return rank
 
     def _arrears(self, sequences: list[Sequence]) -> dict[bytes, int]:
-        """Return how much more service each tenant of these sequences has received than the one
-        with the least, in whole multiples of the slack; empty while only one tenant has
-        requests."""
+        """Return how much more service each tenant of these sequences has received than the tenant
+        with the least, as a number of times the fairness slack, rounded down; empty while only
+        one tenant has a counter."""
         if not self.counters.has_several_tenants:
             return {}
         return self.counters.service_surpluses({each.spec.owner for each in sequences})
@@ -172,7 +176,8 @@ class PrefillRanking:
 
 
 def _share_rank(share: tuple[Sequence, int], budget: int) -> tuple[bool, bool, Priority]:
-    """Return a sort key that ranks sequences that have waited too long first (they are limited to a
-    part of the budget), then preempted ones, then by priority."""
+    """Return a sort key for a sequence and its maximum number of tokens. Sequences that have waited
+    longer than their starvation limit come first (their maximum is below ``budget``), then those
+    that go first because they were preempted, then the others by priority."""
     sequence, limit = share
     return limit >= budget, not sequence.waiting_prompt.goes_first, sequence.waiting_prompt.priority

@@ -176,8 +176,9 @@ def resolve_quantization(setting: str, config: ModelConfig, device: torch.device
 
 
 def head_quantization(name: str) -> str:
-    """Return the format of the head, which is more precise because no later layer can even out its
-    errors."""
+    """Return the format of the head in a model whose layers have the format ``name``: "int8" for
+    the integer formats, else "none". The head is never in int4, because no later layer can even out
+    its errors."""
     return "int8" if name in ("int8", "int4") else "none"
 
 

@@ -71,8 +71,9 @@ class QuantizedMatrix(torch.Tensor):
         raise AssertionError(f"{func} is not supported for quantized weights")
 
     def _linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Compute the product. A scale per output is applied to the sums, so that it need not be
-        rounded to the dtype of ``x``."""
+        """Compute the product. If there is one scale for each output, the codes are multiplied and
+        the sums are scaled, so that scales need not be rounded to the dtype of ``x``. Otherwise the
+        weights are decoded to that dtype first."""
         codes = self.codes
         if isinstance(codes, PackedInt4Codes) or not codes.has_row_scales:
             return functional.linear(x, codes.decode().to(x.dtype), bias)

@@ -98,8 +98,9 @@ class Scheduler:
         self.retry_admission()
 
     def reserve(self, sequence: Sequence) -> bool:
-        """Give a RESERVED sequence a batch slot and blocks for its tokens. Return False if there
-        are not enough of them, or if it is the waiting queue's turn to get blocks."""
+        """Give a RESERVED sequence a batch slot and blocks for its tokens. Return False if there is
+        no free slot, if :meth:`_allocate_table` returns False, or if it is the waiting queue's turn
+        to get blocks."""
         assert sequence.phase is Phase.RESERVED
         queue_goes_first = (
             self._allocatable_when_blocked is not None and self._admitted_reservation_last
@@ -413,7 +414,9 @@ class Scheduler:
 
     def _allocate_table(self, sequence: Sequence, cached_limit: int) -> bool:
         """Fill the block table with at most ``cached_limit`` cached blocks, then new ones. Return
-        False if there are too few; ``_allocatable_when_blocked`` then says when to retry."""
+        False if there are too few blocks now, or (with ``forecasts_memory``) if memory is predicted
+        to run short before all running answers have ended. If the sequence is WAITING,
+        ``_allocatable_when_blocked`` then says when to try again."""
         cached = self._pool.find_cached(
             sequence.block_keys, 0 if sequence.computes_prompt_logprobs else cached_limit
         )

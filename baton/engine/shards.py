@@ -187,7 +187,8 @@ class CheckpointShards:
     def _scales(
         self, names: Sequence[str], parts: Sequence[torch.Tensor]
     ) -> Sequence[StoredScales]:
-        """Return the scales of the parts, if they are in FP8."""
+        """Return the scales of each part if the parts are in FP8, else an empty sequence. Raises
+        Invalid if config.json does not describe the layout of the scales."""
         if parts[0].dtype is not E4M3:
             return ()
         if self._fp8 is None:

@@ -104,7 +104,7 @@ def _weights_read(config: ModelConfig, num_tokens: int) -> float:
 
 
 def _common(config: ModelConfig) -> int:
-    """Return the number of weights of attention and routers."""
+    """Return the number of weights of attention and routers, in all layers."""
     heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
     routed = len(config.moe.layers) * config.moe.num_experts if config.moe else 0
     return config.hidden_size * (config.num_layers * heads + routed)
@@ -116,7 +116,8 @@ def _feed_forward(config: ModelConfig) -> int:
 
 
 def _experts(config: ModelConfig) -> int:
-    """Return the number of weights of one expert in every layer with experts."""
+    """Return the number of weights of one expert per layer, summed over the layers that have
+    experts."""
     if config.moe is None:
         return 0
     return len(config.moe.layers) * 3 * config.hidden_size * config.moe.intermediate_size

@@ -122,8 +122,9 @@ def _penalise(scores: torch.Tensor, rows: Sequence[Row]) -> None:
 
 
 def _counted(histories: Sequence[Sequence[int]], size: int, like: torch.Tensor) -> torch.Tensor:
-    """Count how often each row has each token, [num_rows, size] in FP32, which is also the dtype in
-    which penalties are multiplied on the CPU."""
+    """Return how often each of the ``size`` tokens of the vocabulary occurs in each of
+    ``histories``, [num_rows, size], on the device of ``like``. The counts are in FP32, because
+    :mod:`baton.engine.sampler` also multiplies counts by penalties in FP32."""
     places = [line * size + token for line, tokens in enumerate(histories) for token in tokens]
     flat = torch.zeros(len(histories) * size, dtype=torch.float32, device=like.device)
     index = torch.tensor(places, dtype=torch.int64, device=like.device)

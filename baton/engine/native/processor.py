@@ -61,8 +61,8 @@ def missing_features() -> list[str]:
 @contextmanager
 def limit_instruction_set(most: str) -> Iterator[None]:
     """Within the ``with`` block, treat the processor as one that supports at most the instruction
-    set ``most``, for tests and comparisons. Models that are built there keep computing with it. Not
-    thread-safe."""
+    set ``most``, for tests and comparisons. Models that are built within the block keep this limit
+    after its end. Not thread-safe."""
     global _most
     assert most in INSTRUCTION_SETS, most
     before, _most = _most, most
