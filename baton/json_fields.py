@@ -72,7 +72,8 @@ class JsonFields:
         return [JsonFields(f"{self.where}: {name}[{i}]", row) for i, row in enumerate(values)]
 
     def invalid_field(self, name: str, expected: str) -> Invalid:
-        """Return an error that says what ``name`` is and what would be valid (``expected``)."""
+        """Return an error that shows the value of the field ``name`` and says what would be valid
+        (``expected``)."""
         return Invalid(
             f"{self.where}: {name} is {_shown(self.values[name])}; it must be {expected}"
         )

@@ -138,11 +138,13 @@ def _pop_prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprob, ...]:
 
 
 def collect_sealed_run(sequence: Sequence, num_sealed: int) -> list[SealedRun]:
-    """Return the sealed blocks that have not been reported yet, as a list of at most one run.
+    """Return the sealed blocks that no earlier call has returned, as a list with one
+    :class:`SealedRun`. The list is empty if there are no such blocks, or if they are not due yet.
 
-    Blocks are reported when at least :data:`PUBLISH_INTERVAL_BLOCKS` are new and the prompt is
-    computed, and when the request has ended or is exported. ``num_sealed`` is the number of sealed
-    blocks; it is passed in because a request that has ended has already released its blocks."""
+    Blocks are due either when the prompt is computed and at least :data:`PUBLISH_INTERVAL_BLOCKS`
+    blocks are new, or when the request has ended or is exported. ``num_sealed`` is the number of
+    the request's sealed blocks; it is passed in because a request that has ended has already
+    released its blocks."""
     num_new = num_sealed - sequence.num_published_blocks
     has_ended = sequence.phase in (Phase.EXPORTED, Phase.FINISHED)
     is_due = num_new >= PUBLISH_INTERVAL_BLOCKS and sequence.num_uncomputed_tokens == 1

@@ -2,9 +2,9 @@
 
 The router has a different one for workers (:mod:`router.generation.circuit_breaker`). A call to a
 store takes milliseconds, and its caller always reports how it ended, so this breaker opens after a
-single failure and waits for the result of its probe. An answer takes minutes, its failure may be
-due to any of several workers, and its end may never be reported, so the router's breaker counts
-failures and allows another probe after a timeout."""
+single failure and waits for the result of its probe. A model's answer, in contrast, takes minutes,
+its failure may be due to any of several workers, and its end may never be reported, so the router's
+breaker counts failures and allows another probe after a timeout."""
 
 MIN_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 30.0
@@ -25,7 +25,8 @@ class StoreCircuitBreaker:
         return now >= self._open_until and not self._is_probing
 
     def begin_request(self) -> None:
-        """Record that a request is sent. The first request after a failure is the probe."""
+        """Record that a request is sent. The first one that is sent after a failure is the probe:
+        no other is allowed until the probe's success, failure or cancellation is recorded."""
         self._is_probing = self._backoff_seconds > 0
 
     def record_success(self) -> None:
@@ -42,5 +43,6 @@ class StoreCircuitBreaker:
         self._is_probing = False
 
     def record_cancellation(self) -> None:
-        """Record that a request neither succeeded nor failed: its caller was cancelled."""
+        """Record that a request neither succeeded nor failed, because its caller was cancelled. If
+        it was the probe, the next request becomes the probe."""
         self._is_probing = False

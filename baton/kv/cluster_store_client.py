@@ -220,7 +220,8 @@ class ClusterStoreClient:
         return self._node(stores[0])
 
     def _usable(self) -> list[Member]:
-        """Nodes that are ready and whose circuit breaker is closed, those of this host first."""
+        """Nodes that are ready and whose circuit breaker allows a request now, those of this host
+        first."""
         now = self._clock.monotonic()
         stores = self._membership.ready(Role.KVSTORE)
         usable = [member for member in stores if self._node(member).breaker.allows_request(now)]

@@ -39,8 +39,9 @@ class KvIndex(Protocol):
         ...
 
     async def longest_prefix(self, keys: Sequence[BlockKey]) -> PrefixHit:
-        """Find the longest prefix by bisection: nodes that have a block usually have all before
-        it."""
+        """Find the longest prefix of ``keys`` that any node has, and all nodes that have it;
+        ``num_blocks`` is 0 if no node has any of the blocks. The search is a bisection, since a
+        node that has a block usually has all blocks before it."""
         ...
 
     async def holders(self, key: BlockKey) -> dict[KvHolder, Tier]:
@@ -59,9 +60,9 @@ FindHolders = Callable[[BlockKey], Awaitable[dict[KvHolder, Tier]]]
 
 
 async def bisect_prefix(keys: Sequence[BlockKey], holders_of: FindHolders) -> PrefixHit:
-    """Find the longest prefix by bisection. Invariant: the nodes ``best`` have keys[:low], and no
-    node has keys[high]. :func:`baton.core.prefix_search.count_leading` does the same without
-    awaiting."""
+    """Find the longest prefix of ``keys`` that any node has, by bisection. ``holders_of`` returns
+    the nodes that have one block. Invariant: the nodes ``best`` have keys[:low], and no node has
+    keys[high]. :func:`baton.core.prefix_search.count_leading` does the same without awaiting."""
     low, high = 0, len(keys)
     best: tuple[KvHolder, ...] = ()
     while low < high:

@@ -28,9 +28,9 @@ _DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
 
 
 class BrowserGuard:
-    """Decides by its headers whether a request is allowed. ``origins`` are the origins of pages
-    that may send requests, or ``*`` for all. ``hosts`` are the host names that are accepted besides
-    those of loopback; None accepts any."""
+    """Decides whether a request is allowed, by the request's headers. ``origins`` are the origins
+    of pages that may send requests, or ``*`` for all. ``hosts`` are the host names that are
+    accepted besides those of loopback; None accepts any."""
 
     def __init__(self, origins: Sequence[str] = (), hosts: Sequence[str] | None = None) -> None:
         self._all_origins = "*" in origins

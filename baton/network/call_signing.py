@@ -30,7 +30,8 @@ Metadata = tuple[tuple[str, str], ...]
 
 @lru_cache(maxsize=64)
 def derive_key(secret: str, purpose: str) -> bytes:
-    """A key for one purpose, so that a signature for one purpose is invalid for any other."""
+    """Derive a key from the secret. Each purpose has a key of its own, so that a signature made for
+    one purpose is invalid for any other."""
     return hmac.digest(secret.encode(), f"baton {purpose}".encode(), "sha256")
 
 

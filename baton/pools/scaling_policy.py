@@ -289,9 +289,9 @@ def _growing_roles(
 def _shrinkage(
     observation: PoolObservation, history: ScalingHistory, config: ScalingConfig
 ) -> ScalingStep | None:
-    """Shrink a pool. No pool shrinks while workers are still starting, since the plan counts only
-    those that serve; nor does a pool without more serving workers than it needs, since a plan says
-    little about a pool that is down."""
+    """Shrink a pool. No pool shrinks while workers of either pool are still starting, since the
+    plan counts only workers that serve. A pool shrinks only if it has more serving workers than the
+    plan wants: a plan says little about a pool whose workers are down."""
     if any(observation.num_not_serving_yet(role) for role in observation.sizes):
         return None
     for role in _due(observation, history, config, grows=False):

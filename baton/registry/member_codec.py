@@ -87,7 +87,8 @@ def _with_new_names(raw: Any) -> Any:
 
 
 def _pending_settings(raw: Any) -> PendingSettings:
-    """Parse pending settings. Members of the version before have none."""
+    """Parse pending settings. Members that run Baton's previous version don't send the fields,
+    which then count as empty."""
     names = raw.get("restart_needed", ())
     if not all(isinstance(name, str) for name in names):
         raise ValueError(f"restart_needed is {names!r}, and must be a list of names")
@@ -134,7 +135,8 @@ def _prefill_cost(raw: Any, key: str) -> PrefillCost:
 
 
 def _decode_cost(raw: Any, key: str) -> DecodeCost:
-    """Parse a measured cost. The fields for experts are for simulations only, and never sent."""
+    """Parse the measured cost of a decode step. The fields of DecodeCost that concern experts are
+    not parsed: only simulations use them, and members never send them."""
     cost = raw[key]
     return DecodeCost(
         fixed_seconds=_amount(cost, "fixed_seconds"),

@@ -95,8 +95,8 @@ class RedisRegistry:
         return [member for member in found if member is not None]
 
     def _member(self, name: str, entry: bytes | None) -> Member | None:
-        """Parse an entry. Return None if it is not a trusted and valid entry of member ``name``,
-        which is logged once per member."""
+        """Parse the entry of member ``name``. Return None if there is no entry, or if it is not
+        trusted or not valid; an untrusted or invalid entry is logged, once per member."""
         is_known = name in self._ignored
         try:
             member = _parsed(name, self._signer.verify(entry)) if entry else None

@@ -90,8 +90,8 @@ class _SigningChannel:
         await self._channel.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the wrapped channel. The methods that create calls are not among
-        them: this class defines its own, which sign."""
+        """Return an attribute of the wrapped channel. This is not called for the methods that
+        create calls, which this class defines itself, with signing."""
         return getattr(self._channel, name)
 
     def unary_unary(self, method: str, *arguments: Any, **options: Any) -> Any:

@@ -82,9 +82,11 @@ class FrameProtocol(asyncio.Protocol):
             self.transport.abort()
 
     def on_too_large(self, size_bytes: int) -> None:
-        """The peer has sent a frame that exceeds the limit."""
+        """Called when the peer has sent a frame whose payload exceeds ``max_payload_bytes``. Must
+        end the connection; here it is closed at once."""
         self.close()
 
     def on_write_buffer_full(self) -> None:
-        """The peer has left more than MAX_UNSENT_BYTES unread."""
+        """Called when more than MAX_UNSENT_BYTES wait to be sent, because the peer does not read.
+        Must end the connection; here it is closed at once."""
         self.close()

@@ -91,7 +91,8 @@ class PlacementStream(ABC):
         return bool(self._unsent)
 
     def next_batch(self) -> pb.PlaceRequests:
-        """Return the waiting requests as one message. Call it only while :attr:`has_unsent`."""
+        """Return the requests that wait to be sent, oldest first, as one message: all of them, or
+        as many as make up ``BATCH_BYTES``. Call it only while :attr:`has_unsent`."""
         batch, size = pb.PlaceRequests(), 0
         answers: list[PlacementFuture] = []
         while self._unsent and size < BATCH_BYTES:

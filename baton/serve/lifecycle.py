@@ -59,10 +59,12 @@ class Program(Protocol):
 
 @runtime_checkable
 class AppliesSettings(Protocol):
-    """A program with live settings besides the log level."""
+    """A program that has live settings besides the log level. A live setting can change while the
+    program runs."""
 
     async def apply_settings(self, settings: Settings) -> None:
-        """Use the live settings of ``settings`` from now on. Called while the program serves."""
+        """Use the values that ``settings`` has for the live settings from now on. Called while the
+        program serves."""
         ...
 
 

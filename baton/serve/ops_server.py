@@ -8,9 +8,10 @@
 | ``GET /metrics`` | Prometheus text |
 | ``POST /drain`` | 200 once it has drained, 202 until then; from this host only |
 
-A drain begins as on SIGTERM, but the process then keeps running, not ready, until it receives
-SIGTERM, and exits at once. The request is idempotent, so a caller can repeat it until the drain has
-finished.
+A drain begins as on SIGTERM, but a process that has drained does not exit: it keeps running, not
+ready, until it receives SIGTERM, and then exits at once. If SIGTERM arrives before the drain has
+finished, the process has the rest of its drain time. ``POST /drain`` is idempotent, so a caller can
+repeat it until the drain has finished.
 
 The server runs in threads of its own, and starts before anything is loaded. A native call that
 never releases the GIL stops these threads, too; then there is no answer at all.

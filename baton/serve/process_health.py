@@ -1,8 +1,9 @@
 """Liveness, progress and readiness of this process, as seen from outside its event loop.
 
-This module only records heartbeats of the event loop, the progress of loading, and waits for other
-threads; a thread of the ops server judges them. So a blocked event loop is noticed; an hour of
-loading with progress does not count as a hang, but a device that never answers does.
+This module only records when the event loop sent a heartbeat, how far loading has progressed, and
+since when the process has been waiting for another thread to answer. A thread of the ops server
+judges whether that is a hang. So a blocked event loop is noticed; an hour of loading with progress
+does not count as a hang, but a device that never answers does.
 """
 
 from collections.abc import Iterator, Mapping

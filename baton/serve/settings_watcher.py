@@ -34,10 +34,11 @@ ApplySettings = Callable[[Settings], Awaitable[None]]
 @dataclass(frozen=True, slots=True)
 class SettingsStatus:
     """How the settings of a running program differ from those with which it started. ``changed``
-    are the live settings with another value, as text. The program has to be started again for those
-    in ``restart_needed``. ``rejected`` says what is wrong with the config file, in which case the
-    program keeps the settings that it has, or which error kept a part of the program from using new
-    settings."""
+    maps the names of live settings that have another value now to that value, as text.
+    ``restart_needed`` names the settings that differ in the config file, but take effect only when
+    the program is started again. ``rejected`` says what is wrong with the config file, in which
+    case the program keeps the settings that it has, or which error kept a part of the program from
+    using new settings."""
 
     changed: dict[str, str] = field(default_factory=dict)
     restart_needed: list[str] = field(default_factory=list)
@@ -110,9 +111,10 @@ class SettingsWatcher:
         await self._apply(loaded)
 
     def _load(self, content: bytes | str, warn: Callable[[SettingWarning], None]) -> Settings:
-        """Parse ``content``: the file's bytes, since the file may have changed again, or the error
-        of reading it as a str. Raises Invalid with that error, or if the file is invalid or has
-        become empty: then it is probably half-written."""
+        """Parse ``content``: the file's bytes or, as a str, the reason why the file can't be read.
+        The file itself is not read again, since it may have changed meanwhile. Raises Invalid with
+        that reason, or if the content is invalid, or if the file has become empty: then it is
+        probably half-written."""
         if isinstance(content, str):
             raise Invalid(content)
         if _is_empty(content) and not self._was_empty:

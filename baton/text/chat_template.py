@@ -16,9 +16,9 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """The chat templates of a model. ``named`` maps a template's name to its source; ``tool_use``
-    is used with tools, if there is one, and ``default`` otherwise. ``variables`` are the special
-    tokens."""
+    """The chat templates of a model. ``named`` maps a template's name to its source. The template
+    ``tool_use``, if the model has one, renders chats with tools; ``default`` renders all others.
+    ``variables`` are the special tokens by name, for example ``bos_token``."""
 
     def __init__(self, named: Mapping[str, str], variables: Mapping[str, Any], clock: Clock):
         """Raise Invalid for a template that does not compile."""
@@ -41,8 +41,9 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Render messages. ``variables`` are options that the template defines for its users; they
-        can't override the standard variables. Raises Invalid when the template rejects the
-        messages, or fails on them."""
+        can't override the variables that every template gets: the other arguments of this method,
+        ``documents`` and the special tokens. Raises Invalid when the template rejects the messages,
+        or fails on them."""
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if "developer" not in self._sources[name]:
             messages = [_as_system(message) for message in messages]

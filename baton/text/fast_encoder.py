@@ -95,16 +95,16 @@ def make_fast_encoder(reference: tokenizers.Tokenizer) -> FastEncoder | None:
 
 
 def word_end_pattern(reference: tokenizers.Tokenizer) -> re.Pattern[str] | None:
-    """Return a pattern for places where the tokenizer certainly ends a word: between a letter or
-    digit and any of the WORD_ENDS at which a test shows that the tokenizer splits. Return None if
-    it splits at none of them."""
+    """Return a pattern for places where the tokenizer certainly ends a word. It matches a letter or
+    digit followed by one of those WORD_ENDS before or after which the tokenizer splits, as a test
+    shows. Return None if it splits at none of the WORD_ENDS."""
     ends = [end for end in WORD_ENDS if all(_is_cut(reference, f"{a}{end}{a}") for a in "a7")]
     return re.compile(rf"[^\W_][{re.escape(''.join(ends))}]") if ends else None
 
 
 def _is_cut(reference: tokenizers.Tokenizer, text: str) -> bool:
-    """Whether the tokenizer splits a text between its first and last characters, which must be the
-    same."""
+    """Whether the tokenizer splits ``text`` into words so that its first and its last character are
+    in different words. They must be the same letter or digit, which occurs nowhere between them."""
     letter, normalizer, splitter = text[0], reference.normalizer, reference.pre_tokenizer
     text = normalizer.normalize_str(text) if normalizer is not None else text
     words = splitter.pre_tokenize_str(text) if splitter is not None else [(text, (0, 0))]
@@ -112,7 +112,8 @@ def _is_cut(reference: tokenizers.Tokenizer, text: str) -> bool:
 
 
 def _samples(reference: tokenizers.Tokenizer) -> list[str]:
-    """Return SAMPLES, all of them joined, and a text for each added token."""
+    """Return the texts on which the encoders are compared: each of SAMPLES, one text that joins all
+    of them, and one text for each added token (for the first 256)."""
     added = [token.content for token in reference.get_added_tokens_decoder().values()][:256]
     around = [f"a{token}b {token} c{token}{token}\n{token}" for token in added]
     return [*SAMPLES, "\n".join(SAMPLES), *around]

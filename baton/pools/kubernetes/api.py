@@ -5,8 +5,8 @@ and ``update`` on deployments/scale (for StatefulSets, on statefulsets/scale), w
 restricted to the pools by resourceNames. If ``kubernetes_pools`` is not set, ``list`` on
 deployments and statefulsets is needed, too. ``delete`` on pods is needed only by
 :meth:`KubernetesPools.remove`, when Kubernetes has removed a pod other than the given one.
-:meth:`KubernetesPools.report` needs only some of the permissions to read, and leaves out what the
-caller may not read.
+:meth:`KubernetesPools.report` works even if the caller has only some of the permissions that allow
+reading, and leaves out what the caller may not read.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -67,9 +67,10 @@ class KubernetesApi:
     async def workloads(
         self, on_error: Callable[[BatonError], None] | None = None
     ) -> dict[str, KubernetesWorkload]:
-        """Return all workloads by the names of their pools. If ``on_error`` is given, it is called
-        with the errors of workloads that may not be read, or that are configured but do not exist;
-        they are left out. Raises Invalid when two pools have the same name."""
+        """Return all workloads by the names of their pools. A workload that may not be read raises
+        Forbidden, and one that is configured but does not exist raises NotFound; but if
+        ``on_error`` is given, it is called with each such error instead, and these workloads are
+        left out. Raises Invalid when two pools have the same name."""
         pools: dict[str, KubernetesWorkload] = {}
         for read in self._workload_sources():
             try:

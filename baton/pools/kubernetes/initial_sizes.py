@@ -103,10 +103,13 @@ class InitialSizes:
             raise failures[0]
 
     async def _size_if_new(self, name: str, wanted: int, sized: _SizedDeployments) -> str | None:
-        """Set the size of a Deployment that is new and has Kubernetes' default size. Return its
-        UID, which is to be recorded. But if the Deployment already has the wanted size when first
-        checked, return None: an upgrade may be about to remove the number of replicas from it, and
-        Kubernetes would then reset its size to the default."""
+        """Set the size of Deployment ``name`` to ``wanted`` if it is new (``sized`` does not have
+        its UID) and has Kubernetes' default size; any other size is kept. Return its UID, which the
+        caller records, so that the Deployment no longer counts as new.
+
+        But if a new Deployment already has the wanted size (and this is not the default) when it is
+        first checked, return None, so that it is checked again: an upgrade may be about to remove
+        the number of replicas from it, and Kubernetes would then reset its size to the default."""
         scale = await self._scales.read(DEPLOYMENT, name)
         if sized.uids.get(name) == scale.uid:
             return scale.uid

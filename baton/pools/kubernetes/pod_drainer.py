@@ -149,7 +149,7 @@ class PodDrainer:
 
     async def delete_remaining(self, pod: Pod) -> None:
         """Delete the pod that was to be removed, after Kubernetes has deleted another one instead.
-        The pool then starts a new pod for it."""
+        Kubernetes then starts a new pod, since the pool would otherwise be one pod too small."""
         try:
             await self._api.delete(pod)
         except (NotFound, Conflict):

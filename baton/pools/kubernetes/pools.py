@@ -165,8 +165,8 @@ class KubernetesPools:
     async def _change(
         self, pools: Mapping[str, KubernetesWorkload], wanted: Sequence[tuple[str, int]]
     ) -> None:
-        """Resize pools, shrinking ones first, since growing ones may need the resources that these
-        free. If one of them may not be resized, none is."""
+        """Resize pools. Those that shrink are resized first, since those that grow may need the
+        resources that this frees. If one of the pools may not be resized, none is."""
         for name, count in wanted:
             if not 0 < count <= MAX_POOL:
                 raise Invalid(f"{name}={count}: a pool must have 1 to {MAX_POOL} workers")

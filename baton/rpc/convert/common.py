@@ -229,8 +229,8 @@ def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
 
 
 def _check_size(message: pb.RequestOutput) -> None:
-    """Raises Invalid for more logprobs than a request may ask for, or more than ``MAX_DETAILS``
-    details: decoding them would delay all other requests."""
+    """Raises Invalid for more logprobs than a request may ask for, or for more than ``MAX_DETAILS``
+    entries in the map ``details``: decoding them would delay all other requests."""
     scores = message.prompt_logprobs
     if (
         len(message.logprobs) > len(message.token_ids)

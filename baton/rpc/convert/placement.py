@@ -107,9 +107,10 @@ def _alternatives_to_proto(alternatives: Sequence[ScoredWorker]) -> list[pb.Alte
 
 
 class _Alternatives(Sequence[ScoredWorker]):
-    """The alternatives of one pool, decoded lazily. They are kept as bytes: a router gets dozens
-    with each request and keeps those of thousands of requests, but they are hardly ever read.
-    Parsed messages would take four times as much memory."""
+    """The workers of one pool that the conductor scored for a placement, decoded lazily. They are
+    kept as bytes: a router gets dozens with each placement and keeps those of thousands of
+    requests, but they are hardly ever read. Parsed messages would take four times as much
+    memory."""
 
     __slots__ = ("_encoded", "_of_prefill")
 

@@ -92,7 +92,8 @@ class FramedConnection(FrameProtocol):
         self.send(0, FrameKind.MESSAGE, payload)
 
     async def wait_until_writable(self) -> None:
-        """Wait until the peer reads, or is considered lost. Only one task may wait."""
+        """Return at once if there is room in the write buffer. Otherwise wait until the peer has
+        read enough of what was sent, or the connection has ended. Only one task may wait."""
         if self._writable is not None:
             await self._writable
 

@@ -120,8 +120,8 @@ class GrammarCompiler:
         return len(unused)
 
     def _copy_compiled(self, name: tuple[bytes, Grammar]) -> LLMatcher:
-        """Return a copy of the cached matcher, compiling it if needed. Copies share the lexer
-        states computed so far, which only grow."""
+        """Return a copy of the cached matcher; compile the grammar first if it is not cached. All
+        copies share the set of lexer states computed so far, which only grows."""
         with self._lock:
             kept = self._compiled.get(name)
             if kept is not None:
@@ -143,9 +143,11 @@ class GrammarCompiler:
 class GrammarMatcher:
     """One answer's state in its grammar. Implements ``baton.engine.constraint.Constraint``.
 
-    Answers with the same grammar share the states computed so far, all of which count against the
-    grammar's limits. So if a limit is hit, the answer is replayed with a matcher that shares
-    nothing: whether that succeeds depends only on the answer, and on the time of its masks.
+    Answers with the same grammar share the lexer states computed so far. All of these states count
+    against the grammar's limits, also those that only other answers needed. So if a limit is hit,
+    the grammar is compiled again to a matcher that shares nothing, and the answer's tokens are
+    replayed with it: whether that succeeds depends only on this answer, and on the time that its
+    masks take.
     """
 
     def __init__(
