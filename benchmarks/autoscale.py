@@ -10,9 +10,10 @@ arrival times of a synthetic day. SLO: a TTFT of 2 s plus the prompt's own prefi
 inter-token latency of 50 ms.
 
 Each run begins with the pools that the first minutes need. Autoscaled pools are compared with the
-best fixed pools that cost no more, and with the cheapest fixed pools that attain as much. A
-worker's hours count from when it is requested until it is gone. All figures except the measured run
-time are the same in every run. Prints a table, and JSON as the last line.
+best fixed pools that cost no more, and with the cheapest fixed pools in which at least as many
+requests meet the SLO. A worker's hours count from when it is requested until it is gone. All
+figures except the measured run time are the same in every run. Prints a table, and JSON as the last
+line.
 """
 
 import argparse
@@ -53,8 +54,9 @@ MAX_WORKERS = 16
 
 @dataclass(frozen=True, slots=True)
 class AutoscaleScenario:
-    """A load. If ``tide`` is None, it has the trace's own arrival times, ``factor`` times as fast.
-    ``start`` has the numbers of prefill and decode workers at the beginning."""
+    """A load. ``kind`` names synthetic traffic; if it is empty, the trace is used. The arrivals
+    follow ``tide``; if that is None, they are the trace's own, ``factor`` times as fast. ``start``
+    has the numbers of prefill and decode workers at the beginning."""
 
     name: str
     num_requests: int
@@ -197,7 +199,7 @@ def compared(
     processes: int,
 ) -> Iterator[AutoscaleRow]:
     """Yield the autoscaled pools, then the best fixed pools that cost no more, then the cheapest
-    fixed pools that attain as much."""
+    fixed pools in which at least as many requests meet the SLO, if there are any."""
     follows = elastic(scenario, file, seed, config)
     yield follows
     num_requests = len(_traffic(scenario, file, seed).requests)

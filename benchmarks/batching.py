@@ -5,12 +5,13 @@
 
 All contenders have the same random weights and threads, answer the same requests greedily, and get
 all requests at once, except ``one``, which is Baton with one request at a time. ``continuous`` is
-transformers' continuous batching with paged attention by SDPA, its only method for a CPU: in each
-step, all tokens of the step attend, under a mask, to all cached tokens of its requests, so
-``--rows`` limits the number of requests. ``padded`` is transformers' ``generate`` on batches of
-``--rows`` prompts of similar length, each batch until its longest answer has ended. The requested
-tokens are divided by the wall time and by the CPU seconds, including the prefill. Answers are
-compared with Baton's: in FP32 they should be equal. Prints a table, and JSON as the last line.
+transformers' continuous batching with paged attention by SDPA, its only method for a CPU. That
+attention is dense: each token of a step is compared with the cached tokens of all requests in the
+step, and a mask excludes those of other requests. To limit this cost, ``--rows`` limits the number
+of requests per step. ``padded`` is transformers' ``generate`` on batches of ``--rows`` prompts of
+similar length, each batch until its longest answer has ended. The requested tokens are divided by
+the wall time and by the CPU seconds, including the prefill. Answers are compared with Baton's: in
+FP32 they should be equal. Prints a table, and JSON as the last line.
 """
 
 import argparse

@@ -128,8 +128,9 @@ def time_to_first_token(
 
 
 def memory_by_role(cluster: LocalCluster) -> dict[str, tuple[float, float]]:
-    """Return the resident megabytes of each process, by its id: anonymous and file-backed memory,
-    and touched shared memory, which consists of the store's arena and the KV pools."""
+    """Return the resident megabytes of each process of the cluster, by its name in ``baton status``
+    (not its PID). The first number is anonymous and file-backed memory, the second is touched
+    shared memory, which consists of the store's arena and the KV pools."""
     found = {}
     for entry in cluster.status()["processes"]:
         lines = Path(f"/proc/{entry['pid']}/status").read_text().splitlines()

@@ -129,8 +129,9 @@ def run(path: Path, options: argparse.Namespace) -> Iterator[EngineComparison]:
 def contenders_that_fit(
     everybody: dict[str, EngineContender], kv: int, room: float
 ) -> dict[str, EngineContender]:
-    """Select, in their order, the contenders whose KV of ``kv`` bytes each fits into ``room``.
-    Contenders that share Baton's pool need no memory of their own."""
+    """Select, in order, each contender whose KV still fits into ``room`` bytes. Baton's pool takes
+    the first ``kv`` bytes, so the contenders that share it always fit; each other contender takes
+    another ``kv`` bytes."""
     found, used = {}, kv
     for name, each in everybody.items():
         needed = 0 if each.shares_pool else kv

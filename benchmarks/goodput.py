@@ -5,10 +5,10 @@
 H100 workers with Qwen3-8B (prefill at half of the peak, decode at 0.7 of the bandwidth), 0.35
 million tokens of KV on each device and 3 million in each host's DRAM. SLO: a TTFT of 2 s plus the
 prompt's prefill time with an empty cache, and a mean inter-token latency of 50 ms. Goodput is the
-highest rate at which 90 % of the requests meet both. The first seed tries every rate of a coarse
-grid, then of a finer grid. Around its result, four other seeds are tried, in a wider range for
-synthetic traffic, since each seed generates different traffic. Figures are medians over the seeds.
-Prints tables, and JSON as the last line.
+highest rate at which 90 % of the requests meet both. With the first seed, every rate of a coarse
+grid is tried, then of a finer grid. With four other seeds, only rates near the first seed's result
+are tried, in a wider range for synthetic traffic, since each seed generates different traffic.
+Figures are medians over the seeds. Prints tables, and JSON as the last line.
 
 ``as deployed`` simulates the other policies as published: prompts first come first served, and no
 prefix from a peer's store (except Mooncake's). Otherwise all policies run with Baton's workers.

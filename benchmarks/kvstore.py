@@ -2,9 +2,9 @@
 
     python -m benchmarks.kvstore [--rounds N] [--peer-python PATH]
 
-A value is a run of blocks of up to 2 MiB each, put and got as a whole, including checksums, leases
-and verification. All pages are touched beforehand, and values are copied between addresses that are
-in no CPU cache. This also holds for memcpy and bare NIXL, which are the upper bounds. If
+A value is a run of blocks of up to 2 MiB each, put and got as a whole; the times include checksums,
+leases and verification. All pages are touched beforehand, and values are copied between addresses
+that are in no CPU cache. This also holds for memcpy and bare NIXL, which are the upper bounds. If
 ``--peer-python`` is given (an interpreter that has the package mooncake-transfer-engine-non-cuda),
 Mooncake's store is measured in the same run. Prints tables, and JSON as the last line.
 """

@@ -38,8 +38,8 @@ def chains(first: int, count: int) -> list[BlockKey]:
 def fill(
     mirror: StoreMirror, nodes: Sequence[WorkerId], num_keys: int
 ) -> tuple[list[tuple[WorkerId, list[BlockKey]]], list[float]]:
-    """Insert chains; return about KEPT of them with their store nodes, and the seconds that each
-    page took."""
+    """Insert chains into the mirror, in watch events (pages) of PAGE keys each. Return about KEPT
+    of the chains, each with its store node, and the seconds that the mirror took for each page."""
     kept: list[tuple[WorkerId, list[BlockKey]]] = []
     times = []
     num_pages = max(1, round(num_keys / len(nodes) / PAGE))

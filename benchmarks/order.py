@@ -64,10 +64,13 @@ class PrefillRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefillOrderRow:
-    """The result of one prefill order under one load, over all seeds. ``attained`` and its variants
-    are the fractions of requests that met the SLO. ``p50`` and ``p99`` are TTFTs, ``longest_wait``
-    is the longest TTFT minus the prompt's own prefill time; all three are in seconds. ``fair`` is
-    Jain's index."""
+    """The result of one prefill order under one load, over all seeds.
+
+    ``attained`` is the fraction of requests that met the SLO. ``attained_long`` is that fraction
+    for the very long prompts, ``attained_light`` for the tenant that sends fewer requests, and
+    ``attained_worst_quartile`` for the quartile of prompt lengths in which it is lowest. ``p50``
+    and ``p99`` are TTFTs, ``longest_wait`` is the longest TTFT minus the prompt's own prefill time;
+    all three are in seconds. ``fair`` is Jain's index."""
 
     order: str
     fairness: bool
@@ -83,7 +86,8 @@ class PrefillOrderRow:
 
 
 def prefill_seconds(start: int, end: int) -> float:
-    """Return the prefill time of tokens [start, end) alone, in their own steps."""
+    """Return the prefill time of a prompt's tokens [start, end), in steps that contain no other
+    request's tokens."""
     count = end - start
     num_steps = -(-count // STEP_TOKENS)
     attended = count * start + count * (count + 1) / 2
@@ -110,7 +114,9 @@ class IdleRunner(FakeRunner):
 
 
 def workload(seed: int, load: float) -> list[PrefillRequest]:
-    """Make requests, up to the horizon, whose work takes the share ``load`` of the time."""
+    """Generate the requests that arrive within HORIZON_SECONDS. Their rate is such that the worker
+    is busy prefilling them for the share ``load`` of the time, on average; above 1, more arrives
+    than it can compute."""
     chance = np.random.default_rng(seed)
     lengths = np.exp(chance.normal(math.log(1200), 0.8, 100_000)).clip(64, 8000).astype(int)
     is_long = chance.random(100_000) < LONG_SHARE

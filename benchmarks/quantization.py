@@ -87,7 +87,8 @@ class LogprobReader:
 
 
 def held_out(model: Path, most: int) -> list[list[int]]:
-    """Return rows of the held-out files. They are one token longer than the computed rows."""
+    """Return at most ``most`` rows of the held-out files. A row has ROW_TOKENS + 1 tokens: the
+    model computes all but the last one, which is only predicted."""
     tokenizer = Tokenizer.load(model, uses_fast_encoder=False)
     tokens: list[int] = []
     for is_held_out, text in library():

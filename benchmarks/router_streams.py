@@ -1,4 +1,4 @@
-"""Measure how many streams a router sustains, with 64 mock workers at 50 tokens a second each.
+"""Measure how many streams a router sustains; 64 mock workers send 50 tokens a second per stream.
 
     python -m benchmarks.router_streams [--routers N] [--streams 64,128,…] [--answer-tokens N]
 

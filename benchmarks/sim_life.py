@@ -1,10 +1,10 @@
-"""Compare the simulator with a live cluster on the same scaled trace, with its measured costs.
+"""Compare the simulator, with a live cluster's measured costs, with that cluster on a scaled trace.
 
     python -m benchmarks.sim_life --trace FILE [--requests N] [--rate R]
 
-Starts a 2+2 cluster with the demo model, measures its costs, replays the first requests of the
-trace (lengths divided by 32, so that its blocks of 512 are 16 tokens), and simulates the same
-requests. Prints both results, and JSON as the last line.
+Starts a 2+2 cluster with the demo model, measures its costs, and replays the first requests of the
+trace on it; lengths are divided by 32, so that the trace's blocks of 512 tokens have 16. Then
+simulates the same requests with the measured costs. Prints both results, and JSON as the last line.
 """
 
 import argparse

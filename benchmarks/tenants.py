@@ -4,9 +4,9 @@
 
 Runs a real cluster. The flooder sends ten times its limit of requests, from its own process, so
 that the two tenants share only the cluster. The quiet tenant is measured, in turn, alone, beside a
-tenant that stays within its limit, and during the flood. The requests within the flooder's limit
-cost as much time as any others; the rest of the flood should cost none. Prints a table, and JSON as
-the last line.
+tenant that stays within its limit, and during the flood. The flooder's requests within its limit
+are served, and delay the quiet tenant as any others do; the rest of the flood is rejected, and
+should not delay it. Prints a table, and JSON as the last line.
 """
 
 import argparse

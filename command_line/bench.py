@@ -75,7 +75,8 @@ class ServerOptions:
 
     @property
     def limits(self) -> "DriverLimits":
-        """Return the limits of the requests in flight. Raises Invalid."""
+        """Return the timeout of a request and the maximum number of requests in flight. Raises
+        Invalid for values that are too low."""
         from load_generator.driver import DriverLimits
         from simulator.scenario import check_at_least, check_positive
 

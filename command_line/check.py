@@ -36,8 +36,9 @@ def _members(entries: list[dict[str, Any]]) -> str:
 
 
 async def _check_members(state: ClusterState) -> dict[str, Any]:
-    """Return what ``baton check --json`` prints: for each member its id, the error if it did not
-    answer, and otherwise its accounts."""
+    """Return what ``baton check --json`` prints: for each member its id and either the error, if it
+    did not answer, or the fields of its :class:`WorkerInspection` or :class:`StoreStats`, in which
+    ``violation`` is what the integrity check found."""
     report: dict[str, Any] = {"workers": [], "stores": []}
     for process in state.processes:
         if process.role in WORKER_ROLES:

@@ -243,7 +243,8 @@ def _named_templates(model_dir: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def _content(token: Any) -> str:
-    """Return a special token's text, which is a string, or an object with ``content``."""
+    """Return the text of a special token, which the config has as a string or as an object with
+    the field ``content``."""
     return str(token["content"]) if isinstance(token, dict) else str(token)
 
 

@@ -37,7 +37,8 @@ INTERPOLATION_SECONDS = 1.0
 def with_diurnal_rate(trace: Trace, rate: DiurnalRate) -> Trace:
     """Return the trace with arrival times that follow ``rate``: each interval between two requests
     is scaled in proportion to the mean interval at that time of day, so that arrivals remain as
-    irregular as they were. Raises Invalid for rates that are not positive."""
+    irregular as they were. Raises Invalid unless all values of ``rate`` are positive and its low
+    rate is at most its high rate."""
     if not 0 < rate.low_per_second <= rate.high_per_second or rate.period_seconds <= 0:
         raise Invalid(
             f"{rate}: all values must be positive, and the low rate at most the high rate"

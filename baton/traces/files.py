@@ -37,7 +37,7 @@ def read_trace(path: Path) -> Trace:
     - Mooncake's JSONL (FAST '25 release): ``timestamp`` (ms), ``input_length``, ``output_length``
       (tokens), ``hash_ids``, one per 512 tokens of the prompt, the last perhaps partial;
     - Azure's CSV of LLM inference (2023 and 2024): ``TIMESTAMP,ContextTokens,GeneratedTokens``;
-      each request's blocks are its own;
+      the file has no block ids, so no two requests share a block;
     - Baton's own JSONL (:func:`write_trace`): a header with ``format``, ``name`` and
       ``block_tokens``, then a line per request.
 

@@ -245,7 +245,8 @@ class GrpcTransport:
             self._meter.record(transfer.peer.endpoint.owner, transfer.size_bytes, seconds)
 
     def _serve(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """The server's side: yield the bytes of the ranges, in order. There is one request."""
+        """Serve a call of a peer: read its only request, a list of ranges, and yield the bytes of
+        these ranges in order."""
         assert self._region is not None
         try:
             spans = _unpack(next(requests, b""), self._generation, self._region.size_bytes)
@@ -302,8 +303,9 @@ class _RangeWriter:
 
 
 class _AuthenticatedHandler(grpc.GenericRpcHandler):
-    """Serves only calls that are signed with the cluster secret, if there is one. Other calls are
-    not read, and do not occupy the serving threads."""
+    """If the cluster has a secret, serves only calls that are signed with it; otherwise serves all
+    calls. A call without a valid signature is rejected before its request is read, and does not
+    occupy a serving thread."""
 
     def __init__(
         self,
@@ -333,7 +335,8 @@ class _AuthenticatedHandler(grpc.GenericRpcHandler):
 
 
 def _open(endpoint: Endpoint, trust: ClusterCredentials, clock: Clock) -> GrpcPeer:
-    """Connect to a peer. Raises Invalid, also for certificates that can't be read."""
+    """Open a gRPC channel to a peer. Raises Invalid if the endpoint is malformed, or if this
+    process's certificates can't be read."""
     try:
         address = endpoint.metadata.decode("ascii")
     except UnicodeDecodeError as error:

@@ -32,8 +32,9 @@ P = TypeVar("P")
 
 
 def earlier_generations(peers: Mapping[tuple[str, int], P], endpoint: Endpoint) -> list[P]:
-    """Peers, by owner and generation, that are earlier generations of ``endpoint``'s owner. They
-    are dead, and must be disconnected to free their resources (a mapped pool, for example)."""
+    """Return the peers that have the same owner as ``endpoint`` but an earlier generation.
+    ``peers`` are keyed by owner and generation. The processes of the returned peers are dead, so
+    the caller must disconnect them to free their resources (a mapped pool, for example)."""
     owner, generation = endpoint.owner, endpoint.generation
     return [peer for (name, other), peer in peers.items() if name == owner and other < generation]
 

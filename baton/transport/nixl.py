@@ -111,9 +111,10 @@ class NixlTransfer:
 class NixlTransport:
     """Reads from peers through a few lanes, each of which has a NIXL agent; peers read from the
     agent of the first lane. ``post`` keeps its lane locked while UCX copies, which within a host
-    may take as long as the whole transfer. So that they never wait for a copy, ``prepare`` uses no
-    agent, and while the lane is locked, ``poll`` returns the state known so far, and ``release``
-    returns False. NIXL's own progress threads serve the peers' reads.
+    may take as long as the whole transfer. ``prepare``, ``poll`` and ``release`` never wait for
+    such a copy: ``prepare`` uses no agent; while the transfer's lane is locked, ``poll`` returns
+    the last known state, and ``release`` returns False. NIXL's own progress threads serve the
+    peers' reads.
 
     ``interfaces`` are the network devices that UCX may use, by their UCX names (``eth1``,
     ``mlx5_0:1``). If there are none, UCX reaches only its own host, and listens on no network."""
@@ -201,9 +202,9 @@ class NixlTransport:
                     lane.agent.remove_remote_agent(name)
 
     def idle_peers(self) -> list[NixlPeer]:
-        """Peers without unreleased reads. A frozen peer that comes back still writes to the blocks
-        of its unfinished reads, and only NIXL can report their end: the peer must stay connected
-        until then."""
+        """The connected peers without unreleased reads. A read from a frozen peer may still write
+        to the local blocks when the peer comes back. Only NIXL can report the end of such a read,
+        so the peer must stay connected until all reads from it have been released."""
         with self._peers_lock:
             return [peer for peer in self._peers.values() if not any(peer.num_unreleased)]
 
@@ -390,9 +391,9 @@ def check_interfaces(interfaces: Sequence[str]) -> None:
 
 
 def _ucx_settings(interfaces: Sequence[str], on_device: bool) -> dict[str, str]:
-    """Environment variables for UCX. With interfaces, the ``UCX_TLS`` of this process's environment
-    chooses the UCX transports; without any, it is overridden, so that UCX never opens a network
-    device."""
+    """Environment variables for UCX. If ``interfaces`` is not empty, ``UCX_TLS`` in this process's
+    environment chooses the UCX transports. If it is empty, ``UCX_TLS`` is overridden with the
+    transports that work within a host, so that UCX never opens a network device."""
     if interfaces:
         return {"UCX_NET_DEVICES": ",".join(interfaces)}
     wanted = os.environ.get("UCX_TLS")

@@ -38,7 +38,10 @@ class ReadResult:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedReadResult:
-    """The first ``num_verified`` blocks passed the verification."""
+    """The result of :func:`read_and_verify`, after all blocks have arrived. The first
+    ``num_verified`` blocks passed the verification. If that is not all of them, the next block
+    failed it, and the later ones must not be used. ``size_bytes`` and ``seconds`` are those of the
+    whole read."""
 
     size_bytes: int
     seconds: float
@@ -55,8 +58,9 @@ class TransferFailed(Unavailable):
 
 
 def raise_if_cancelled() -> None:
-    """Raises CancelledError if the current task was cancelled. Call it before going on after a
-    TransferFailed with unfinished transfers, which may have replaced the CancelledError."""
+    """Raises CancelledError if the current task was cancelled. Call it after handling a
+    TransferFailed that has unfinished transfers: that exception may have been raised in place of
+    the task's CancelledError."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
@@ -73,8 +77,9 @@ async def read_ranges(
     """Read ``ranges`` from ``peer``. Raises TransferFailed, and Invalid for ranges outside the
     regions.
 
-    When cancelled, it ends once nothing writes to the local blocks any more, or raises
-    TransferFailed with the unfinished transfers.
+    A cancelled call raises CancelledError once nothing writes to the local blocks any more. If the
+    transfer can't be released within ``release_timeout_seconds``, it raises TransferFailed with the
+    unfinished transfers instead.
     """
     return await _transfer(
         transport, peer, ranges, timeout_seconds, clock, release_timeout_seconds, None
@@ -91,11 +96,13 @@ async def read_and_verify(
     release_timeout_seconds: float = RELEASE_TIMEOUT_SECONDS,
 ) -> VerifiedReadResult:
     """Read one block per range, group by group, and verify each group as soon as it has arrived.
-    ``timeout_seconds`` applies to each group. Raises TransferFailed, and Invalid for ranges outside
-    the regions.
+    ``timeout_seconds`` applies to each group. A block that fails the verification raises no error:
+    see :class:`VerifiedReadResult`. Raises TransferFailed, and Invalid for ranges outside the
+    regions.
 
-    When cancelled, it ends once nothing writes to the local blocks any more, or raises
-    TransferFailed with the unfinished transfers.
+    A cancelled call raises CancelledError once nothing writes to the local blocks any more. If a
+    transfer can't be released within ``release_timeout_seconds``, it raises TransferFailed with the
+    unfinished transfers instead.
     """
     began = clock.monotonic()
     waiting = deque(_groups(ranges))

@@ -84,7 +84,7 @@ class _Parser(FlexibleArgumentParser):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class VllmArguments:
-    """vLLM's configuration, and a text that is equal for two of them only if they make the same KV
+    """vLLM's configuration. Two configurations with the same ``kv_identity`` compute the same KV
     from the same checkpoint."""
 
     config: VllmConfig

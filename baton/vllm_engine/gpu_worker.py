@@ -1,4 +1,4 @@
-"""vLLM's worker on a GPU. Not yet run on a GPU."""
+"""vLLM's worker on a GPU. This module has not been tested on a GPU yet."""
 
 from collections.abc import Sequence
 

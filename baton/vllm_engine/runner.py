@@ -147,7 +147,8 @@ class VllmRunner:
 
 @dataclass(frozen=True, slots=True)
 class _ComputedMask:
-    """A mask that was computed before the row is sent to another process."""
+    """A mask of allowed tokens that has been computed already. It replaces the mask function of a
+    row, whose grammar exists only in this process, before the row is sent to vLLM's workers."""
 
     mask: bytes
 

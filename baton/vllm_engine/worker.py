@@ -35,8 +35,9 @@ class RowSampler(torch.nn.Module):
     """Replaces vLLM's sampler. Each request is sampled as its row of the plan says, like in Baton's
     own engine, so that a token depends on (seed, position) and not on the worker or the batch.
 
-    ``rows`` are the current step's rows in batch order, None for a request that is not sampled;
-    ``result`` then has one entry per row."""
+    Set ``rows`` before each step: the step's rows in batch order, None for a request that is not
+    sampled. After the step, ``result`` has one entry per entry of ``rows``: the sampled token, or
+    None."""
 
     def __init__(self, sample: Sampler) -> None:
         super().__init__()
@@ -61,8 +62,8 @@ class RowSampler(torch.nn.Module):
 
 
 class SamplingWorker:
-    """Makes a worker class of vLLM sample by Baton's rules; a subclass inherits from this class
-    first."""
+    """Mix-in that makes a worker class of vLLM sample by Baton's rules. A subclass lists this class
+    before vLLM's worker class among its bases."""
 
     model_runner: Any
 

@@ -42,8 +42,8 @@ def job_spans(
     attributes: dict[str, Value],
     error: str,
 ) -> Iterator[Span]:
-    """Yield the job's span and a child span for each stage that it reached. ``name`` must be unique
-    within the trace."""
+    """Yield the job's span and a child span for each stage that the job reached. The id of the
+    job's span is derived from ``name``, which must be unique within the trace."""
     job = trace.parent.child(name)
     yield Span(
         job,

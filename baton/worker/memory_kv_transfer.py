@@ -26,8 +26,8 @@ class MemoryKvImportStream:
         self._export_stream.acknowledge(num_blocks)
 
     async def ended(self) -> None:
-        """Never returns: a worker that is removed from :class:`MemoryKvTransferClient` must end its
-        exports itself."""
+        """Wait forever: only :meth:`next_event` notices that the source has ended the stream. So a
+        worker that is removed from :class:`MemoryKvTransferClient` must end its exports itself."""
         await asyncio.get_running_loop().create_future()
 
 

@@ -86,7 +86,9 @@ def sglang_router(python: Path, gap_seconds: float) -> Iterator[Running]:
 
 @contextmanager
 def dynamo(python: Path, gap_seconds: float) -> Iterator[Running]:
-    """Run Dynamo. Its mocker has a speed-up instead of a gap: at 1, a step takes about 6 ms."""
+    """Run Dynamo's frontend and mocker. The mocker's speed is set by a speed-up ratio, not by an
+    inter-token latency. If ``gap_seconds`` is above 0, the ratio is 1, whatever the gap: a step
+    takes about 6 ms. If ``gap_seconds`` is 0, the ratio is a million."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="dynamo-") as folder, ExitStack() as stack:
         environment = {

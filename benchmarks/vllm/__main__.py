@@ -5,11 +5,11 @@ engine, on one machine, one system after the other in each round.
         [--systems baton+vllm,vllm-disaggregated,vllm,baton] [--loads 512x1,512x8,4096x1] [--kill]
 
 A load is TOKENSxCONCURRENCY; each request has a prompt of its own. Disaggregated systems have a
-prefill and a decode worker with one thread each; vLLM alone has a thread per core. vLLM runs
-without torch.compile everywhere (``--enforce-eager``), which would take minutes to start. Prints
+prefill and a decode worker with one thread each; vLLM alone has a thread per core. In all systems,
+vLLM runs with ``--enforce-eager``, since torch.compile would take minutes at each start. Prints
 medians over all requests of all rounds, the CPU use of the idle system, and JSON as the last line.
-With ``--kill``, the decode worker is killed in the last round while 20 answers are generated; then
-it also prints how many of these were complete.
+With ``--kill``, the decode worker is killed in the last round while 20 answers are generated, and
+the number of these answers that were completed is printed, too.
 """
 
 import argparse

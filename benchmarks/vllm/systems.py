@@ -197,8 +197,9 @@ def _body(model: str, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
 
 
 async def _stream(url: str, body: dict[str, Any]) -> AsyncIterator[int]:
-    """Yield 1 for each event with a token. Raises RuntimeError if the request fails, or if the
-    answer does not have ``max_tokens`` tokens."""
+    """Send a completion request and read its stream. For each event that carries a token, yield the
+    number 1, so that the caller sees when tokens arrive. Raises RuntimeError if the request fails,
+    or if the answer does not have ``max_tokens`` tokens."""
     async with (
         httpx.AsyncClient(timeout=None, trust_env=False) as client,
         client.stream("POST", f"{url}/v1/completions", json=body) as response,

@@ -185,7 +185,8 @@ def build(settings: Settings) -> MockProgram:
 
 
 def mock_worker_ids(settings: Settings) -> list[tuple[WorkerId, Role]]:
-    """Return the ids and roles of all mock workers of a process, derived from the process's id."""
+    """Return the ids and roles of all mock workers of this process. The ids begin with the setting
+    ``id`` or, if it is empty, with ``mock-`` and the PID."""
     prefix = settings.id or f"mock-{os.getpid()}"
     pools = ((Role.PREFILL, settings.mock_prefill), (Role.DECODE, settings.mock_decode))
     return [

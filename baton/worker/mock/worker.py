@@ -46,7 +46,8 @@ class MockConfig:
 
 @dataclass(slots=True)
 class MockSharedState:
-    """State shared by the mock workers of one process."""
+    """The objects that the mock workers of one process share: configuration, mock model, clock and
+    simulated KV transfers, and all of these workers by id."""
 
     config: MockConfig
     model: MockModel
