@@ -85,9 +85,10 @@ class _Change:
         return open_kubernetes_cluster(self._settings, self._clock, print_note, self._show)
 
     def run(self, work: Callable[[], Coroutine[None, None, None]]) -> bool:
-        """Run ``work``. Return False if Ctrl-C interrupted it after the sizes were written:
-        Kubernetes then continues the change. An earlier interrupt makes drained workers serve
-        again."""
+        """Run ``work``. Return True if it has completed, and False if Ctrl-C interrupted it after
+        the sizes were written: Kubernetes then continues the change. If Ctrl-C comes before that,
+        the workers that were drained serve again, and KeyboardInterrupt is raised. Raises
+        Unauthorized if Kubernetes forbids a call."""
         try:
             asyncio.run(work())
         except Forbidden as error:

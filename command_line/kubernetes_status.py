@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 def status(settings: Settings, as_json: bool) -> None:
     """Print the pools and their pods, as reported by Kubernetes, and the changed settings that
-    processes have not applied, as reported in the registry. A note names each part that is missing,
-    and why. Raises NotFound if there is no such cluster, Unauthorized if nothing may be read."""
+    processes have not applied, as reported in the registry. For each part of this that can't be
+    shown, a note says which part and why. Raises NotFound if there is no such cluster, Unauthorized
+    if nothing may be read."""
 
     async def run() -> None:
         async with open_kubernetes_cluster(settings, SystemClock(), print_note) as cluster:
@@ -42,8 +43,8 @@ def status(settings: Settings, as_json: bool) -> None:
 
 
 async def _pending_settings(cluster: OpenKubernetesCluster) -> dict[str, dict[str, Any]] | None:
-    """Return the settings that each pod has not applied, by the pod's name; None if the registry
-    can't be read."""
+    """Return the settings that each pod has not applied, by the pod's name; None if
+    ``redis_url`` is not set or the registry can't be read."""
     try:
         pending = await cluster.pending_settings()
     except Unavailable as error:

@@ -24,8 +24,9 @@ MAX_PLANNED_WORKERS = 256
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSplit:
     """The simulated performance of one split. ``dollars_per_million_tokens`` is the price of all
-    GPUs divided by the tokens of answers within their SLO (None if there are no such tokens);
-    ``tokens_per_second_per_user`` is the median over requests."""
+    GPUs for the duration of the trace, divided by the tokens (in millions) of the answers within
+    their SLO; it is None if there are no such tokens. ``tokens_per_second_per_user`` is the median
+    over requests."""
 
     prefill: int
     decode: int

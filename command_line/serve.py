@@ -112,8 +112,8 @@ def _settings_watcher(settings: Settings, role: Role) -> SettingsWatcher | None:
 
 
 def drain_timeout_of(settings: Settings, role: Role) -> float:
-    """Return the maximum duration of a drain, in seconds. A router first continues to serve for
-    ``endpoint_grace_seconds``."""
+    """Return the maximum duration of a drain, in seconds. For a router this includes
+    ``endpoint_grace_seconds``, for which it continues to serve when the drain begins."""
     grace = settings.endpoint_grace_seconds if role is Role.ROUTER else 0.0
     return grace + settings.drain_timeout_seconds
 

@@ -69,8 +69,9 @@ def _search_goodput(
     label: str,
     show: Callable[[str], None],
 ) -> Goodput:
-    """Find the highest rate within the SLO: double (or halve) the rate until the SLO is missed (or
-    met), then try all rates between half and twice the highest rate that met it."""
+    """Find the highest rate that meets the SLO. If the requested rate meets it, double the rate
+    until the SLO is missed; otherwise halve the rate until the SLO is met. Then
+    :func:`find_goodput` searches from half to twice the highest rate that met the SLO."""
 
     def run(rate: float, seed: int) -> SimulatedCluster:
         show(f"{label}: {rate:.2f} requests per second")
@@ -93,8 +94,8 @@ def _search_goodput(
 
 
 def _object(outcomes: dict[str, SimulationResult], found: dict[str, Goodput]) -> dict[str, Any]:
-    """Return the JSON output: the fields of the first policy and, if there are several policies,
-    also the fields of each policy in ``policies``."""
+    """Return the JSON output. Its top-level fields are those of the first policy; if there are
+    several policies, its field ``policies`` maps each policy's name to that policy's fields."""
     by_policy = {policy: outcome.as_dict() for policy, outcome in outcomes.items()}
     for policy, best in found.items():
         by_policy[policy]["highest"] = asdict(best)

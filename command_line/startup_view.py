@@ -9,8 +9,8 @@ from orchestrator.cluster_state import ClusterState, ProcessState
 
 
 class StartupView:
-    """Shows the progress of the cluster's start; once the cluster is ready, prints a line per
-    change."""
+    """Shows the progress of the cluster's start; once the cluster is ready, prints a line
+    each time the state of a process changes."""
 
     def __init__(self) -> None:
         self.has_been_ready = False

@@ -102,7 +102,9 @@ def settings_lines(state: ClusterState) -> list[str]:
 
 
 def describe_settings_by_id(statuses: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return one line for all processes with the same differences; ``statuses`` is by process."""
+    """Describe how the settings of processes differ from those at the start: one line per set of
+    differences, which names all processes that have it; no line for processes without differences.
+    ``statuses`` maps a process's id to its status, in the form of :func:`describe_settings`."""
     by_text: dict[str, list[str]] = {}
     for process_id, status in statuses.items():
         by_text.setdefault(describe_settings(status), []).append(process_id)

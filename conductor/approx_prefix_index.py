@@ -31,7 +31,8 @@ has shrunk."""
 
 
 class PrefixPopularity:
-    """The share of recent requests that contain each of the leading block keys."""
+    """Records the first :data:`COUNTED_BLOCKS` block keys of the last :data:`WINDOW_REQUESTS`
+    requests, to tell which share of these requests contains a given key."""
 
     def __init__(self) -> None:
         self._window: deque[Sequence[AnyBlockKey]] = deque()

@@ -153,9 +153,10 @@ class LoadTracker:
     def record_dispatch(
         self, now_seconds: float, query: PolicyQuery, decision: Decision, answer_tokens: float
     ) -> None:
-        """Add a placed request to the load of its workers. If a prefill worker serves the whole
-        request, only the prefill work is added; if a decode worker does, the context and the time
-        of the local prefill."""
+        """Add a placed request to the load of its workers: the prefill work to the prefill worker,
+        the context and the predicted answer to the decode worker. If a single worker serves the
+        whole request, only that worker's load grows: a prefill worker's by the prefill work; a
+        decode worker's by the context, the answer, and the time of the local prefill."""
         prefill_worker = decision.prefill or decision.decode
         if prefill_worker in self.prefills:
             view = self.prefills.take_for_update(prefill_worker)

@@ -163,8 +163,9 @@ class ClusterGauges(Collector):
 
 
 def placement_kind(placement: Placement) -> str:
-    """Classify a placement. If only one worker was chosen although both pools had candidates, it is
-    a local prefill."""
+    """Classify a placement. It is disaggregated if a prefill and a decode worker were chosen. If
+    one worker was chosen for the whole request, it is a local prefill if both pools had candidates,
+    and a placement in a single pool if only one pool had candidates."""
     if placement.prefill is not None:
         return DISAGGREGATED
     had_both = placement.prefill_alternatives and placement.decode_alternatives

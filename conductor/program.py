@@ -73,7 +73,8 @@ class ConductorProgram:
         return self._address
 
     async def start(self) -> None:
-        """Start serving. Raises Unavailable; and Invalid for an unknown placement policy, or if
+        """Start serving. Raises Unavailable if the registry does not respond or a port can't be
+        bound, Invalid for an unknown placement policy, for certificates that can't be read, or if
         pools in Kubernetes can't be watched or resized as the settings require."""
         settings = self._settings
         get_policy(settings.placement_policy)

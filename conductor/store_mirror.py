@@ -80,7 +80,8 @@ class StoreMirror:
         return True
 
     def drop_node(self, node: WorkerId) -> None:
-        """Remove a node that is gone or can't be watched, so that no request is sent to it."""
+        """Remove a node that is gone or can't be watched, so that no worker is told to fetch
+        a prefix from it."""
         self._contents = {name: view for name, view in self._contents.items() if name != node}
         self.num_changes += 1
 

@@ -98,7 +98,8 @@ class WorkerDirectory:
         return self._nodes.get(self._ready[worker].host, "")
 
     def _is_ready(self, member: Member) -> bool:
-        """Whether a worker is ready, not about to terminate, and compatible with the others."""
+        """Whether a worker is ready, is not about to terminate, and computes the same logits as the
+        other workers: see :attr:`baton.registry.membership.Membership.incompatible_ids`."""
         unwanted = member.id in self._leaving or member.id in self._membership.incompatible_ids
         return member.state is WorkerState.READY and not unwanted
 

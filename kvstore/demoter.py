@@ -74,7 +74,8 @@ class Demoter:
             tiers.evict([slot for slot in batch if self._is_evictable(slot)])
 
     def _is_evictable(self, slot: DramBlock) -> bool:
-        """Whether the block is on the disk and has not been referenced meanwhile."""
+        """Whether the block is on the disk, still in its DRAM slot, and not referenced: a request
+        may have referenced it while it was being copied."""
         tiers = self._tiers
         assert tiers.disk is not None
         is_idle = tiers.dram.get(slot.key) is slot and slot.num_references == 0

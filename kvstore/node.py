@@ -117,8 +117,8 @@ class StoreNode:
     # -- administration --------------------------------------------------------------------
 
     def stats(self, *, check: bool = True) -> StoreStats:
-        """Return the counters. If ``check`` is set, also check the integrity, which visits every
-        block."""
+        """Return the counters. If ``check`` is True, also check the integrity, which visits every
+        block; a violation is not raised but returned as the text ``violation``."""
         dram, disk = self._dram, self._tiers.disk
         dram.expire(self._clock.monotonic())
         return StoreStats(

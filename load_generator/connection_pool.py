@@ -71,7 +71,9 @@ class ClientConnection(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End the request: a response without a length ends with its connection."""
+        """End the request in progress, if any. If the connection was reused and nothing was
+        received, retry the request. If the answer's finish reason was received, complete the
+        request, since a response without a length ends with its connection. Otherwise fail it."""
         self.is_alive = False
         call = self._request
         if call is None:

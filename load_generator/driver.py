@@ -206,7 +206,8 @@ class ClosedLoopUsers:
         await self._finished.wait()
 
     def _send_next_turn(self, turns: deque[tuple[TraceRequest, int]]) -> None:
-        """Send a user's next turn: the first of ``turns``, or of a new conversation."""
+        """Send a user's next turn: the first of ``turns`` or, if that is empty, the first of a new
+        conversation. If the load has ended, send nothing, and count the user as idle."""
         if not turns:
             turns = self._next_conversation()
         if not turns or self._is_finished():

@@ -1,4 +1,4 @@
-"""Asks the Python with which workers are started which vLLM it has."""
+"""Checks that the Python interpreter that runs the workers has a vLLM that Baton supports."""
 
 import subprocess
 import sys
@@ -11,8 +11,8 @@ PROBE_SECONDS = 60.0
 
 
 def probe_vllm(settings: Settings) -> str:
-    """Return the Python with which workers are started. Raises Invalid if it has no vLLM, or one
-    that Baton was not tested with."""
+    """Return the Python interpreter that runs the workers. Raises Invalid if it can't be started,
+    has no vLLM, or has a version of vLLM that Baton was not tested with."""
     python = settings.engine_python or sys.executable
     try:
         probe = subprocess.run(

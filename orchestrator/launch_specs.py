@@ -201,8 +201,8 @@ class LaunchSpecs:
         )
 
     def _settings_of(self, child_id: str, unpinned: Collection[str] = ()) -> dict[str, str]:
-        """Return a process's settings without those in ``unpinned``. Only the routers get the HTTP
-        host and port; every other port is 0, since the processes can't share one."""
+        """Return a process's settings by name, without those in ``unpinned``. Every port is 0,
+        since the processes can't share one; :meth:`routers` then sets the HTTP host and port."""
         return {
             **to_environment(self._settings, unpinned),
             "id": child_id,

@@ -111,7 +111,9 @@ class ClusterPrefixStore:
 
     @asynccontextmanager
     async def _timed_store_call(self, fetch: PrefixFetch) -> AsyncIterator[None]:
-        """Measure the time of store calls, and record and log their failure."""
+        """Add the time of the enclosed store calls to ``fetch.stats``. If they fail or take too
+        long, record and log the error, but do not raise it: blocks that were not fetched are
+        computed."""
         start = self._clock.monotonic()
         fetch.stats.started_at = fetch.stats.started_at or start
         try:
@@ -315,7 +317,8 @@ class ClusterPrefixStore:
         self, keys: Sequence[BlockKey], after: Sequence[BlockKey]
     ) -> list[BlockId] | None:
         """Allocate device blocks for an import. Return None if too few are free. If the caller is
-        cancelled, the command still runs, so a second command frees the blocks right after it."""
+        cancelled, the engine still executes the allocation, so a second engine command frees the
+        blocks right after that."""
         allocated: list[BlockId] | None = None
 
         def begin(engine: Engine) -> list[BlockId] | None:

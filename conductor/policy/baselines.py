@@ -71,8 +71,10 @@ def power_of_two(snapshot: Snapshot, query: PolicyQuery) -> Decision:
 
 
 def session_hash(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """Always choose the session's worker. In a trace without sessions, the first block that few
-    requests share stands for the session."""
+    """Choose the prefill worker and the decode worker by a hash of the session, so that all
+    requests of a session go to the same two workers while the pools stay the same. If the request
+    has no session, hash its :func:`~conductor.policy.candidates.ring_key` instead: its first block
+    key that few requests share, else its id."""
     key = query.session.encode() or ring_key(snapshot, query)
     prefills, decodes = snapshot.prefills, snapshot.decodes
     digest = _digest(key)
@@ -81,15 +83,17 @@ def session_hash(snapshot: Snapshot, query: PolicyQuery) -> Decision:
 
 
 def consistent_hash(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """Choose the next worker on the ring after the key of the prompt's first block."""
+    """Choose the next prefill worker on the hash ring after the key of the prompt's first block,
+    and the decode worker with the fewest tokens of KV."""
     prefill = next(ring_successors(snapshot.prefills.ids, _first_block(query)))
     return _pair(snapshot, query, snapshot.prefills[prefill], _least_context(snapshot))
 
 
 def chwbl(snapshot: Snapshot, query: PolicyQuery) -> Decision:
     """Consistent hashing with bounded loads (Mirrokni et al., 2018) of the prompt's first block, as
-    in KubeAI's PrefixHash: the next worker on the ring whose number of requests is within 1.25
-    times the mean, rounded up."""
+    in KubeAI's PrefixHash: choose the next prefill worker on the hash ring whose number of
+    requests, including this one, is at most 1.25 times the mean, rounded up. The decode worker is
+    the one with the fewest tokens of KV."""
     prefills = snapshot.prefills
     mean = (sum(view.num_requests for view in prefills) + 1) / len(prefills)
     for name in ring_successors(prefills.ids, _first_block(query)):
@@ -99,8 +103,10 @@ def chwbl(snapshot: Snapshot, query: PolicyQuery) -> Decision:
 
 
 def cache_aware(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """SGLang's router: choose the worker with the longest match if it is long enough and the number
-    of requests is balanced enough between the workers, else the one with the fewest requests."""
+    """SGLang's router: choose the prefill worker that has the longest prefix of the prompt cached,
+    if that prefix is long enough and the prefill workers' numbers of requests are balanced enough;
+    otherwise the prefill worker with the fewest requests. The decode worker is always the one with
+    the fewest requests."""
     prefills = snapshot.prefills
     requests = [view.num_requests for view in prefills]
     spread = max(requests) - min(requests)
@@ -154,8 +160,8 @@ def min_ttft_no_reject(snapshot: Snapshot, query: PolicyQuery) -> Decision:
 
 
 def new_tokens_times_batch(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """LMetric: choose the lowest product of tokens to prefill (queued ones included) and number of
-    requests."""
+    """LMetric: choose the prefill worker with the lowest product of its tokens to prefill (queued
+    ones included) and its number of requests, and the decode worker with the fewest requests."""
 
     def cost(view: PrefillView) -> tuple[float, str]:
         tokens = view.queued_tokens + _new_tokens(snapshot, query, view)

@@ -202,7 +202,8 @@ def _size_pool(
 
 
 def _reason(pool: _PoolDemand, num_workers: int, utilisation: float) -> str:
-    """Return a text that names the limit which determined this number."""
+    """Return a text that says what determined ``num_workers``: the load, the pool's maximum size,
+    or the requests that were already admitted."""
     if num_workers == pool.max_workers:
         return f"load of {pool.load:.2f} workers, and {pool.max_workers} is the maximum"
     if num_workers == pool.committed > pool.needed(utilisation):
