@@ -41,9 +41,10 @@ class PrefixStore(Protocol):
 
     @property
     def bytes_per_second(self) -> float | None:
-        """The recent transfer rate from other hosts; None before the first transfer."""
+        """The moving average of the rate at which blocks are fetched from store nodes on other
+        hosts; None until it has been measured."""
         ...
 
     async def run(self) -> None:
-        """Run the background work until cancelled."""
+        """Until cancelled, publish blocks, and fetch those of :meth:`start_split_fetch`."""
         ...

@@ -25,9 +25,9 @@ log = structlog.get_logger(__name__)
 
 
 class StorePublisher:
-    """Publishes one run of blocks at a time. Blocks are pinned while the store reads them; blocks
-    that have already been evicted are left out. A worker calls
-    :meth:`publish_remaining` before it leaves the cluster."""
+    """Publishes one run of blocks (consecutive blocks of one chain) at a time. Blocks are pinned
+    while the store reads them. If a block has already been evicted, it and the later blocks of its
+    run are left out. A worker calls :meth:`publish_remaining` before it leaves the cluster."""
 
     def __init__(
         self, engine: EngineHandle, client: ClusterStoreClient, layout: KvLayout, model_tag: bytes

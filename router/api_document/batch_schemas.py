@@ -73,8 +73,8 @@ UPLOAD_BODY: dict[str, Any] = {
 
 
 def page_parameters(max_limit: int, *others: str) -> list[dict[str, Any]]:
-    """Return the query parameters of a route that lists items: ``limit``, ``after``, and further
-    ones named ``others``, whose values are strings."""
+    """Return the query parameters of a route that lists items: ``limit`` (1 to ``max_limit``),
+    ``after``, and a string parameter for each name in ``others``."""
     limit = {"type": "integer", "minimum": 1, "maximum": max_limit}
     schemas = {"limit": limit, "after": TEXT, **dict.fromkeys(others, TEXT)}
     return [

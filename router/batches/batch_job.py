@@ -29,10 +29,11 @@ OUTPUT, ERROR = "output", "error"
 class BatchJob:
     """Runs one batch. All methods access the disk, so call them off the event loop.
 
-    Written results are kept: a job that is opened again continues with the requests that have no
-    result. A request whose result was lost is run again, unless it may have killed routers: a
-    request that was in flight when a router died is a suspect. The runner runs one suspect at a
-    time, and a suspect that is in flight when a second router dies is recorded as failed.
+    Written results are kept: a job that is opened again runs the requests that have no result. One
+    of them that was in flight when a router died is a suspect, since it may have killed the router.
+    Suspects are run again too, but after the other requests, and the runner runs only one suspect
+    at a time. A request is not run again, but recorded as failed, if two routers have died while it
+    was in flight.
     """
 
     def __init__(self, store: BatchStore, batch: Batch, max_line_bytes: int) -> None:

@@ -44,7 +44,8 @@ class DiskQuota:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock, which excludes all other routers and threads. Raises OSError."""
+        """Hold the folder's lock for the duration of a ``with`` block; all routers and threads that
+        reserve space or create batches wait for it. Raises OSError."""
         path = make_folder(self._store.root) / "space.lock"
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         with os.fdopen(os.open(path, flags, 0o600), "r+b") as lock:

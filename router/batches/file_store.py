@@ -100,7 +100,8 @@ class FileStore:
         self._folder = folder
 
     def upload(self, name: str, max_bytes: int, expected: int, reserve: Reserve) -> FileUpload:
-        """Begin an upload. ``name`` must be unique. Raises ApiError (413)."""
+        """Begin an upload into the file ``{name}.part``; no other upload of the tenant may have the
+        same ``name``. Raises ApiError (413) if there is not enough space."""
         path = make_folder(self._folder) / f"{name}.part"
         return FileUpload(path, max_bytes, expected, reserve)
 

@@ -73,7 +73,8 @@ class BatchService:
         self._runner.max_line_bytes = max_line_bytes
 
     async def run(self) -> None:
-        """Run batches until cancelled. Return at once if no batch requests are allowed."""
+        """Run batches until cancelled. Return at once if ``requests_per_worker`` is 0: then this
+        router runs no batches."""
         if self._requests_per_worker:
             await self._runner.run()
 

@@ -68,8 +68,8 @@ class OutputMerger:
 
 
 def coalesce_outputs(outputs: list[RequestOutput]) -> list[RequestOutput]:
-    """Merge consecutive outputs, so that a reader that fell behind writes them to its client at
-    once. An output with ``details`` begins a new merged output."""
+    """Merge consecutive outputs into as few as possible, so that a reader that fell behind needs
+    fewer writes to its client. An output with ``details`` begins a new merged output."""
     if len(outputs) == 1:
         return outputs
     runs: list[list[RequestOutput]] = []

@@ -194,7 +194,8 @@ class GenerationRecord:
 
     @property
     def mean_itl_seconds(self) -> float | None:
-        """Mean time between the answer's tokens, once it has ended; None for a single token."""
+        """Mean time between the answer's tokens; None until the answer has ended, and None if it
+        has fewer than two tokens."""
         if self.total_seconds is None or self.ttft_seconds is None or self.num_tokens < 2:
             return None
         return (self.total_seconds - self.ttft_seconds) / (self.num_tokens - 1)

@@ -288,8 +288,8 @@ class HttpConnection(HttpToolsProtocol):
         return end
 
     def _end_of_head(self, data: bytes, start: int) -> int:
-        """Return the position in ``data`` after the head's empty line, which may begin in earlier
-        data."""
+        """Return the position in ``data`` after the empty line that ends the head, or ``len(data)``
+        if the head continues. The empty line may have begun in earlier data."""
         tail, max_tail = self._tail, len(HEAD_END) - 1
         if tail:
             found = (tail + data[start : start + max_tail]).find(HEAD_END)

@@ -34,7 +34,8 @@ def check_json_size(data: bytes, max_values: int = MAX_VALUES) -> None:
 
 
 def _check_outside_strings(data: bytes, max_values: int) -> None:
-    """Count the strings and values, ignoring commas inside of strings."""
+    """Raises ApiError (400) for too many strings or values. Commas and brackets inside of strings
+    are not counted as values."""
     bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     num_strings = bare.count(b'"') // 2
     if num_strings > MAX_STRINGS:

@@ -21,8 +21,8 @@ from router.openai.token_entry import TokenEntry
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
     """The new part of one answer. ``token_entries`` are empty unless logprobs were requested. If
-    the answer is parsed for reasoning or tool calls, it has ``parts`` instead of ``text``. The
-    first delta has ``prompt_token_entries``, if prompt logprobs were requested."""
+    the answer is parsed for reasoning or tool calls, the delta has ``parts``, and ``text`` is
+    empty. The first delta has ``prompt_token_entries``, if prompt logprobs were requested."""
 
     index: int
     text: str

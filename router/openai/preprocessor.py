@@ -233,8 +233,8 @@ def _with_response_format(dialect: ModelOutputFormat, prompt: Prompt, body: Chat
 
 
 def _with_tool_call_grammar(dialect: ModelOutputFormat, prompt: Prompt, body: ChatBody) -> Prompt:
-    """Constrain the answer to tool calls if they are forced, or the arguments of possible calls to
-    strict schemas."""
+    """Set the grammar of the answer. If tool calls are forced, the answer must consist of calls;
+    otherwise it may contain calls, and calls of strict tools must follow the tools' schemas."""
     build = dialect.forced_call_grammar if body.forces_tool_call else dialect.offered_call_grammar
     call_grammar = build(
         body.offered_tools, in_reasoning=prompt.starts_in_reasoning, max_calls=body.max_tool_calls

@@ -255,7 +255,8 @@ class AdmissionController:
 
     @property
     def share(self) -> QuotaShare:
-        """This router's current share of the limits. It changes when routers come and go."""
+        """How this router now shares the tenants' limits with the other routers. It changes when
+        routers come and go."""
         num_routers = max(self._num_routers(), 1)
         return QuotaShare(num_routers, self._quota_client)
 

@@ -63,10 +63,12 @@ class JsonCallReader:
     """Reads ``{"name": …, "arguments": {…}}``, with the keys in any order; ``arguments`` may be
     called ``parameters``.
 
-    If ``names`` (those of the tools) are given, the object follows no marker. It is then a call
-    only if it names one of the tools, has arguments, and has no other keys. Call :meth:`push` until
-    ``is_done``. Once ``has_begun`` is True, the call can't become text again, and
-    :meth:`take_arguments` returns the new part of its arguments."""
+    ``names`` is None if a marker such as ``<tool_call>`` came before the object. Without a marker,
+    ``names`` are the names of the tools, and the object is a call only if it names one of them, has
+    arguments, and has no other keys than these, ``id`` and ``type``.
+
+    Call :meth:`push` until ``is_done``. Once ``has_begun`` is True, the call can't become text
+    again, and :meth:`take_arguments` returns the new part of its arguments."""
 
     def __init__(self, names: Set[str] | None = None) -> None:
         self._names = names

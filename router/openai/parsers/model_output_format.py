@@ -33,10 +33,11 @@ Tool = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ModelOutputFormat:
-    """A model's output format. ``tool_call_format`` is None if only forced tool calls are parsed.
-    ``starts_with_reasoning`` is True for models that start with reasoning although the prompt does
-    not open it. ``visible_special_ids`` are special tokens that must stay visible in the text, for
-    the parsers."""
+    """A model's output format. If ``tool_call_format`` is None, only tool calls that the client
+    forces are parsed; their format is :attr:`ToolCallFormat.JSON`. ``starts_with_reasoning`` is
+    True for models that start with reasoning although the prompt does not open it.
+    ``visible_special_ids`` are special tokens that must stay visible in the text, for the
+    parsers."""
 
     tool_call_format: ToolCallFormat | None = None
     supports_tools: bool = False

@@ -41,7 +41,8 @@ class ResponseFormat(StrictModel):
 
 
 class StructuredOutputs(StrictModel):
-    """vLLM's newer field for constraints; exactly one of these fields must be set."""
+    """The value of vLLM's field ``structured_outputs``, which replaces its ``guided_…`` fields.
+    Exactly one field of this object must be set."""
 
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     regex: str | None = None
