@@ -11,12 +11,13 @@ class AttentionShape(Protocol):
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Numbers stored in the KV cache per token."""
+        """How many numbers this layer's KV cache stores for each token."""
         ...
 
     @property
     def prefill_pair_flops(self) -> int:
-        """FLOPs per pair of query and key, over all heads, of the products with key and value."""
+        """The FLOPs of a prefill for each pair of a query token and a key token: for the
+        products of query and key, and of attention weight and value, over this layer's heads."""
         ...
 
     @property

@@ -72,7 +72,8 @@ class WorkerLifetime:
 
 
 class SimulatedAutoscaler:
-    """Resizes a simulated cluster. ``steps`` are pairs (time, scaling step)."""
+    """Resizes a simulated cluster. ``steps`` are the scaling steps taken so far, as pairs (virtual
+    time in seconds, step)."""
 
     def __init__(
         self,
@@ -100,8 +101,8 @@ class SimulatedAutoscaler:
     def record_request(
         self, snapshot: Snapshot, num_tokens: int, decision: Decision | None
     ) -> None:
-        """Record a request at the planning conductor. If ``decision`` is None, the request was
-        rejected."""
+        """Tell the planner of a request that arrived at the conductor that plans, which is the
+        cluster's first one. If ``decision`` is None, the request was rejected."""
         if decision is None:
             self._planner.record_rejected(num_tokens)
         else:

@@ -105,7 +105,8 @@ class SimulatedNetwork:
         self._free_out.setdefault(host, 0.0)
 
     def send(self, source: str, target: str, size_bytes: float, now_seconds: float) -> float:
-        """Send data; return the time of its arrival."""
+        """Send ``size_bytes`` from host ``source`` to host ``target`` once both links are free.
+        Returns the virtual time, in seconds, at which the last byte arrives."""
         seconds = self._link.seconds(size_bytes)
         self._free_out[source] = max(now_seconds, self._free_out[source]) + seconds
         self._free_in[target] = max(now_seconds, self._free_in[target]) + seconds

@@ -211,10 +211,11 @@ class SimulatedCluster:
             self._transfer_kv(job, min(job.num_prompt_tokens, self.config.step_tokens))
 
     def _on_room(self, job: SimulatedRequest) -> None:
-        """Continue when the decode worker has reserved memory. The KV of a preempted request is
-        reloaded, and a local prefill joins the batch. Otherwise the KV is transferred from the
-        prefill worker: usually, only the last chunk is left when the prompt has been computed; a
-        prompt that had to wait for memory is transferred as a whole."""
+        """Continue a request when the decode worker has reserved memory for it. There are three
+        cases. The KV of a preempted request is reloaded. A request that is prefilled locally joins
+        the batch. Any other request's KV is transferred from the prefill worker: if the prompt has
+        been computed already, as a whole and now; else later, when the prompt has been computed and
+        usually only its last chunk is left to transfer."""
         if job.has_room:
             self._wait_for_kv(job, self._kv_traffic.reload(job))
             return
@@ -253,7 +254,7 @@ class SimulatedCluster:
     # -- SLO misses ------------------------------------------------------------------------
 
     def _on_deadline(self, job: SimulatedRequest) -> None:
-        """Check a request whose TTFT deadline has just passed."""
+        """Record an SLO miss if the request has no token yet; its TTFT deadline has just passed."""
         if job.first_token_at_seconds < 0:
             self._record_slo_miss(job)
 
@@ -280,7 +281,8 @@ class SimulatedCluster:
         self._events.schedule(back, partial(self._on_worker_recovered, worker.id))
 
     def _restart_lost(self, job: SimulatedRequest, dead: WorkerId) -> None:
-        """Cancel a lost request on the other worker of its pair, and restart it."""
+        """Restart a request that was on the crashed worker ``dead``, and cancel it on the other
+        worker of its pair. It is placed again once the crash is detected."""
         assert job.decode is not None
         if job.prefill is not None and job.prefill != dead:
             self._fleet.prefill_by_id[job.prefill].cancel(job)
@@ -320,7 +322,7 @@ class SimulatedCluster:
         return self.stopped_early or self._num_unfinished == 0
 
     def planning_snapshot(self) -> Snapshot:
-        """Return the first conductor's current snapshot."""
+        """Return the current snapshot of the first conductor, which plans the pools' sizes."""
         if not self.config.report_seconds:
             self._conductors.report_workers()
         return self._conductors.snapshot(self._conductors.first)

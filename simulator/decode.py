@@ -1,4 +1,5 @@
-"""A simulated decode worker: continuous batching; equal steps are simulated as one event."""
+"""A simulated decode worker with continuous batching. Consecutive steps with the same batch are
+simulated as one event."""
 
 import heapq
 import math
@@ -66,7 +67,7 @@ class SimulatedDecodeWorker:
         self._count_incoming(job, 1)
 
     def request_room(self, job: SimulatedRequest) -> None:
-        """Request memory for an announced request."""
+        """Request memory for an announced request; ``on_room`` is called once it is reserved."""
         del self._announced[job]
         self._waiting.append(job)
         self._reserve_rooms()
@@ -90,7 +91,8 @@ class SimulatedDecodeWorker:
         self._events.schedule(self._events.now_seconds, self._reserve_rooms)
 
     def finish_received(self, job: SimulatedRequest) -> None:
-        """Finish a request whose answer is complete without joining the batch."""
+        """Finish a request whose KV has arrived but whose answer was complete after the prefill, so
+        that it never joins the batch."""
         self._arriving_tokens -= job.context_tokens
         self._release_room(job)
         job.finished_at_seconds = self._events.now_seconds
@@ -178,8 +180,8 @@ class SimulatedDecodeWorker:
     # -- steps -----------------------------------------------------------------------------
 
     def _account_until_now(self) -> None:
-        """Account for the finished steps, and schedule the next event anew, since a request waits
-        to join the batch."""
+        """Count the steps that the batch has finished since the last event, and replace the next
+        event, since a request now waits to join the batch."""
         now = self._events.now_seconds
         if not self._batch:
             self._accounted_until_seconds = now
@@ -197,8 +199,9 @@ class SimulatedDecodeWorker:
         return (steps * cost.base_seconds(batch) + context) * self.slowdown_factor
 
     def _steps_until(self, now: float) -> int:
-        """Return how many steps have been completed from ``_accounted_until_seconds`` to ``now``,
-        not counting the step in which a request finishes. This is the inverse of ``_seconds``."""
+        """Return how many steps have been completed from ``_accounted_until_seconds`` to ``now``:
+        the inverse of ``_seconds``. The step in which the next request finishes is never counted,
+        since the event that was scheduled for it does that."""
         cost, batch = self._cost, len(self._ends)
         elapsed = max(now - self._accounted_until_seconds, 0.0) / self.slowdown_factor
         half = cost.per_context_token_seconds * batch / 2

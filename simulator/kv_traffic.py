@@ -21,10 +21,12 @@ class KvTraffic:
         self._fleet = fleet
 
     def fetch_prefix(self, job: SimulatedRequest, reader: WorkerId, decision: Decision) -> None:
-        """Fetch the cached prefix and set when it is ready: blocks on the device are used in place,
-        blocks in the host's store are loaded, and blocks in the store that the decision names are
-        fetched over the network if ``peer_fetch`` is set and that is faster than computing them.
-        The last token is always computed."""
+        """Fetch the cached prefix of the job's prompt to the worker ``reader``: set the job's
+        ``num_computed`` to the prefix's tokens, and its ``ready_at_seconds`` to the time when all
+        of these have arrived. Blocks on the device are used in place, blocks in the host's store
+        are loaded, and blocks in the store that the decision names are fetched over the network if
+        ``peer_fetch`` is set and that is faster than computing them. The prompt's last token is
+        always computed."""
         now, block = self._events.now_seconds, self._block_tokens
         max_cached = job.num_prompt_tokens - 1
         size, caches = self._config.kv_bytes_per_token, self._fleet.caches

@@ -16,8 +16,9 @@ class LruTier:
         self.blocks: OrderedDict[AnyBlockKey, None] = OrderedDict()
 
     def num_leading(self, keys: Sequence[AnyBlockKey]) -> int:
-        """Return how many leading blocks this tier has. If it has a block, it has all blocks before
-        it, too, since these are renewed after the block whenever it is used."""
+        """Return the length, in blocks, of the longest prefix of ``keys`` that this tier has. If
+        it has a block, it has all blocks before it, too, since these are renewed after the block
+        whenever it is used."""
         blocks = self.blocks
         return count_leading(keys, lambda key: key not in blocks)
 
@@ -57,12 +58,13 @@ class HolderIndex:
         return self._nodes.get(key, ())
 
     def num_stored(self, keys: Sequence[AnyBlockKey]) -> int:
-        """Return how many leading blocks are on some node."""
+        """Return the length, in blocks, of the longest prefix of ``keys`` that any node has."""
         nodes = self._nodes
         return count_leading(keys, lambda key: key not in nodes)
 
     def best_nodes(self, keys: Sequence[AnyBlockKey], count: int) -> list[str]:
-        """Return up to ``count`` nodes, those with the most leading blocks first."""
+        """Return up to ``count`` nodes that have a prefix of ``keys``, those with the longest one
+        first."""
         found: list[str] = []
         depth = self.num_stored(keys)
         while depth > 0:
@@ -73,5 +75,7 @@ class HolderIndex:
         return found
 
     def _deepest_of_others(self, keys: Sequence[AnyBlockKey], num_known: int) -> int:
-        """Return how many leading blocks are on more than ``num_known`` nodes."""
+        """Return the length, in blocks, of the longest prefix of ``keys`` that more than
+        ``num_known`` nodes have. If ``num_known`` nodes have all of ``keys``, this is the longest
+        prefix that any other node has."""
         return count_leading(keys, lambda key: len(self.nodes_with(key)) <= num_known)

@@ -124,7 +124,8 @@ class SimulatedPrefillWorker:
         return not (self._busy or self._jobs or self._kv_tokens)
 
     def _remaining_work(self, job: SimulatedRequest, share: int) -> QueuedPrefill:
-        """Return the work that remains once ``share`` more tokens of the prompt are computed."""
+        """Return the request's deadline, and the seconds of prefill that remain once ``share`` more
+        tokens of its prompt are computed."""
         done = job.num_computed + share
         seconds = self._cost.seconds(job.num_prompt_tokens - done, done)
         return QueuedPrefill(job.deadline_seconds, seconds * self.slowdown_factor)

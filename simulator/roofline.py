@@ -73,8 +73,8 @@ def _check(num_gpus: int, prefill_efficiency: float, decode_efficiency: float) -
 def _prefill_cost(shape: ModelShape, flops: float, bandwidth: float) -> PrefillCost:
     """A token takes two operations per parameter, plus those of attention per pair of query and
     key. The fixed part is reading the weights, including those of all experts, since a few hundred
-    tokens select all experts. Reading and computing overlap in reality, so their sum is too high:
-    by at most half, and by little for a long prompt."""
+    tokens select all experts. In reality, reading and computing overlap, so this cost, which is
+    their sum, is too high: up to twice the real one, but close to it for a long prompt."""
     return PrefillCost(
         fixed_seconds=_read_bytes(shape, shape.common_parameters + shape.expert_parameters)
         / bandwidth,
@@ -136,7 +136,8 @@ _Terms = tuple[float, float, float]
 
 
 def _prefill_terms(row: JsonFields) -> _Terms:
-    """The factors of PrefillCost's three costs."""
+    """Return the numbers by which a measured prefill multiplies PrefillCost's three costs: 1, the
+    number of computed tokens, and the number of pairs of query and key."""
     new, cached = (
         row.integer("new_tokens", 1, MAX_COUNT),
         row.integer("cached_tokens", 0, MAX_COUNT),
@@ -145,7 +146,8 @@ def _prefill_terms(row: JsonFields) -> _Terms:
 
 
 def _decode_terms(row: JsonFields) -> _Terms:
-    """The factors of DecodeCost's first three costs."""
+    """Return the numbers by which a measured decode step multiplies DecodeCost's first three
+    costs: 1, the number of requests, and the number of context tokens of all of them."""
     return 1.0, row.integer("batch", 1, MAX_COUNT), row.integer("context_tokens", 0, MAX_COUNT)
 
 
@@ -164,8 +166,10 @@ def _fit(table: JsonFields, name: str, terms: Callable[[JsonFields], _Terms]) ->
 
 
 def _least_squares(relative: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the non-negative x of three numbers for which ``relative @ x`` is closest to all ones.
-    It is the unconstrained solution for some subset of the columns, so all subsets are tried."""
+    """Return the non-negative vector x, of length 3, for which ``relative @ x`` is closest to all
+    ones, that is, to no relative error. ``relative`` (``[num_rows, 3]``) has each row's terms,
+    divided by its measured seconds. Where x is not 0, it is the unconstrained solution for these
+    columns alone, so all subsets of the columns are tried."""
     best, best_error = np.zeros(3), math.inf
     for columns in (list(subset) for n in (3, 2, 1) for subset in combinations(range(3), n)):
         solution = np.linalg.lstsq(relative[:, columns], np.ones(len(relative)), rcond=None)[0]

@@ -53,7 +53,8 @@ class Traffic:
     seed: int
 
     def __post_init__(self) -> None:
-        """Raises Invalid."""
+        """Raises Invalid, which names the flag, for a value out of range, and if both ``trace`` and
+        ``kind`` are given."""
         if self.trace is not None and self.kind is not None:
             raise Invalid("--trace and --kind can't be combined")
         if self.kind is not None and self.kind not in TRACE_GENERATORS:
@@ -92,7 +93,8 @@ class Traffic:
 
     def at_rate(self, rate: float, seed: int) -> Trace:
         """Return the trace at ``rate`` requests per second; ``rate_factor`` is not applied. Raises
-        Invalid."""
+        Invalid if the trace's file can't be read or is invalid, if all its requests arrive at once,
+        or if the rate is out of range."""
         if self.trace is None:
             kind = TRACE_GENERATORS[self.kind or DEFAULT_KIND]
             return kind(self.requests, rate, seed, self.burstiness)
@@ -110,9 +112,10 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedHardware:
-    """The workers' hardware, and the links between them. ``costs`` is a table of measurements; if
-    it is None, costs are computed from model and GPU. If ``device_tokens`` is None, it is the KV
-    capacity that comes with the costs; if ``node_tokens`` is None, it follows from
+    """The workers' hardware, and the links between them. ``costs`` is the file with a table of
+    measurements; if it is None, costs are computed from model and GPU. ``device_tokens`` is a
+    worker's KV capacity; if it is None, the capacity comes with the costs. ``node_tokens`` is the
+    capacity of a host's store; if it is None, the capacity follows from
     :data:`STORE_BYTES_PER_GPU`. ``tbt_slo`` is the SLO for the mean inter-token latency. SLOs are
     in seconds."""
 

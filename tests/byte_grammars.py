@@ -55,8 +55,8 @@ def choice(*texts: str) -> Grammar:
 def grammar_request(
     name: str, grammar: Grammar | None, seed: int, max_tokens: int = 200, generated: bytes = b""
 ) -> RequestSpec:
-    """Return a request. ``generated`` are answer tokens that another engine has already
-    generated."""
+    """Return a request for an answer that follows ``grammar`` (None: any answer). ``generated`` are
+    the answer's first tokens, one per byte, which another engine has already generated."""
     sampling = SamplingParams(max_tokens, seed=seed, grammar=grammar)
     tokens = PROMPT + tuple(map(TokenId, generated))
     return RequestSpec(RequestId(name), Epoch(1), tokens, len(PROMPT), sampling)

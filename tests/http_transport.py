@@ -84,8 +84,8 @@ class SocketStream(httpcore.AsyncNetworkStream):
         self._socket.close()
 
     def get_extra_info(self, info: str) -> Any:
-        """Return whether the socket is readable. An idle connection is readable once it was
-        closed."""
+        """For ``is_readable``, return whether the socket is readable: httpcore thus recognizes an
+        idle connection that the server has closed. Return None for any other ``info``."""
         if info == "is_readable":
             # poll, not select: a test process may have more than 1,024 open files
             poll = select.poll()

@@ -76,8 +76,9 @@ class ConcurrencyLimiter:
         self, limit: int, share: QuotaShare, now: float, *, is_turn: bool
     ) -> SlotRequest | None:
         """Build the request, sent in the background, that returns unused slots and renews the
-        lease; None if there is nothing to do. ``is_turn`` is True in the periodic exchange, and
-        False in an early one, which does not take place only to renew the lease."""
+        lease; None if there is nothing to do. ``is_turn`` is True in the periodic exchange. It is
+        False in an early exchange, for which a lease that is due for renewal is not a sufficient
+        reason."""
         if is_turn:
             self._num_prefetch = (
                 self._num_prefetch if self._has_used_prefetch else self._num_prefetch // 2

@@ -1,4 +1,4 @@
-"""Limits how many requests (or bytes) are in use at once, in total and per tenant."""
+"""Limits how many answers are in progress, or how many bytes in use, in total and per tenant."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,12 +21,13 @@ class _TenantShare:
 
 
 class FairLimiter:
-    """Limits the answers, or the bytes, of all requests together. A request with ``n`` or several
-    prompts counts once per answer. ``counted`` names the unit in errors.
+    """Limits how many answers, or bytes, all requests together may use at once. A request with
+    ``n`` or several prompts counts once per answer. ``counted`` names the unit in errors.
 
-    The limit is divided by weighted max-min fairness among the tenants that use anything. A tenant
-    below its fair share is admitted while the total is within the limit; other tenants are admitted
-    while the total is within ``1 - RESERVED_FRACTION`` of the limit.
+    The limit is divided by weighted max-min fairness among the tenants that use any of it now. A
+    tenant below its fair share is admitted while the total is within the limit; other tenants are
+    admitted while the total is within ``1 - RESERVED_FRACTION`` of the limit. If only one tenant is
+    configured, it is admitted while the total is within the limit.
     """
 
     def __init__(self, limit: int, counted: str = "answers") -> None:
@@ -43,9 +44,9 @@ class FairLimiter:
         self._limit = limit
 
     def acquire(self, count: int, tenant: TenantId, weight: float, shared: bool) -> None:
-        """Add ``count`` to what the tenant uses, until :meth:`release` with the same count. Raises
-        Overloaded if that exceeds a limit. ``shared`` says whether more than one tenant is
-        configured."""
+        """Add ``count`` answers or bytes to what the tenant uses, until :meth:`release` is called
+        with the same count. Raises Overloaded, and adds nothing, if the limit does not admit that
+        (see the class). ``shared`` says whether more than one tenant is configured."""
         if not count:
             return
         self._check(count, tenant, weight, shared)
@@ -75,7 +76,7 @@ class FairLimiter:
         *,
         shared: bool = False,
     ) -> Iterator[None]:
-        """Acquire ``count`` for the duration of a ``with`` block."""
+        """Acquire ``count`` answers or bytes for the duration of a ``with`` block."""
         self.acquire(count, tenant, weight, shared)
         try:
             yield

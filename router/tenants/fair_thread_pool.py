@@ -15,7 +15,8 @@ Result = TypeVar("Result")
 class FairThreadPool:
     """Runs calls in threads; tenants take turns. Use it on one event loop. A tenant may use all
     threads but one, so that another tenant's call soon gets a thread. The pool does not bound the
-    number of waiting calls: each belongs to a request in progress, and their number is bounded."""
+    number of waiting calls: each call belongs to a request in progress, and the router bounds the
+    number of these requests."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._num_threads = num_threads

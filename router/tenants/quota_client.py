@@ -89,7 +89,8 @@ class QuotaClient:
     async def run(
         self, directory: Callable[[], TenantDirectory], share: Callable[[], QuotaShare]
     ) -> None:
-        """Maintain the quotas until cancelled."""
+        """Exchange quotas with the store, periodically and early, until cancelled. Every exchange
+        uses what ``directory`` and ``share`` return at that time."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._exchange_regularly(directory, share))
             tasks.create_task(self._exchange_early(directory, share))

@@ -90,7 +90,8 @@ class QuotaGrant:
 
 
 class QuotaStore(Protocol):
-    """Methods raise Unavailable. An exchange that raises it may have taken place nevertheless."""
+    """Grants routers quota of tenants' limits. Methods raise Unavailable if the store can't be
+    reached or does not answer. An exchange that raises it may have taken place nevertheless."""
 
     async def exchange(self, router: str, requests: Sequence[QuotaRequest]) -> list[QuotaGrant]:
         """Process the requests in order and return their grants. Each request is processed

@@ -41,7 +41,8 @@ def build_tenant_directory(
     *,
     needs_keys: bool,
 ) -> TenantDirectory:
-    """Build the directory. Raises Invalid for a key that two tenants share."""
+    """Build the directory of ``tenants``. ``pairs`` gives each API key's digest with the name of
+    its tenant. Raises Invalid for a key that two tenants share."""
     keys: dict[KeyDigest, TenantId] = {}
     for digest, tenant in pairs:
         other = keys.setdefault(digest, tenant)

@@ -117,8 +117,8 @@ def parse_tenants_file(data: bytes) -> TenantDirectory:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses duplicate keys. YAML silently keeps the last one, which could drop a tenant's
-    keys."""
+    """Refuses a mapping in which a name occurs twice. PyYAML silently keeps the last occurrence,
+    so that a second ``keys`` of a tenant would drop the API keys in the first one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = set()

@@ -32,8 +32,8 @@ UsageCounts = Counter[tuple[str, TenantId, UsageField]]
 
 
 class UsageStore(Protocol):
-    """Stores usage counters. Methods raise Unavailable; an ``add`` that raises it may have been
-    counted nevertheless."""
+    """Stores usage counters. Methods raise Unavailable if the store can't be reached or does not
+    answer. The counts of an ``add`` that raises it may have been added nevertheless."""
 
     async def add(self, writer: str, number: int, counts: Mapping[Any, int]) -> None:
         """Add the counts, unless this ``number`` of this ``writer`` or a higher one was added

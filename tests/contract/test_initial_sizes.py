@@ -103,7 +103,8 @@ async def test_a_missing_deployment_does_not_keep_others_from_being_sized(sizing
 
 async def test_of_two_conductors_the_second_finds_nothing_to_do(sizing: Sizing) -> None:
     """Another conductor sizes the Deployment between this conductor's read and write. So the write
-    fails, and later calls of either conductor only record the Deployment."""
+    fails. Later calls of either conductor resize nothing: they only record in the Lease that the
+    Deployment has been sized."""
     first, second = sizing.sizes(a=3), sizing.sizes(a=3)
     writes: list[str] = []
 
@@ -137,8 +138,9 @@ async def test_a_damaged_record_counts_as_none(sizing: Sizing, text: str) -> Non
 
 
 async def test_a_number_that_leaves_the_chart_is_restored_each_time(sizing: Sizing) -> None:
-    """If the chart's Deployments contain their numbers, there are no initial numbers, and the
-    record is emptied. Once the chart no longer contains them, the Deployments are sized again."""
+    """While the chart's Deployments contain their numbers of replicas, conductors have no initial
+    numbers to set, and empty the Lease's record of Deployments that were sized. Once the chart
+    leaves the numbers out again, conductors size the Deployments again."""
     await sizing.sizes(a=3).apply()
     await sizing.sizes().apply()
     sizing.scale("a", 1)

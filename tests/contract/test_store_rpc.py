@@ -315,7 +315,8 @@ async def ask(
 
 
 async def test_a_placement_stream_ends_with_its_conductor() -> None:
-    """A bug in the conductor fails one call. Calls after the end of the stream fail, too."""
+    """A bug in the conductor fails only the call that met it, and the stream stays open. When the
+    conductor's server stops, the stream ends, and later calls over it raise Unavailable."""
 
     class Crashing:
         def __init__(self) -> None:

@@ -1,5 +1,5 @@
-"""Tests workers on loopback: streams over gRPC and framed connections, KV pulls, errors, and the
-cluster secret. Tests that don't need a model also run over mock workers."""
+"""Tests workers on loopback: streams over gRPC and framed connections, KV transfers, errors, and
+the cluster secret. Tests that don't need a model also run over mock workers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -63,7 +63,7 @@ Open = Callable[..., AbstractAsyncContextManager[tuple[Served, WorkerRef, Worker
 async def real_workers(
     secret: str | None = None,
 ) -> AsyncIterator[tuple[Served, WorkerRef, WorkerRef]]:
-    """Serve both workers of an in-process cluster on sockets; KV pulls also use gRPC."""
+    """Serve both workers of an in-process cluster on sockets; KV transfers use gRPC, too."""
     async with cluster() as running:
         peers = GrpcKvImportConnector(secret)
         running.decode.kv_importer._connector = peers

@@ -2,8 +2,9 @@
 
     python -m tests.contract.transport_peer NAME SIZE GENERATION [NIXL_INTERFACE]
 
-Fills the region with a pattern, prints its endpoint as a line of JSON, and runs until its standard
-input ends.
+Fills a region of SIZE bytes with a pattern, serves it with the transport NAME, prints its endpoint
+as a line of JSON, and runs until its standard input ends. GENERATION is the number of this
+incarnation of the peer, which increases with each restart; the pattern depends on it.
 """
 
 import base64

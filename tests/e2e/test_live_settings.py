@@ -30,7 +30,7 @@ def wait_for_status(
 
 
 def settings_of(status: dict[str, Any]) -> dict[str, Any]:
-    """Return what each process reports of its settings; "" stands for the cluster as a whole."""
+    """Return the reported settings by process id; the key "" has those of the whole cluster."""
     return {each["id"]: each["settings"] for each in status["processes"]} | {"": status["settings"]}
 
 

@@ -87,7 +87,7 @@ def make(chance: Chance) -> Grammar:
 
 
 def size(chance: Chance, most: int) -> int:
-    """Return a size, which is mostly small and sometimes ``most``."""
+    """Return a random number from 1 to ``most``: usually a small one, sometimes ``most`` itself."""
     return int(most ** (chance.random() ** 2)) if chance.random() < 0.9 else most
 
 

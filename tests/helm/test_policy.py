@@ -234,8 +234,8 @@ def test_only_deployments_of_this_release_may_be_resized(owner: str, names: list
 
 @EVERY
 def test_grace_periods_cover_endpoints_drain_and_margin(scenario: str) -> None:
-    """The preStop hook's timeout covers endpoints and drain only, so the hook ends a margin before
-    the grace period."""
+    """The preStop hook's timeout is ``endpointGraceSeconds`` plus the drain timeout. The pod's
+    grace period is longer by ``marginSeconds``, so the hook ends first."""
     for pod in release_of(scenario).serving():
         drain = int(env_of(pod)["BATON_DRAIN_TIMEOUT_SECONDS"])
         hook = pod.main["lifecycle"]["preStop"]["exec"]["command"]

@@ -26,7 +26,9 @@ class QuickClock(ManualClock):
 
 
 class FakeWorkerAdmin:
-    """Records the drain and stay commands that workers get. Workers in ``silent`` don't respond."""
+    """Records the workers that are told to drain (``drained``) and, later, to end the drain and
+    serve again (``returned``). Workers in ``silent`` don't respond; if "registry" is in it, their
+    loads can't be read."""
 
     def __init__(self) -> None:
         self.drained: list[str] = []
@@ -37,8 +39,8 @@ class FakeWorkerAdmin:
         self.returned: list[str] = []
 
     def set_loads(self, **loads: float) -> None:
-        """Set the loads of prefill workers: ``n0=9.0`` sets that of worker 0. Workers that are not
-        named have no load."""
+        """Set the loads of prefill workers: ``n0=9.0`` sets the load of worker 0 to 9.0. Workers
+        that are not named report no load, which counts as 0."""
         numbers = {int(name[1:]): load for name, load in loads.items()}
         self.load = {WorkerId(f"baton-prefill-{n}.uid-{n}"): load for n, load in numbers.items()}
 

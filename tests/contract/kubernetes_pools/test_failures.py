@@ -21,8 +21,8 @@ PREFILL, DECODE = Role.PREFILL, Role.DECODE
 
 
 async def test_if_another_pod_is_deleted_the_named_worker_is_deleted_as_well(rig: Rig) -> None:
-    """Kubernetes deletes another worker than the drained one, which is then deleted, too. The pool
-    gets a replacement, so that it still has two workers."""
+    """Kubernetes deletes another pod instead of the drained worker's. The drained worker is then
+    deleted, too, and the pool gets one replacement, so that two workers are left of three."""
     rig.fake.deletes_wrong_pod = True
     await rig.pools.remove(WorkerId("baton-prefill-2"))
     assert rig.fake.names("prefill", leaving=True) == ["baton-prefill-0", "baton-prefill-2"]
@@ -171,7 +171,7 @@ async def test_an_unreachable_api_server_is_unavailable() -> None:
 
 
 async def test_cancelling_between_drain_and_scale_returns_the_worker_to_service(rig: Rig) -> None:
-    """Since it is unknown whether the worker got the drain command, it gets the command to stay."""
+    """It is unknown whether the worker got the drain command, so it is told to end the drain."""
     is_draining = asyncio.Event()
 
     async def drain(worker_id: WorkerId) -> None:

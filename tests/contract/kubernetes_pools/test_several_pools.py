@@ -32,8 +32,8 @@ async def test_a_pool_is_resized_by_its_name(several: Rig) -> None:
 
 
 async def test_a_role_names_its_only_pool_or_the_pool_called_like_it(several: Rig) -> None:
-    """Here ``prefill`` is the role's only pool, which has another name; ``decode`` is the pool with
-    that name, since the role has two pools."""
+    """No pool is called ``prefill``, so the name means the only pool with the role prefill. Two
+    pools have the role decode, so the name ``decode`` means the pool that is called so."""
     several.fake.pools["baton-prefill"].pool = "other-name"
     await several.pools.resize({"prefill": 4, "decode": 3})
     assert several.fake.pools["baton-prefill"].replicas == 4
