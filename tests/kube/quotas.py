@@ -73,7 +73,8 @@ def _listed(amounts: Mapping[str, float], keys: list[str]) -> str:
 
 
 def quota_usage(store: Store, quota: Object) -> dict[str, float]:
-    """Return how much of each key the namespace's unfinished pods use together."""
+    """Return the sum of :func:`pod_usage` over all unfinished pods in the quota's namespace, for
+    each key of the quota's ``hard`` that counts pods or their resources."""
     hard = quota["spec"].get("hard") or {}
     pods = [
         pod_usage(pod, hard)

@@ -46,7 +46,8 @@ class Schema:
 
     @property
     def merge_key(self) -> str:
-        """The key by which strategic merge patches merge the list; empty if they replace it."""
+        """The key by which strategic merge patches merge the list; empty if they replace the list,
+        or if it is a list of plain values."""
         strategy = self._node.get("x-kubernetes-patch-strategy", "")
         return self._node.get("x-kubernetes-patch-merge-key", "") if "merge" in strategy else ""
 

@@ -302,8 +302,9 @@ def claims_and_secrets(releases: Releases) -> tuple[list[str], Any]:
 
 
 def test_what_the_store_kept_can_be_used_by_the_next_installation(releases: Releases) -> None:
-    """The volumes are useless without the tenant secret, from which the salts of the stored block
-    keys are derived."""
+    """``helm uninstall`` keeps the volumes and the tenant secret, and the next installation uses
+    both. Without the secret, from which the salts of the stored block keys are derived, the volumes
+    would be useless."""
     values = {"kvstore": {"enabled": True}}
     releases.install(**values)
     releases.wait(lambda: len(releases.api.store.all(CLAIM)) == 1)

@@ -158,7 +158,8 @@ def test_a_container_has_its_environment_files_names_and_user(bench: Bench) -> N
 
 
 def test_a_mounted_config_map_follows_its_changes(bench: Bench) -> None:
-    """All files change at once, without a restart; a file that is mounted by a subPath stays."""
+    """All files change at once, without a restart. A file that is mounted by a subPath keeps its
+    old content."""
     bench.create(CONFIG_MAP, "conf", data={"a": "old a", "b": "old b"})
     bench.pod(
         container={

@@ -107,16 +107,18 @@ class DiskMachine(RuleBasedStateMachine):
         self.filling[key] = block
 
     def victims(self, slot_bytes: int) -> list[set[BlockKey]]:
-        """Return the possible evictions from slots of ``slot_bytes``: only the next victim, or none
-        if no block there can be evicted."""
+        """Return the sets of keys that the tier may evict to free a slot of ``slot_bytes``: only
+        the set with the first key in ``order`` whose block has such a slot and no reference, or no
+        set if there is no such key."""
         self.segment_of = {key: self.block(key).segment for key in self.order}
         idle = [key for key in self.order if key not in self.held()]
         same = [key for key in idle if self.segment_of[key].slot_bytes == slot_bytes]
         return [{key} for key in same[:1]]
 
     def idle_segments(self, evicted: list[BlockKey]) -> list[set[BlockKey]]:
-        """Return the possible evictions of a whole segment: only that of all keys in the segment
-        that held ``evicted``, or none if a block of this segment is being read or written."""
+        """Return the sets of keys that the tier may evict to free the segment that held
+        ``evicted``: only the set of all sealed keys in this segment, or no set if one of its blocks
+        is being read or written."""
         segment = self.segment_of[evicted[0]]
         there = {key for key in self.order if self.segment_of[key] is segment}
         busy = [block for block, _ in self.readers] + list(self.filling.values())
@@ -196,7 +198,7 @@ class DiskMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.readers)
     @rule(data=st.data())
     def read_held(self, data: st.DataObject) -> None:
-        """Read a referenced block, which may have been dropped meanwhile."""
+        """Read a referenced block, which may have been dropped since the reference was taken."""
         block, may_be_wrong = data.draw(st.sampled_from(self.readers))
         self.read_block(block, may_be_wrong)
 

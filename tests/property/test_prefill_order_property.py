@@ -82,8 +82,9 @@ class Bench:
 
 @pytest.mark.parametrize("order", PREFILL_ORDERS)
 def test_a_long_prompt_is_served_despite_a_steady_load_of_short_ones(order: str) -> None:
-    """Every step could be filled with short prompts. Only short prompts that arrive within the
-    starvation limit may overtake the long one, and computing them takes at most as long again."""
+    """Short prompts arrive as fast as the engine computes them, so they could fill every step. Only
+    those that arrive within the starvation limit may overtake the long prompt, and computing them
+    takes at most as long as that limit. So the long prompt waits at most twice the limit."""
     bench = Bench(order=order)
     for _ in range(8):  # lets the engine measure its speed
         bench.add(STEP_TOKENS)

@@ -93,7 +93,8 @@ class PatientClient:
 
 
 def is_no_server_error(path: str, status: int) -> bool:
-    """Return whether ``status`` is below 500, or one of WITHOUT_SUPERVISOR from a pool endpoint."""
+    """Return whether ``status`` is allowed: it must be below 500, unless ``path`` is a pool
+    endpoint, which may also answer with one of WITHOUT_SUPERVISOR."""
     pools = path in ("/admin/pools", "/admin/scale", "/admin/drain")
     return status < 500 or (pools and status in WITHOUT_SUPERVISOR)
 

@@ -287,7 +287,7 @@ class StoreCluster:
         )
 
     async def run_for(self, seconds: float = 1.0) -> None:
-        """Give all background tasks time to finish."""
+        """Let background tasks run for ``seconds`` of the loop's virtual time."""
         await CLOCK.sleep(seconds)
 
     def check_integrity(self) -> None:

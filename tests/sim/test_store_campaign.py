@@ -76,7 +76,8 @@ class Schedule:
         await cluster.start_store(name, self.folder / name, room)
 
     async def send_request(self, cluster: StoreCluster, number: int) -> None:
-        """Send a request within four seconds and check its tokens."""
+        """Wait for a random time of up to four seconds, send request ``number`` to one of the
+        workers, and check the response's tokens and that it took less than 20 s."""
         await CLOCK.sleep(float(self.chance.uniform(0, 4)))
         spec = self.spec(number)
         node: Node = cluster.nodes[int(self.chance.integers(2))]

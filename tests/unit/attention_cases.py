@@ -33,8 +33,8 @@ in the 16-bit formats they round the operands of products (the softmax weights) 
 @dataclass(frozen=True)
 class Case:
     """A batch to attend. ``rows`` are (tokens in the cache before the step, tokens of the step),
-    decodes first. ``kv`` is the pool's dtype; None means ``dtype``. ``scales`` are each layer's KV
-    scales."""
+    decodes first. ``dtype`` is that of queries, keys and values, and ``kv`` that of the KV pool;
+    None means that the pool has ``dtype``, too. ``scales`` are each layer's KV scales."""
 
     name: str
     rows: Sequence[tuple[int, int]]
@@ -72,9 +72,9 @@ CASES = [
 
 
 def check_case(case: Case, backend: type[Any], seed: int, *, poisoned: bool = False) -> float:
-    """Return the largest difference from the reference. Raises AssertionError if it is too large,
-    or if the backend wrote to slots other than its own. If ``poisoned``, slots that no row may read
-    contain NaN."""
+    """Return the largest difference between the backend's outputs and the reference's. Raises
+    AssertionError if it is too large, or if the two have not written the same bytes to the same
+    slots of their KV pools. If ``poisoned``, slots that no row may read contain NaN."""
     chance = torch.Generator().manual_seed(seed)
     pool, rows = random_pool(case, chance), make_rows(case, seed)
     if poisoned:
@@ -103,9 +103,9 @@ def check_case(case: Case, backend: type[Any], seed: int, *, poisoned: bool = Fa
 
 
 def poison(pool: torch.Tensor, rows: Sequence[Row]) -> None:
-    """Write NaN to all slots except those of the tokens before each row's new ones. A NaN shows
-    even with an attention weight of zero, so any read beyond a context, a head or the block table
-    changes the result."""
+    """Write NaN to all slots except those of tokens that were in the cache before the step. A NaN
+    shows even with an attention weight of zero, so any read beyond a context, a head or the block
+    table changes the result."""
     block_tokens = pool.shape[3]
     known = torch.zeros(pool.shape[0], block_tokens, dtype=torch.bool)
     for row in rows:

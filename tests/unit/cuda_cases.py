@@ -209,8 +209,9 @@ class _Spy:
 
 
 def rope_and_kv_write_agree(place: DeviceUnderTest) -> Iterator[str]:
-    """Check that rotated keys and values are written, and that nothing else is. Attention has
-    its own cases."""
+    """Check the rotated queries, and that the rotated keys and the values are written to the
+    batch's slots of the KV pool, and nothing elsewhere. :mod:`tests.unit.attention_cases` checks
+    attention itself."""
     for dtype in place.dtypes:
         for shape in SHAPES if dtype is torch.float32 else SHAPES[:1]:
             yield _rope_and_kv_write_agree(place, dtype, shape, dtype)
@@ -220,7 +221,8 @@ def rope_and_kv_write_agree(place: DeviceUnderTest) -> Iterator[str]:
 def _rope_and_kv_write_agree(
     place: DeviceUnderTest, dtype: torch.dtype, shape: tuple[int, int, int, bool], kept: torch.dtype
 ) -> str:
-    """Check a model of one shape. ``kept`` is the pool's dtype. Return the line to print."""
+    """Check one layer of a model with the given shape and ``dtype``. ``kept`` is the KV pool's
+    dtype. Return the line to print."""
     config = make_config(*shape)
     weights = make_weights(config, dtype, CPU).layers[1]
     batch = pack_batch(make_rows(SPANS), BLOCK_TOKENS, CPU)
@@ -265,7 +267,8 @@ def assert_neighbouring_codes(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def models_agree(place: DeviceUnderTest) -> Iterator[str]:
-    """Compare a whole model with torch's, in a step of decodes and chunks."""
+    """Compare a whole model that uses our kernels with one that uses torch's operations, in a step
+    of decodes and prefill chunks."""
     for dtype in place.dtypes:
         config = make_config(*SHAPES[0])
         mine, torchs = (make_weights(config, dtype, at) for at in (place.device, CPU))
@@ -273,7 +276,8 @@ def models_agree(place: DeviceUnderTest) -> Iterator[str]:
 
 
 def models_in_fp8_agree(place: DeviceUnderTest) -> Iterator[str]:
-    """Compare models with FP8 weights, with scales per output and per block, and with FP8 KV."""
+    """Compare models as :func:`models_agree` does, but with FP8 KV and FP8 weights: once with a
+    scale for each output, and once with a scale for each block of weights."""
     config = make_config(*SHAPES[0])
     for dtype in place.dtypes:
         for block in (None, 32):
@@ -436,7 +440,8 @@ def fp8_products_agree(place: DeviceUnderTest) -> Iterator[str]:
 
 
 def fp8_row_quantization_agrees(place: DeviceUnderTest) -> Iterator[str]:
-    """Quantize rows of very different magnitudes, and a row of zeros."""
+    """Check the FP8 codes and the scales of quantized rows: rows of very different magnitudes, and
+    a row of zeros."""
     from baton.engine.cuda import fp8
 
     chance = torch.Generator().manual_seed(SEED)
@@ -521,7 +526,7 @@ def _batch_invariant_ops_keep_their_bits(
 
 
 def determinism_probe_passes(place: DeviceUnderTest) -> Iterator[str]:
-    """The check that a worker with the setting ``deterministic`` runs at startup passes."""
+    """Run the startup check of workers with the setting ``deterministic``, which must pass."""
     from baton.engine.cuda.ops import BatchInvariantOps
 
     config, dtype = make_config(4, 2, 16, True), place.dtypes[-1]

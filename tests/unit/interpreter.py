@@ -1,9 +1,9 @@
-"""Triton's interpreter (3.7 to 3.9) with the arithmetic of GPUs.
+"""Replaces functions of the interpreter in Triton 3.7 to 3.9, so that it computes as GPUs do.
 
-Without these replacements, the interpreter multiplies the bit patterns of BF16, truncates where
-GPUs round to BF16, loses carries when it rounds to FP8, and computes products with a library whose
-sums depend on a row's position. Here rounding is to nearest, ties to even, and values too large for
-FP8 become its largest value. Products are summed in FP64, so that they have the same bits at any
+Triton's own functions multiply the bit patterns of BF16, truncate where GPUs round to BF16, lose
+carries when they round to FP8, and compute products with a library whose sums depend on a row's
+position. The replacements round to nearest, ties to even; values too large for FP8 become its
+largest value. They sum products in FP64, so that a row's products have the same bits at any
 position. FP8 by FP8 products, which torch supports on GPUs only, multiply the decoded values.
 """
 

@@ -1,4 +1,4 @@
-"""`baton up` finds out before it starts anything that engine vllm can't run."""
+"""Before `baton up` starts any process, it checks whether engine vllm can run."""
 
 import stat
 import sys

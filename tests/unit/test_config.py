@@ -128,7 +128,8 @@ def test_unknown_settings_are_rejected_with_a_suggestion(
 def test_unknown_settings_of_a_newer_version_are_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written_for: str
 ) -> None:
-    """Pods of the version before read the ConfigMap of a newer chart during an upgrade."""
+    """During an upgrade, pods that still have the previous version read the newer chart's
+    ConfigMap."""
     monkeypatch.setattr(config_version, "program_version", lambda: "0.9.3")
     file = write(tmp_path, f"written_for: {written_for}\nprot: 1\nport: 9\nnew: {{a: hush}}\n")
     warnings: list[SettingWarning] = []

@@ -331,10 +331,10 @@ def test_partial_blocks_of_other_tenants_are_not_copied() -> None:
 
 
 def test_copied_partial_block_is_never_full() -> None:
-    """The request that fills a block seals it, so it computes the block's last token and copies at
-    most the other ones. Here the requests c and d could copy a full block of b, whose key is not in
-    the pool. Only one of c and d computes in the next step; the other one waits for the block that
-    the first one seals."""
+    """A request that fills a block seals it, so it must compute the block's last token itself, and
+    copies at most the tokens before that one. Here c and d could copy a full block of b, which they
+    can't share, because the block's key is not in the pool. Only one of c and d computes in the
+    next step; the other one waits until this block is sealed, and then shares it."""
     bench = Bench(num_blocks=12)
     bench.engine.add(spec("a", max_tokens=1), Task.PREFILL_AND_DECODE)
     bench.run()

@@ -165,8 +165,8 @@ def test_deepest_block_is_evicted_first_at_any_depth() -> None:
 
 @pytest.mark.parametrize("name", EVICTION_POLICIES)
 def test_empty_buckets_do_not_accumulate(name: str) -> None:
-    """``first`` always has the lowest rank, so that eviction never reaches the buckets behind it
-    and never removes empty ones there."""
+    """``first`` always has the lowest rank, so eviction would never reach the empty buckets behind
+    it. The policy must remove them on its own; ``check_integrity`` bounds their number."""
     policy = new_eviction_policy(name)
     assert isinstance(policy, BucketPolicy)
     policy.admit(key("first"), 10_000)

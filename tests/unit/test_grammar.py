@@ -1,5 +1,5 @@
-"""Tests structured output: masks equal those of a list of all allowed texts, and invalid grammars
-are refused."""
+"""Tests structured output: a grammar's masks equal those computed from a list of all texts that the
+grammar allows, and invalid grammars are refused."""
 
 import json
 import re

@@ -215,7 +215,8 @@ def test_body_can_arrive_in_parts() -> None:
 async def test_body_beyond_the_shared_budget_is_rejected_while_it_arrives(
     tokenizer: Tokenizer,
 ) -> None:
-    """The first body arrives slowly, and occupies the budget for what has arrived."""
+    """The first body never ends, and the part of it that has arrived occupies the budget. So the
+    second body is rejected before all of it has arrived."""
     router = RouterHarness(tokenizer, "x", automatic=True, max_inflight_body_bytes=100_000)
     piece = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
     async with serve_over_tcp(router) as url:

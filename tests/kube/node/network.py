@@ -87,8 +87,9 @@ def _inside(address: str, gateway: str) -> str:
 
 @contextmanager
 def network() -> Iterator[Network]:
-    """Create a network with the first free number. The bridge's alias has the id of the owning
-    process, so that later runs can remove the bridges of killed processes."""
+    """Create the network 10.N with the smallest N, from FIRST to LAST, whose bridge does not exist
+    yet. The bridge's alias has the id of the owning process, so that later runs can remove the
+    bridges of killed processes. Raises RuntimeError if all the bridges exist."""
     _sweep()
     for number in range(FIRST, LAST + 1):
         created = Network(number)

@@ -152,7 +152,9 @@ class PodRunner:
         return container
 
     def _start_spec(self, spec: Object) -> StartSpec:
-        """Return what is needed to start a container. Raises Missing, ValueError."""
+        """Return the script, environment variables and identity with which to start a container.
+        Raises Missing if an object that the container needs doesn't exist, and ValueError if the
+        container has no command or would run as root although the pod forbids it."""
         pod, node = self._pod, self._node
         pod["status"].setdefault("hostIP", node.network.gateway)
         own = environment(node.api, pod, spec)
@@ -230,7 +232,8 @@ class PodRunner:
     # -- logs, events and status -----------------------------------------------------------
 
     def log(self, container: str) -> str:
-        """Return a container's log. An empty ``container`` means the last one."""
+        """Return a container's log, or "" if it has none yet. If ``container`` is empty, return
+        the log of the pod's last container."""
         every = [*self._initial, *self._containers]
         found = [c for c in every if container in ("", c.spec["name"])]
         if not found or not found[-1].log.exists():

@@ -44,7 +44,8 @@ class Volumes:
         self._num_versions = 0
 
     def make(self) -> None:
-        """Create and fill the folders. Raises Missing."""
+        """Create and fill the volumes' folders. Raises Missing if an object, key or host path
+        to which a volume refers doesn't exist, or if the type of a volume is not supported."""
         for name, spec in self._specs.items():
             self._fill(self._folder / name, spec)
 

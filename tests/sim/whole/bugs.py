@@ -280,7 +280,7 @@ def delivered_after_the_end() -> Changes:
 
 
 def delivered_to_slow_client() -> Changes:
-    """A token for a client that reads too slowly counts as written."""
+    """A token that was not written, because the client reads too slowly, counts as written."""
     original = InlineStreamWriter.write_output
     return [
         (

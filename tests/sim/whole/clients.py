@@ -35,8 +35,9 @@ DONE = b"[DONE]"
 class ClientRequest:
     """A request and its client's behaviour. The client disconnects after ``cancels_after_seconds``
     unless the response has ended by then. After ``pauses_after_seconds``, it stops reading for
-    ``pause_seconds``. A client for which one of these times is None does not disconnect or does not
-    pause. A client that ``reads_slowly`` pauses now and then."""
+    ``pause_seconds``. If ``cancels_after_seconds`` is None, it never disconnects early; if
+    ``pauses_after_seconds`` is None, it does not make this pause. If ``reads_slowly`` is set, it
+    also makes short pauses at random, after reads."""
 
     spec: RequestSpec
     at_seconds: float
@@ -49,7 +50,8 @@ class ClientRequest:
 
 
 class GuaranteeViolation(AssertionError):
-    """A client received something that breaks a guarantee."""
+    """A client received something, or the router did something, that breaks one of Baton's
+    guarantees."""
 
 
 @dataclass(eq=False)

@@ -28,8 +28,8 @@ class OrderedSet(dict[Any, None]):
 
 
 def draw_framed_address(chance: SeededRandom, network: Network, address: str) -> str:
-    """Return ``address``, perhaps after putting it behind a firewall, or "" for a member without
-    framed connections."""
+    """Draw whether a member has framed connections. If so, return ``address``, in some draws after
+    putting it behind a firewall; otherwise, return "", as for a member of an older version."""
     draw = chance.number()
     if draw < OLDER:
         return ""

@@ -97,7 +97,8 @@ class StreamEnd:
         self.break_off(error)
 
     async def get(self) -> Any:
-        """Return the next message; after the last one, raise what ended the stream."""
+        """Return the next message. After the last one, raise the error that ended the stream, which
+        is Unavailable if the stream ended normally."""
         while not self._inbox:
             if self.failure is not None:
                 raise self.failure
@@ -155,8 +156,8 @@ class StreamEnd:
 
     def _refuse(self) -> None:
         """Reset the peer's end, because this end no longer reads. If this process is alive, the
-        reset arrives after all of its earlier messages. So if it had ended the stream normally, the
-        peer sees that end first."""
+        reset arrives after everything that this end sent before. So if this end was closed
+        normally, the peer sees the normal end of the stream and not the reset."""
         peer = self.peer
         if peer is not None and peer.failure is None:
             at = self.network.arrival_time(self.process, peer.process)
@@ -238,8 +239,8 @@ class Network:
     # -- streams ---------------------------------------------------------------------------
 
     def open(self, source: Process, address: str, kind: str, opening: Any = None) -> StreamEnd:
-        """Return the client's end immediately. If nothing listens at ``address``, the stream breaks
-        later."""
+        """Begin to open a stream from the process ``source`` to the server at ``address``, and
+        return the client's end immediately. If nothing listens there, the stream breaks later."""
         near = StreamEnd(self, source, is_client=True)
         near.connected = self.loop.create_future()
         at = self.arrival_time(source, self._process_at(address))
