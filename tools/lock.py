@@ -52,8 +52,10 @@ def main() -> None:
 
 
 def all_locks() -> dict[str, Lock]:
-    """Return the lock of each file, by name. An extra's lock has only the packages it adds, and
-    that of vllm only those that vLLM does not bring itself.
+    """Return the lock of each file, by name: ``build`` has what building our wheel needs, ``torch``
+    has torch and its CUDA packages, and ``base`` has the other packages that Baton requires. The
+    lock of an extra has only the packages that the extra adds. The lock ``vllm`` has only those
+    packages of ``base`` that vLLM does not require itself.
 
     Raises Unavailable if uv is missing or can't resolve the requirements.
     """

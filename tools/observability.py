@@ -148,9 +148,9 @@ def used_metrics() -> Iterable[tuple[str, MetricUse]]:
 
 
 def missing_metrics(found: Scrape) -> list[str]:
-    """Return a line for each metric that is used but doesn't exist, for each that exists but is not
-    in docs/metrics.md (the old names of renamed metrics need not be), and for each that is there
-    but doesn't exist."""
+    """Return a line for each metric that a dashboard or an alert uses but that doesn't exist or
+    lacks a label, for each that exists but is not listed in docs/metrics.md (the old names of
+    renamed metrics need not be), and for each that is listed there but doesn't exist."""
     lacks = {
         f"{who}: {what}"
         for who, use in used_metrics()

@@ -47,8 +47,8 @@ def test_spinning_thread_is_abandoned_and_replaced() -> None:
 def test_sleeping_thread_is_waited_for_up_to_the_wall_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The thread may only be waiting for a processor that another process uses, but the wait is
-    bounded."""
+    """A thread that uses no CPU time does not reach the CPU time limit: perhaps other processes
+    occupy the processors. It is waited for until the wall-clock limit."""
     monkeypatch.setattr(mask_threads, "MASK_CPU_SECONDS", 0.01)
     threads, awake = MaskThreadPool(1), threading.Event()
     job = threads.submit(lambda: b"mask" if awake.wait(10) else b"")
@@ -96,7 +96,8 @@ def grammars() -> GrammarCompiler:
 def test_answer_with_a_slow_mask_fails_alone(
     grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From then on, requests by the same owner with this grammar are refused."""
+    """After a mask of a grammar has taken too long, new requests by the same owner with this
+    grammar are refused; those by other owners are not."""
     slow, spinning = regex("[ab]{100}"), Spinning()
     opened = grammars.create
 

@@ -95,7 +95,8 @@ def test_mock_workers_of_a_process_come_from_the_settings() -> None:
 
 
 def test_encoded_outputs_are_messages() -> None:
-    """Several encoded outputs, with small and large numbers, may be concatenated to a message."""
+    """The concatenation of several encoded outputs, with small and large numbers, is a valid
+    message."""
     answer = OutputEncoder(RequestId("r" * 200), Epoch(3))
     parts = [answer.encode_token(0, TokenId(0)), answer.encode_token(130, TokenId(151_000))]
     parts.append(answer.encode_last_token(131, TokenId(7), FinishReason.LENGTH))

@@ -168,8 +168,8 @@ def _pool(tensor: torch.Tensor) -> "object":
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_thread_pool_serves_concurrent_callers(size: int) -> None:
-    """Pools may have more threads than the machine has processors, several callers, and may be
-    deleted."""
+    """Three threads call one pool concurrently, and get right results. The pool may have more
+    threads than the machine has processors, and is deleted at the end."""
     chance = np.random.default_rng(SEED)
     team = KernelThreadPool(size)
     weight = whole(chance, 300, 64)

@@ -71,8 +71,9 @@ def test_logits_are_close_to_torch(name: str, dtype: torch.dtype, tmp_path: Path
 def test_logits_have_the_same_bits_on_any_processor(
     name: str, quantization: str, dtype: str, tmp_path: Path
 ) -> None:
-    """Batches have few rows and many; some head sizes and depths are not multiples of a vector's
-    size."""
+    """The logits are the same with each instruction set that this processor supports, for steps of
+    few and of many tokens. Some head sizes and matrix dimensions are not multiples of the vector
+    length."""
     make_model(tmp_path, name, seed=SEED)
     prompt = np.random.default_rng(SEED).integers(500, size=150).tolist()
     results = []

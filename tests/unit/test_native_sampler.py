@@ -105,7 +105,8 @@ def test_masks_biases_and_logprobs() -> None:
 
 
 def test_invalid_logits_still_give_valid_tokens() -> None:
-    """A token of the vocabulary is chosen, and never one whose logit is NaN."""
+    """A token of the vocabulary is chosen even if all logits are minus infinity or NaN. If only one
+    logit is a number, its token is chosen."""
     odd = torch.full((4, VOCAB), -torch.inf)
     odd[1:] = torch.nan
     odd[2, 5] = 1.0

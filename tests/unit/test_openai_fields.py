@@ -202,7 +202,8 @@ def test_rejected_message_fields_are_refused() -> None:
 
 @pytest.mark.parametrize("field", sorted({*TOP, *COMPLETIONS} - ANY_OBJECT))
 async def test_values_of_a_wrong_type_are_refused(tokenizer: Tokenizer, field: str) -> None:
-    """Every supported field is validated: an object that is no field's value is refused."""
+    """Every supported field is validated: a JSON object that is not a valid value of any field is
+    refused, and the error names the field."""
     async with open_harness(tokenizer) as (_, client):
         for path, body, table in (
             (CHAT, chat_body(), CHATS), (COMPLETE, {"prompt": "x"}, COMPLETIONS),

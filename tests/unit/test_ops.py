@@ -152,8 +152,8 @@ def test_unknown_path_lists_the_existing_ones(harness: OpsHarness, method: str, 
 
 
 def test_silent_connections_are_bounded(harness: OpsHarness) -> None:
-    """Connections beyond the bound are closed; after others have been closed, the server answers
-    again."""
+    """While ``MAX_REQUESTS`` connections are open and send nothing, any further connection is
+    closed. Once the silent ones are closed, the server answers again."""
     host, _, port = harness.address.rpartition(":")
     silent = [socket.create_connection((host, int(port)), 10) for _ in range(MAX_REQUESTS)]
     with pytest.raises(OSError):

@@ -85,7 +85,8 @@ def test_load_without_progress_is_a_hang() -> None:
 
 
 def test_time_after_a_load_is_not_bounded() -> None:
-    """After the load, graph captures and grammar compilations, for example, report no progress."""
+    """What follows the load (graph captures and grammar compilations, for example) reports no
+    progress, so its time has no limit."""
     health, clock = begun()
     health.record_load_progress("weights", 16, 16)
     clock.advance(10 * MAX_LOAD_STALL_SECONDS)

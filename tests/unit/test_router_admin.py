@@ -1,4 +1,5 @@
-"""Tests resizing over HTTP, with and without a supervisor's control socket."""
+"""Tests listing and resizing the worker pools and draining workers over HTTP, with and without a
+supervisor's control socket."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,7 +21,8 @@ JSON = {"content-type": "application/json"}
 
 
 class FakePools:
-    """Pools that record the requested changes."""
+    """Worker pools that record the requested sizes in ``scaled`` and the workers to be removed in
+    ``removed``."""
 
     def __init__(self) -> None:
         self.scaled: list[Mapping[Role, int]] = []

@@ -71,7 +71,8 @@ class SkippingClock(ManualClock):
 
 
 class Fleet(GenerationHarness):
-    """Sequential requests that share one context, and therefore its circuit breakers."""
+    """In-memory workers, and requests sent one after the other. All requests share one
+    :class:`GenerationContext`, and therefore its circuit breakers."""
 
     def __init__(self, config: FailoverConfig | None = None) -> None:
         super().__init__()

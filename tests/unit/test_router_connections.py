@@ -264,8 +264,9 @@ async def test_crashed_connection_fails_only_its_own_requests(
 async def test_connection_that_ends_otherwise_does_not_report_a_dead_worker(
     failure: BatonError,
 ) -> None:
-    """A silent worker may be alive, and a request must not be suspected of killing it because
-    another request's error closed the connection."""
+    """If the worker is silent, or an error closes the connection, the requests on it fail with
+    Unavailable itself instead of :class:`WorkerLost`, which would make them suspects of having
+    killed the worker. A silent worker may be alive, and the error may be another request's."""
 
     class Ending(FramedWorkerConnection):
         async def serve(self) -> BatonError:
@@ -296,8 +297,8 @@ async def test_unreachable_worker_fails_the_request(line: str) -> None:
 async def test_framed_connection_is_used_again_once_it_opens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The connection is retried even without requests. Requests that were sent over gRPC meanwhile
-    are finished there."""
+    """The router retries the framed connection even without requests. Requests that were sent over
+    gRPC before it opened are finished over gRPC."""
     monkeypatch.setattr(unreachable_addresses, "INITIAL_PROBE_SECONDS", 0.01)
     monkeypatch.setattr(links_module, "REPLACED_CONNECTION_GRACE_SECONDS", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -492,7 +493,8 @@ async def test_silent_conductor_is_skipped_for_a_while(
 
 
 async def test_requests_are_spread_over_conductors() -> None:
-    """A conductor that does not answer is skipped."""
+    """Requests begin at different conductors. If a conductor does not answer, the next one is
+    asked."""
     names = [f"c{number}" for number in range(3)]
     cluster = await cluster_of(*(member(name, Role.CONDUCTOR) for name in names))
     addresses: list[str] = []

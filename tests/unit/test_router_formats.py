@@ -161,7 +161,8 @@ async def test_concurrent_requests_share_one_check() -> None:
 
 
 async def test_cancelled_check_is_repeated_by_a_waiting_request() -> None:
-    """The requests that wait for the result start a new check."""
+    """If the request that started a check is cancelled, a request that waits for the same result
+    starts a new check."""
     checked = FakeChecker(going_on=False)
     formats = GrammarValidator(checked)
     first, second = (asyncio.create_task(formats.check(GOOD_REGEX)) for _ in range(2))

@@ -259,7 +259,8 @@ def text_of(chunks: list[Any]) -> str:
 async def test_bug_on_the_fast_path_ends_only_its_request(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The outputs of both requests arrive in the same messages."""
+    """Two answers are streamed, with their outputs in the same messages. Writing one of them raises
+    an error; the other one is completed."""
     recorded, write_output = Recorded(monkeypatch), InlineStreamWriter.write_output
 
     def crash(self: InlineStreamWriter, choice: ChoiceStream, output: RequestOutput) -> bool:

@@ -114,7 +114,8 @@ def test_too_many_breakpoints_are_rejected(tokenizer: Tokenizer) -> None:
 
 
 class FakeStores:
-    """Stores that each have some of the first blocks; stores in ``full`` refuse to pin blocks."""
+    """Store nodes. Node NAME has the first ``held[NAME]`` blocks of every prefix; nodes in ``full``
+    refuse to pin blocks."""
 
     def __init__(self, **held: int) -> None:
         self.held = held

@@ -97,8 +97,8 @@ async def test_router_serves_and_drains(settings: Settings, registry: MemoryRegi
 
 
 async def test_new_router_waits_for_a_worker(settings: Settings, registry: MemoryRegistry) -> None:
-    """The router waits for up to its limit, since the registry may just have lost all its
-    members."""
+    """A router that finds no worker in the registry waits for one for up to
+    ``worker_wait_seconds``, since the registry may just have lost all its members."""
     clock = HeldClock(WORKER_POLL_SECONDS)
     lifecycle = Lifecycle(
         RouterProgram(settings.model_copy(update={"worker_wait_seconds": 3600.0}), clock), 5
@@ -144,9 +144,9 @@ class HeldClock(SystemClock):
 async def test_draining_router_accepts_requests_during_the_grace_period(
     settings: Settings, registry: MemoryRegistry
 ) -> None:
-    """Until the grace period ends, new requests are answered, and their connections are then
-    closed. Afterwards no new connection is accepted, and idle connections are closed without a
-    refusal."""
+    """A request that arrives before the end of the grace period is answered, even if its answer
+    takes longer. After the grace period, no new connection is accepted, an idle connection is
+    closed without an error response, and one with a request in progress after its response."""
     clock = HeldClock(77.0)
     program = RouterProgram(settings.model_copy(update={"endpoint_grace_seconds": 77.0}), clock)
     lifecycle = Lifecycle(program, 100)
@@ -193,8 +193,9 @@ async def test_port_in_use_is_reported(settings: Settings, registry: MemoryRegis
 
 
 async def test_two_routers_can_share_a_port(settings: Settings, registry: MemoryRegistry) -> None:
-    """Each router has the records of its own requests, and queries the other router about all
-    others. While one drains, the other accepts all new connections."""
+    """Each router has the records of its own requests, and queries the other router for the records
+    of all other requests. After one router has stopped, the other one accepts all new
+    connections."""
     port = free_port()
     shared = settings.model_copy(update={"port": port, "reuse_port": True, "admin_key": "root"})
     names = ("router-0", "router-1")

@@ -270,8 +270,9 @@ async def test_unread_body_is_drained_up_to_a_limit() -> None:
 
 @on_uvloop
 async def test_unread_upload_is_drained_to_its_end() -> None:
-    """An upload may be longer than other bodies. The rest of it is read, so that the client gets
-    the answer."""
+    """The app answers without reading the upload, which may be longer than other bodies. The server
+    reads the upload to its end, so that the client gets the answer and can send its next
+    request."""
     async with bench(replace(LIMITS, max_file_bytes=1_000_000)) as running:
         running.reads_body = False
         reader, writer = await running.connect()

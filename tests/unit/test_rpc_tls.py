@@ -221,8 +221,9 @@ def read_64_bytes(source: GrpcTransport, reader: GrpcTransport) -> TransferState
 async def test_incomplete_tls_handshakes_do_not_block_members(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Connections count from the moment they are opened, and beyond the limit the oldest one is
-    closed."""
+    """A connection counts as unauthenticated from the moment it is opened, even before its TLS
+    handshake. Beyond the limit, the oldest unauthenticated connection is closed, so that members
+    can still connect."""
     monkeypatch.setattr(framed_server, "MAX_UNAUTHENTICATED", 2)
     trusted = trust(tmp_path, MEMBER)
     async with asyncio.timeout(20), line_server_at(trusted) as (server, address):

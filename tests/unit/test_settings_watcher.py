@@ -36,7 +36,8 @@ class WatchedProgram:
         self.applied.append(settings)
 
     async def check(self, text: str | None = None) -> list[dict[str, Any]]:
-        """Write the file, and look at it until it has been loaded. Returns the log lines."""
+        """Write ``text``, if given, into the config file, and let the watcher check the file twice,
+        as it does before it loads a change. Returns the log lines."""
         if text is not None:
             self.path.write_text(text)
         with capture_logs() as lines:
@@ -213,8 +214,8 @@ async def test_a_file_is_loaded_when_the_reason_of_its_rejection_has_gone(
 async def test_the_content_that_was_looked_at_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the file changes after the watcher has found the same content twice, and before it loads
-    the settings, it still loads that content."""
+    """After two consecutive checks have found the same content, the watcher loads this content,
+    even if the file is changed again before it is loaded."""
     program = WatchedProgram(tmp_path, "log_level: info", Reader.ROUTER)
 
     def reload(settings: Settings, content: bytes, warn: OnWarning) -> Settings:

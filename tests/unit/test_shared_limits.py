@@ -289,8 +289,9 @@ async def test_request_cancelled_during_a_quota_query_leaks_no_slot() -> None:
 
 class LimitsMachine(RuleBasedStateMachine):
     """Runs requests at any router, token reservations, settlements, exchanges with the quota store,
-    and outages of the store. A leaky bucket that drains at the limit's rate never holds more than
-    110% of the limit, or 210% after an outage."""
+    and outages of the store. One leaky bucket per limit, which drains at the limit's rate, counts
+    what all routers admit. It never holds more than 110% of the limit, or, after an outage, 210%
+    plus one for each router."""
 
     @initialize(
         count=st.integers(2, 4),
@@ -339,7 +340,7 @@ class LimitsMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def end_request(self, data: st.DataObject) -> None:
-        """End a request that has used no tokens: all its tokens are given back."""
+        """End a request that has used no tokens: all tokens that it had reserved are given back."""
         entry = data.draw(st.sampled_from(self.open))
         self.open.remove(entry)
         held, _, tokens = entry

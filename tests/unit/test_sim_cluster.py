@@ -240,9 +240,9 @@ def test_prefill_worker_crash_restarts_its_prompt() -> None:
 
 
 def test_decode_worker_crash_recomputes_its_answer() -> None:
-    """Nine steps are done at 0.3 s, so that the client has ten tokens. They are prefilled with the
-    prompt once the only decode worker has restarted. The prefill worker still has the prompt's
-    KV."""
+    """The only decode worker crashes at 0.3 s. It has run nine steps by then, so the client has ten
+    tokens. Once the worker has restarted, the prefill worker, which still has the prompt's KV,
+    computes that of the ten tokens, and sends the KV of all 110 tokens."""
     (job,) = run_cluster(make_request(0.0, 100, 50), faults=crash_of("d0", 0.3, 2.0)).jobs
     assert job.num_restarts == 1
     assert job.ttft_seconds == pytest.approx(0.2)

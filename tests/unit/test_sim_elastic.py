@@ -62,8 +62,9 @@ def steps(cluster: SimulatedCluster) -> list[tuple[float, str, int]]:
 
 
 def test_pool_grows_and_the_new_worker_gets_prompts() -> None:
-    """Half a second of work every 0.6 s keeps one worker busy 0.83 of the time: at 80 %, two are
-    needed. The first decision is at 5 s, and the second worker serves 10 s later."""
+    """Half a second of work every 0.6 s keeps one worker busy 83 % of the time. The target is 70 %,
+    so two workers are needed. The first decision is at 5 s, and the second worker serves 10 s
+    later."""
     cluster = ran(steady(0.6, 60.0), ONE_WRITER)
     assert steps(cluster) == [(5.0, "prefill", 2)]
     firsts = [job.arrival.arrival_seconds for job in cluster.jobs if job.prefill == "p1"]

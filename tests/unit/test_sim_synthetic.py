@@ -28,7 +28,8 @@ def sessions_of(trace: Trace) -> list[list[TraceRequest]]:
 
 
 def hit_share(trace: Trace) -> float:
-    """Return the share of block hits with an unbounded cache."""
+    """Return the share of all prompts' blocks that an unbounded prefix cache would have. A block
+    counts only if all blocks before it in the prompt are cached, too."""
     known, hits = set[int](), 0
     for arrival in trace.requests:
         hits += next(

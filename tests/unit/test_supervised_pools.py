@@ -47,7 +47,7 @@ class FakeProcess:
 
 class FakePools(SupervisedPools):
     """Pools that record role conversions in ``conversions``. A conversion waits until the event
-    ``answers`` is set, as it is at first, and then raises ``error`` if that is not None."""
+    ``answers`` is set (a test may clear it), and then raises ``error``, unless that is None."""
 
     can_convert = True
 

@@ -93,7 +93,8 @@ async def test_cancellation_has_precedence_over_the_limit(limited: Limit) -> Non
 async def test_time_in_which_the_process_stood_still_counts_as_one_tick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The clock of the event loop jumps, as after SIGSTOP. Each jump uses up one tick."""
+    """The event loop's clock jumps, as it does if the process was stopped (SIGSTOP). Each jump, of
+    any length, uses up one tick (``TICK_SECONDS``) of the limit."""
     loop, jumped = asyncio.get_running_loop(), 0.0
     real_time = loop.time
     monkeypatch.setattr(loop, "time", lambda: real_time() + jumped)

@@ -1,4 +1,5 @@
-"""Only versions of vLLM that were tested are accepted, and a missing one is explained."""
+"""Only versions of vLLM that were tested are accepted. If vLLM is not installed, the error says
+what to do."""
 
 import subprocess
 import sys

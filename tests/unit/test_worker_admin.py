@@ -1,4 +1,5 @@
-"""Tests how a backend reaches, through the registry, workers that are not its own processes."""
+"""Tests how a pool backend such as Kubernetes, which does not run the workers' processes itself,
+calls the workers at their addresses in the registry."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -33,7 +33,8 @@ MAMBA = MambaSpec(block_size=32, shapes=((2, 8),), dtypes=(torch.float32,))
 
 
 def uniform(*layers: KVCacheSpec) -> KVCacheSpec:
-    """Return what vLLM makes of layers of one kind whose shapes differ."""
+    """Return the spec into which vLLM combines layers of one kind, such as full attention, whose
+    sizes or dtypes differ."""
     specs = {str(index): layer for index, layer in enumerate(layers)}
     return UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs=specs)
 

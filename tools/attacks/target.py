@@ -192,7 +192,8 @@ def _joined(host: str, port: int) -> str:
 
 
 def _status_of(answer: bytes) -> str:
-    """Return the HTTP status of a response, or "other bytes" or "closed" if it isn't HTTP."""
+    """Return the HTTP status of a response, "other bytes" if it isn't HTTP, or "closed" if it is
+    empty."""
     if answer.startswith(b"HTTP/1."):
         return answer[9:12].decode("ascii", "replace")
     return "other bytes" if answer else "closed"

@@ -1,5 +1,5 @@
-"""Long prompts with a regex that matches nothing, so that no answer is possible. Computing them
-would cost the attacker nothing."""
+"""Long prompts with a regex that matches nothing, so that no answer is possible. If only prompts
+with an answer were charged, the cluster would compute these prompts at no cost to the attacker."""
 
 import numpy as np
 

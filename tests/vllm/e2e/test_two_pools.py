@@ -128,8 +128,9 @@ def test_a_conversation_is_cached_for_its_tenant_and_across_restarts(cluster: Lo
 
 
 def test_a_damaged_block_is_computed_again(cluster: LocalCluster) -> None:
-    """Only the SSD tier has the blocks, since the store node has ended, writing them there, and the
-    workers are killed. Then a byte of each block is changed."""
+    """The store node is terminated, upon which it writes its blocks to the SSD tier, and the
+    workers are killed, so that only the SSD tier has the blocks. Then a byte of each block is
+    changed."""
     question = prompt(66, 200)
     before = num_stored(cluster)
     answer = complete(cluster, question, 20, **GREEDY)
