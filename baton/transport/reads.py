@@ -9,7 +9,7 @@ from typing import Any
 
 from baton.clock import Clock
 from baton.concurrency.threads import run_in_thread
-from baton.errors import Unavailable
+from baton.errors import Invalid, Unavailable
 from baton.transport.base import Peer, Transfer, TransferRange, TransferState, Transport
 
 FIRST_POLL_SECONDS = 50e-6
@@ -108,9 +108,10 @@ async def read_and_verify(
     waiting = deque(_groups(ranges))
     good = [False] * len(ranges)
     failures: list[TransferFailed] = []
+    invalid: list[Invalid] = []
 
     async def lane() -> None:
-        while waiting and not failures:
+        while waiting and not failures and not invalid:
             first, last = waiting.popleft()
             group = ranges[first:last]
             after = partial(verify, first, last)
@@ -120,6 +121,8 @@ async def read_and_verify(
                 )
             except TransferFailed as error:
                 failures.append(error)
+            except Invalid as error:
+                invalid.append(error)
 
     def verify(first: int, last: int) -> None:
         good[first:last] = verify_blocks(first, last)
@@ -134,6 +137,8 @@ async def read_and_verify(
         raise
     if failures:
         raise _combined(failures)
+    if invalid:
+        raise invalid[0]
     num_good = good.index(False) if False in good else len(good)
     size = sum(span.size_bytes for span in ranges)
     return VerifiedReadResult(size, clock.monotonic() - began, num_good)

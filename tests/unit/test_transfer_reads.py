@@ -6,9 +6,10 @@ import asyncio
 import pytest
 
 from baton.core.kv_transfer import Endpoint
+from baton.errors import Invalid
 from baton.transport.base import Region, TransferRange, TransferState
 from baton.transport.memory import MemoryFabric, MemoryTransport
-from baton.transport.reads import TransferFailed, read_ranges
+from baton.transport.reads import GROUP_BYTES, TransferFailed, read_and_verify, read_ranges
 from tests.sim.virtual_time import LoopClock, simulate
 
 CLOCK = LoopClock()
@@ -57,3 +58,24 @@ def test_read_cancelled_twice_still_reports_an_unfinished_transfer() -> None:
     with pytest.raises(TransferFailed, match="can't end a read") as failure:
         simulate(read_and_cancel_twice(100.0))
     assert len(failure.value.unfinished_transfers) == 1
+
+
+@pytest.mark.parametrize("num_blocks", [1, 3])
+def test_a_range_outside_the_region_is_invalid_whatever_the_number_of_groups(
+    num_blocks: int,
+) -> None:
+    """Each block is a group of its own, and groups are read concurrently."""
+
+    async def read() -> None:
+        memory = bytearray(num_blocks * GROUP_BYTES)
+        transport = MemoryTransport(MemoryFabric(), "reader", 1, CLOCK)
+        transport.register(Region(0, len(memory)))
+        peer = transport.connect(Endpoint("memory", "reader", 1, "here", len(memory), b""))
+        beyond = len(memory) + 1
+        ranges = [
+            TransferRange(beyond, block * GROUP_BYTES, GROUP_BYTES) for block in range(num_blocks)
+        ]
+        await read_and_verify(transport, peer, ranges, lambda first, last: [], 5.0, CLOCK)
+
+    with pytest.raises(Invalid, match="lies outside the remote region"):
+        simulate(read())
