@@ -152,7 +152,8 @@ Rows = dict[str, dict[str, float]]
 
 
 def measure(prompts: Sequence[TracePrompt]) -> Rows:
-    """Replay all policies at every capacity; progress goes to stderr."""
+    """Replay the prompts with plain LRU, every eviction policy and the optimum, at every capacity.
+    Return the shares that hit the cache. Progress goes to stderr."""
     num_tokens = sum(prompt.num_tokens for prompt in prompts)
     num_blocks = sum(len(prompt.keys) for prompt in prompts)
     rows: Rows = {}

@@ -60,8 +60,9 @@ def run_observed_cluster(
 
 
 def wait_until_known(cluster: LocalCluster) -> None:
-    """Wait until a request is placed on two workers, so that the conductor knows both pools: it
-    reads the registry only twice a second."""
+    """Send short requests until one is placed on a prefill worker and another worker for decode:
+    then the conductor knows both pools. That takes a moment, since the conductor reads the registry
+    only twice a second."""
     body = {"prompt": [5, 6, 7], "max_tokens": 2, "ignore_eos": True}
     while True:
         _, headers = cluster.post_with_headers("/v1/completions", body)

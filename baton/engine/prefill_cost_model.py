@@ -12,9 +12,11 @@ MIN_STEPS = 4
 
 
 class PrefillCostModel:
-    """Fits seconds = overhead + a · tokens + b · attended to the last prefill-only steps, by least
-    squares. The linear part stands for the matrix products, the quadratic one for attention. The
-    overhead is the same for every step, whatever it computes."""
+    """Predicts a step's seconds as ``overhead + a · tokens + b · attended``, where ``attended`` is
+    the number of positions to which each token attends, summed over the step's tokens. The
+    coefficients are fitted by least squares to the last ``WINDOW_STEPS`` steps that only prefilled:
+    ``a`` stands for the matrix products, ``b`` for attention, and the overhead is the same for
+    every step."""
 
     def __init__(self) -> None:
         self._steps: deque[StepWork] = deque(maxlen=WINDOW_STEPS)

@@ -86,7 +86,8 @@ class WorkerBatch:
         }
 
     def id_of(self, row: Row) -> str:
-        """Return the id of a row of the latest plan."""
+        """Return the id under which vLLM's workers know the request of ``row``, a row of the latest
+        plan."""
         return self._ids[row.request_id]
 
     def record(self, plan: Plan, step: SampledStep) -> None:

@@ -25,10 +25,11 @@ def ring_key(snapshot: Snapshot, query: PolicyQuery) -> bytes:
 def candidates(
     snapshot: Snapshot, query: PolicyQuery, num_ring: int, num_holders: int, num_least: int
 ) -> list[PrefillView]:
-    """Return the next workers on the ring, those with most of the prompt cached, and one of the
-    least loaded, without excluded workers. Among candidates with equal scores the first in this
-    order wins. The request's hash selects one of the least loaded workers, so that several
-    conductors with the same stale reports do not all choose the same one."""
+    """Return the candidates, without excluded workers: the first ``num_ring`` workers on the hash
+    ring after :func:`ring_key`, up to ``num_holders`` workers with most of the prompt cached, and
+    one of the ``num_least`` least loaded. Callers break ties between equal scores by this order. A
+    hash of the request's id selects the last one, so that several conductors with the same stale
+    reports do not all choose the same worker."""
     pool = snapshot.prefills
     ring = ring_successors(pool.ids, ring_key(snapshot, query))
     eligible = (view.id for view in pool.by_load() if view.id not in query.excluded)

@@ -219,11 +219,11 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class PolicyQuery:
-    """A request to place. ``num_tokens`` counts prompt and emitted tokens; ``keys`` are those of
-    their full blocks. The SLO: the first token comes at most ``ttft_slo_seconds`` (infinite: no
-    limit) later than from an idle worker with an empty cache, and the mean inter-token latency is
-    at most ``itl_slo_seconds``. ``must_admit``: the request was admitted before, or admission is
-    off, so it must not be rejected."""
+    """A request to place. ``num_tokens`` counts prompt and emitted tokens; ``keys`` are the block
+    keys of the full blocks of these tokens. The SLO: the TTFT exceeds the time that an idle worker
+    with an empty cache would need by at most ``ttft_slo_seconds`` (infinite: no limit), and the
+    mean inter-token latency is at most ``itl_slo_seconds``. ``must_admit``: the request was
+    admitted before, or admission is off, so it must not be rejected."""
 
     request_id: str
     num_tokens: int

@@ -29,9 +29,9 @@ Result = TypeVar("Result")
 
 
 class OffloadExecutor:
-    """Runs calls in the event loop if they are short, else in a thread. Use it on one event loop.
-    The number and the bytes of waiting bodies are bounded elsewhere, by the request limiter and the
-    body budget."""
+    """Runs calls that work on a small body in the event loop, and those that work on a large one in
+    a thread. Use it on one event loop. The number and bytes of the bodies that wait for a thread
+    are bounded elsewhere, by the request limiter and the body budget."""
 
     def __init__(self, num_threads: int = NUM_THREADS) -> None:
         self._threads = FairThreadPool(num_threads, "large-body")

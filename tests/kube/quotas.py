@@ -94,7 +94,8 @@ def pod_usage(pod: Object, hard: Mapping[str, object]) -> dict[str, float]:
 
 
 def _is_counted(key: str) -> bool:
-    """Return whether a key counts pods or their resources. ``requests.storage`` counts claims."""
+    """Return whether a key of a quota's ``hard`` limits pods or their resources. In spite of its
+    prefix, ``requests.storage`` doesn't: it limits the storage of persistent volume claims."""
     if key in ("pods", "count/pods", *REQUIRED):
         return True
     return key.startswith(("requests.", "limits.")) and key != "requests.storage"

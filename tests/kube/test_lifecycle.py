@@ -63,8 +63,9 @@ def settings_events(release: Release, pod: str) -> list[dict[str, Any]]:
 @pytest.mark.timeout(240)
 def test_the_chart_serves_and_workers_drain_without_disturbing_streams(release: Release) -> None:
     """``helm test`` passes. While answers stream, ``baton drain`` in the conductor's pod drains a
-    named worker, and then ``baton scale`` on a machine without access to Redis drains another one.
-    All tokens are right, and neither command needs a right that the conductor lacks."""
+    named worker. Then ``baton scale``, run by an administrator on a machine without access to
+    Redis, drains another one. All tokens are right. The conductor's account is refused no call and
+    uses nearly all of its rights, and no other service account calls Kubernetes."""
     assert release.test().startswith("demo: ")
     questions = record_answers(release.url, make_request_bodies(6, 1, 30, 60), 2)
     with traffic(release.url, questions, 2) as answers:

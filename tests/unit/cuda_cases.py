@@ -221,8 +221,10 @@ def rope_and_kv_write_agree(place: DeviceUnderTest) -> Iterator[str]:
 def _rope_and_kv_write_agree(
     place: DeviceUnderTest, dtype: torch.dtype, shape: tuple[int, int, int, bool], kept: torch.dtype
 ) -> str:
-    """Check one layer of a model with the given shape and ``dtype``. ``kept`` is the KV pool's
-    dtype. Return the line to print."""
+    """Compare what our kernel computes for one layer with torch's operations: the rotated queries,
+    and the keys and values written to the KV pool. Check also that it writes nothing else to the
+    pool, and nothing for slots below 0. ``dtype`` is the model's, ``kept`` the pool's. Return the
+    line to print."""
     config = make_config(*shape)
     weights = make_weights(config, dtype, CPU).layers[1]
     batch = pack_batch(make_rows(SPANS), BLOCK_TOKENS, CPU)
@@ -378,8 +380,8 @@ def graphs_equal_eager(
 
 
 def decodes_keep_their_bits(place: DeviceUnderTest) -> Iterator[str]:
-    """A decode's bits do not depend on how many programs share its splits, or on the other rows
-    of the batch."""
+    """A decode's attention output is the same, bit by bit, however many Triton programs the splits
+    of its context are divided among, and whatever other rows are in the batch."""
     config, dtype = make_config(4, 2, 16, True), place.dtypes[-1]
     attention = triton_ops(config, make_pool(config, dtype, place.device), dtype).attention
     rows = make_rows([(299, 1), (40, 1), (270, 1)])

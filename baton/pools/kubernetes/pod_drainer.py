@@ -169,8 +169,8 @@ class PodDrainer:
         return None if report.is_drained else LeavingPod(pod, report.num_requests)
 
     async def wait_until_gone(self, is_awaited: Callable[[Pod], bool]) -> None:
-        """Wait until no pod for which ``is_awaited`` is true is being deleted. Raises Unavailable
-        when one of them exists longer than its grace period allows."""
+        """Wait until all pods that are being deleted, and for which ``is_awaited`` returns true,
+        are gone. Raises Unavailable if one of them still exists clearly after its grace period."""
         began = self._clock.monotonic()
         while pods := [p for p in await self._api.pods() if p.is_deleting and is_awaited(p)]:
             seconds = self._clock.monotonic() - began

@@ -150,8 +150,8 @@ class KubernetesPools:
         return await read_report(self._api)
 
     async def wait_until_gone(self, is_awaited: Callable[[Pod], bool]) -> None:
-        """Wait until no pod for which ``is_awaited`` is true is being deleted. Raises Unavailable
-        when one of them exists longer than its grace period allows."""
+        """Wait until all pods that are being deleted, and for which ``is_awaited`` returns true,
+        are gone. Raises Unavailable if one of them still exists clearly after its grace period."""
         await self._drainer.wait_until_gone(is_awaited)
 
     async def end_leftover_drains(self) -> None:

@@ -47,5 +47,6 @@ class MockKvTransfers:
             on_prefilled(finished)
 
     def cancel_wait(self, worker: WorkerId, placement: RequestId) -> None:
-        """Stop waiting for the placement."""
+        """Undo :meth:`wait_for`: don't call ``on_prefilled`` when the placement's prompt has been
+        prefilled."""
         self._waiting.pop((worker, placement), None)

