@@ -27,10 +27,10 @@ KEPT = 64
 """The number of chains that are looked up in turn: so many that not all reads hit a CPU cache."""
 
 
-def chains(first: int, count: int) -> list[BlockKey]:
-    """Return the keys of ``count`` chains of CHAIN keys each, one chain after the other. They are
-    the same for the same ``first``."""
-    chance = np.random.default_rng(first)
+def chains(seed: int, count: int) -> list[BlockKey]:
+    """Return the keys of ``count`` random chains of CHAIN keys each, one chain after the other. The
+    same seed gives the same keys."""
+    chance = np.random.default_rng(seed)
     raw = chance.integers(256, size=(count * CHAIN, 16), dtype=np.uint8).tobytes()
     return [BlockKey(raw[start : start + 16]) for start in range(0, len(raw), 16)]
 

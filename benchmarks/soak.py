@@ -110,7 +110,8 @@ def sample_memory(cluster: LocalCluster, locust: subprocess.Popen[bytes]) -> dic
 
 
 def resident_mib(pid: int) -> tuple[float, float]:
-    """Return a process's anonymous memory, and the shared memory that it has touched."""
+    """Return two sizes in MiB: a process's resident anonymous memory, and the shared memory that it
+    has touched."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     own, shared = (int(fields[name].split()[0]) / 1024 for name in ("RssAnon", "RssShmem"))

@@ -79,8 +79,10 @@ async def _probe(
 
 
 def summary(known: Sequence[float], new: Sequence[float]) -> dict[str, float]:
-    """Return the AUC, in the better of both directions, as an attacker would choose, and its
-    standard error under the null hypothesis (Hanley and McNeil 1982)."""
+    """Return how well the times tell known prompts from new ones. ``sooner`` is the AUC if shorter
+    times are taken as known; ``auc`` is the greater of it and ``1 - sooner``, since an attacker
+    would choose the better direction. ``standard_error`` is that of the AUC under the null
+    hypothesis (Hanley and McNeil 1982). Medians are in seconds."""
     raw = auc(known, new)
     count = len(known)
     return {

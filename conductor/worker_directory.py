@@ -120,8 +120,8 @@ class WorkerDirectory:
 
     def _apply_member(self, member: Member, before: Member | None, looked_at: float) -> None:
         """Add a worker or apply its new report; each report is applied once. ``looked_at`` is the
-        time of the last refresh. Since a new report was not there then, it counts as made later,
-        even if the worker's clock says otherwise."""
+        time of the refresh before this one. A known worker's new report was not there yet, so it
+        counts as made at that time at the earliest, even if the worker's clock says otherwise."""
         tracker, node = self._load_tracker, self._nodes.get(member.host, "")
         pool = tracker.prefills if member.role is Role.PREFILL else tracker.decodes
         if member.id not in pool:

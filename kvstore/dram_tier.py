@@ -347,8 +347,9 @@ class DramTier:
         assert sum(t.num_bytes for t in self._tenants.values()) == self.used_bytes, "tenants"
 
     def describe(self) -> str:
-        """Return counts, and one character per block: ``f`` filling, ``d`` doomed, ``h`` held
-        (sealed and referenced), ``.`` idle (sealed and not referenced)."""
+        """Return counts, and one character per block: ``f`` filling, ``d`` doomed (purged or
+        damaged, freed when its last reference is released), ``h`` held (sealed and referenced),
+        ``.`` idle (sealed and not referenced)."""
         marks = "".join(_mark(slot) for slot in self._slot_at.values())
         return f"{len(self._slot_at)} blocks, {len(self._leases)} leases: {marks}"
 

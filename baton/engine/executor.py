@@ -61,8 +61,9 @@ class TwoStageRunner(Protocol):
         ...
 
     def compute(self, prepared: Any, on_start: Callable[[], None]) -> StepOutput:
-        """Run the rest of the plan, once :func:`fill_sampled_tokens` has filled in its tokens.
-        Call ``on_start`` once the device is computing and this thread only has to wait for it."""
+        """Run the part of the plan that :meth:`prepare` left. The caller has filled in the plan's
+        tokens with :func:`fill_sampled_tokens`. Call ``on_start`` once the device is computing and
+        this thread only has to wait for it."""
         ...
 
 

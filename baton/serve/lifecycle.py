@@ -63,8 +63,8 @@ class AppliesSettings(Protocol):
     program runs."""
 
     async def apply_settings(self, settings: Settings) -> None:
-        """Use the values that ``settings`` has for the live settings from now on. Called while the
-        program serves."""
+        """From now on, use the live settings' values in ``settings``. Called while the program
+        serves."""
         ...
 
 

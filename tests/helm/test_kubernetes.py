@@ -50,8 +50,8 @@ def test_pod_templates_of_ray_clusters_are_valid(version: str) -> None:
 
 @pytest.mark.parametrize("scenario", ["demo", "gpu", "autoscaled"])
 def test_objects_are_valid_for_the_oldest_supported_kubernetes(scenario: str) -> None:
-    """The tested scenarios use neither CRDs nor weights from an OCI image, which need a newer
-    Kubernetes."""
+    """The tested scenarios have no objects of CRDs, whose schemas are not part of Kubernetes, and
+    no weights from an OCI image, which need a newer Kubernetes."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["kubeVersion"] == f">={OLDEST}.0-0"
     for each in release_of(scenario).objects:

@@ -120,6 +120,8 @@ WRONG_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": []}, "prompt"),
     ({"prompt": [""]}, "prompt"),
     ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [0, "a"]}, "prompt"),
+    ({"prompt": [None]}, "prompt"),
     ({"prompt": ["a", ""]}, "prompt"),
     ({"prompt": ["a", 5]}, "prompt"),
     ({"prompt": [[1], "a"]}, "prompt"),

@@ -1,5 +1,5 @@
-"""Runs benchmark cases on a runner whose pool is full of noise, with plans like those of a
-scheduler."""
+"""Runs benchmark cases on a model runner whose pool of KV blocks has random values, with plans like
+those of a scheduler."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

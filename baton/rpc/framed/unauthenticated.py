@@ -16,7 +16,8 @@ class Closable(Protocol):
 
 
 class UnauthenticatedConnections:
-    """At most ``limit`` connections, grouped by source network."""
+    """The connections that are not authenticated yet: at most ``limit`` in total. When there are
+    more, the oldest connection of the source network that has the most is closed."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -21,17 +21,18 @@ def _to_prompts(value: Any) -> list[str] | list[TokenIds]:
     """Normalize one or many prompts, of text or token ids, to a list; none of them may be empty."""
     if isinstance(value, str) or (_is_token_ids(value) and value):
         value = [value]
-    if not isinstance(value, list):
+    if isinstance(value, list) and len(value) > MAX_PROMPTS:
+        raise validation_error(f"must have at most {MAX_PROMPTS} prompts")
+    if not isinstance(value, list) or not (
+        all(isinstance(each, str) for each in value) or all(map(_is_token_ids, value))
+    ):
         raise validation_error(
-            "must be a string, a list of strings, token ids, or a list of token ids"
+            "must be a string, a list of strings, a list of token ids, or a list of lists of token "
+            "ids"
         )
     if not value or not all(value):
         raise validation_error("must not be empty")
-    if len(value) > MAX_PROMPTS:
-        raise validation_error(f"must have at most {MAX_PROMPTS} prompts")
-    if all(isinstance(each, str) for each in value) or all(map(_is_token_ids, value)):
-        return value
-    raise validation_error("must be a string, a list of strings, token ids, or a list of token ids")
+    return value
 
 
 class CompletionBody(GenerationBody):
