@@ -7,7 +7,8 @@ A load is SHORTEST-LONGESTxCONCURRENCY: streams that each send one request after
 random prompt of so many tokens. Warm-up requests let the workers measure their steps. Prints, for
 each load, percentiles of the predicted and the measured TTFT and of the ratio between them, and
 JSON as the last line. The measured TTFT is the router's: until the first token reached it.
-``exposed_share`` is the exposed time of KV transfers divided by the measured TTFT (medians).
+``exposed_share`` is the time from the last chunk's announcement until it has been read, divided by
+the measured TTFT (medians over the requests whose KV was transferred).
 """
 
 import argparse
@@ -68,11 +69,12 @@ class PredictionRow:
 @dataclass(frozen=True, slots=True)
 class MeasuredRequest:
     """The TTFT of a request, predicted and measured, and the exposed time of its KV transfer; in
-    seconds. ``predicted`` is None if the worker had not measured enough steps."""
+    seconds. ``predicted`` is None if the worker had not measured enough steps, ``exposed`` if one
+    worker did everything."""
 
     predicted: float | None
     measured: float
-    exposed: float
+    exposed: float | None
 
 
 def send_request(cluster: LocalCluster, prompt: Sequence[int]) -> MeasuredRequest:
@@ -81,10 +83,11 @@ def send_request(cluster: LocalCluster, prompt: Sequence[int]) -> MeasuredReques
     }  # fmt: skip
     _, headers = cluster.post_with_headers("/v1/completions", body)
     explained = cluster.get(f"/admin/requests/{headers['x-baton-request-id']}")
+    exposed = explained["details"].get("kv_transfer_exposed_seconds")
     return MeasuredRequest(
         explained["predicted"]["ttft_seconds"],
         explained["actual"]["ttft_seconds"],
-        float(explained["details"].get("kv_transfer_exposed_seconds", 0.0)),
+        None if exposed is None else float(exposed),
     )
 
 
@@ -104,7 +107,8 @@ def send_requests(
 def summarize(load: PredictionLoad, requests: Sequence[MeasuredRequest]) -> PredictionRow:
     predicted = np.array([1e3 * (request.predicted or 0.0) for request in requests])
     measured = np.array([1e3 * request.measured for request in requests])
-    exposed = 1e3 * float(np.median([request.exposed for request in requests]))
+    transfers = [request.exposed for request in requests if request.exposed is not None]
+    exposed = 1e3 * float(np.median(transfers or [0.0]))
     p10, p50, p90 = (
         round(float(ratio), 2) for ratio in np.percentile(predicted / measured, [10, 50, 90])
     )

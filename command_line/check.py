@@ -25,10 +25,7 @@ def show_check(name: str, as_json: bool) -> None:
     if failed := [entry for entry in entries if entry.get("violation")]:
         raise BatonError(f"{_members(failed)} failed the integrity check")
     if silent := [entry for entry in entries if entry["error"]]:
-        raise Unavailable(
-            f"{_members(silent)} did not answer; `baton status --wait 60` waits until every "
-            "process serves"
-        )
+        raise Unavailable(f"{_members(silent)} did not answer")
 
 
 def _members(entries: list[dict[str, Any]]) -> str:
@@ -58,5 +55,5 @@ async def _check_member(process: ProcessState, state: ClusterState) -> dict[str,
         return entry | {"error": f"it is {process.state}"}
     try:
         return entry | asdict(await fetch(process.address, state.credentials))
-    except Unavailable as error:
+    except BatonError as error:  # a frozen process exceeds the deadline
         return entry | {"error": str(error)}

@@ -28,7 +28,8 @@ PLAN_TIMEOUT_SECONDS = 2.0
 
 def wait_until_ready(name: str, timeout_seconds: float) -> None:
     """Wait until every process of the cluster serves. Raises NotFound if the cluster isn't running,
-    and DeadlineExceeded, with the state of each process that doesn't serve."""
+    Unavailable if a process has failed for good, and DeadlineExceeded, with the state of each
+    process that doesn't serve."""
     folder = ClusterFolder(baton_home(), name)
     clock = SystemClock()
     deadline = clock.monotonic() + timeout_seconds
@@ -39,6 +40,8 @@ def wait_until_ready(name: str, timeout_seconds: float) -> None:
                     f"not ready after {timeout_seconds:g} s: {_unready_processes(state)}"
                 )
             runner.run(clock.sleep(POLL_SECONDS))
+    if failed := [each for each in state.processes if each.state == "failed"]:
+        raise Unavailable(", ".join(f"{each.id} has failed: {each.message}" for each in failed))
 
 
 def _unready_processes(state: ClusterState) -> str:

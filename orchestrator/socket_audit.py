@@ -2,7 +2,8 @@
 
 A socket is documented if its process has announced it, or if it is one of those that Redis, Ray,
 UCX, vLLM or the supervisor open without announcing them. Any other socket is reported as
-undocumented, and so is a socket that is less protected than announced.
+undocumented, and so is a socket that is less protected than announced. In a worker with vLLM, any
+TCP socket on loopback that was not announced is taken for one of gloo's.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ NIXL_ROLES = (Role.PREFILL, Role.DECODE, Role.KVSTORE)
 
 UCX_WAKEUP = re.compile(r"@[0-9a-f]{1,8}")
 VLLM_SOCKETS = re.compile(r".*/baton-vllm-[^/]+/[^/]+")
-VLLM_LIBRARIES = "/site-packages/vllm/"
+VLLM_LIBRARY = re.compile(r"/(site|dist)-packages/vllm/")
 RAY_SOCKETS = re.compile(r".*/session_[^/]+/sockets/(raylet|plasma_store)(\.\d+)?")
 RAY_PROGRAM = re.compile(r"/ray/core/src/ray/(gcs/gcs_server|raylet/raylet)$")
 RAY_LIBRARY = "/ray/_raylet.so"
@@ -186,7 +187,7 @@ def _match_vllm(
 ) -> tuple[str, str] | None:
     """Identify a socket that vLLM has opened in a worker or in one of its ranks. Return its name
     and authentication, or None if it is not vLLM's."""
-    if owner.role not in WORKER_ROLES or not _has_loaded(process, VLLM_LIBRARIES):
+    if owner.role not in WORKER_ROLES or not VLLM_LIBRARY.search(_mapped_files(process)):
         return None
     if each.family == "unix":
         return ("vllm_local", FILE_PERMISSIONS) if VLLM_SOCKETS.fullmatch(each.address) else None
@@ -203,15 +204,15 @@ def _match_ray(
     command = process.cmdline() or [""]
     if any(word.endswith(RAY_MONITOR) for word in command):
         return "ray_metrics", NO_AUTHENTICATION
-    is_driver = process.pid == state.supervisor_pid and _has_loaded(process, RAY_LIBRARY)
+    is_driver = process.pid == state.supervisor_pid and RAY_LIBRARY in _mapped_files(process)
     is_program = command[0].startswith("ray::") or RAY_PROGRAM.search(command[0])
     if each.family == "tcp" and (is_driver or is_program):
         return "ray", "Ray's token" if _has_token(process) else NO_AUTHENTICATION
     return None
 
 
-def _has_loaded(process: psutil.Process, library: str) -> bool:
-    return library in Path(f"/proc/{process.pid}/maps").read_text()
+def _mapped_files(process: psutil.Process) -> str:
+    return Path(f"/proc/{process.pid}/maps").read_text()
 
 
 def _has_token(process: psutil.Process) -> bool:

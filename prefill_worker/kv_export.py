@@ -121,7 +121,7 @@ class KvExport:
             await self._wait_until(
                 lambda: self._num_ready > len(self._announced_blocks) or self._done is not None
             )
-            if self._num_ready > len(self._announced_blocks):
+            if self._num_ready > len(self._announced_blocks) and not self._all_announced():
                 yield await self._next_chunk()
         assert self._done is not None
         yield self._done

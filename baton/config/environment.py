@@ -19,6 +19,10 @@ from baton.config.sources import (
     variable_name,
 )
 
+MAX_FOLDER_BYTES = 50
+"""Maximum length of the path of the temporary folder in which vLLM's sockets are placed. A Unix
+socket's path may have 107 bytes, and those of vLLM have 57 bytes below that folder."""
+
 
 def baton_home() -> Path:
     """Return the folder of local clusters' state and logs: ``BATON_HOME``, or ``~/.baton``."""
@@ -82,7 +86,10 @@ def set_vllm_environment() -> None:
     os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if "VLLM_RPC_BASE_PATH" not in os.environ:
-        folder = tempfile.mkdtemp(prefix="baton-vllm-")
+        parent = tempfile.gettempdir()
+        folder = tempfile.mkdtemp(
+            prefix="baton-vllm-", dir=parent if len(parent) <= MAX_FOLDER_BYTES else "/tmp"
+        )
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         os.environ["VLLM_RPC_BASE_PATH"] = folder
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"

@@ -2,7 +2,7 @@
 
 import mmap
 import os
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -11,6 +11,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from baton.engine.native.backend_choice import unavailable_reason
 from baton.engine.native.matrix import KernelThreadPool
 from baton.engine.native.sampler import NativeTokenChooser
+from baton.engine.plan import Row, SampledToken
 from baton.engine.sampler import sample
 from baton.vllm_engine.kv_allocation import KvAllocation
 from baton.vllm_engine.worker import Sampler, SamplingWorker
@@ -24,8 +25,15 @@ class BatonCpuWorker(SamplingWorker, CPUWorker):  # type: ignore[misc]
         if unavailable_reason() is not None:
             return sample
         threads = KernelThreadPool(torch.get_num_threads())
-        vocab_size = int(self.model_config.get_vocab_size())
-        return partial(sample, chooser=NativeTokenChooser(threads, vocab_size))
+        choosers: dict[int, NativeTokenChooser] = {}
+
+        def sample_rows(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledToken | None]:
+            width = logits.shape[1]  # which may exceed the vocabulary of the tokenizer
+            if width not in choosers:
+                choosers[width] = NativeTokenChooser(threads, width)
+            return sample(logits, rows, choosers[width])
+
+        return sample_rows
 
     def use_kv_memory(self, path: str, size_bytes: int) -> None:
         """Place the KV cache in the memory file at ``path``."""

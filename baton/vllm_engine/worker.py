@@ -92,7 +92,7 @@ class SamplingWorker:
 
     def unsupported_feature(self) -> str:
         """Return what the loaded model needs that Baton does not provide; empty if nothing."""
-        if getattr(self.model_runner, "lookback_token_ids", None) is not None:
+        if getattr(self.model_runner.model, "token_lookback_depth", 0):
             return "the model reads the tokens before a chunk of its prompt"
         return ""
 

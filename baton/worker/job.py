@@ -34,6 +34,7 @@ class Job:
     ``spec.request_id`` is the placement's id, made of the request's id and its epoch. So a
     placement that is being ended and its successor never have the same id, neither in the engine
     nor between workers. ``keys`` are those of the prompt's full blocks, once they are hashed.
+    ``is_answered``: the answer ended with its first token, so only the KV transfer is still to end.
     ``admission_task`` adds the job to the engine. ``prefilled_at`` is the time at which all KV that
     the job exports had been computed. ``error`` is the reason for a failure; ``trace`` is set only
     if the request is traced.
@@ -43,6 +44,7 @@ class Job:
     spec: RequestSpec
     task: Task
     stream: OutputStream
+    is_answered: bool = False
     admission_task: asyncio.Task[None] | None = None
     prefilled_at: float | None = None
     keys: Sequence[BlockKey] = ()

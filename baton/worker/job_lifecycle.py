@@ -55,9 +55,12 @@ class JobLifecycle:
     def end(self, job: Job, outcome: JobOutcome = JobOutcome.CANCELLED) -> None:
         """Remove the job and free its resources. If the job is still being added to the engine,
         cancel its admission task, which frees the resources once the transfers into the job's
-        blocks have ended."""
+        blocks have ended. A job whose answer is complete counts as done, even if it is cancelled
+        before its KV transfer has ended."""
         if job not in self.table:
             return
+        if outcome is JobOutcome.CANCELLED and job.is_answered:
+            outcome = JobOutcome.DONE
         self.remove(job, outcome)
         self._exports.close(job)
         if job.admission_task is not None and job.admission_task is not asyncio.current_task():

@@ -303,8 +303,8 @@ class Worker:
             self._telemetry.record_failed(job, Invalid(output.error))
             self._lifecycle.end(job, JobOutcome.FAILED)
         elif job.task is Task.PREFILL:
-            finished = output.finish_reason is not None
-            self._exports.finish_prefill(job, output.token_ids[-1], finished)
+            job.is_answered = output.finish_reason is not None
+            self._exports.finish_prefill(job, output.token_ids[-1], job.is_answered)
         elif output.finish_reason is not None:
             self._telemetry.record_answer_finished(job, output)
             self._lifecycle.remove(job, JobOutcome.DONE)

@@ -37,7 +37,7 @@ REQUESTS_PER_STREAM = 4
 KILL_STREAMS = 20
 KILL_PROMPT_TOKENS = 64
 KILL_ANSWER_TOKENS = 100
-TOKENS_BEFORE_KILL = 20
+EVENTS_BEFORE_KILL = 20
 IDLE_SECONDS = 10.0
 
 
@@ -115,13 +115,15 @@ async def count_survivors(system: System, rng: np.random.Generator) -> int:
         prompt = [int(token) for token in rng.integers(10, VOCAB_SIZE, KILL_PROMPT_TOKENS)]
         count = 0
         try:
-            async for tokens in system.stream(prompt, KILL_ANSWER_TOKENS):
-                count += tokens
-                if count >= TOKENS_BEFORE_KILL:
+            async for events in system.stream(prompt, KILL_ANSWER_TOKENS):
+                count += events
+                if count >= EVENTS_BEFORE_KILL:
                     begun.set()
         except (httpx.HTTPError, RuntimeError):
             return False
-        return count == KILL_ANSWER_TOKENS
+        finally:
+            begun.set()
+        return True
 
     async with asyncio.TaskGroup() as tasks:
         answers = [tasks.create_task(is_complete()) for _ in range(KILL_STREAMS)]

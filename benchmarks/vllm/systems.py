@@ -204,6 +204,7 @@ async def _stream(url: str, body: dict[str, Any]) -> AsyncIterator[int]:
         httpx.AsyncClient(timeout=None, trust_env=False) as client,
         client.stream("POST", f"{url}/v1/completions", json=body) as response,
     ):
+        is_complete = False
         if response.status_code != 200:
             text = (await response.aread())[:300]
             raise RuntimeError(f"the server returned status {response.status_code}: {text!r}")
@@ -219,5 +220,8 @@ async def _stream(url: str, body: dict[str, Any]) -> AsyncIterator[int]:
                         f"the answer has {usage['completion_tokens']} tokens; it must have "
                         f"{body['max_tokens']}"
                     )
+                is_complete = True
             elif event["choices"]:
                 yield 1
+        if not is_complete:
+            raise RuntimeError("the stream ended before the answer")

@@ -65,6 +65,23 @@ async def test_a_disaggregated_request_is_counted_on_both_workers() -> None:
     assert value(decode_metrics, "queue_seconds_count") == 0
 
 
+async def test_an_answer_of_one_token_is_done_although_the_router_cancels_its_placement() -> None:
+    """The router cancels on both workers once it has the answer, which may be before the decode
+    worker has left the KV transfer."""
+    spec = request("r", list(range(50)), 1)
+    async with cluster() as running:
+        streams = [node.worker.open_stream() for node in (running.prefill, running.decode)]
+        streams[0].submit(spec, Task.PREFILL, None)
+        streams[1].submit(spec, Task.DECODE, running.prefill.ref)
+        await collect(streams[0], is_finished)
+        for stream in streams:
+            stream.cancel(spec.request_id, spec.epoch)
+        await settled(running)
+        prefill_metrics = running.prefill.metrics
+    assert value(prefill_metrics, "requests_total", task="prefill", outcome="done") == 1
+    assert value(prefill_metrics, "requests_total", task="prefill", outcome="cancelled") < 1
+
+
 async def test_cached_prompt_tokens_are_counted_as_cached() -> None:
     async with cluster() as running:
         for name in ("a", "b"):

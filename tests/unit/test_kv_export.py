@@ -68,6 +68,21 @@ async def test_the_stream_outlasts_a_read_if_the_answer_ends_with_its_first_toke
     assert closed == [True]
 
 
+async def test_no_chunk_is_announced_once_the_answer_has_ended() -> None:
+    export = open_export([])
+    export.attach_reader(ENDPOINT)
+    events: AsyncGenerator[object] = export.events()
+    export.record_progress(progress(80))
+    await anext(events)  # KvTransferScheduled
+    await anext(events)  # five blocks
+    following = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    export.record_progress(progress(100))
+    export.finish_prefill(TokenId(3), finished=True)
+    assert await following == KvTransferDone(TokenId(3), True)
+    export.close()
+
+
 async def test_an_unread_export_closes_if_the_answer_ends_with_its_first_token() -> None:
     closed: list[bool] = []
     export = open_export(closed)

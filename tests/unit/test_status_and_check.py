@@ -39,11 +39,34 @@ def test_waiting_for_a_cluster_names_the_processes_that_do_not_serve(folder: Clu
     wait_until_ready("c", 0)
 
 
+def test_waiting_ends_with_an_error_if_a_process_has_failed_for_good(folder: ClusterFolder) -> None:
+    """Once the routers have been ready, a new worker that can't start doesn't make the cluster
+    unready."""
+    failed = state(ready=True)
+    failed.processes.append(ProcessState("decode-1", "decode", 0, "failed", message="no memory"))
+    folder.write_state(failed)
+    with pytest.raises(Unavailable, match=r"^decode-1 has failed: no memory$"):
+        wait_until_ready("c", 60)
+
+
+def test_check_reports_a_frozen_member(
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def inspect(address: str, trust: object) -> None:
+        raise DeadlineExceeded("no answer in 5 s")
+
+    monkeypatch.setattr("baton.rpc.worker_client.inspect_worker", inspect)
+    folder.write_state(state(ready=False))
+    with pytest.raises(Unavailable, match=r"^prefill-0, decode-0 did not answer$"):
+        show_check("c", as_json=False)
+    assert "prefill-0    no answer: no answer in 5 s" in capsys.readouterr().out
+
+
 def test_check_reports_every_member_although_some_do_not_answer(
     folder: ClusterFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder.write_state(state(ready=False))
-    with pytest.raises(Unavailable, match=r"^prefill-0, decode-0 did not answer; `baton status"):
+    with pytest.raises(Unavailable, match=r"^prefill-0, decode-0 did not answer$"):
         show_check("c", as_json=False)
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("prefill-0    no answer: ")

@@ -1,10 +1,15 @@
 """Configures vLLM as a worker does, before any test imports it."""
 
+import os
+
 import pytest
 
 from baton.config.environment import set_vllm_environment
 
+_BEFORE = dict(os.environ)
 set_vllm_environment()
+VARIABLES = os.environ.keys() - _BEFORE.keys()
+"""The variables that were set for the tests that embed vLLM."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,11 +1,16 @@
 """Tiny random models, and the answers of vLLM alone, for all tests of this folder."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.model_zoo import make_model
+from tests.vllm.conftest import VARIABLES
 from tests.vllm.e2e.vllm_cluster import VllmAnswers, ask_vllm_alone, prompt
+
+for name in VARIABLES:  # a cluster's workers must set them themselves
+    os.environ.pop(name)
 
 LENGTHS = (1, 15, 31, 32, 33, 64, 65, 100, 129, 200, 300, 700)
 """Lengths of the prompts: around the size of a block, and one longer than a step's 512 tokens."""
