@@ -452,8 +452,8 @@ def test_segment_of_another_version_is_dropped(tmp_path: Path) -> None:
         file.write(head + struct.pack("<I", zlib.crc32(head)))
     with capture_logs() as lines:
         disk = opened(tmp_path)
-    assert [(line["event"], line["path"]) for line in lines] == [
-        ("store_segment_dropped", str(path))
+    assert [(line["event"], line["path"], line["reason"]) for line in lines] == [
+        ("store_segment_dropped", str(path), "not a complete segment of the configured size")
     ]
     assert numbers(disk) == [] and not path.exists()
 
