@@ -237,7 +237,9 @@ def test_size_limit_may_change_between_restarts(tmp_path: Path) -> None:
     for number in (1, 2, 3, 4):
         store(disk, number)
     disk.close()
-    disk = opened(tmp_path, segments=1)
+    with capture_logs() as lines:
+        disk = opened(tmp_path, segments=1)
+    assert [line["reason"] for line in lines] == ["above the maximum number of segments"]
     assert numbers(disk) == [1, 2, 3]
     disk.close()
     disk = opened(tmp_path, segments=3)
