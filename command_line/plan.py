@@ -96,8 +96,8 @@ def _num_workers(num_gpus: int, gpus_per_worker: int) -> int:
     num_workers = num_gpus // gpus_per_worker
     if not 2 <= num_workers <= MAX_PLANNED_WORKERS:
         raise Invalid(
-            f"--gpus {num_gpus} makes {max(num_workers, 0)} workers of {gpus_per_worker}; "
-            f"there must be from 2 to {MAX_PLANNED_WORKERS} workers"
+            f"--gpus {num_gpus} with {gpus_per_worker} GPUs per worker makes "
+            f"{max(num_workers, 0)} worker(s); there must be 2 to {MAX_PLANNED_WORKERS} workers"
         )
     return num_workers
 

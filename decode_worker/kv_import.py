@@ -149,7 +149,10 @@ class KvImporter:
                 f"the source offers KV of {scheduled.num_tokens} tokens, not {len(spec.token_ids)}"
             )
         if scheduled.checksum_algorithm != self._layout.checksum_algorithm:
-            raise Corrupt(f"unknown checksum algorithm {scheduled.checksum_algorithm!r}")
+            raise Corrupt(
+                f"the source uses checksum algorithm {scheduled.checksum_algorithm!r}, but this "
+                f"worker uses {self._layout.checksum_algorithm!r}"
+            )
         if (endpoint.owner, endpoint.generation) != (source.id, source.generation):
             raise Corrupt(
                 f"{source.id} (generation {source.generation}) offers the memory of "
@@ -207,8 +210,13 @@ class KvImporter:
         self, blocks: Sequence[BlockRef], block_ids: Sequence[BlockId], kv_import: KvImport
     ) -> None:
         """Read and verify blocks. Raises Corrupt or Unavailable after the last attempt."""
-        if any(block.size_bytes != self._layout.block_bytes for block in blocks):
-            raise Corrupt(f"the source's blocks must have {self._layout.block_bytes} bytes each")
+        size = self._layout.block_bytes
+        wrong = next((block.size_bytes for block in blocks if block.size_bytes != size), None)
+        if wrong is not None:
+            raise Corrupt(
+                f"the source announced a block of {wrong} bytes; this worker's blocks have {size} "
+                "bytes"
+            )
         for attempt in range(READ_ATTEMPTS):
             try:
                 if await self._read_once(blocks, block_ids, kv_import):

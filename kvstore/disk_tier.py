@@ -370,12 +370,12 @@ class DiskTier:
             number = _segment_number(path)
             if number is None:
                 continue
-            segment = (
-                Segment.open(path, self.segment_bytes) if number <= self._max_segments else None
-            )
+            if number > self._max_segments:
+                _drop_segment(path, "above the maximum number of segments")
+                continue
+            segment = Segment.open(path, self.segment_bytes)
             if segment is None:
-                log.warning("store_segment_dropped", path=str(path))
-                path.unlink()
+                _drop_segment(path, "not a complete segment of the configured size")
                 continue
             records = dict(segment.records())
             self._register_segment(number, segment, records)
@@ -399,6 +399,11 @@ def _segment_number(path: Path) -> int | None:
     match = re.fullmatch(r"segment-([0-9]{6,})", path.stem)
     number = int(match[1]) if match else 0
     return number if number and path.name == _segment_name(number) else None
+
+
+def _drop_segment(path: Path, reason: str) -> None:
+    log.warning("store_segment_dropped", path=str(path), reason=reason)
+    path.unlink()
 
 
 def _segment_name(number: int) -> str:

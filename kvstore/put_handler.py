@@ -102,7 +102,10 @@ class PutHandler:
             self._dram.release_references(sorted([*put.present, *new_slots[:num_good]], key=_depth))
         if bad:
             self._tiers.counters.checksum_failures += len(bad)
-            raise Corrupt(f"{len(bad)} blocks do not match their checksums, and were not stored")
+            raise Corrupt(
+                f"a block does not match its checksum; it and the blocks after it ({len(bad)} in "
+                "total) were not stored"
+            )
         return PutResult(num_good, put.num_present)
 
     def _reserve(self, request: PutRequest, put: _PutInProgress) -> None:

@@ -127,8 +127,8 @@ def costs_from_table(path: Path) -> WorkerCosts:
     table = parse_fields(_read_text(path), str(path))
     kv_bytes = table.integer("kv_bytes_per_token", 1, MAX_COUNT)
     capacity = table.integer("kv_capacity_tokens", 1, MAX_COUNT)
-    prefill = PrefillCost(*_fit(table, "prefill", _prefill_terms))
-    decode = DecodeCost(*_fit(table, "decode", _decode_terms))
+    prefill = PrefillCost(*_fit(table, "prefill", "new_tokens and cached_tokens", _prefill_terms))
+    decode = DecodeCost(*_fit(table, "decode", "batch and context_tokens", _decode_terms))
     return WorkerCosts(prefill, decode, kv_bytes, capacity)
 
 
@@ -151,7 +151,11 @@ def _decode_terms(row: JsonFields) -> _Terms:
     return 1.0, row.integer("batch", 1, MAX_COUNT), row.integer("context_tokens", 0, MAX_COUNT)
 
 
-def _fit(table: JsonFields, name: str, terms: Callable[[JsonFields], _Terms]) -> _Terms:
+def _fit(
+    table: JsonFields, name: str, fields: str, terms: Callable[[JsonFields], _Terms]
+) -> _Terms:
+    """Fit the three costs to the measurements in the list ``name``. ``fields`` names the fields
+    that determine the costs, for the error."""
     rows = table.objects(name)
     seconds = np.array([row.positive("seconds") for row in rows])
     columns = np.array([terms(row) for row in rows]).reshape(-1, 3)
@@ -159,7 +163,7 @@ def _fit(table: JsonFields, name: str, terms: Callable[[JsonFields], _Terms]) ->
     if np.linalg.matrix_rank(columns / scale) < 3:
         raise Invalid(
             f"{table.where}: the {len(rows)} rows of {name} do not determine its three costs; "
-            "there must be at least three rows, with small and large values of both numbers"
+            f"there must be at least three rows, with small and large values of {fields}"
         )
     costs = _least_squares(columns / scale / seconds[:, None]) / scale
     return float(costs[0]), float(costs[1]), float(costs[2])

@@ -242,7 +242,7 @@ def _parse_slowdown(text: str, config: ClusterConfig) -> WorkerSlowdown:
     match = _SLOW.fullmatch(text)
     if match is None:
         raise Invalid(f"--slow is {text!r}; it must be WORKERxFACTOR, like p1x2.0")
-    check_positive(f"--slow {match[1]}", float(match[2]))
+    check_positive(f"the factor of --slow {match[1]}", float(match[2]))
     return WorkerSlowdown(_worker(match[1], config), float(match[2]))
 
 

@@ -115,7 +115,7 @@ def main() -> int:
         try:
             helm = helm or fetch_helm3(Path(folder))
         except HelmUnavailable as error:
-            print(f"no Helm 3: {error}", file=sys.stderr)
+            print(f"Helm 3 is not available: {error}", file=sys.stderr)
             return 2
         different = 0
         for values in VALUES:

@@ -93,7 +93,9 @@ def digest_of(name: str, tag: str) -> str:
     form = "{{.Manifest.Digest}}"
     digest = _output("docker", "buildx", "imagetools", "inspect", f"{name}:{tag}", "--format", form)
     if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest.strip()):
-        raise Unavailable(f"{name}:{tag} has no digest: {digest.strip()!r}")
+        raise Unavailable(
+            f"docker printed no SHA-256 digest for {name}:{tag}, but {digest.strip()!r}"
+        )
     return digest.strip()
 
 

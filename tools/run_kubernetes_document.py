@@ -55,7 +55,7 @@ def working_folder() -> Iterator[Path]:
     """Yield a folder like that of a reader of the page: with ``deploy`` from the repository, and
     ``my-values.yaml``. Its folder ``bin`` has ``helm``. Raises MissingTool."""
     if why := missing_requirement():
-        raise MissingTool(f"the nodes can't run here: {why}")
+        raise MissingTool(f"this machine can't run the nodes of the test cluster: {why}")
     if shutil.which("kubectl") is None:
         raise MissingTool("kubectl is not installed")
     with tempfile.TemporaryDirectory(prefix="baton-") as name:
@@ -64,7 +64,7 @@ def working_folder() -> Iterator[Path]:
         try:
             (folder / "bin/helm").symlink_to(fetch_helm3(folder))
         except HelmUnavailable as error:
-            raise MissingTool(f"no Helm 3: {error}") from error
+            raise MissingTool(f"Helm 3 is not available: {error}") from error
         (folder / "deploy").symlink_to(ROOT / "deploy")
         (folder / "my-values.yaml").write_text(MY_VALUES, encoding="utf-8")
         yield folder

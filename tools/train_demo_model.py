@@ -283,7 +283,7 @@ def state_of(optimizers: list[torch.optim.Optimizer], p: torch.Tensor) -> dict[s
         if any(p is owned for group in optimizer.param_groups for owned in group["params"]):
             state: dict[str, torch.Tensor] = optimizer.state[p]
             return state
-    raise KeyError("no optimizer owns the parameter")
+    raise KeyError(f"no optimizer owns the parameter of shape {[*p.shape]}")
 
 
 @torch.inference_mode()

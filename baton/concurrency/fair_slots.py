@@ -39,9 +39,9 @@ class FairSlots:
         mine = len(self._waiting.get(owner, ()))
         if self.num_waiting >= self._max_waiting or mine >= self._max_waiting_per_owner:
             raise Overloaded(
-                f"too many {self._what} are waiting: {self.num_waiting} of at most "
-                f"{self._max_waiting}; {mine} are this tenant's, which may have "
-                f"{self._max_waiting_per_owner}"
+                f"too many {self._what} are waiting: {self.num_waiting} in total (limit "
+                f"{self._max_waiting}), {mine} of this tenant (limit "
+                f"{self._max_waiting_per_owner})"
             )
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(owner, deque()).append(granted)

@@ -126,7 +126,10 @@ def _with_redis_password(settings: Settings) -> Settings:
         raise Invalid("redis_url is wrong: it should be redis://HOST:PORT/0") from None
     if parts.password is not None:
         if unquote(parts.password) != settings.redis_password:
-            raise Invalid("redis_password is set, and redis_url has a password, too; keep one")
+            raise Invalid(
+                "redis_password differs from the password in redis_url; set the password in only "
+                "one of them"
+            )
         return settings.model_copy(update={"redis_password": None})
     host = parts.netloc.rpartition("@")[2]
     login = f"{parts.username or ''}:{quote(settings.redis_password, safe='')}"

@@ -62,5 +62,5 @@ def check_combinations(settings: Settings) -> None:
         raise Invalid(
             f"autoscale_shrink_utilisation is {settings.autoscale_shrink_utilisation}; it "
             f"must be at most autoscale_utilisation ({settings.autoscale_utilisation}), otherwise "
-            "pools would flap"
+            "a pool would grow and shrink in turn at the same load"
         )

@@ -202,7 +202,7 @@ def quantize(weight: torch.Tensor, name: str) -> QuantizedCodes:
     pieces = [make(part.float()) for part in torch.split(weight, rows)]
     values, scales = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     if not scales.isfinite().all():
-        raise Invalid("the weights can't be quantized: one is not finite")
+        raise Invalid("the weights can't be quantized: at least one is NaN or infinite")
     return QuantizedCodes(values, scales, INT4_GROUP_SIZE if name == "int4" else ins)
 
 

@@ -91,7 +91,10 @@ def isolate_constraint(spec: RequestSpec, constraint: Constraint | None) -> Cons
     if constraint is not None:
         return IsolatedConstraint(constraint)
     if spec.sampling.grammar is not None:
-        raise Invalid("this worker does not support grammars", param="response_format")
+        raise Invalid(
+            "this worker does not support answers constrained by a grammar (response_format)",
+            param="response_format",
+        )
     return None
 
 

@@ -215,8 +215,9 @@ class CheckpointShards:
         tall, group = fp8.block or (1, ins)
         if scales.shape != (-(-rows // tall), -(-ins // group)):
             raise Invalid(
-                f"{self.path}: {found} has shape {[*scales.shape]}, which is not one scale for "
-                f"all of {[rows, ins]}, one per row, or one per block of {tall} x {group}"
+                f"{self.path}: the scales {found} have shape {[*scales.shape]}; for a matrix "
+                f"{[rows, ins]} they must have one element, one per row, or one per block of "
+                f"{tall} x {group}"
             )
         return StoredScales(scales, tall, group)
 
@@ -246,8 +247,9 @@ class CheckpointShards:
         dtype, (start, end) = _FORMATS[entry["dtype"]], entry["data_offsets"]
         if not 0 <= start <= end or end - start != prod(shape) * dtype.itemsize:
             raise Invalid(
-                f"{shard.path}: {name} has bytes {start} to {end}, which is not the size "
-                f"of {[*shape]} numbers in {entry['dtype']}"
+                f"{shard.path}: tensor {name} takes bytes [{start}, {end}) = {end - start} bytes, "
+                f"but its shape {[*shape]} in {entry['dtype']} needs "
+                f"{prod(shape) * dtype.itemsize} bytes"
             )
         first = shard.data_start + start
         view = torch.frombuffer(shard.map, dtype=dtype, count=prod(shape), offset=first)

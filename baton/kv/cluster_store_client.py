@@ -286,8 +286,8 @@ class ClusterStoreClient:
                 )
             if endpoint.owner != node.member.id:
                 raise Unavailable(
-                    f"store node {node.member.id} offers the memory of {endpoint.owner!r}, "
-                    "not its own"
+                    f"store node {node.member.id}: its endpoint belongs to {endpoint.owner!r}, "
+                    "not to this node"
                 )
             node.link = (transport, await self._connect_transport(transport, endpoint))
         return node.link

@@ -13,6 +13,8 @@ from baton.errors import NotFound, Unavailable
 from baton.registry.base import Registry
 from baton.rpc.worker_client import convert_worker, drain_worker, inspect_worker
 
+NO_REGISTRY = "workers can't be reached without a registry: the setting redis_url is not set"
+
 
 @dataclass(frozen=True, slots=True)
 class DrainReport:
@@ -82,13 +84,13 @@ class UnavailableWorkerAdmin:
     Kubernetes deletes their pods, in the preStop hook and on SIGTERM."""
 
     async def loads(self) -> Mapping[WorkerId, float]:
-        raise Unavailable("redis_url is not set")
+        raise Unavailable(NO_REGISTRY)
 
     async def drain(self, worker_id: WorkerId) -> None:
-        raise Unavailable("redis_url is not set")
+        raise Unavailable(NO_REGISTRY)
 
     async def drain_report(self, worker_id: WorkerId) -> DrainReport:
-        raise Unavailable("redis_url is not set")
+        raise Unavailable(NO_REGISTRY)
 
     async def end_drain(self, worker_id: WorkerId) -> None:
-        raise Unavailable("redis_url is not set")
+        raise Unavailable(NO_REGISTRY)

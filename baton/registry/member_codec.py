@@ -185,7 +185,10 @@ def _finite(raw: Any, key: str) -> float:
         or not isinstance(value, int | float)
         or not abs(value) <= MAX_NUMBER
     ):
-        raise ValueError(f"{key} is {value!r}, and must be a number up to {MAX_NUMBER:g}")
+        raise ValueError(
+            f"{key} is {value!r}, and must be a finite number from {-MAX_NUMBER:g} to "
+            f"{MAX_NUMBER:g}"
+        )
     return float(value)
 
 

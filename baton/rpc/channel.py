@@ -72,7 +72,7 @@ def translated_rpc_errors() -> Iterator[None]:
     except grpc.aio.AioRpcError as error:
         raise translate_rpc_error(error) from error
     except asyncio.InvalidStateError as error:  # a write to a call that has ended
-        raise Unavailable("the call has ended") from error
+        raise Unavailable("can't write to the stream: the gRPC call has already ended") from error
 
 
 class _SigningChannel:

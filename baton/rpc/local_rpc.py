@@ -118,7 +118,9 @@ class _LocalRpcConnection(FrameProtocol):
             name, request = _parse(code, payload)
             response = self._calls.call_inline(name, request)
             if response is None and len(self._tasks) >= MAX_CALLS:
-                raise Overloaded(f"there are {MAX_CALLS} concurrent calls already")
+                raise Overloaded(
+                    f"this connection already has {MAX_CALLS} calls in progress, the maximum"
+                )
         except BatonError as error:
             self._refuse(call, error)
             return

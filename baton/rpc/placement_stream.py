@@ -33,6 +33,8 @@ has 1 MB of keys, and a message may have 16 MB."""
 
 CONNECT_SECONDS = 2.0
 
+STREAM_ENDED = "the stream of placement requests to the conductor has ended"
+
 PlacementFuture = asyncio.Future[Placement]
 
 log = structlog.get_logger(__name__)
@@ -58,7 +60,7 @@ class PlacementStream(ABC):
 
     async def run(self) -> None:
         """Run the stream; returns when it is over, whatever ended it."""
-        failure: BatonError = Unavailable("the stream ended")
+        failure: BatonError = Unavailable(STREAM_ENDED)
         try:
             await self.exchange()
         except BatonError as error:
@@ -72,9 +74,11 @@ class PlacementStream(ABC):
         """Request a placement. Raises the conductor's errors, DeadlineExceeded, and Unavailable
         when the stream breaks."""
         if not self.is_alive:
-            raise Unavailable("the stream has ended")
+            raise Unavailable(STREAM_ENDED)
         if self._num_open >= MAX_WAITING:
-            raise Unavailable("the conductor leaves too many requests unanswered")
+            raise Unavailable(
+                f"{MAX_WAITING} placement requests to the conductor are unanswered, the maximum"
+            )
         loop = asyncio.get_running_loop()
         answer: PlacementFuture = loop.create_future()
         timer = loop.call_later(seconds, _expire, answer)

@@ -118,7 +118,9 @@ class SettingsWatcher:
         if isinstance(content, str):
             raise Invalid(content)
         if _is_empty(content) and not self._was_empty:
-            raise Invalid(f"config file {self._path}: is empty; write {{}} for no settings")
+            raise Invalid(
+                f"config file {self._path} is empty; write {{}} if no settings are wanted"
+            )
         return reload_settings(self._started_with, content, warn)
 
     def _log_warnings(self, warnings: list[SettingWarning]) -> None:

@@ -186,8 +186,8 @@ def _blocks(fields: JsonFields, name: str, num_tokens: int, block_tokens: int) -
     needed = -(-num_tokens // block_tokens)
     if len(blocks) != needed:
         raise Invalid(
-            f"{fields.where}: {name} has {len(blocks)} ids; {num_tokens:,} tokens are {needed} "
-            f"blocks of {block_tokens} tokens, with one id each"
+            f"{fields.where}: {name} has {len(blocks)} ids, but must have {needed}: one for each "
+            f"block of {block_tokens} of the {num_tokens:,} tokens"
         )
     if len(set(blocks)) != needed:
         raise Invalid(

@@ -359,16 +359,21 @@ def _pack(generation: int, spans: Sequence[TransferRange]) -> bytes:
 
 def _unpack(request: bytes, generation: int, region_size_bytes: int) -> list[tuple[int, int]]:
     if len(request) < _HEADER.size or (len(request) - _HEADER.size) % _SPAN.size:
-        raise Invalid("malformed read request")
+        raise Invalid(
+            f"the read request has {len(request)} bytes; it must have a header of {_HEADER.size} "
+            f"bytes, then {_SPAN.size} bytes per range"
+        )
     wanted, count = _HEADER.unpack_from(request)
     if wanted != generation:
         raise Invalid(
-            f"the region's owner has restarted since the reader connected: its generation is "
-            f"{generation}, not {wanted}"
+            "the region's owner has restarted since the reader connected: the reader expects "
+            f"generation {wanted}, but it is {generation}"
         )
     spans = list(_SPAN.iter_unpack(request[_HEADER.size :]))
     if len(spans) != count:
-        raise Invalid("malformed read request")
+        raise Invalid(
+            f"the header of the read request announces {count} ranges, but {len(spans)} follow"
+        )
     if any(offset + size > region_size_bytes for offset, size in spans):
         raise Invalid("a range lies outside the region")
     if sum(size for _, size in spans) > region_size_bytes:

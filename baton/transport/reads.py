@@ -203,11 +203,13 @@ async def _transfer(
         await _wait_until_done(transport, batch, clock)
         state, error = transport.poll(batch), batch.error
     except asyncio.CancelledError:
-        await _release(transport, batch, clock, settle_seconds)
+        await _release(transport, peer, batch, clock, settle_seconds)
         raise
-    await _release(transport, batch, clock, settle_seconds)
+    await _release(transport, peer, batch, clock, settle_seconds)
     if state is not TransferState.DONE:
-        raise TransferFailed(f"{transport.name} read from {peer.endpoint.owner}: {error}")
+        raise TransferFailed(
+            f"reading from {peer.endpoint.owner} over transport {transport.name} failed: {error}"
+        )
     if after is not None:
         await run_in_thread(after)
     return ReadResult(batch.size_bytes, clock.monotonic() - began)
@@ -221,7 +223,7 @@ async def _wait_until_done(transport: Transport, batch: Transfer, clock: Clock) 
 
 
 async def _release(
-    transport: Transport, batch: Transfer, clock: Clock, settle_seconds: float
+    transport: Transport, peer: Peer, batch: Transfer, clock: Clock, settle_seconds: float
 ) -> None:
     """Release the transfer. Raises TransferFailed if it can't be ended in time. It waits even if
     cancelled (again): otherwise the caller wouldn't learn that the local blocks are unsafe."""
@@ -229,7 +231,11 @@ async def _release(
     cancelled: asyncio.CancelledError | None = None
     while not transport.release(batch):
         if clock.monotonic() - began >= settle_seconds:
-            raise TransferFailed(f"{transport.name} can't end a read", [batch])
+            raise TransferFailed(
+                f"transport {transport.name} can't release a read from {peer.endpoint.owner} "
+                f"within {settle_seconds:g} s; it may still write to the local blocks",
+                [batch],
+            )
         try:
             await clock.sleep(LONGEST_POLL_SECONDS)
         except asyncio.CancelledError as error:

@@ -200,8 +200,8 @@ def _parse(arguments: str) -> dict[str, Any]:
             raise Invalid(f"engine_args: {flag}: {UNSUPPORTED[name]}", param="engine_args")
         if name not in CHANGES_KV | KEEPS_KV:
             raise Invalid(
-                f"engine_args: {flag} concerns a part of vLLM that Baton does not use, or is not "
-                "supported yet",
+                f"engine_args: {flag} can't be used with Baton: leave it out (it concerns a part "
+                "of vLLM that Baton replaces, or is not supported yet)",
                 param="engine_args",
             )
     return changed

@@ -17,16 +17,16 @@ def check_same_numerics(members: Iterable[Member], own: WorkerId, fingerprint: s
     if other is None:
         return
     if not fingerprint:
-        advice = "which is deterministic: start this one with deterministic=true, too"
+        why = "is deterministic"
+        advice = f"Start {own} with deterministic=true, too, or"
     elif not other.numerics_fingerprint:
-        advice = "which is not deterministic: start that one with deterministic=true first"
+        why = "is not deterministic"
+        advice = f"Start {other.id} with deterministic=true first, or {own}"
     else:
-        advice = (
-            f"which computes bitwise different results (in {other.kv_dtype}): start this one with "
-            "the same dtype, model and version of Baton"
-        )
+        why = f"computes bitwise different results (in {other.kv_dtype})"
+        advice = f"Start {own} with the same dtype, model and version of Baton, or"
     raise Invalid(
-        f"this cluster has worker {other.id}, {advice}; or give this one a cluster of its own "
-        "(cluster=NAME)",
+        f"worker {own} can't join: worker {other.id} of this cluster {why}. {advice} in a cluster "
+        "of its own (cluster=NAME)",
         param="deterministic",
     )

@@ -144,8 +144,8 @@ def min_ttft(snapshot: Snapshot, query: PolicyQuery) -> Decision:
     itl = decode.step_seconds(1, query.num_tokens)
     if not query.must_admit and (ttft > allowed or itl > query.itl_slo_seconds):
         raise Overloaded(
-            f"the predicted TTFT is {ttft:.2f} s (at most {allowed:.2f} s), and the predicted "
-            f"inter-token latency {itl:.3f} s (at most {query.itl_slo_seconds:.3f} s)",
+            f"the predicted TTFT is {ttft:.2f} s (allowed: {allowed:.2f} s), and the predicted "
+            f"inter-token latency {itl:.3f} s (allowed: {query.itl_slo_seconds:.3f} s)",
             retry_after_seconds=1.0,
         )
     return _pair(snapshot, query, prefill, decode, reuse)

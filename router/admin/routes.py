@@ -101,5 +101,5 @@ async def _read_json_object(request: Request) -> dict[str, Any]:
     except ValueError as error:
         raise ApiError(400, f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ApiError(400, "the body must be an object")
+        raise ApiError(400, "the body must be a JSON object")
     return value

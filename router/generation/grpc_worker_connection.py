@@ -60,4 +60,6 @@ async def _connected(channel: grpc.aio.Channel) -> None:
                 await channel.wait_for_state_change(state)
                 state = channel.get_state(try_to_connect=True)
     except TimeoutError as error:
-        raise Unavailable(f"no connection within {CONNECT_TIMEOUT_SECONDS:g} s") from error
+        raise Unavailable(
+            f"no connection to the worker within {CONNECT_TIMEOUT_SECONDS:g} s"
+        ) from error

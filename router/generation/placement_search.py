@@ -141,7 +141,9 @@ class PlacementSearch:
             with TimeLimit(seconds):
                 return await self._context.placer.place(query)
         except TimeoutError as error:
-            raise DeadlineExceeded(f"no placement within {seconds:g} s") from error
+            raise DeadlineExceeded(
+                f"no workers were assigned to the request within {seconds:g} s"
+            ) from error
 
 
 def _wait_jitter(spec: RequestSpec) -> float:

@@ -112,10 +112,11 @@ class Quarantine:
             del self._death_records[digest]
             return 0
         if case.is_refused:
-            names = ", ".join(sorted(worker.id for worker in case.deaths))
+            names = ", ".join(sorted({worker.id for worker in case.deaths}))
             raise RequestKilledWorkers(
-                f"workers died each time they ran this request ({names}), the last time in "
-                f"isolation: the request is refused for {case.expires_at - now:.0f} s"
+                f"the workers {names} died while they ran this request, the last to die while it "
+                "ran no other suspect request: the request is refused for "
+                f"{case.expires_at - now:.0f} s"
             )
         return len(case.deaths)
 

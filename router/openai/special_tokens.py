@@ -33,7 +33,8 @@ class SpecialTokenFilter:
             if found:
                 raise ApiError(
                     400,
-                    f"the message contains the special token {found[0]!r}; this server refuses it",
+                    f"the message contains the special token {found[0]!r}; this server refuses "
+                    "such messages",
                     param=f"messages[{number}].content",
                     code="special_token",
                 )

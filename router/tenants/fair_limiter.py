@@ -91,8 +91,8 @@ class FairLimiter:
         wanted = self.num_in_use + count
         if wanted > self._limit:
             raise Overloaded(
-                f"{self.num_in_use} {self._counted} are in progress, and {count} more would exceed "
-                f"the limit of {self._limit}",
+                f"this router handles {self.num_in_use} {self._counted} now, and {count} more "
+                f"would exceed its limit of {self._limit}",
                 retry_after_seconds=1.0,
             )
         if not shared or wanted <= self._limit - int(RESERVED_FRACTION * self._limit):
@@ -101,13 +101,13 @@ class FairLimiter:
         share = self._fair_share(tenant, weight)
         if own + count > share:
             reason = (
-                f"{count} more would exceed its fair share of {share:.0f}; all tenants together "
-                f"have {self.num_in_use} of at most {self._limit}"
+                f"{count} more would exceed the tenant's fair share of {share:.0f}; all tenants "
+                f"together use {self.num_in_use} of at most {self._limit}"
                 if share
                 else f"the rest of the limit of {self._limit} is reserved for other tenants"
             )
             raise Overloaded(
-                f"this tenant has {own} {self._counted} in progress; {reason}",
+                f"this router handles {own} {self._counted} of this tenant now, and {reason}",
                 retry_after_seconds=1.0,
             )
 

@@ -158,8 +158,8 @@ def _parse_grant(request: QuotaRequest, reply: Sequence[Any]) -> QuotaGrant:
     try:
         requests, requests_left, tokens, tokens_left, seats = reply
         grants = [
-            _parse_rate_grant(request.requests, requests, requests_left),
-            _parse_rate_grant(request.tokens, tokens, tokens_left),
+            _parse_rate_grant("requests", request.requests, requests, requests_left),
+            _parse_rate_grant("tokens", request.tokens, tokens, tokens_left),
         ]
         wanted = (
             max(request.slots.num_running, request.slots.num_wanted)
@@ -175,10 +175,13 @@ def _parse_grant(request: QuotaRequest, reply: Sequence[Any]) -> QuotaGrant:
     return QuotaGrant(grants[0], grants[1], int(seats))
 
 
-def _parse_rate_grant(request: RateRequest | None, granted: Any, left: Any) -> RateGrant:
+def _parse_rate_grant(unit: str, request: RateRequest | None, granted: Any, left: Any) -> RateGrant:
     """Parse the grant of one rate. Raises ValueError, TypeError."""
     grant = RateGrant(int(granted), float(left))
     most = max(request.min_amount, request.max_amount) if request is not None else 0
     if not (0 <= grant.granted <= most and math.isfinite(grant.remaining)):
-        raise ValueError(f"{granted} granted, at most {most} requested, {left} left")
+        raise ValueError(
+            f"{granted} {unit} granted, at most {most} requested, {left} left of the limit per "
+            "minute"
+        )
     return grant

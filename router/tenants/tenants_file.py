@@ -95,7 +95,7 @@ def load_tenants_file(path: Path) -> TenantDirectory:
     except OSError as error:
         raise Invalid(f"tenants file {path}: {error.strerror or error}") from error
     if len(data) > MAX_FILE_BYTES:
-        raise Invalid(f"tenants file {path}: larger than {MAX_FILE_BYTES} bytes")
+        raise Invalid(f"tenants file {path}: it is larger than {MAX_FILE_BYTES} bytes")
     try:
         return parse_tenants_file(data)
     except Invalid as error:
@@ -109,7 +109,7 @@ def parse_tenants_file(data: bytes) -> TenantDirectory:
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise Invalid(f"not YAML: {_truncated_message(error)}") from error
     if not isinstance(values, dict) or "tenants" not in values:
-        raise Invalid("must be a mapping with `tenants`, which maps each name to its settings")
+        raise Invalid("it must be a mapping with `tenants`, which maps each name to its settings")
     try:
         return _build_directory(_TenantsFileSchema.model_validate(_with_defaults(values)))
     except ValidationError as error:
@@ -117,15 +117,18 @@ def parse_tenants_file(data: bytes) -> TenantDirectory:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses a mapping in which a name occurs twice. PyYAML silently keeps the last occurrence,
-    so that a second ``keys`` of a tenant would drop the API keys in the first one."""
+    """Raises Invalid for a mapping in which a name occurs twice. PyYAML silently keeps the last
+    occurrence, so that a second ``keys`` of a tenant would drop the API keys in the first one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in names:
                 line = key.start_mark.line + 1
-                raise yaml.YAMLError(f"duplicate key {key.value!r}, again at line {line}")
+                raise Invalid(
+                    f"the name {key.value!r} occurs twice in one mapping, the second time at line "
+                    f"{line}"
+                )
             names.add(key.value if isinstance(key, yaml.ScalarNode) else key)
         return super().construct_mapping(node, deep)
 

@@ -62,7 +62,11 @@ class TenantsFileWatcher:
         except Invalid as error:
             self._metrics.file_failures.inc()
             self._metrics.file_stale.set(1)
-            log.error("tenants_file_refused", error=str(error), in_use="the last valid file")
+            log.error(
+                "tenants_file_refused",
+                error=str(error),
+                effect="the tenants of the last valid file stay in use",
+            )
             return
         self._metrics.file_stale.set(0)
         log.info("tenants_file_read", tenants=len(directory.tenants), keys=len(directory.keys))

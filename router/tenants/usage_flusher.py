@@ -68,7 +68,11 @@ class UsageFlusher:
                 await self.flush()
             except Unavailable as error:
                 if str(error) != self._last_error:
-                    log.warning("usage_not_sent", error=str(error))
+                    log.warning(
+                        "usage_not_sent",
+                        error=str(error),
+                        effect="the usage is kept and sent again with the next flush",
+                    )
                 self._last_error = str(error)
             else:
                 self._last_error = ""

@@ -149,12 +149,12 @@ async def test_blocks_are_put_leased_and_released(store: Served) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda request: replace(request, blocks=()), "a put must have 1 to 65536 blocks, not 0"),
+        (lambda request: replace(request, blocks=()), "blocks or preceding keys; it has neither"),
         (lambda request: replace(request, blocks=tuple(unsized(request))), "have a size"),
         (lambda request: replace(request, blocks=tuple(with_short_key(request))), "not 26 bytes"),
         (
             lambda request: replace(request, tenant=b"t" * 17),
-            "a tag must have at most 16 bytes, not 17",
+            "`tenant` and `model` must have at most 16 bytes each, not 17",
         ),
         (lambda request: replace(request, first_block=2**32 - 1), "at most 2147483648"),
     ],
@@ -181,7 +181,7 @@ async def test_errors_of_the_node_reach_the_client_unchanged(
     store: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness, client = store.harness, store.client
-    with pytest.raises(Corrupt, match="do not match their checksums"):
+    with pytest.raises(Corrupt, match="a block does not match its checksum"):
         await client.put(harness.request([0], checksum_error=1))
     monkeypatch.setattr("baton.rpc.convert.kvstore.keys_from_bytes.__defaults__", (2,))
     with pytest.raises(Invalid, match="keys must be up to 2 times 16 bytes, not 48"):
@@ -337,7 +337,7 @@ async def test_a_placement_stream_ends_with_its_conductor() -> None:
             await request_placement(channel, placement_query(), timeout_seconds=30.0, stream=stream)
         assert core.was_called.is_set() and stream.is_alive
     await asyncio.wait([running])
-    with pytest.raises(Unavailable, match="the stream has ended"):
+    with pytest.raises(Unavailable, match="placement requests to the conductor has ended"):
         await request_placement(channel, placement_query(), timeout_seconds=30.0, stream=stream)
 
 

@@ -250,7 +250,7 @@ async def test_a_read_that_outlives_its_deadline_is_an_unfinished_transfer(
         endpoint = source.start()
         await read(reader, endpoint, [TransferRange(0, 0, 4096)])
         source.freeze()
-        with pytest.raises(TransferFailed, match="can't end a read") as failure:
+        with pytest.raises(TransferFailed, match="can't release a read") as failure:
             await read(reader, endpoint, [TransferRange(0, 0, SIZE)], seconds=0.2)
         (transfer,) = failure.value.unfinished_transfers
         assert not reader.transport.release(transfer)

@@ -23,7 +23,7 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     try:
         yield fetch_helm3(tmp_path_factory.mktemp("helm3"))
     except HelmUnavailable as error:
-        pytest.skip(f"no Helm 3 here: {error}")
+        pytest.skip(f"Helm 3 is not available: {error}")
 
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.name)

@@ -24,4 +24,4 @@ def helm3_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         return fetch_helm3(tmp_path_factory.mktemp("helm3"))
     except HelmUnavailable as error:
-        pytest.skip(f"no Helm 3 here: {error}")
+        pytest.skip(f"Helm 3 is not available: {error}")

@@ -34,11 +34,15 @@ def apply_json_patch(target: Object, operations: list[Object]) -> Object:
     for operation in operations:
         try:
             _operate(out, operation)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise Refused(
-                422, "Invalid", f"can't apply the operation {operation}: {error}"
-            ) from error
+        except (KeyError, IndexError) as error:
+            raise _refusal(operation, f"there is no such path or field ({error})") from error
+        except (TypeError, ValueError) as error:
+            raise _refusal(operation, str(error)) from error
     return out
+
+
+def _refusal(operation: Object, why: str) -> Refused:
+    return Refused(422, "Invalid", f"can't apply the JSON patch operation {operation}: {why}")
 
 
 def _operate(out: Object, operation: Object) -> None:

@@ -93,7 +93,10 @@ def _pod(spec: Object, claims: Set[str] = frozenset()) -> Iterator[str]:
             yield f"spec.containers[].volumeMounts: must be unique: {paths}"
         for variable in container.get("env") or []:
             if variable.get("value") and variable.get("valueFrom"):
-                yield f"spec.containers[].env: {variable['name']}: value and valueFrom"
+                yield (
+                    f"spec.containers[].env: {variable['name']} has both value and valueFrom; "
+                    "it may have only one"
+                )
         if not container.get("image"):
             yield f"spec.containers[{container['name']}].image: Required value"
 
@@ -115,12 +118,14 @@ def check_change(kind: Kind, before: Object, now: Object) -> None:
     if kind.kind == "StatefulSet":
         changed = {key for key in {*old, *new} if old.get(key) != new.get(key)}
         if changed - SET_MAY_CHANGE:
-            why = f"spec: Forbidden: updates to {', '.join(sorted(changed - SET_MAY_CHANGE))}"
+            fields = ", ".join(sorted(changed - SET_MAY_CHANGE))
+            why = f"spec: Forbidden: a StatefulSet's fields {fields} may not be changed"
             raise invalid(kind, name, why)
     if kind.kind == "Job" and old.get("template") != new.get("template"):
         raise invalid(kind, name, "spec.template: field is immutable")
     if kind.kind == "Pod" and _frozen(old) != _frozen(new):
-        raise invalid(kind, name, "spec: Forbidden: pod updates may not change fields")
+        why = "fields other than images, tolerations and nodeName"
+        raise invalid(kind, name, f"spec: Forbidden: pod updates may not change {why}")
     if kind.kind == "Service" and old.get("clusterIP") != new.get("clusterIP"):
         raise invalid(kind, name, "spec.clusterIPs[0]: may not change once set")
 

@@ -164,7 +164,9 @@ class InMemoryStoreClient:
             raise Unavailable(f"{self._store.name} is dead")
         if self._store.is_hung:
             await CLOCK.sleep(seconds)
-            raise DeadlineExceeded(f"{self._store.name} is silent")
+            raise DeadlineExceeded(
+                f"store node {self._store.name} did not respond within {seconds:g} s"
+            )
 
     async def _answer(self, call):  # type: ignore[no-untyped-def]
         """Return the result of ``call``, or raise Unavailable if the node died meanwhile."""
@@ -304,7 +306,10 @@ class StoreCluster:
     def _link(self, member: Member) -> InMemoryStoreClient:
         store = self.stores[member.id]
         if store.generation != member.generation:
-            raise Unavailable(f"{member.id} is another incarnation now")
+            raise Unavailable(
+                f"store node {member.id} has restarted: its generation is {store.generation}, "
+                f"not {member.generation}"
+            )
         return InMemoryStoreClient(store)
 
 

@@ -28,7 +28,7 @@ def test_missing_kubernetes_access_is_reported(
     monkeypatch.setattr(
         "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", f"{tmp_path}/none"
     )
-    with pytest.raises(Invalid, match="this is not a pod, and there is no usable kubeconfig"):
+    with pytest.raises(Invalid, match="does not run in a pod, and there is no usable kubeconfig"):
         kubernetes.scale(Settings(), ["prefill=1"])
 
 

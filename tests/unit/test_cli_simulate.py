@@ -176,7 +176,7 @@ def test_measured_cost_table_is_used(ask: Ask, tmp_path: Path) -> None:
         ("--kill p0", "--kill is 'p0'; it must be WORKER@SECOND:SECONDS, like p3@120:30"),
         ("--kill p9@1:1", "there is no worker 'p9'; the workers are p0 to p1"),
         ("--kill d01@1:1", "there is no worker 'd01'"),
-        ("--slow d0x0", "--slow d0 is 0; it must be finite and above 0"),
+        ("--slow d0x0", "the factor of --slow d0 is 0; it must be finite and above 0"),
         ("--slow x", "--slow is 'x'; it must be WORKERxFACTOR, like p1x2.0"),
         ("--trace /nowhere", "/nowhere: cannot be read"),
         ("--trace TRACE --kind chat", "--trace and --kind can't be combined"),
@@ -275,8 +275,8 @@ def test_plan_without_a_sufficient_split_exits_with_1(ask: Ask) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--rate 5 --gpus 1", "--gpus 1 makes 1 workers of 1; there must be from 2 to 256"),
-        ("--rate 5 --gpus 7 --gpus-per-worker 4", "--gpus 7 makes 1 workers of 4"),
+        ("--rate 5 --gpus 1", "GPUs per worker makes 1 worker(s); there must be 2 to 256 workers"),
+        ("--rate 5 --gpus 7 --gpus-per-worker 4", "--gpus 7 with 4 GPUs per worker makes 1 worker"),
         ("--rate 5 --gpus 4 --gpus-per-worker 0", "--gpus-per-worker is 0"),
         ("--rate -5 --gpus 4", "--rate is -5; it must be finite and above 0"),
         ("--rate 5 --gpus 4 --target 1.5", "--target is 1.5; it must be above 0 and at most 1"),

@@ -199,11 +199,11 @@ def test_incompatible_worker_does_not_join() -> None:
     check_same_numerics(promising, WorkerId("b"), ONE)
     check_same_numerics(plain, WorkerId("b"), "")
     check_same_numerics(promising, WorkerId("a"), OTHER)  # the same worker before its restart
-    with pytest.raises(Invalid, match="has worker a, which is deterministic"):
+    with pytest.raises(Invalid, match="b can't join: worker a of this cluster is deterministic"):
         check_same_numerics(promising, WorkerId("b"), "")
-    with pytest.raises(Invalid, match="a, which is not deterministic"):
+    with pytest.raises(Invalid, match="Start a with deterministic=true first, or b in a cluster"):
         check_same_numerics(plain, WorkerId("b"), ONE)
-    with pytest.raises(Invalid, match="a, which computes bitwise different results"):
+    with pytest.raises(Invalid, match="a of this cluster computes bitwise different results"):
         check_same_numerics(promising, WorkerId("b"), OTHER)
     oldest = incompatible_peer([*promising, member("c", 0, OTHER)], WorkerId("b"), ONE)
     assert oldest is not None and oldest.id == "c"

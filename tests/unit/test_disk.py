@@ -237,7 +237,9 @@ def test_size_limit_may_change_between_restarts(tmp_path: Path) -> None:
     for number in (1, 2, 3, 4):
         store(disk, number)
     disk.close()
-    disk = opened(tmp_path, segments=1)
+    with capture_logs() as lines:
+        disk = opened(tmp_path, segments=1)
+    assert [line["reason"] for line in lines] == ["above the maximum number of segments"]
     assert numbers(disk) == [1, 2, 3]
     disk.close()
     disk = opened(tmp_path, segments=3)
@@ -452,8 +454,8 @@ def test_segment_of_another_version_is_dropped(tmp_path: Path) -> None:
         file.write(head + struct.pack("<I", zlib.crc32(head)))
     with capture_logs() as lines:
         disk = opened(tmp_path)
-    assert [(line["event"], line["path"]) for line in lines] == [
-        ("store_segment_dropped", str(path))
+    assert [(line["event"], line["path"], line["reason"]) for line in lines] == [
+        ("store_segment_dropped", str(path), "not a complete segment of the configured size")
     ]
     assert numbers(disk) == [] and not path.exists()
 

@@ -154,7 +154,7 @@ async def test_silent_conductor_times_out_and_a_closed_stream_fails() -> None:
             await asyncio.sleep(0)
         with pytest.raises(Unavailable):
             await waiting
-        with pytest.raises(Unavailable, match="the stream has ended"):
+        with pytest.raises(Unavailable, match="placement requests to the conductor has ended"):
             await stream.request_placement(question(), 1.0)
 
 
@@ -174,7 +174,7 @@ async def test_invalid_answers_of_a_conductor_fail_the_request(answer: bytes, wh
 
 async def test_unreachable_conductor_fails_the_request() -> None:
     async with asking("127.0.0.1:9") as stream:
-        with pytest.raises(Unavailable, match="does not accept connections"):
+        with pytest.raises(Unavailable, match=r"can't connect to 127\.0\.0\.1:9: "):
             await stream.request_placement(question(), 10.0)
 
 
@@ -249,7 +249,7 @@ async def test_placer_falls_back_to_grpc_if_the_framed_connection_fails() -> Non
         RequestId("r"), Epoch(1), TenantId("t"), 40, 8, (BlockKey(bytes(16)),), frozenset(), "m"
     )
     async with asyncio.timeout(20):
-        with pytest.raises(Unavailable, match="does not accept connections"):
+        with pytest.raises(Unavailable, match=r"can't connect to 127\.0\.0\.1:9: "):
             await placer.place(query)
         assert (await placer.place(query)).decode == DECODE
     running.cancel()

@@ -137,7 +137,7 @@ async def test_silent_placer_times_out() -> None:
             await asyncio.sleep(60)
 
     scene.placer = Silent([], [])
-    with pytest.raises(DeadlineExceeded, match="no placement within"):
+    with pytest.raises(DeadlineExceeded, match="no workers were assigned to the request within"):
         await scene.collect(replace(FAST, placement_timeout_seconds=0.01))
 
 

@@ -190,7 +190,7 @@ def test_library_in_a_world_writable_folder_is_not_trusted(
     (tmp_path / "built").chmod(0o777)
     (tmp_path / "built" / f"kernels-avx2-{build.source_digest('avx2')}.so").write_text("theirs")
     monkeypatch.setattr(build, "library_folders", lambda: [tmp_path / "built"])
-    with pytest.raises(Unavailable, match="writable, and by this user only"):
+    with pytest.raises(Unavailable, match="for this user and for no other user except root"):
         build.build_library("avx2")
 
 

@@ -86,7 +86,7 @@ async def test_pools_are_listed_scaled_and_drained(
         ("scale", b'{"router": 2}', 400, "scale takes prefill=N and decode=N"),
         ("scale", b'{"decode": 0}', 400, "not decode=0"),
         ("scale", b'{"decode": 9}', 429, "somebody else"),
-        ("scale", b"[1]", 400, "must be an object"),
+        ("scale", b"[1]", 400, "must be a JSON object"),
         ("scale", b"{", 400, "not JSON"),
         ("scale", b" " * 5000, 413, "at most 4096 bytes"),
         ("drain", b'{"worker": 1}', 400, 'like {"worker": "decode-1"}'),

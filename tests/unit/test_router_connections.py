@@ -283,15 +283,18 @@ async def test_connection_that_ends_otherwise_does_not_report_a_dead_worker(
     assert type(error) is Unavailable
 
 
-@pytest.mark.parametrize("line", ["", "127.0.0.1:9"])
-async def test_unreachable_worker_fails_the_request(line: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [("", "does not accept connections"), ("127.0.0.1:9", "can't connect to 127.0.0.1:9: ")],
+)
+async def test_unreachable_worker_fails_the_request(line: str, why: str) -> None:
     async with open_connections() as links:
         ref, inbox = WorkerRef(WorkerId("w"), "127.0.0.1:9", Incarnation(1), line), OutputQueue()
         links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox.put)
         async with asyncio.timeout(4):
             [(_, error)] = await inbox.get_all()
     assert isinstance(error, NotConnected)
-    assert "does not accept connections" in str(error)
+    assert why in str(error)
 
 
 async def test_framed_connection_is_used_again_once_it_opens(

@@ -231,7 +231,9 @@ async def test_the_content_that_was_looked_at_is_loaded(
 async def test_a_file_that_becomes_empty_is_rejected(tmp_path: Path) -> None:
     program = WatchedProgram(tmp_path, "log_level: debug", Reader.ROUTER)
     (line,) = await program.check("\n")
-    assert line["error"] == f"config file {program.path}: is empty; write {{}} for no settings"
+    assert line["error"] == (
+        f"config file {program.path} is empty; write {{}} if no settings are wanted"
+    )
     assert program.applied == []
     await program.check("{}")
     assert [each.log_level for each in program.applied] == ["info"]

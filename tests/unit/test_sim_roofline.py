@@ -256,7 +256,8 @@ ROW = {"new_tokens": 1, "cached_tokens": 0, "seconds": 1.0}
         (table(prefill=[ROW | {"new_tokens": 0}]), ": prefill[0]: new_tokens is 0; it must be a "),
         (
             table(decode=[{"batch": 4, "context_tokens": c, "seconds": 1} for c in range(9)]),
-            ": the 9 rows of decode do not determine its three costs",
+            ": the 9 rows of decode do not determine its three costs; there must be at least three "
+            "rows, with small and large values of batch and context_tokens",
         ),
     ],
 )

@@ -55,7 +55,7 @@ def test_read_cancelled_twice_still_waits_until_nothing_writes() -> None:
 
 
 def test_read_cancelled_twice_still_reports_an_unfinished_transfer() -> None:
-    with pytest.raises(TransferFailed, match="can't end a read") as failure:
+    with pytest.raises(TransferFailed, match="can't release a read") as failure:
         simulate(read_and_cancel_twice(100.0))
     assert len(failure.value.unfinished_transfers) == 1
 

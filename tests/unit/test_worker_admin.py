@@ -97,10 +97,10 @@ async def test_inspection_and_stay_are_sent_to_the_workers_address(
 
 async def test_without_a_registry_calls_fail() -> None:
     nobody = UnavailableWorkerAdmin()
-    with pytest.raises(Unavailable, match="redis_url is not set"):
+    with pytest.raises(Unavailable, match="without a registry: the setting redis_url is not set"):
         await nobody.loads()
     for ask in (nobody.drain, nobody.drain_report, nobody.end_drain):
-        with pytest.raises(Unavailable, match="redis_url is not set"):
+        with pytest.raises(Unavailable, match="the setting redis_url is not set"):
             await ask(WorkerId("d"))
 
 

@@ -175,8 +175,8 @@ def test_arguments_that_are_passed_on_exist(name: str) -> None:
 def test_all_other_arguments_are_refused(flags: str, model: Path) -> None:
     error = refusal(model, flags)
     assert str(error) == (
-        f"engine_args: {flags.split()[0]} concerns a part of vLLM that Baton does not use, or is "
-        "not supported yet"
+        f"engine_args: {flags.split()[0]} can't be used with Baton: leave it out (it concerns a "
+        "part of vLLM that Baton replaces, or is not supported yet)"
     )
 
 

@@ -84,7 +84,8 @@ def find_compiler() -> str:
     an x86 machine."""
     if platform.machine() not in MACHINES:
         raise Unavailable(
-            f"the kernels are for {MACHINES[0]}, but this machine is {platform.machine()}"
+            f"Baton's CPU kernels are for {MACHINES[0]} only, but this machine is "
+            f"{platform.machine()}"
         )
     for name in COMPILERS:
         if found := shutil.which(name):
@@ -134,9 +135,10 @@ def _writable(places: list[Path]) -> Path:
             continue
         if os.access(folder, os.W_OK) and _is_ours(folder):
             return folder
-    names = " or ".join(str(folder) for folder in places)
+    names = ", ".join(str(folder) for folder in places)
     raise Unavailable(
-        f"the kernels can't be compiled: {names} must be writable, and by this user only"
+        f"the CPU kernels can't be compiled: one of the folders {names} must be writable for this "
+        "user and for no other user except root"
     )
 
 

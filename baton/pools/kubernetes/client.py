@@ -104,7 +104,9 @@ def _load_kubeconfig(configuration: client.Configuration) -> tuple[str, str]:
         config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         _, active = config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
     except (ConfigException, OSError) as error:
-        raise Invalid(f"this is not a pod, and there is no usable kubeconfig: {error}") from error
+        raise Invalid(
+            f"this process does not run in a pod, and there is no usable kubeconfig: {error}"
+        ) from error
     return str(active["name"]), str(active["context"].get("namespace", ""))
 
 

@@ -273,7 +273,9 @@ class KubernetesPools:
     @contextmanager
     def _exclusive_change(self, pool: str) -> Iterator[None]:
         if pool in self._changing:
-            raise Overloaded(f"the {pool} pool is being changed at this moment; try again")
+            raise Overloaded(
+                f"this process is already changing the {pool} pool; try again when that has ended"
+            )
         self._changing.add(pool)
         try:
             yield

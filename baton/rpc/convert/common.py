@@ -241,7 +241,8 @@ def _check_size(message: pb.RequestOutput) -> None:
         raise Invalid("the output has more logprobs than a request may ask for", param="logprobs")
     if len(message.details) > MAX_DETAILS:
         raise Invalid(
-            f"an output must have at most {MAX_DETAILS} details, not {len(message.details)}",
+            f"the map `details` of an output must have at most {MAX_DETAILS} entries, not "
+            f"{len(message.details)}",
             param="details",
         )
 

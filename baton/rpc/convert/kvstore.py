@@ -86,7 +86,8 @@ def put_from_proto(message: pb.PutRequest) -> PutRequest:
     blocks = block_run_from_proto(message.blocks)
     head = keys_from_bytes(message.head)
     if not blocks and not head:
-        raise Invalid(f"a put must have 1 to {MAX_KEYS} blocks, not 0", param="blocks")
+        text = "a put must have blocks or preceding keys; it has neither"
+        raise Invalid(text, param="blocks")
     if message.first_block > MAX_FIRST_BLOCK:
         text = f"first_block must be at most {MAX_FIRST_BLOCK}, not {message.first_block}"
         raise Invalid(text, param="first_block")
@@ -207,5 +208,7 @@ def _key(value: bytes) -> BlockKey:
 
 def _tag(value: bytes) -> bytes:
     if len(value) > MAX_TAG_BYTES:
-        raise Invalid(f"a tag must have at most {MAX_TAG_BYTES} bytes, not {len(value)}")
+        raise Invalid(
+            f"`tenant` and `model` must have at most {MAX_TAG_BYTES} bytes each, not {len(value)}"
+        )
     return value

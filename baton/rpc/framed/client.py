@@ -63,7 +63,9 @@ class FramedClientConnection(FramedConnection):
 
     def _prove(self, nonce: bytes) -> None:
         if len(nonce) != NONCE_BYTES:
-            raise Invalid(f"a nonce must have {NONCE_BYTES} bytes")
+            raise Invalid(
+                f"the nonce of the handshake must have {NONCE_BYTES} bytes, not {len(nonce)}"
+            )
         self._nonces = self._nonce + nonce
         code = self._code("client")
         self.send(0, FrameKind.PROOF, pb.Proof(code=code).SerializeToString())
@@ -98,9 +100,11 @@ async def open_framed_connection(
         async with asyncio.timeout(timeout_seconds):
             return await _open(address, service, trust, deliver)
     except TimeoutError as error:
-        raise Unavailable(f"no connection within {timeout_seconds:g} s") from error
+        raise Unavailable(
+            f"no connection to {address} within {timeout_seconds:g} s (handshake included)"
+        ) from error
     except OSError as error:
-        raise Unavailable(f"the peer does not accept connections: {error}") from error
+        raise Unavailable(f"can't connect to {address}: {error}") from error
 
 
 async def _open(

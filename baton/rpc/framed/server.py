@@ -200,7 +200,9 @@ class FramedServerConnection(FramedConnection):
         if hello.service not in self._services:
             raise Invalid(f"there is no service {hello.service!r} here")
         if len(hello.nonce) != NONCE_BYTES:
-            raise Invalid(f"a nonce must have {NONCE_BYTES} bytes")
+            raise Invalid(
+                f"the nonce of the handshake must have {NONCE_BYTES} bytes, not {len(hello.nonce)}"
+            )
         nonce = secrets.token_bytes(NONCE_BYTES)
         self._name, self._nonces = hello.service, hello.nonce + nonce
         self.send(0, FrameKind.CHALLENGE, pb.Challenge(nonce=nonce).SerializeToString())
@@ -213,7 +215,9 @@ class FramedServerConnection(FramedConnection):
                 raise Unauthorized(message)
             answer = self._code(self._secret, "server")
         if self._server.num_open >= MAX_CONNECTIONS:
-            raise Overloaded(f"there are {MAX_CONNECTIONS} connections already")
+            raise Overloaded(
+                f"this server already has {MAX_CONNECTIONS} framed connections, its maximum"
+            )
         self._server.unauthenticated.discard(self)
         self._service = self._services[self._name](self)
         self.complete_handshake(self._service.on_message)

@@ -110,4 +110,6 @@ def _check_name(function: dict[str, Any]) -> str:
 def _check_keys(value: dict[str, Any], known: frozenset[str], what: str) -> None:
     unknown = [key for key in value if key not in known]
     if unknown:
-        raise validation_error(f"{what} can't have {unknown[0]!r}, only {', '.join(sorted(known))}")
+        raise validation_error(
+            f"{what} has the unknown field {unknown[0]!r}; it may have {', '.join(sorted(known))}"
+        )

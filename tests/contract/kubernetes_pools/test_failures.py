@@ -190,6 +190,6 @@ async def test_cancelling_between_drain_and_scale_returns_the_worker_to_service(
 
 async def test_concurrent_changes_of_one_pool_are_refused(rig: Rig) -> None:
     with rig.pools._exclusive_change("prefill"):
-        with pytest.raises(Overloaded, match="prefill pool is being changed"):
+        with pytest.raises(Overloaded, match="already changing the prefill pool"):
             await rig.pools.scale({PREFILL: 4})
     await rig.pools.scale({PREFILL: 4})

@@ -68,7 +68,7 @@ def announce(registry: MemoryRegistry, name: str, role: Role, pending: PendingSe
 def test_status_shows_what_each_program_has_not_applied(kube: Kube, baton: Baton) -> None:
     registry = kube.connect_registry()
     stale = PendingSettings(restart_needed=("max_sequences", "model"))
-    rejected = PendingSettings(rejected="config file /etc/baton/baton.yaml: is empty")
+    rejected = PendingSettings(rejected="config file /etc/baton/baton.yaml is empty")
     announce(registry, "baton-conductor-1.uid", Role.CONDUCTOR, rejected)
     announce(registry, "baton-decode-1.uid", Role.DECODE, stale)
     announce(registry, "baton-decode-2.uid", Role.DECODE, stale)
@@ -77,7 +77,7 @@ def test_status_shows_what_each_program_has_not_applied(kube: Kube, baton: Baton
     assert (code, err) == (0, [])
     assert " ".join(out[-3:]).endswith(
         "settings of baton-conductor-1: "
-        "config file rejected: config file /etc/baton/baton.yaml: is empty "
+        "config file rejected: config file /etc/baton/baton.yaml is empty "
         "settings of baton-decode-1, baton-decode-2: restart needed: max_sequences, model"
     )
     assert json.loads("".join(baton("status", "--json")[1]))["pending_settings"] == {

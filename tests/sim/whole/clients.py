@@ -93,7 +93,8 @@ class ClientResponse:
         """Record text that the client has received."""
         if self.end or self.reason is not None:
             raise GuaranteeViolation(
-                f"{self.request.spec.request_id}: the client received text after the finish reason"
+                f"{self.request.spec.request_id}: the client received text after the finish "
+                "reason or after the response had ended"
             )
         self.tokens += [TokenId(ord(letter) - FIRST_CHARACTER) for letter in text]
         if reason is not None:

@@ -29,7 +29,10 @@ def check_answer(answer: ClientResponse, may_fail_often: bool) -> None:
     if not answer.end:
         raise GuaranteeViolation(f"{name}: the response never ended")
     if tokens != expected[: len(tokens)]:
-        raise GuaranteeViolation(f"{name}: the client received {tokens} instead of {expected}")
+        raise GuaranteeViolation(
+            f"{name}: the client received {tokens}, which is not a prefix of the expected tokens "
+            f"{expected}"
+        )
     if answer.end == "complete" and (tokens != expected or answer.reason is not reason):
         raise GuaranteeViolation(
             f"{name}: the response has {len(tokens)} tokens and finish reason {answer.reason}; "

@@ -145,7 +145,9 @@ async def connected(channel: SimChannel) -> None:
         async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
             await channel.end.connected
     except TimeoutError as error:
-        raise Unavailable(f"no connection within {CONNECT_TIMEOUT_SECONDS:g} s") from error
+        raise Unavailable(
+            f"no connection to the worker within {CONNECT_TIMEOUT_SECONDS:g} s"
+        ) from error
 
 
 async def converse(
