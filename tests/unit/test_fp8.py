@@ -204,7 +204,7 @@ GROUP = ROWS["config_groups"]["group_0"]["weights"]  # type: ignore[index]
             "only FP8",
         ),
         (quantized_as("fp8"), "only FP8"),
-        (quantized_as(BLOCKS | {"weight_block_size": [64, 64]}), r"shape \[4, 2\], which is not"),
+        (quantized_as(BLOCKS | {"weight_block_size": [64, 64]}), r"shape \[4, 2\]; for a matrix"),
         (change(PROJECTION + "_scale_inv", lambda scales: None), "no file has tensor .*_scale_inv"),
         (change(PROJECTION + "_scale_inv", lambda scales: scales[:1]), "block of 32 x 32"),
         (
