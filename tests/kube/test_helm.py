@@ -16,7 +16,7 @@ import yaml
 from kubernetes import client, config
 
 from baton.clock import SystemClock
-from baton.pools.kubernetes.client import KubernetesClient
+from baton.pools.kubernetes.client import Conflict, KubernetesClient
 from baton.pools.kubernetes.initial_sizes import InitialSizes
 from tests.kube import instant
 from tests.kube.api import Api
@@ -90,7 +90,13 @@ class Releases:
         config.load_kube_config(str(self.folder / "kubeconfig"), client_configuration=configuration)  # type: ignore[no-untyped-call]
         kubernetes = KubernetesClient(configuration, "default")
         lease = str(values["BATON_KUBERNETES_LEASE"])
-        asyncio.run(InitialSizes(kubernetes, lease, lambda: initial, SystemClock()).apply())
+        sizes = InitialSizes(kubernetes, lease, lambda: initial, SystemClock())
+        while True:
+            try:
+                asyncio.run(sizes.apply())
+                break
+            except Conflict:  # a controller was faster; a conductor tries again, too
+                continue
         kubernetes.close()
 
     def objects(self) -> dict[str, Any]:
