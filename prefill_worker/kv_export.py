@@ -118,11 +118,12 @@ class KvExport:
         await self._wait_until(lambda: self._nearly_done)
         yield KvTransferScheduled(self._endpoint, self._num_tokens, self._layout.checksum_algorithm)
         while not self._all_announced():
-            await self._wait_until(
-                lambda: self._num_ready > len(self._announced_blocks) or self._done is not None
-            )
-            if self._num_ready > len(self._announced_blocks) and not self._all_announced():
+            if self._num_ready > len(self._announced_blocks):
                 yield await self._next_chunk()
+            else:
+                await self._wait_until(
+                    lambda: self._num_ready > len(self._announced_blocks) or self._done is not None
+                )
         assert self._done is not None
         yield self._done
         await self._wait_until(lambda: self._num_acknowledged >= len(self._announced_blocks))

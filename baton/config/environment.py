@@ -77,8 +77,8 @@ def set_vllm_environment() -> None:
     ``VLLM_USE_V2_MODEL_RUNNER`` is always set to 0. The other variables are set only if they are
     not set already. By default, gloo, by which vLLM's ranks reach each other without
     authentication, listens on loopback; vLLM's sockets are in a folder that only this user can
-    open, and that is removed when this process exits; and when a rank has died, the other ranks are
-    stopped within a second."""
+    open, and that is removed when this process exits normally; and when a rank has died, the other
+    ranks are stopped within a second."""
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")

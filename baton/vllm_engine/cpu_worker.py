@@ -3,6 +3,7 @@
 import mmap
 import os
 from collections.abc import Sequence
+from functools import cache, partial
 
 import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -24,14 +25,11 @@ class BatonCpuWorker(SamplingWorker, CPUWorker):  # type: ignore[misc]
         """Return Baton's sampler, with its own kernels if this processor and compiler allow it."""
         if unavailable_reason() is not None:
             return sample
-        threads = KernelThreadPool(torch.get_num_threads())
-        choosers: dict[int, NativeTokenChooser] = {}
+        chooser = cache(partial(NativeTokenChooser, KernelThreadPool(torch.get_num_threads())))
 
         def sample_rows(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledToken | None]:
             width = logits.shape[1]  # which may exceed the vocabulary of the tokenizer
-            if width not in choosers:
-                choosers[width] = NativeTokenChooser(threads, width)
-            return sample(logits, rows, choosers[width])
+            return sample(logits, rows, chooser(width))
 
         return sample_rows
 
