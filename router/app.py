@@ -19,6 +19,7 @@ from router.api_document.document import encode_document
 from router.batches.routes import add_batch_routes
 from router.batches.service import BatchService
 from router.errors import ApiError, to_api_error
+from router.http.api_key_header import api_key_header
 from router.http.browser_check import BrowserRequestCheck
 from router.http.cors import Cors
 from router.http.frontend import HttpFrontend, open_access_log
@@ -101,12 +102,12 @@ def _add_models(app: FastAPI, context: RouterContext) -> None:
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        context.tenants.authenticator.tenant_of(request.headers.get("authorization"))
+        context.tenants.authenticator.tenant_of(api_key_header(request.scope))
         return _json({"object": "list", "data": [describe()]})
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
-        context.tenants.authenticator.tenant_of(request.headers.get("authorization"))
+        context.tenants.authenticator.tenant_of(api_key_header(request.scope))
         context.check_model(name)
         return _json(describe())
 

@@ -78,13 +78,39 @@ class ResponseWriter:
         await self.start(status, {**headers, "content-length": str(len(data))})
         await self.end(data)
 
-    async def send_error(self, error: ApiError, headers: Mapping[str, str]) -> None:
-        """Send an error: as the response, or as the last event of a stream that has begun."""
+    async def send_error(
+        self, error: ApiError, headers: Mapping[str, str], encoder: "ErrorEncoder | None" = None
+    ) -> None:
+        """Send an error: as the response, or as the last event of a stream that has begun. Without
+        ``encoder``, it has OpenAI's form."""
+        encoder = encoder or OpenAIErrorEncoder()
         if self.has_started:
-            await self.end(b"data: " + error.json + b"\n\n")
+            await self.end(encoder.encode_error_event(error))
         else:
             merged = {**JSON_HEADERS, **headers, **error.headers}
-            await self.respond(error.status, merged, error.json)
+            await self.respond(error.status, merged, encoder.encode_error(error))
+
+
+class ErrorEncoder(Protocol):
+    """Encodes errors in the form of one API."""
+
+    def encode_error(self, error: ApiError) -> bytes:
+        """Return the body of an error response."""
+        ...
+
+    def encode_error_event(self, error: ApiError) -> bytes:
+        """Return the last events of a stream that fails."""
+        ...
+
+
+class OpenAIErrorEncoder:
+    """Encodes errors as OpenAI's API does."""
+
+    def encode_error(self, error: ApiError) -> bytes:
+        return error.json
+
+    def encode_error_event(self, error: ApiError) -> bytes:
+        return b"data: " + error.json + b"\n\n"
 
 
 def get_header(scope: Scope, name: bytes) -> str | None:

@@ -19,7 +19,9 @@ from router.openai.token_entry import TokenEntry
 class ChoiceResult:
     """One choice, accumulated from its deltas. ``prompt_text`` is the prompt if it is echoed, else
     empty; ``prompt_token_ids`` are for ``return_token_ids``. ``tool_calls`` has for each call its
-    name and the pieces of its arguments."""
+    name and the pieces of its arguments. ``parts`` are all parts of a parsed answer in their order;
+    empty if the answer is not parsed. ``stop_string`` is the one that ended the answer, if one
+    did."""
 
     index: int
     prompt_token_ids: Sequence[TokenId]
@@ -31,15 +33,19 @@ class ChoiceResult:
     reasoning_pieces: list[str] = field(default_factory=list)
     tool_calls: list[tuple[str, list[str]]] = field(default_factory=list)
     prompt_token_entries: Sequence[TokenEntry] = ()
+    parts: list[OutputPart] = field(default_factory=list)
+    stop_string: str | None = None
 
     def add(self, delta: ChoiceDelta) -> None:
         self.prompt_token_entries = self.prompt_token_entries or delta.prompt_token_entries
         self.text_pieces.append(delta.text)
+        self.parts.extend(delta.parts)
         for piece in delta.parts:
             self._add_part(piece)
         self.token_ids.extend(delta.token_ids)
         self.token_entries.extend(delta.token_entries)
         self.finish_reason = delta.finish_reason
+        self.stop_string = delta.stop_string
 
     def _add_part(self, piece: OutputPart) -> None:
         match piece:

@@ -22,7 +22,8 @@ from router.openai.token_entry import TokenEntry
 class ChoiceDelta:
     """The new part of one answer. ``token_entries`` are empty unless logprobs were requested. If
     the answer is parsed for reasoning or tool calls, the delta has ``parts``, and ``text`` is
-    empty. The first delta has ``prompt_token_entries``, if prompt logprobs were requested."""
+    empty. The first delta has ``prompt_token_entries``, if prompt logprobs were requested. The last
+    one has the ``stop_string`` that ended the answer, if one did."""
 
     index: int
     text: str
@@ -31,6 +32,7 @@ class ChoiceDelta:
     finish_reason: str | None
     parts: tuple[OutputPart, ...] = ()
     prompt_token_entries: tuple[TokenEntry, ...] = ()
+    stop_string: str | None = None
 
 
 DeltaHandler = Callable[[ChoiceDelta], Awaitable[None]]
@@ -199,7 +201,8 @@ class ChoiceStream:
     ) -> ChoiceDelta:
         ids, entries = tuple(self._token_ids), tuple(self._entries)
         prompt, self._prompt_entries = self._prompt_entries, ()
-        delta = ChoiceDelta(self.index, text, ids, entries, reason, tuple(pieces), prompt)
+        stop = self._stop_strings.matched
+        delta = ChoiceDelta(self.index, text, ids, entries, reason, tuple(pieces), prompt, stop)
         self._token_ids.clear()
         self._entries.clear()
         return delta

@@ -6,14 +6,11 @@ writing the token. So an output that only adds text is encoded and written as so
 long as the client keeps up.
 """
 
-import orjson
-
 from baton.core.request import RequestOutput
 from router.http.response_writer import InlineBodyWriter
-from router.openai.choice_stream import ChoiceDelta, ChoiceStream
-from router.openai.encoders import ChoiceResult, OpenAIEncoder
-
-TEXT_PLACEHOLDER = "\x00text\x00"
+from router.openai.best_of import response_usage
+from router.openai.choice_stream import ChoiceStream
+from router.openai.encoders import AnswerEncoder, ChoiceResult
 
 
 class InlineStreamWriter:
@@ -22,12 +19,11 @@ class InlineStreamWriter:
     code that writes all other chunks."""
 
     def __init__(
-        self, body: InlineBodyWriter, encoder: OpenAIEncoder, unopened: dict[int, ChoiceResult]
+        self, body: InlineBodyWriter, encoder: AnswerEncoder, unopened: dict[int, ChoiceResult]
     ) -> None:
         self._body = body
         self._encoder = encoder
         self._unopened = unopened
-        self._frames: dict[int, tuple[bytes, bytes]] = {}
 
     def write_output(self, choice: ChoiceStream, output: RequestOutput) -> bool:
         """Write the text of an output and return True. If the client does not keep up, do nothing
@@ -36,25 +32,10 @@ class InlineStreamWriter:
             return False
         text = choice.take_text(output)
         if text:
-            self._body.write(self._encode(choice.index, text))
+            opening = self._encode_opening(choice) if choice.index in self._unopened else b""
+            self._body.write(opening + self._encoder.encode_text(choice.index, text))
         return True
 
-    def _encode(self, index: int, text: str) -> bytes:
-        opening = b""
-        if index in self._unopened:
-            opening = self._encoder.encode_opening_chunk(self._unopened.pop(index))
-        frame = self._frames.get(index) or self._prepare_frame(index)
-        if frame is None:
-            return opening + self._encoder.encode_chunk(ChoiceDelta(index, text, (), (), None))
-        return opening + frame[0] + orjson.dumps(text) + frame[1]
-
-    def _prepare_frame(self, index: int) -> tuple[bytes, bytes] | None:
-        """Return the bytes that :meth:`OpenAIEncoder.encode_chunk` writes before and after the
-        text, since an answer's chunks differ only in their text. Returns None if the bytes after
-        the text depend on it."""
-        if self._encoder.is_padded:
-            return None
-        chunk = self._encoder.encode_chunk(ChoiceDelta(index, TEXT_PLACEHOLDER, (), (), None))
-        begin, _, end = chunk.partition(orjson.dumps(TEXT_PLACEHOLDER))
-        self._frames[index] = (begin, end)
-        return begin, end
+    def _encode_opening(self, choice: ChoiceStream) -> bytes:
+        usage = response_usage([choice], 1).without_answer
+        return self._encoder.encode_opening(self._unopened.pop(choice.index), usage)

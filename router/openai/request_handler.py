@@ -15,6 +15,7 @@ from baton.core.ids import TenantId
 from baton.core.priority import MAX_PRIORITY_STEPS
 from baton.errors import BatonError, DeadlineExceeded
 from router.errors import ApiError, to_api_error
+from router.http.api_key_header import api_key_header
 from router.http.body_parser import Body, parse_body
 from router.http.json_limits import max_json_values
 from router.http.raw_body import RawBody
@@ -35,11 +36,10 @@ from router.openai.best_of import response_usage, select_best
 from router.openai.choice_stream import ChoiceDelta, ChoiceStream
 from router.openai.context import RouterContext
 from router.openai.encoders import (
-    DONE_EVENT,
+    AnswerEncoder,
     ChatEncoder,
     ChoiceResult,
     CompletionEncoder,
-    OpenAIEncoder,
     ResponseMetadata,
 )
 from router.openai.grammar_validator import TOOLS_FIELD
@@ -68,7 +68,10 @@ log = structlog.get_logger(__name__)
 
 class RequestHandler(Response, ABC):
     """Handles one HTTP request. The class is a Starlette response, so that it gets the raw ASGI
-    channel: no layer in between delays the message that the client has disconnected."""
+    channel: no layer in between delays the message that the client has disconnected.
+
+    The handler is also the encoder of its errors (:class:`ErrorEncoder`): in OpenAI's form, unless
+    a subclass speaks another API."""
 
     endpoint: str
 
@@ -95,11 +98,11 @@ class RequestHandler(Response, ABC):
         except ClientDisconnected:
             writer.status = CLIENT_CLOSED_REQUEST
         except (BatonError, ApiError) as error:
-            await writer.send_error(to_api_error(error), self._response_headers)
+            await writer.send_error(to_api_error(error), self._response_headers, self)
         except Exception as error:
             request_id = scope.get(REQUEST_ID_KEY, "")
             log.exception("request_crashed", endpoint=self.endpoint, request_id=request_id)
-            await writer.send_error(to_api_error(error), self._response_headers)
+            await writer.send_error(to_api_error(error), self._response_headers, self)
         finally:
             status = writer.status or CLIENT_CLOSED_REQUEST
             self._context.telemetry.metrics.requests.labels(self.endpoint, str(status)).inc()
@@ -108,7 +111,7 @@ class RequestHandler(Response, ABC):
     async def _serve(self, scope: Scope, receive: Receive, writer: ResponseWriter) -> None:
         context, config = self._context, self._context.config
         context.check_not_draining()
-        tenant = context.tenants.authenticator.tenant_of(get_header(scope, b"authorization"))
+        tenant = context.tenants.authenticator.tenant_of(api_key_header(scope))
         admission = context.tenants.admission.create_admission(tenant, content_length(scope))
         await admission.draw_request_quota()
         with admission as self._admission, context.raw_body(tenant) as raw:
@@ -146,10 +149,16 @@ class RequestHandler(Response, ABC):
                 log.exception("request_crashed", endpoint=self.endpoint)
             if isinstance(error, TimeoutError):
                 error = DeadlineExceeded(f"the answer was not complete within {seconds:g} s")
-            await writer.send_error(to_api_error(error), {})
+            await writer.send_error(to_api_error(error), {}, self)
         self._context.telemetry.metrics.requests.labels("batches", str(writer.status)).inc()
         self._end_trace(writer.status)
         return writer.status, b"".join(chunks)
+
+    def encode_error(self, error: ApiError) -> bytes:
+        return error.json
+
+    def encode_error_event(self, error: ApiError) -> bytes:
+        return b"data: " + error.json + b"\n\n"
 
     def _end_trace(self, status: int) -> None:
         if self._trace is not None and self._context.telemetry.tracer is not None:
@@ -170,19 +179,20 @@ class RequestHandler(Response, ABC):
 
 
 class GenerationHandler(RequestHandler):
-    """Handler of chats and completions."""
+    """Handler of requests that generate answers. A subclass says how a request of its API becomes a
+    chat or completion (:meth:`_read_body`), and how the answer is encoded."""
 
     id_prefix: str
-    schema: type[ChatBody] | type[CompletionBody]
+    _encoder: AnswerEncoder | None = None
 
     async def answer(self, writer: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
         context = self._context
         arrived_at = context.clock.monotonic()
-        request_id = f"{self.id_prefix}-{context.ids.new_id()}"
+        request_id = f"{self.id_prefix}{context.ids.new_id()}"
         self._response_headers["x-baton-request-id"] = request_id
         if context.telemetry.tracer is not None:
             self._trace = context.telemetry.tracer.begin(request_id, self._traceparent)
-        body = await self._parse(self.schema, raw, tenant)
+        body = await self._read_body(raw, tenant)
         context.check_model(body.model)
         body.priority = max(body.priority or 0, self._min_priority)
         request_context = context.request_context(tenant, body)
@@ -208,7 +218,9 @@ class GenerationHandler(RequestHandler):
                 choices, _repeat_each(prompts, body.num_candidates), strict=True
             )
         ]
-        encoder = self._create_encoder(self._response_metadata(request_id, body), body)
+        self._encoder = encoder = self._create_encoder(
+            self._response_metadata(request_id, body), body
+        )
         with context.resources.prompt_logprobs_budget.reserve(
             count_prompt_logprobs([len(prompt.token_ids) for prompt in prompts], body)
         ):
@@ -230,20 +242,32 @@ class GenerationHandler(RequestHandler):
         self._admission.reserve_tokens(sizes, body.num_candidates, answer)
         self._response_headers |= self._admission.headers()
 
+    def encode_error_event(self, error: ApiError) -> bytes:
+        if self._encoder is None:
+            return super().encode_error_event(error)
+        return self._encoder.encode_failure(error)
+
+    @abstractmethod
+    async def _read_body(self, raw: RawBody, tenant: TenantId) -> ChatBody | CompletionBody:
+        """Parse the request. Raises ApiError or BatonError."""
+
+    async def _on_complete(self, encoder: AnswerEncoder) -> None:
+        """Called once the whole answer is encoded, before the client gets its end."""
+
     @abstractmethod
     def _build_prompts(self, preprocessor: Preprocessor, body: Any) -> list[Prompt]: ...
 
     @abstractmethod
     def _create_encoder(
         self, metadata: ResponseMetadata, body: ChatBody | CompletionBody
-    ) -> OpenAIEncoder: ...
+    ) -> AnswerEncoder: ...
 
     async def _respond(
         self,
         writer: ResponseWriter,
         choices: Sequence[ChoiceStream],
         answers: Sequence[ChoiceResult],
-        encoder: OpenAIEncoder,
+        encoder: AnswerEncoder,
         body: ChatBody | CompletionBody,
     ) -> None:
         async def collect(delta: ChoiceDelta) -> None:
@@ -257,6 +281,7 @@ class GenerationHandler(RequestHandler):
         data = await self._context.resources.offload_executor.run(
             tenant, size, lambda: encoder.encode_response(best, usage)
         )
+        await self._on_complete(encoder)
         await writer.respond(200, JSON_HEADERS | self._debug_headers(choices[0]), data)
 
     async def _stream(
@@ -264,7 +289,7 @@ class GenerationHandler(RequestHandler):
         writer: ResponseWriter,
         choices: Sequence[ChoiceStream],
         answers: Sequence[ChoiceResult],
-        encoder: OpenAIEncoder,
+        encoder: AnswerEncoder,
         body: ChatBody | CompletionBody,
     ) -> None:
         """Stream the answer. The response begins with the first output, so that an earlier failure
@@ -279,7 +304,8 @@ class GenerationHandler(RequestHandler):
                     answer = unopened.pop(delta.index)
                     answer.prompt_token_entries = delta.prompt_token_entries
                     encoder.set_token_counts(delta.index, size, 0)
-                    opening = encoder.encode_opening_chunk(answer)
+                    prompt_usage = response_usage([choices[delta.index]], 1).without_answer
+                    opening = encoder.encode_opening(answer, prompt_usage)
                 encoder.set_token_counts(delta.index, size, choices[delta.index].num_tokens)
                 frames = opening + encoder.encode_chunk(delta)
                 if not writer.has_started:
@@ -291,10 +317,9 @@ class GenerationHandler(RequestHandler):
         if writer.inline_body is not None and not body.wants_running_usage:
             inline_writer = InlineStreamWriter(writer.inline_body, encoder, unopened)
         await self._context.run_choices(choices, send, inline_writer)
-        usage = b""
-        if body.wants_usage_chunk:
-            usage = encoder.encode_usage_chunk(response_usage(choices, body.num_candidates))
-        await writer.end(usage + DONE_EVENT)
+        end = encoder.encode_end(response_usage(choices, body.num_candidates))
+        await self._on_complete(encoder)
+        await writer.end(end)
 
     def _response_metadata(
         self, request_id: str, body: ChatBody | CompletionBody
@@ -319,8 +344,10 @@ class GenerationHandler(RequestHandler):
 
 class ChatHandler(GenerationHandler):
     endpoint = "chat"
-    id_prefix = "chatcmpl"
-    schema = ChatBody
+    id_prefix = "chatcmpl-"
+
+    async def _read_body(self, raw: RawBody, tenant: TenantId) -> ChatBody | CompletionBody:
+        return await self._parse(ChatBody, raw, tenant)
 
     def _build_prompts(self, preprocessor: Preprocessor, body: Any) -> list[Prompt]:
         if self._context.config.refuses_special_tokens:
@@ -329,7 +356,7 @@ class ChatHandler(GenerationHandler):
 
     def _create_encoder(
         self, metadata: ResponseMetadata, body: ChatBody | CompletionBody
-    ) -> OpenAIEncoder:
+    ) -> AnswerEncoder:
         with_logprobs = body.num_logprobs is not None
         dialect = self._context.text.output_format
 
@@ -343,15 +370,17 @@ class ChatHandler(GenerationHandler):
 
 class CompletionHandler(GenerationHandler):
     endpoint = "completions"
-    id_prefix = "cmpl"
-    schema = CompletionBody
+    id_prefix = "cmpl-"
+
+    async def _read_body(self, raw: RawBody, tenant: TenantId) -> ChatBody | CompletionBody:
+        return await self._parse(CompletionBody, raw, tenant)
 
     def _build_prompts(self, preprocessor: Preprocessor, body: Any) -> list[Prompt]:
         return preprocessor.prepare_completion(body)
 
     def _create_encoder(
         self, metadata: ResponseMetadata, body: ChatBody | CompletionBody
-    ) -> OpenAIEncoder:
+    ) -> AnswerEncoder:
         with_logprobs = body.num_logprobs is not None
         return CompletionEncoder(
             metadata, self._context.text.tokenizer, with_logprobs=with_logprobs

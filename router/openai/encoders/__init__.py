@@ -1,13 +1,15 @@
-"""Encoders of OpenAI's JSON for chats and completions: of whole responses and of stream chunks."""
+"""Encoders of answers: of whole responses and of stream chunks. OpenAI's chats and completions are
+here; the encoders of other APIs derive from :class:`AnswerEncoder` in rooms of their own."""
 
 from router.openai.choice_result import ChoiceResult
+from router.openai.encoders.answer_encoder import AnswerEncoder
 from router.openai.encoders.chat import ChatEncoder
 from router.openai.encoders.completion import CompletionEncoder
-from router.openai.encoders.encoder import DONE_EVENT, OpenAIEncoder, ResponseMetadata
+from router.openai.encoders.encoder import OpenAIEncoder, ResponseMetadata
 from router.openai.encoders.usage import Usage
 
 __all__ = [
-    "DONE_EVENT",
+    "AnswerEncoder",
     "ChatEncoder",
     "ChoiceResult",
     "CompletionEncoder",

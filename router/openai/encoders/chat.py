@@ -40,7 +40,7 @@ class ChatEncoder(OpenAIEncoder):
         super().__init__(metadata, tokenizer, with_logprobs=with_logprobs)
         self._call_id = call_id
 
-    def encode_opening_chunk(self, answer: ChoiceResult) -> bytes:
+    def encode_opening(self, answer: ChoiceResult, usage: Usage) -> bytes:
         delta = {"role": "assistant", "content": ""}
         choice = {"index": answer.index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self._encode_frame(self._with_ids(choice, answer))

@@ -7,6 +7,7 @@ from baton.core.ids import TokenId
 from router.openai.choice_result import ChoiceResult
 from router.openai.choice_stream import ChoiceDelta
 from router.openai.encoders.encoder import OpenAIEncoder
+from router.openai.encoders.usage import Usage
 from router.openai.prompt_logprobs import encode_vllm_prompt_logprobs
 from router.openai.token_entry import MIN_LOGPROB, TokenEntry
 
@@ -15,7 +16,7 @@ class CompletionEncoder(OpenAIEncoder):
     response_object = "text_completion"
     chunk_object = "text_completion"
 
-    def encode_opening_chunk(self, answer: ChoiceResult) -> bytes:
+    def encode_opening(self, answer: ChoiceResult, usage: Usage) -> bytes:
         if not answer.prompt_text and not self._metadata.return_token_ids:
             return b""
         choice = {

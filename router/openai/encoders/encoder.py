@@ -1,11 +1,11 @@
-"""The common base of the encoders of chats and completions.
+"""The common base of the encoders of OpenAI's chats and completions.
 
 The JSON before and after a chunk's ``choices`` element is the same in all chunks of a response, so
 it is encoded once, and each chunk encodes only its choice. Running usage and padding, if enabled,
 are added to each chunk.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +13,10 @@ from typing import Any
 import orjson
 
 from baton.text.tokenizer import Tokenizer
+from router.errors import ApiError
 from router.openai.choice_result import ChoiceResult
 from router.openai.choice_stream import ChoiceDelta
+from router.openai.encoders.answer_encoder import AnswerEncoder
 from router.openai.encoders.usage import Usage
 from router.openai.token_entry import TokenEntry
 
@@ -23,6 +25,8 @@ OBFUSCATION_BLOCK_BYTES = 256
 one block, unless they have logprobs."""
 
 DONE_EVENT = b"data: [DONE]\n\n"
+
+TEXT_PLACEHOLDER = "\x00text\x00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class ResponseMetadata:
     system_fingerprint: str = ""
 
 
-class OpenAIEncoder(ABC):
+class OpenAIEncoder(AnswerEncoder):
     """Encodes responses and stream chunks. ``with_logprobs`` says whether the client requested
     logprobs."""
 
@@ -62,13 +66,7 @@ class OpenAIEncoder(ABC):
         self._chunk_suffix = b'],"usage":null}\n\n' if metadata.has_usage_chunk else b"]}\n\n"
         self._token_counts: dict[int, tuple[int, int]] = {}
         """Tokens of the prompt and of the answer so far, by the answer's index."""
-
-    @abstractmethod
-    def encode_opening_chunk(self, answer: ChoiceResult) -> bytes:
-        """Encode the chunk that opens a choice. Empty if the format has no such chunk."""
-
-    @abstractmethod
-    def encode_chunk(self, delta: ChoiceDelta) -> bytes: ...
+        self._text_frames: dict[int, tuple[bytes, bytes]] = {}
 
     @abstractmethod
     def _choice(self, answer: ChoiceResult) -> dict[str, Any]: ...
@@ -76,19 +74,33 @@ class OpenAIEncoder(ABC):
     @abstractmethod
     def _logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, Any]: ...
 
-    @property
-    def is_padded(self) -> bool:
-        """Whether chunks end with padding, whose length depends on the chunk's text."""
-        return self._metadata.is_obfuscated
+    def encode_text(self, index: int, text: str) -> bytes:
+        if self._metadata.is_obfuscated:  # the padding's length depends on the text
+            return self.encode_chunk(ChoiceDelta(index, text, (), (), None))
+        begin, end = self._text_frames.get(index) or self._prepare_text_frame(index)
+        return begin + orjson.dumps(text) + end
+
+    def _prepare_text_frame(self, index: int) -> tuple[bytes, bytes]:
+        """Return the bytes that :meth:`encode_chunk` writes before and after the text, since the
+        chunks of a choice differ only in their text."""
+        chunk = self.encode_chunk(ChoiceDelta(index, TEXT_PLACEHOLDER, (), (), None))
+        begin, _, end = chunk.partition(orjson.dumps(TEXT_PLACEHOLDER))
+        self._text_frames[index] = (begin, end)
+        return begin, end
 
     def set_token_counts(self, index: int, prompt_tokens: int, completion_tokens: int) -> None:
-        """Set an answer's token counts, for the running usage in later chunks."""
         if self._metadata.has_running_usage:
             self._token_counts[index] = (prompt_tokens, completion_tokens)
 
-    def encode_usage_chunk(self, usage: Usage) -> bytes:
+    def encode_end(self, usage: Usage) -> bytes:
+        if not self._metadata.has_usage_chunk:
+            return DONE_EVENT
         head = self._common_fields(self.chunk_object)
-        return b"data: " + orjson.dumps({**head, "choices": [], "usage": usage.json}) + b"\n\n"
+        chunk = orjson.dumps({**head, "choices": [], "usage": usage.json})
+        return b"data: " + chunk + b"\n\n" + DONE_EVENT
+
+    def encode_failure(self, error: ApiError) -> bytes:
+        return b"data: " + error.json + b"\n\n"
 
     def encode_response(self, answers: Sequence[ChoiceResult], usage: Usage) -> bytes:
         head = self._common_fields(self.response_object)
