@@ -24,6 +24,7 @@ from router.http.browser_check import BrowserRequestCheck
 from router.http.cors import Cors
 from router.http.frontend import HttpFrontend, open_access_log
 from router.http.peer_routers import PEER_HEADER, explain_path
+from router.http.unsupported_paths import unsupported_reason
 from router.openai.context import RouterContext
 from router.openai.request_handler import (
     ChatHandler,
@@ -160,6 +161,10 @@ def _add_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         request_line = f"{request.method} {request.url.path}"
         headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+        reason = unsupported_reason(request.url.path)
+        if reason is not None and error.status_code == 404:
+            text = f"{request.url.path} is not supported: {reason}"
+            return _error_response(ApiError(404, text, code="unsupported_endpoint"))
         message = {
             404: f"Unknown route: {request_line}; GET /openapi.json lists all routes",
             405: f"Method not allowed: {request_line}; allowed: {headers.get('allow', 'unknown')}",
