@@ -121,7 +121,7 @@ UNSUPPORTED_FIELDS = (
 
 FIELD_SCHEMAS: Mapping[str, Schema] = {
     **{name: {**NULL, "description": "Not supported; only null."} for name in UNSUPPORTED_FIELDS},
-    "annotations": _any(_list_of({}, maxItems=0), NULL),
+    "annotations": {**_any(_list_of({}), NULL), "description": "Ignored."},
     "cache_control": _any(CACHE_CONTROL, NULL),
     "content": CONTENT,
     "modalities": _any({"type": "array", "const": ["text"]}, NULL),

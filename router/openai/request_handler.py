@@ -16,6 +16,7 @@ from baton.core.priority import MAX_PRIORITY_STEPS
 from baton.errors import BatonError, DeadlineExceeded
 from router.errors import ApiError, to_api_error
 from router.http.body_parser import Body, parse_body
+from router.http.ignored_fields import IgnoredFields
 from router.http.json_limits import max_json_values
 from router.http.raw_body import RawBody
 from router.http.response_writer import (
@@ -156,12 +157,20 @@ class RequestHandler(Response, ABC):
             self._context.telemetry.tracer.end(self._trace, self.endpoint, status)
 
     async def _parse(self, schema: type[Body], raw: RawBody, tenant: TenantId) -> Body:
-        """Parse the body, and drop its bytes. Raises ApiError (400)."""
+        """Parse the body, and drop its bytes. The response's headers will name the fields that were
+        ignored. Raises ApiError (400)."""
         context, data = self._context, raw.take()
         max_values = max_json_values(context.cluster.max_model_tokens)
-        return await context.resources.offload_executor.run(
-            tenant, raw.size_bytes, lambda: parse_body(schema, data, max_values)
+        ignored = context.ignored_fields(tenant)
+        body = await context.resources.offload_executor.run(
+            tenant, raw.size_bytes, lambda: parse_body(schema, data, max_values, ignored)
         )
+        self._report_ignored_fields(ignored, tenant)
+        return body
+
+    def _report_ignored_fields(self, ignored: IgnoredFields, tenant: TenantId) -> None:
+        self._response_headers |= ignored.headers()
+        self._context.telemetry.ignored_fields_log.write(tenant, ignored.names)
 
     @property
     def request_id(self) -> str:
@@ -369,7 +378,7 @@ class TokenizeHandler(RequestHandler):
         answer = await context.resources.offload_executor.run(
             tenant, raw.size_bytes, lambda: encode_tokenize_response(body, tokenizer, limits)
         )
-        await writer.respond(200, JSON_HEADERS, answer)
+        await writer.respond(200, JSON_HEADERS | self._response_headers, answer)
 
 
 class DetokenizeHandler(RequestHandler):
@@ -383,7 +392,7 @@ class DetokenizeHandler(RequestHandler):
         answer = await context.resources.offload_executor.run(
             tenant, raw.size_bytes, lambda: encode_detokenize_response(body, tokenizer, limits)
         )
-        await writer.respond(200, JSON_HEADERS, answer)
+        await writer.respond(200, JSON_HEADERS | self._response_headers, answer)
 
 
 def _repeat_each(prompts: Sequence[Prompt], times: int) -> list[Prompt]:

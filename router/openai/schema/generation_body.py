@@ -1,13 +1,16 @@
 """The request fields that chats and completions have in common."""
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from baton.core.request import MAX_LOGPROBS
+from router.http.unknown_fields import UnsupportedField
 from router.openai.schema.response_format import ResponseFormatFields
 from router.openai.schema.strict_model import StrictModel, field_validation_error, validation_error
+from router.openai.schema.unsupported_fields import HARMLESS_FIELDS, UNSUPPORTED_FIELDS
 
 MAX_CHOICES = 16
 MAX_STOPS = 64
@@ -41,6 +44,9 @@ class StreamOptions(StrictModel):
 
 class GenerationBody(ResponseFormatFields, ABC):
     """The common request fields, with OpenAI's defaults."""
+
+    unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_FIELDS
+    harmless_fields: ClassVar[frozenset[str]] = HARMLESS_FIELDS
 
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
