@@ -33,6 +33,7 @@ from router.http.response_writer import (
     read_body,
 )
 from router.openai.best_of import response_usage, select_best
+from router.openai.chat_renderer import ChatRenderer
 from router.openai.choice_stream import ChoiceDelta, ChoiceStream
 from router.openai.context import RouterContext
 from router.openai.encoders import (
@@ -78,6 +79,7 @@ class RequestHandler(Response, ABC):
         self._context = context
         self._response_headers: dict[str, str] = {}
         self._admission: RequestAdmission
+        self._ignored: IgnoredFields
         self._min_priority = 0
         self._traceparent: str | None = None
         self._trace: RequestTrace | None = None
@@ -161,16 +163,16 @@ class RequestHandler(Response, ABC):
         ignored. Raises ApiError (400)."""
         context, data = self._context, raw.take()
         max_values = max_json_values(context.cluster.max_model_tokens)
-        ignored = context.ignored_fields(tenant)
+        self._ignored = ignored = context.ignored_fields(tenant)
         body = await context.resources.offload_executor.run(
             tenant, raw.size_bytes, lambda: parse_body(schema, data, max_values, ignored)
         )
-        self._report_ignored_fields(ignored, tenant)
+        self._report_ignored_fields(tenant)
         return body
 
-    def _report_ignored_fields(self, ignored: IgnoredFields, tenant: TenantId) -> None:
-        self._response_headers |= ignored.headers()
-        self._context.telemetry.ignored_fields_log.write(tenant, ignored.names)
+    def _report_ignored_fields(self, tenant: TenantId) -> None:
+        self._response_headers |= self._ignored.headers()
+        self._context.telemetry.ignored_fields_log.write(tenant, self._ignored.names)
 
     @property
     def request_id(self) -> str:
@@ -200,6 +202,7 @@ class GenerationHandler(RequestHandler):
             tenant, raw.size_bytes, lambda: self._build_prompts(preprocessor, body)
         )
         raw.release()
+        self._report_ignored_fields(tenant)
         field = body.format[0] if body.format is not None else TOOLS_FIELD
         await context.text.grammar_validator.check(prompts[0].sampling.grammar, field, tenant)
         await self._reserve_tokens(prompts, body)
@@ -334,6 +337,8 @@ class ChatHandler(GenerationHandler):
     def _build_prompts(self, preprocessor: Preprocessor, body: Any) -> list[Prompt]:
         if self._context.config.refuses_special_tokens:
             self._context.text.special_tokens.check(body.messages)
+        for name in ChatRenderer(self._context.text.tokenizer).ignored_fields(body):
+            self._ignored.add(name)
         return preprocessor.prepare_chat(body)
 
     def _create_encoder(

@@ -42,6 +42,15 @@ def tool(**fields: Any) -> dict[str, Any]:
         (CHAT, chat(use_beam_search=False, mirostat=0, mirostat_tau=5), None),
         (CHAT, chat(models=["a"]), "models"),
         (COMPLETE, {"prompt": "x", "metadata": {"a": "b"}}, "metadata"),
+        (CHAT, chat(store=True), "store"),
+        (CHAT, chat(service_tier="flex", verbosity="low"), "service_tier, verbosity"),
+        (CHAT, chat(prompt_cache_retention="24h"), "prompt_cache_retention"),
+        (CHAT, chat(prompt_cache_options={"a": 1}), "prompt_cache_options"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "x", "annotations": [{}]}]},
+            "messages.annotations",
+        ),
         ("/tokenize", {"prompt": "x", "temperature": 1}, "temperature"),
         ("/detokenize", {"tokens": [1], "id": "x"}, "id"),
     ],
@@ -57,7 +66,8 @@ async def test_harmless_fields_are_ignored_and_named(
 
 async def test_ordinary_requests_have_no_such_header(tokenizer: Tokenizer) -> None:
     async with open_harness(tokenizer) as (_, client):
-        assert HEADER not in (await client.post(CHAT, json=chat(n=2))).headers
+        effective = {"store": False, "service_tier": "auto", "verbosity": "medium", "n": 2}
+        assert HEADER not in (await client.post(CHAT, json=chat(**effective))).headers
         assert HEADER not in (await client.post("/tokenize", json={"prompt": "x"})).headers
 
 
