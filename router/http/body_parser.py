@@ -1,5 +1,6 @@
 """Parses a request body by its schema; an invalid body becomes an error that names the field."""
 
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ def parse_body(
     Unknown fields are ignored and added to ``ignored``, except for those that would change the
     answer (:mod:`router.http.unknown_fields`). If ``ignored`` is None or strict, every unknown
     field is an error. Schemas forbid unknown fields, so a body without any is validated once."""
+    data = data.removeprefix(BOM_UTF8)
     check_json_size(data, max_values)
     try:
         return schema.model_validate_json(data, context=ignored)

@@ -206,8 +206,8 @@ async def test_body_that_is_no_json_object_is_rejected(
 
 async def test_wrong_content_type_route_or_method_is_rejected(tokenizer: Tokenizer) -> None:
     async with open_harness(tokenizer) as (_, client):
-        form = await client.post(CHAT, data={"prompt": "x"})
-        packed = await client.post(CHAT, content=b"{}", headers={"content-encoding": "gzip"})
+        form = await client.post(CHAT, files={"prompt": b"x"})
+        packed = await client.post(CHAT, content=b"{}", headers={"content-encoding": "br"})
         nowhere = await client.post("/v1/embeddings", json={})
         method = await client.get(CHAT)
         delete = await client.delete("/v1/models")

@@ -9,7 +9,7 @@ from baton.core.request import MAX_LOGPROBS
 from router.openai.schema.chat_hints import ChatHints, TemplateText
 from router.openai.schema.generation_body import GenerationBody
 from router.openai.schema.message import Messages, check_continuation
-from router.openai.schema.strict_model import field_validation_error, validation_error
+from router.openai.schema.strict_model import INTEGRAL, field_validation_error, validation_error
 from router.openai.schema.tool import Tool, ToolChoice, Tools, resolve_tool_choice
 
 MAX_TEMPLATE_VARIABLES = 32
@@ -38,9 +38,9 @@ Variables = Annotated[
 
 class ChatBody(GenerationBody, ChatHints):
     messages: Messages
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1), INTEGRAL] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), INTEGRAL] | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None

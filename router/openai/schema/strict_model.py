@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from router.http.ignored_fields import IgnoredFields
@@ -23,6 +23,15 @@ class StrictModel(BaseModel):
 
     harmless_fields: ClassVar[frozenset[str]] = frozenset()
     """Unknown fields that look like typos of known fields, but are not."""
+
+
+def _to_integer(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+INTEGRAL = BeforeValidator(_to_integer)
+"""Lets an integer field accept a float without a fraction, such as 3.0: in some languages every
+number of JSON is a float. It must be the last annotation, so that bounds are checked after it."""
 
 
 def note_ignored(info: ValidationInfo, name: str) -> None:
