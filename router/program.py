@@ -344,7 +344,7 @@ def _is_behind_load_balancer(settings: Settings) -> bool:
 
 
 def _with_live_limits(config: RouterConfig, settings: Settings) -> RouterConfig:
-    """Return ``config`` with those limits of ``settings`` that can change while the router runs."""
+    """Return ``config`` with those values of ``settings`` that can change while the router runs."""
     return replace(
         config,
         max_body_bytes=settings.max_body_bytes,
@@ -352,6 +352,7 @@ def _with_live_limits(config: RouterConfig, settings: Settings) -> RouterConfig:
         max_concurrent_requests=settings.max_concurrent_requests,
         slo_ttft_seconds=settings.slo_ttft_seconds,
         body_timeout_seconds=settings.body_timeout_seconds,
+        strict_fields=settings.strict_fields,
         request_timeout_seconds=settings.request_timeout_seconds,
     )
 

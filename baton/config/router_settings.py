@@ -56,6 +56,10 @@ class RouterSettings(BaseModel):
     special_tokens_in_messages: Literal["parsed", "refused"] = "parsed"
     """Special tokens in messages of users and tools. ``parsed``: they become the model's control
     tokens, as in other servers; ``refused``: a request that contains one is refused."""
+    strict_fields: bool = False
+    """Refuse requests with unknown fields. Otherwise a field that would change the answer is
+    refused, and any other is ignored; the response's header ``x-baton-ignored-fields`` names it.
+    The tenants file may override this setting for each tenant."""
     access_log: bool = False
     """Write a line of JSON per request to stderr, without prompts and answers."""
     tool_parser: Literal["auto", "llama3", "pythonic", "hermes", "mistral", "none"] = "auto"

@@ -114,28 +114,25 @@ PREDICTION: Schema = {
 CONTENT = _any(TEXT, _list_of(PARTS), NULL)
 
 UNSUPPORTED_FIELDS = (
-    "prompt_cache_options", "audio", "web_search_options", "moderation", "functions",
+    "audio", "web_search_options", "moderation", "functions",
     "function_call", "chat_template",
 )  # fmt: skip
 """Fields of other servers' APIs for which only null is accepted."""
 
 FIELD_SCHEMAS: Mapping[str, Schema] = {
     **{name: {**NULL, "description": "Not supported; only null."} for name in UNSUPPORTED_FIELDS},
-    "annotations": _any(_list_of({}, maxItems=0), NULL),
+    "annotations": {**_any(_list_of({}), NULL), "description": "Ignored."},
     "cache_control": _any(CACHE_CONTROL, NULL),
     "content": CONTENT,
     "modalities": _any({"type": "array", "const": ["text"]}, NULL),
     "prediction": _any(PREDICTION, NULL),
-    "prompt_cache_retention": _any(_const("in_memory"), NULL),
-    "service_tier": _any({"type": "string", "enum": ["auto", "default"]}, NULL),
+    "prompt_cache_options": {**_any(ANYTHING, NULL), "description": "Ignored."},
     "stop": _any(STOP, _list_of(STOP, maxItems=MAX_STOPS), NULL),
-    "store": _any({"type": "boolean", "const": False}, NULL),
     "suffix": _any(_const(""), NULL),
     "tool_calls": _any(_list_of(CALL, maxItems=MAX_TOOL_CALLS), NULL),
     "tool_choice": _any(
         {"type": "string", "enum": ["none", "auto", "required"]}, NAMED_TOOL, ALLOWED_TOOLS, NULL
     ),
-    "verbosity": _any(_const("medium"), NULL),
 }
 """Schemas by field name, in place of those that pydantic derives."""
 

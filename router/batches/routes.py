@@ -90,7 +90,9 @@ def _add_batch_routes(app: FastAPI, context: RouterContext, service: BatchServic
     async def create(request: Request) -> Response:
         context.check_not_draining()
         with _admitted_tenant(context, request) as tenant:
-            body = parse_body(CreateBatchBody, await _read_small_body(request, context))
+            ignored = context.ignored_fields(tenant)
+            data = await _read_small_body(request, context)
+            body = parse_body(CreateBatchBody, data, ignored=ignored)
             expires = body.output_expires_after
             batch = await service.run_in_thread(
                 tenant,
@@ -102,7 +104,10 @@ def _add_batch_routes(app: FastAPI, context: RouterContext, service: BatchServic
                 None if expires is None else expires.seconds,
             )
         service.notify_runner()
-        return _json(batch.json)
+        context.telemetry.ignored_fields_log.write(tenant, ignored.names)
+        response = _json(batch.json)
+        response.headers.update(ignored.headers())
+        return response
 
     @app.get("/v1/batches")
     async def list_batches(request: Request) -> Response:

@@ -58,7 +58,15 @@ class ChatRenderer:
                 raise ApiError(400, message, param="chat_template_kwargs", code="invalid_value")
         if isinstance(body, ChatBody) and body.reasoning_effort is not None:
             variables = {**self._reasoning_effort_variables(body.reasoning_effort), **variables}
+        if isinstance(body, ChatBody) and body.verbosity and self.has_variable("verbosity"):
+            variables = {"verbosity": body.verbosity, **variables}
         return variables
+
+    def ignored_fields(self, body: ChatBody) -> list[str]:
+        """Return the hints of the body that have no effect because the template lacks their
+        variables."""
+        is_ignored = body.verbosity not in (None, "medium") and not self.has_variable("verbosity")
+        return ["verbosity"] if is_ignored else []
 
     def _reasoning_effort_variables(self, effort: str) -> dict[str, Any]:
         """Pass the effort as ``reasoning_effort`` if the template has that variable, else as the

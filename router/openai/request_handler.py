@@ -17,6 +17,7 @@ from baton.errors import BatonError, DeadlineExceeded
 from router.errors import ApiError, to_api_error
 from router.http.api_key_header import api_key_header
 from router.http.body_parser import Body, parse_body
+from router.http.ignored_fields import IgnoredFields
 from router.http.json_limits import max_json_values
 from router.http.raw_body import RawBody
 from router.http.response_writer import (
@@ -33,6 +34,7 @@ from router.http.response_writer import (
     read_body,
 )
 from router.openai.best_of import response_usage, select_best
+from router.openai.chat_renderer import ChatRenderer
 from router.openai.choice_stream import ChoiceDelta, ChoiceStream
 from router.openai.context import RouterContext
 from router.openai.encoders import (
@@ -80,6 +82,7 @@ class RequestHandler(Response, ABC):
         self._context = context
         self._response_headers: dict[str, str] = {}
         self._admission: RequestAdmission
+        self._ignored: IgnoredFields
         self._min_priority = 0
         self._traceparent: str | None = None
         self._trace: RequestTrace | None = None
@@ -165,12 +168,20 @@ class RequestHandler(Response, ABC):
             self._context.telemetry.tracer.end(self._trace, self.endpoint, status)
 
     async def _parse(self, schema: type[Body], raw: RawBody, tenant: TenantId) -> Body:
-        """Parse the body, and drop its bytes. Raises ApiError (400)."""
+        """Parse the body, and drop its bytes. The response's headers will name the fields that were
+        ignored. Raises ApiError (400)."""
         context, data = self._context, raw.take()
         max_values = max_json_values(context.cluster.max_model_tokens)
-        return await context.resources.offload_executor.run(
-            tenant, raw.size_bytes, lambda: parse_body(schema, data, max_values)
+        self._ignored = ignored = context.ignored_fields(tenant)
+        body = await context.resources.offload_executor.run(
+            tenant, raw.size_bytes, lambda: parse_body(schema, data, max_values, ignored)
         )
+        self._report_ignored_fields(tenant)
+        return body
+
+    def _report_ignored_fields(self, tenant: TenantId) -> None:
+        self._response_headers |= self._ignored.headers()
+        self._context.telemetry.ignored_fields_log.write(tenant, self._ignored.names)
 
     @property
     def request_id(self) -> str:
@@ -201,6 +212,7 @@ class GenerationHandler(RequestHandler):
             tenant, raw.size_bytes, lambda: self._build_prompts(preprocessor, body)
         )
         raw.release()
+        self._report_ignored_fields(tenant)
         field = body.format[0] if body.format is not None else TOOLS_FIELD
         await context.text.grammar_validator.check(prompts[0].sampling.grammar, field, tenant)
         await self._reserve_tokens(prompts, body)
@@ -352,6 +364,8 @@ class ChatHandler(GenerationHandler):
     def _build_prompts(self, preprocessor: Preprocessor, body: Any) -> list[Prompt]:
         if self._context.config.refuses_special_tokens:
             self._context.text.special_tokens.check(body.messages)
+        for name in ChatRenderer(self._context.text.tokenizer).ignored_fields(body):
+            self._ignored.add(name)
         return preprocessor.prepare_chat(body)
 
     def _create_encoder(
@@ -398,7 +412,7 @@ class TokenizeHandler(RequestHandler):
         answer = await context.resources.offload_executor.run(
             tenant, raw.size_bytes, lambda: encode_tokenize_response(body, tokenizer, limits)
         )
-        await writer.respond(200, JSON_HEADERS, answer)
+        await writer.respond(200, JSON_HEADERS | self._response_headers, answer)
 
 
 class DetokenizeHandler(RequestHandler):
@@ -412,7 +426,7 @@ class DetokenizeHandler(RequestHandler):
         answer = await context.resources.offload_executor.run(
             tenant, raw.size_bytes, lambda: encode_detokenize_response(body, tokenizer, limits)
         )
-        await writer.respond(200, JSON_HEADERS, answer)
+        await writer.respond(200, JSON_HEADERS | self._response_headers, answer)
 
 
 def _repeat_each(prompts: Sequence[Prompt], times: int) -> list[Prompt]:

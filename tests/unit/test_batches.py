@@ -106,12 +106,14 @@ async def test_invalid_batch_requests_are_rejected(tokenizer: Tokenizer, tmp_pat
             ({"completion_window": "1h"}, "completion_window"),
             ({"input_file_id": 5}, "input_file_id"),
             ({"metadata": {"x": 5}}, "metadata.x"),
-            ({"mood": "x"}, "mood"),
+            ({"complation_window": "x"}, "complation_window"),
             ({"output_expires_after": {"anchor": "created_at", "seconds": 5}},
              "output_expires_after.seconds"),
         ):  # fmt: skip
             response = await client.post("/v1/batches", json={**good, **fields})
             assert wrong_error(response)["param"] == param
+        ignored = await client.post("/v1/batches", json={**good, "mood": "x"})
+        assert ignored.headers["x-baton-ignored-fields"] == "mood"
         for missing in ("file-ff", "file-../x", "x"):
             body = {**good, "input_file_id": missing}
             wrong_error(await client.post("/v1/batches", json=body), 404)

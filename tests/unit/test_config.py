@@ -303,6 +303,13 @@ def test_allowed_hosts_are_validated() -> None:
             load_settings(allowed_hosts=wrong)
 
 
+def test_strict_fields_is_true_or_false() -> None:
+    assert load_settings().strict_fields is False
+    assert load_settings(strict_fields="true").strict_fields is True
+    with pytest.raises(Invalid, match="strict_fields"):
+        load_settings(strict_fields="very")
+
+
 def test_tls_certificate_requires_its_key() -> None:
     with pytest.raises(Invalid, match="tls_certificate and tls_key go together"):
         load_settings(tls_certificate="a.pem")

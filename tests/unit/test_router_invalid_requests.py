@@ -87,14 +87,14 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"stop_token_ids": ["1"]}, "stop_token_ids[0]"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+    ({"stream": True, "stream_options": {"includeUsage": 1}}, "stream_options.includeUsage"),
     ({"tools": [{"type": "x"}]}, "tools[0]"),
     ({"tools": {}}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": "sometimes"}, "tool_choice"),
     ({"tools": [TOOL, TOOL]}, "tools"),
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0]"),
-    ({"tools": [{**TOOL, "mood": 1}]}, "tools[0]"),
+    ({"tools": [{**TOOL, "strict": True}]}, "tools[0]"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0]"),
     ({"tools": [TOOL], "tool_choice": named("g")}, "tool_choice"),
     ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
@@ -177,12 +177,14 @@ async def test_error_codes_are_those_of_openai(tokenizer: Tokenizer) -> None:
     async with open_harness(tokenizer) as (_, client):
         long = await client.post(COMPLETE, json={"prompt": "x" * 100})
         missing = await client.post(CHAT, json={"model": "demo"})
-        unknown = await client.post(CHAT, json=chat(nonsense=1))
+        unknown = await client.post(CHAT, json=chat(temprature=1))
+        unsupported = await client.post(CHAT, json=chat(use_beam_search=True))
         model = await client.post(CHAT, json={**chat(), "model": "gpt-9"})
         alias = await client.post(CHAT, json={**chat(), "model": "/models/demo"})
     assert wrong_error(long)["code"] == "context_length_exceeded"
     assert wrong_error(missing)["message"] == "Missing required parameter: messages"
     assert wrong_error(unknown)["code"] == "unknown_parameter"
+    assert wrong_error(unsupported)["code"] == "unsupported_parameter"
     assert wrong_error(model, 404)["code"] == "model_not_found"
     assert alias.status_code == 200
 
@@ -204,8 +206,8 @@ async def test_body_that_is_no_json_object_is_rejected(
 
 async def test_wrong_content_type_route_or_method_is_rejected(tokenizer: Tokenizer) -> None:
     async with open_harness(tokenizer) as (_, client):
-        form = await client.post(CHAT, data={"prompt": "x"})
-        packed = await client.post(CHAT, content=b"{}", headers={"content-encoding": "gzip"})
+        form = await client.post(CHAT, files={"prompt": b"x"})
+        packed = await client.post(CHAT, content=b"{}", headers={"content-encoding": "br"})
         nowhere = await client.post("/v1/embeddings", json={})
         method = await client.get(CHAT)
         delete = await client.delete("/v1/models")

@@ -336,9 +336,21 @@ async def test_reasoning_effort_unknown_to_the_template_is_ignored(hermes: Token
     async with open_harness(hermes, "Yes") as (router, client):
         for effort in ("low", "none"):
             message_of(await client.post(CHAT, json=chat(reasoning_effort=effort)))
-        wrong = await client.post(CHAT, json=chat(reasoning_effort="some"))
-    assert wrong_error(wrong)["param"] == "reasoning_effort"
     assert {bytes(job.spec.token_ids) for job in router.prefill.submitted} == {b"<user>Hi|>"}
+
+
+async def test_any_reasoning_effort_is_accepted(thinker: Tokenizer) -> None:
+    async with open_harness(thinker, "Hm</think>Yes") as (_, client):
+        for effort in ("some", "", "maximal"):
+            message_of(await client.post(CHAT, json=chat(reasoning_effort=effort)))
+
+
+async def test_verbosity_is_passed_to_a_template_that_has_it(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tmp_path, "{{ verbosity }}:" + TEMPLATE)
+    async with open_harness(tokenizer, "Yes") as (router, client):
+        response = await client.post(CHAT, json=chat(verbosity="low"))
+        assert "x-baton-ignored-fields" not in response.headers
+    assert bytes(router.prefill.submitted[0].spec.token_ids).startswith(b"low:")
 
 
 async def test_reasoning_of_earlier_turns_is_rendered(hermes: Tokenizer) -> None:

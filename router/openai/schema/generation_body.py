@@ -1,13 +1,21 @@
 """The request fields that chats and completions have in common."""
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from baton.core.request import MAX_LOGPROBS
+from router.http.unknown_fields import UnsupportedField
 from router.openai.schema.response_format import ResponseFormatFields
-from router.openai.schema.strict_model import StrictModel, field_validation_error, validation_error
+from router.openai.schema.strict_model import (
+    INTEGRAL,
+    StrictModel,
+    field_validation_error,
+    validation_error,
+)
+from router.openai.schema.unsupported_fields import HARMLESS_FIELDS, UNSUPPORTED_FIELDS
 
 MAX_CHOICES = 16
 MAX_STOPS = 64
@@ -42,13 +50,16 @@ class StreamOptions(StrictModel):
 class GenerationBody(ResponseFormatFields, ABC):
     """The common request fields, with OpenAI's defaults."""
 
+    unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_FIELDS
+    harmless_fields: ClassVar[frozenset[str]] = HARMLESS_FIELDS
+
     model: str | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1), INTEGRAL] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), INTEGRAL] | None = None
     stop: Annotated[list[str], BeforeValidator(_to_stops)] = Field(default_factory=list)
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64), INTEGRAL] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_BIASES)] | None = None
@@ -56,7 +67,7 @@ class GenerationBody(ResponseFormatFields, ABC):
     stream_options: StreamOptions | None = None
     user: str | None = None
     # Not in OpenAI's API
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     ignore_eos: bool | None = None
@@ -69,10 +80,10 @@ class GenerationBody(ResponseFormatFields, ABC):
     """Has no effect: none of the supported tokenizers puts spaces between special tokens."""
     include_stop_str_in_output: bool | None = None
     add_special_tokens: bool | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), INTEGRAL] | None = None
     """The number of alternatives (likeliest tokens) to return for each token of the prompt."""
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
-    priority: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    min_tokens: Annotated[int, Field(ge=0), INTEGRAL] | None = None
+    priority: Annotated[int, Field(ge=0, lt=2**31), INTEGRAL] | None = None
     """By how many steps the request's priority is below the tenant's; it can't be above it."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Separates the request's cached prefixes from the tenant's other cached prefixes."""
