@@ -337,8 +337,7 @@ class ChatHandler(GenerationHandler):
     def _build_prompts(self, preprocessor: Preprocessor, body: Any) -> list[Prompt]:
         if self._context.config.refuses_special_tokens:
             self._context.text.special_tokens.check(body.messages)
-        for name in ChatRenderer(self._context.text.tokenizer).ignored_fields(body):
-            self._ignored.add(name)
+        ChatRenderer(self._context.text.tokenizer).drop_ineffective_fields(body, self._ignored)
         return preprocessor.prepare_chat(body)
 
     def _create_encoder(
@@ -380,6 +379,8 @@ class TokenizeHandler(RequestHandler):
         body = await self._parse(TokenizeBody, raw, tenant)
         context.check_model(body.model)
         tokenizer, limits = context.text.tokenizer, context.limits
+        ChatRenderer(tokenizer).drop_ineffective_fields(body, self._ignored)
+        self._report_ignored_fields(tenant)
         answer = await context.resources.offload_executor.run(
             tenant, raw.size_bytes, lambda: encode_tokenize_response(body, tokenizer, limits)
         )
