@@ -321,6 +321,7 @@ class GenerationHandler(RequestHandler):
             echoes_logprobs=isinstance(body, CompletionBody) and bool(body.echo),
             prompt_logprobs=body.prompt_logprobs is not None,
             is_obfuscated=body.wants_obfuscation,
+            tokens_as_ids=bool(body.return_tokens_as_token_ids),
             system_fingerprint=system_fingerprint(self._context.cluster.any_worker),
             service_tier="default" if isinstance(body, ChatBody) and body.service_tier else None,
         )
