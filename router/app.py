@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import orjson
 from fastapi import FastAPI, Request
-from fastapi.responses import Response
+from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 
 from baton.errors import BatonError
@@ -16,6 +16,12 @@ from baton.network.call_signing import PROOF_HEADER
 from router.admin.routes import add_admin_routes, check_admin
 from router.admin.usage_routes import add_usage_routes
 from router.api_document.document import encode_document
+from router.api_document.pages import (
+    PAGE_HEADERS,
+    describe_server,
+    routes_page,
+    start_page,
+)
 from router.batches.routes import add_batch_routes
 from router.batches.service import BatchService
 from router.errors import ApiError, to_api_error
@@ -66,6 +72,8 @@ def build_routes(context: RouterContext, batch_service: BatchService | None = No
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
     _add_handler_routes(app, context)
     _add_models(app, context)
+    _add_probes(app, context)
+    _add_pages(app)
     _add_operations(app, context)
     add_admin_routes(app, context)
     add_usage_routes(app, context)
@@ -113,8 +121,13 @@ def _add_models(app: FastAPI, context: RouterContext) -> None:
         return _json(describe())
 
 
-def _add_operations(app: FastAPI, context: RouterContext) -> None:
+def _add_probes(app: FastAPI, context: RouterContext) -> None:
+    """Add the routes of probes, also under the names that other servers have for them."""
+
     @app.get("/health")
+    @app.get("/healthz")
+    @app.get("/ping")
+    @app.post("/ping")
     async def health() -> Response:
         return _json({"status": "ok"})
 
@@ -126,10 +139,35 @@ def _add_operations(app: FastAPI, context: RouterContext) -> None:
             return _json({"ready": False, "reason": "no decode worker is ready"}, 503)
         return _json({"ready": True})
 
+    @app.get("/load")
+    async def load(request: Request) -> Response:
+        context.tenants.authenticator.tenant_of(request.headers.get("authorization"))
+        return _json({"server_load": context.tenants.request_limiter.num_in_use})
+
+
+def _add_pages(app: FastAPI) -> None:
+    own_version = version("baton")
+
+    @app.get("/")
+    async def start(request: Request) -> Response:
+        if "text/html" in request.headers.get("accept", ""):
+            return HTMLResponse(start_page(own_version), headers=PAGE_HEADERS)
+        return _json(describe_server(own_version))
+
+    @app.get("/docs")
+    async def docs() -> Response:
+        return HTMLResponse(routes_page(own_version), headers=PAGE_HEADERS)
+
+    @app.get("/version")
+    async def show_version() -> Response:
+        return _json({"version": own_version})
+
     @app.get("/openapi.json")
     async def openapi() -> Response:
-        return Response(encode_document(version("baton")), media_type="application/json")
+        return Response(encode_document(own_version), media_type="application/json")
 
+
+def _add_operations(app: FastAPI, context: RouterContext) -> None:
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
         # The metrics contain tenants' names and usage.

@@ -115,12 +115,30 @@ def _operations() -> dict[str, Any]:
     described["responses"]["200"] = _content("OpenAPI 3.1", "application/json", {"type": "object"})
     ready = _get_operation("Whether the router accepts requests", "Ready", NO_SECURITY)
     ready["responses"]["503"] = json_response("Ready", "Not ready, with the reason")
+    alive = _get_operation("Whether the process is alive", "Health", NO_SECURITY)
+    load = _get_operation("The number of answers in progress", "Load", USER_SECURITY)
     return {
-        "/health": {"get": _get_operation("Whether the process is alive", "Health", NO_SECURITY)},
+        "/health": {"get": alive},
+        "/healthz": {"get": alive},
+        "/ping": {"get": alive, "post": alive},
         "/ready": {"get": ready},
+        "/load": {"get": load},
+        "/version": {"get": _get_operation("The version", "Version", NO_SECURITY)},
+        "/": {"get": _page_operation("The version, and links", "Server")},
+        "/docs": {"get": _page_operation("The routes, for people")},
         "/metrics": {"get": metrics},
         "/openapi.json": {"get": described},
     }
+
+
+def _page_operation(summary: str, answer: str | None = None) -> Operation:
+    """Return the operation of an HTML page, which may also be a JSON ``answer``."""
+    operation = _get_operation(summary, answer or "Health", NO_SECURITY)
+    page = _content(summary, "text/html", TEXT)
+    if answer is not None:
+        page["content"] |= json_response(answer, summary)["content"]
+    operation["responses"]["200"] = page
+    return operation
 
 
 def _admin() -> dict[str, Any]:

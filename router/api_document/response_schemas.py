@@ -99,6 +99,9 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
     "Models": _extensible_object(object=_const("list"), data=_list_of(ref("Model"))),
     "Ready": _extensible_object(ready=BOOLEAN),
     "Health": _extensible_object(status=TEXT),
+    "Load": _extensible_object(server_load=INTEGER),
+    "Version": _extensible_object(version=TEXT),
+    "Server": _extensible_object(name=TEXT, version=TEXT, links=ANYTHING),
     "Pools": _extensible_object(
         sizes={"type": "object", "additionalProperties": INTEGER}, workers=_list_of({})
     ),

@@ -346,6 +346,7 @@ class GenerationHandler(RequestHandler):
             echoes_logprobs=isinstance(body, CompletionBody) and bool(body.echo),
             prompt_logprobs=body.prompt_logprobs is not None,
             is_obfuscated=body.wants_obfuscation,
+            tokens_as_ids=bool(body.return_tokens_as_token_ids),
             system_fingerprint=system_fingerprint(self._context.cluster.any_worker),
             service_tier="default" if isinstance(body, ChatBody) and body.service_tier else None,
         )
@@ -364,8 +365,7 @@ class ChatHandler(GenerationHandler):
     def _build_prompts(self, preprocessor: Preprocessor, body: Any) -> list[Prompt]:
         if self._context.config.refuses_special_tokens:
             self._context.text.special_tokens.check(body.messages)
-        for name in ChatRenderer(self._context.text.tokenizer).ignored_fields(body):
-            self._ignored.add(name)
+        ChatRenderer(self._context.text.tokenizer).drop_ineffective_fields(body, self._ignored)
         return preprocessor.prepare_chat(body)
 
     def _create_encoder(
@@ -409,6 +409,8 @@ class TokenizeHandler(RequestHandler):
         body = await self._parse(TokenizeBody, raw, tenant)
         context.check_model(body.model)
         tokenizer, limits = context.text.tokenizer, context.limits
+        ChatRenderer(tokenizer).drop_ineffective_fields(body, self._ignored)
+        self._report_ignored_fields(tenant)
         answer = await context.resources.offload_executor.run(
             tenant, raw.size_bytes, lambda: encode_tokenize_response(body, tokenizer, limits)
         )

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from baton.core.request import MAX_LOGPROBS
 from router.http.unknown_fields import UnsupportedField
@@ -17,7 +17,11 @@ from router.openai.schema.strict_model import (
 )
 from router.openai.schema.unsupported_fields import HARMLESS_FIELDS, UNSUPPORTED_FIELDS
 
-MAX_CHOICES = 16
+MAX_CHOICES = 128
+MAX_ANSWERS = 1024
+"""The maximum number of answers that are generated for one request, for all its prompts. Each needs
+a task and a stream to a worker."""
+
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKENS = 256
@@ -35,6 +39,12 @@ def _to_stops(value: Any) -> Any:
     if not all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
         raise validation_error(f"a stop string must have 1 to {MAX_STOP_CHARACTERS} characters")
     return stops
+
+
+def _check_truncation(value: int) -> int:
+    if value == 0:
+        raise validation_error("must be -1 or at least 1")
+    return value
 
 
 class StreamOptions(StrictModel):
@@ -80,6 +90,12 @@ class GenerationBody(ResponseFormatFields, ABC):
     """Has no effect: none of the supported tokenizers puts spaces between special tokens."""
     include_stop_str_in_output: bool | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: (
+        Annotated[int, Field(ge=-1), AfterValidator(_check_truncation), INTEGRAL] | None
+    ) = None
+    """Keep only this many tokens at the end of the prompt; -1: as many as the model allows."""
+    return_tokens_as_token_ids: bool | None = None
+    """In logprobs, write tokens as ``token_id:5``."""
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), INTEGRAL] | None = None
     """The number of alternatives (likeliest tokens) to return for each token of the prompt."""
     min_tokens: Annotated[int, Field(ge=0), INTEGRAL] | None = None

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from router.http.ignored_fields import IgnoredFields
+from router.http.ignored_fields import MAX_NAMES, IgnoredFields
 from router.http.unknown_fields import UnsupportedField, find_refusal
 
 
@@ -52,15 +52,16 @@ def drop_unknown_keys(
     that would change the answer, or if unknown fields are refused."""
     if known.issuperset(value):
         return value
-    is_lenient = isinstance(info.context, IgnoredFields) and not info.context.is_strict
+    ignored = info.context if isinstance(info.context, IgnoredFields) else None
     for key in value.keys() - known:
-        if not is_lenient:
+        if ignored is None or ignored.is_strict:
             may_have = ", ".join(sorted(known))
             raise validation_error(f"{path} has the unknown field {key!r}; it may have {may_have}")
         refusal = find_refusal(f"{path}.{key}", value[key], known, unsupported)
         if refusal is not None:
             raise validation_error(refusal.message)
-        note_ignored(info, f"{path}.{key}")
+        if not ignored.add(f"{path}.{key}"):
+            raise validation_error(f"there are more than {MAX_NAMES} different unknown fields")
     return {key: each for key, each in value.items() if key in known}
 
 
