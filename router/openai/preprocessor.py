@@ -27,6 +27,7 @@ from router.openai.schema import (
     TokenizeBody,
 )
 from router.openai.schema.tool import Tool
+from router.openai.token_rules import token_rules_grammar
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default ``max_tokens`` of completions; a chat may use the rest of the context."""
@@ -226,6 +227,7 @@ class Preprocessor:
         vocab_size = self._limits.vocab_size
         stop_token_ids = body.stop_token_ids or []
         check_token_ids(stop_token_ids, vocab_size, "stop_token_ids")
+        check_token_ids(body.allowed_token_ids or (), vocab_size, "allowed_token_ids")
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=1.0 if body.temperature is None else body.temperature,
@@ -240,7 +242,9 @@ class Preprocessor:
             logprobs=_num_output_logprobs(body),
             stop_token_ids=cast(tuple[TokenId, ...], tuple(stop_token_ids)),
             ignore_eos=bool(body.ignore_eos),
-            grammar=body.format[1] if body.format is not None else None,
+            grammar=body.format[1]
+            if body.format is not None
+            else token_rules_grammar(body, self._tokenizer),
             min_tokens=body.min_tokens or 0,
             prompt_logprobs=body.num_prompt_logprobs,
         )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from baton.core.request import MAX_LOGPROBS
+from baton.text.grammar.token_rules import MAX_ALLOWED_TOKENS
 from router.http.unknown_fields import UnsupportedField
 from router.openai.schema.response_format import ResponseFormatFields
 from router.openai.schema.strict_model import (
@@ -27,6 +28,9 @@ MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKENS = 256
 MAX_BIASES = 1024
 
+MAX_BAD_WORDS = 256
+
+BadWord = Annotated[str, Field(pattern=r"\S", max_length=256)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
@@ -101,6 +105,15 @@ class GenerationBody(ResponseFormatFields, ABC):
     min_tokens: Annotated[int, Field(ge=0), INTEGRAL] | None = None
     priority: Annotated[int, Field(ge=0, lt=2**31), INTEGRAL] | None = None
     """By how many steps the request's priority is below the tenant's; it can't be above it."""
+    allowed_token_ids: (
+        Annotated[list[int], Field(min_length=1, max_length=MAX_ALLOWED_TOKENS, fail_fast=True)]
+        | None
+    ) = None
+    """The only tokens that the answer may have."""
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = (
+        None
+    )
+    """Words that the answer must not contain."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Separates the request's cached prefixes from the tenant's other cached prefixes."""
 
@@ -119,6 +132,25 @@ class GenerationBody(ResponseFormatFields, ABC):
                 "min_tokens", "min_tokens is not allowed with a response format"
             )
         return self
+
+    @model_validator(mode="after")
+    def _token_rules_stand_alone(self) -> Self:
+        field = self.token_rules_field
+        if field is None:
+            return self
+        other = self.format[0] if self.format is not None else None
+        if other is None and self.min_tokens:
+            other = "min_tokens"
+        if other is not None:
+            raise field_validation_error(field, f"{field} is not allowed together with {other}")
+        return self
+
+    @property
+    def token_rules_field(self) -> str | None:
+        """The name of a field that allows or forbids tokens of the answer; None if none does."""
+        if self.allowed_token_ids:
+            return "allowed_token_ids"
+        return "bad_words" if self.bad_words else None
 
     @property
     def num_choices(self) -> int:
