@@ -14,6 +14,7 @@ from tests.vllm.e2e.streams import STREAM_TOKENS, stream, wait_until_restarted
 from tests.vllm.e2e.vllm_cluster import VllmAnswers, prompt, vllm_cluster
 from tools.local_cluster import LocalCluster
 
+SHARED_MEMORY = Path("/dev/shm")
 pytestmark = pytest.mark.timeout(900)
 STREAMS = 4
 HANG_TIMEOUT_SECONDS = 10.0
