@@ -170,7 +170,9 @@ class ModelRunner:
             with self._on_device():
                 self._graphs.warm_up(num_rows)
 
-    def watch(self, on_failure: Callable[[BaseException], object]) -> None:
+    def watch(
+        self, on_failure: Callable[[BaseException], object], hang_timeout_seconds: float
+    ) -> None:
         """Do nothing: this process itself computes the model, so no other process can fail."""
 
     def close(self) -> None:
