@@ -39,22 +39,23 @@ from router.openai.request_handler import (
     RequestHandler,
     TokenizeHandler,
 )
+from router.responses.request_handler import InputTokensHandler, ResponsesHandler
+from router.responses.response_store import ResponseStore
 
-HANDLERS: Mapping[str, type[RequestHandler]] = {
-    "/v1/chat/completions": ChatHandler,
-    "/v1/completions": CompletionHandler,
-    "/tokenize": TokenizeHandler,
-    "/detokenize": DetokenizeHandler,
-}
-"""POST routes whose handlers read the request body themselves."""
+HandlerFactory = Callable[[], RequestHandler]
 
 
-def build_app(context: RouterContext, batch_service: BatchService | None = None) -> HttpFrontend:
-    """Build the router's ASGI app; file and batch routes exist only with a ``batch_service``."""
+def build_app(
+    context: RouterContext,
+    batch_service: BatchService | None = None,
+    response_store: ResponseStore | None = None,
+) -> HttpFrontend:
+    """Build the router's ASGI app; file and batch routes exist only with a ``batch_service``, and
+    responses are stored only with a ``response_store``."""
     config = context.config
     return HttpFrontend(
-        build_routes(context, batch_service),
-        {path: partial(handler_class, context) for path, handler_class in HANDLERS.items()},
+        build_routes(context, batch_service, response_store),
+        handler_factories(context, response_store),
         Cors(config.cors_origins),
         BrowserRequestCheck(
             context.tenants.authenticator, BrowserGuard(config.cors_origins, config.known_hosts)
@@ -66,11 +67,30 @@ def build_app(context: RouterContext, batch_service: BatchService | None = None)
     )
 
 
-def build_routes(context: RouterContext, batch_service: BatchService | None = None) -> FastAPI:
+def handler_factories(
+    context: RouterContext, response_store: ResponseStore | None
+) -> Mapping[str, HandlerFactory]:
+    """Return the POST routes whose handlers read the request body themselves."""
+    return {
+        "/v1/chat/completions": partial(ChatHandler, context),
+        "/v1/completions": partial(CompletionHandler, context),
+        "/v1/responses": partial(ResponsesHandler, context, response_store),
+        "/v1/responses/input_tokens": partial(InputTokensHandler, context, response_store),
+        "/tokenize": partial(TokenizeHandler, context),
+        "/detokenize": partial(DetokenizeHandler, context),
+    }
+
+
+def build_routes(
+    context: RouterContext,
+    batch_service: BatchService | None = None,
+    response_store: ResponseStore | None = None,
+) -> FastAPI:
     """Build the FastAPI routes. FastAPI's own OpenAPI schema is off: handlers read and check
     request bodies themselves (:mod:`router.openai.request_handler`), so FastAPI knows none."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
-    _add_handler_routes(app, context)
+    for path, new_handler in handler_factories(context, response_store).items():
+        app.post(path)(_handler_endpoint(new_handler))
     _add_models(app, context)
     _add_probes(app, context)
     _add_pages(app)
@@ -83,16 +103,9 @@ def build_routes(context: RouterContext, batch_service: BatchService | None = No
     return app
 
 
-def _add_handler_routes(app: FastAPI, context: RouterContext) -> None:
-    for path, handler_class in HANDLERS.items():
-        app.post(path)(_handler_endpoint(handler_class, context))
-
-
-def _handler_endpoint(
-    handler_class: type[RequestHandler], context: RouterContext
-) -> Callable[[], Coroutine[None, None, Response]]:
+def _handler_endpoint(new_handler: HandlerFactory) -> Callable[[], Coroutine[None, None, Response]]:
     async def endpoint() -> Response:
-        return handler_class(context)
+        return new_handler()
 
     return endpoint
 

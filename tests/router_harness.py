@@ -30,6 +30,7 @@ from router.http.connection_limits import ConnectionLimits
 from router.http.server import HttpServer, open_listener
 from router.openai.context import RouterConfig, RouterContext, RouterIds
 from router.openai.grammar_validator import GrammarValidator
+from router.responses.response_store import ResponseStore
 from router.tenants.authentication import Authenticator
 from tests.http_transport import HttpServerTransport
 
@@ -111,6 +112,7 @@ class RouterHarness:
         self.placer = MemoryPlacer([self.prefill], [self.decode])
         self.members = StaticMembers([member("p0", Role.PREFILL), member("d0", Role.DECODE)])
         self.batch_service: BatchService | None = None
+        self.response_store: ResponseStore | None = settings.pop("response_store", None)
         clock = SystemClock()
         cluster = Cluster(self.members, clock, 4096)
         links = MemoryWorkerConnections(self.prefill, self.decode)
@@ -138,7 +140,8 @@ class RouterHarness:
 
     async def client(self) -> httpx.AsyncClient:
         await self.service.cluster.refresh()
-        transport = HttpServerTransport(build_app(self.service, self.batch_service))
+        app = build_app(self.service, self.batch_service, self.response_store)
+        transport = HttpServerTransport(app)
         return httpx.AsyncClient(transport=transport, base_url="http://test")
 
 
@@ -158,6 +161,7 @@ FINGERPRINT = "fp_f5b4f999fe"
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
+RESPOND = "/v1/responses"
 USER = [{"role": "user", "content": "Hi"}]
 
 

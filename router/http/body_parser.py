@@ -48,6 +48,15 @@ def parse_body(
         raise _first_error(error) from error
 
 
+def validate_fields(schema: type[Body], fields: Mapping[str, Any]) -> Body:
+    """Validate the fields of a body that was made from another one. Raises ApiError (400) for the
+    first error."""
+    try:
+        return schema.model_validate(fields)
+    except ValidationError as error:
+        raise _first_error(error) from error
+
+
 def _add_unknown_fields(
     schema: type[BaseModel], error: ValidationError, ignored: IgnoredFields
 ) -> None:
