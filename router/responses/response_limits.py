@@ -29,8 +29,8 @@ class ResponseLimits:
         limit = min(self.tenant_bytes, MAX_RESPONSE_BYTES)
         if size_bytes > limit:
             raise Invalid(
-                f"the response and its input have {size_bytes} bytes; a stored response has at most "
-                f"{limit}; pass store: false",
+                f"the response and its input have {size_bytes} bytes, and at most {limit} can be "
+                "stored; pass store: false",
                 param="store",
             )
         return size_bytes
