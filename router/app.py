@@ -1,5 +1,5 @@
-"""The router's HTTP routes. Only this module, the admin routes and the batch routes depend on
-FastAPI."""
+"""The router's HTTP routes. Only this module and the routes of administrators, batches and stored
+responses depend on FastAPI."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
@@ -32,6 +32,8 @@ from router.openai.request_handler import (
     RequestHandler,
     TokenizeHandler,
 )
+from router.responses.response_service import ResponseService
+from router.responses.routes import add_response_routes
 
 HANDLERS: Mapping[str, type[RequestHandler]] = {
     "/v1/chat/completions": ChatHandler,
@@ -42,11 +44,16 @@ HANDLERS: Mapping[str, type[RequestHandler]] = {
 """POST routes whose handlers read the request body themselves."""
 
 
-def build_app(context: RouterContext, batch_service: BatchService | None = None) -> HttpFrontend:
-    """Build the router's ASGI app; file and batch routes exist only with a ``batch_service``."""
+def build_app(
+    context: RouterContext,
+    batch_service: BatchService | None = None,
+    response_service: ResponseService | None = None,
+) -> HttpFrontend:
+    """Build the router's ASGI app; file and batch routes exist only with a ``batch_service``, and
+    responses are stored only with a ``response_service``."""
     config = context.config
     return HttpFrontend(
-        build_routes(context, batch_service),
+        build_routes(context, batch_service, response_service),
         {path: partial(handler_class, context) for path, handler_class in HANDLERS.items()},
         Cors(config.cors_origins),
         BrowserRequestCheck(
@@ -59,7 +66,11 @@ def build_app(context: RouterContext, batch_service: BatchService | None = None)
     )
 
 
-def build_routes(context: RouterContext, batch_service: BatchService | None = None) -> FastAPI:
+def build_routes(
+    context: RouterContext,
+    batch_service: BatchService | None = None,
+    response_service: ResponseService | None = None,
+) -> FastAPI:
     """Build the FastAPI routes. FastAPI's own OpenAPI schema is off: handlers read and check
     request bodies themselves (:mod:`router.openai.request_handler`), so FastAPI knows none."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
@@ -68,6 +79,7 @@ def build_routes(context: RouterContext, batch_service: BatchService | None = No
     _add_operations(app, context)
     add_admin_routes(app, context)
     add_usage_routes(app, context)
+    add_response_routes(app, context, response_service)
     if batch_service is not None:
         add_batch_routes(app, context, batch_service)
     _add_error_handlers(app)
