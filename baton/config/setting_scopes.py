@@ -78,7 +78,8 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
         write_timeout_seconds endpoint_grace_seconds request_timeout_seconds cors_origins
         special_tokens_in_messages access_log tool_parser reasoning_parser batch_folder
         batch_concurrency max_file_bytes batch_folder_bytes tenant_files tenant_file_bytes
-        tenant_uploads_per_minute tenant_concurrent_uploads placement_timeout_seconds
+        tenant_uploads_per_minute tenant_concurrent_uploads response_ttl_seconds
+        tenant_response_bytes tenant_responses placement_timeout_seconds
         first_token_timeout_seconds next_token_timeout_seconds""",
     _SCALERS: """
         autoscale autoscale_pools min_prefill max_prefill min_decode max_decode max_workers
