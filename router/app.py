@@ -32,16 +32,11 @@ from router.openai.request_handler import (
     RequestHandler,
     TokenizeHandler,
 )
+from router.responses.request_handler import InputTokensHandler, ResponsesHandler
 from router.responses.response_service import ResponseService
 from router.responses.routes import add_response_routes
 
-HANDLERS: Mapping[str, type[RequestHandler]] = {
-    "/v1/chat/completions": ChatHandler,
-    "/v1/completions": CompletionHandler,
-    "/tokenize": TokenizeHandler,
-    "/detokenize": DetokenizeHandler,
-}
-"""POST routes whose handlers read the request body themselves."""
+HandlerFactory = Callable[[], RequestHandler]
 
 
 def build_app(
@@ -54,7 +49,7 @@ def build_app(
     config = context.config
     return HttpFrontend(
         build_routes(context, batch_service, response_service),
-        {path: partial(handler_class, context) for path, handler_class in HANDLERS.items()},
+        handler_factories(context, response_service),
         Cors(config.cors_origins),
         BrowserRequestCheck(
             context.tenants.authenticator, BrowserGuard(config.cors_origins, config.known_hosts)
@@ -66,6 +61,22 @@ def build_app(
     )
 
 
+def handler_factories(
+    context: RouterContext, response_service: ResponseService | None
+) -> Mapping[str, HandlerFactory]:
+    """Return the POST routes whose handlers read the request body themselves."""
+    store = response_service.store if response_service is not None else None
+    background = response_service.background if response_service is not None else None
+    return {
+        "/v1/chat/completions": partial(ChatHandler, context),
+        "/v1/completions": partial(CompletionHandler, context),
+        "/v1/responses": partial(ResponsesHandler, context, store, background),
+        "/v1/responses/input_tokens": partial(InputTokensHandler, context, store),
+        "/tokenize": partial(TokenizeHandler, context),
+        "/detokenize": partial(DetokenizeHandler, context),
+    }
+
+
 def build_routes(
     context: RouterContext,
     batch_service: BatchService | None = None,
@@ -74,7 +85,8 @@ def build_routes(
     """Build the FastAPI routes. FastAPI's own OpenAPI schema is off: handlers read and check
     request bodies themselves (:mod:`router.openai.request_handler`), so FastAPI knows none."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
-    _add_handler_routes(app, context)
+    for path, new_handler in handler_factories(context, response_service).items():
+        app.post(path)(_handler_endpoint(new_handler))
     _add_models(app, context)
     _add_operations(app, context)
     add_admin_routes(app, context)
@@ -86,16 +98,9 @@ def build_routes(
     return app
 
 
-def _add_handler_routes(app: FastAPI, context: RouterContext) -> None:
-    for path, handler_class in HANDLERS.items():
-        app.post(path)(_handler_endpoint(handler_class, context))
-
-
-def _handler_endpoint(
-    handler_class: type[RequestHandler], context: RouterContext
-) -> Callable[[], Coroutine[None, None, Response]]:
+def _handler_endpoint(new_handler: HandlerFactory) -> Callable[[], Coroutine[None, None, Response]]:
     async def endpoint() -> Response:
-        return handler_class(context)
+        return new_handler()
 
     return endpoint
 

@@ -35,6 +35,7 @@ from router.responses.memory_response_leases import MemoryResponseLeases
 from router.responses.memory_response_store import MemoryResponseStore
 from router.responses.response_limits import ResponseLimits
 from router.responses.response_service import ResponseService
+from router.responses.response_store import ResponseStore
 from router.tenants.authentication import Authenticator
 from tests.http_transport import HttpServerTransport
 
@@ -117,6 +118,7 @@ class RouterHarness:
         self.placer = MemoryPlacer([self.prefill], [self.decode])
         self.members = StaticMembers([member("p0", Role.PREFILL), member("d0", Role.DECODE)])
         self.batch_service: BatchService | None = None
+        self.response_store: ResponseStore | None = settings.pop("response_store", None)
         clock = SystemClock()
         cluster = Cluster(self.members, clock, 4096)
         links = MemoryWorkerConnections(self.prefill, self.decode)
@@ -134,11 +136,12 @@ class RouterHarness:
             ids=RouterIds(lambda: f"{next(ids):x}", lambda: 77),
             grammar_validator=GrammarValidator(CHECKER.check),
         )
-        self.response_service = self._make_response_service() if stores_responses else None
+        self.response_service: ResponseService | None = None
+        if stores_responses:
+            self.response_store = MemoryResponseStore(ResponseLimits(), clock)
 
-    def _make_response_service(self) -> ResponseService:
+    def _make_response_service(self, store: ResponseStore) -> ResponseService:
         clock, authenticator = self.service.clock, self.service.tenants.authenticator
-        store = MemoryResponseStore(ResponseLimits(), clock)
         leases = MemoryResponseLeases(clock)
         background = BackgroundResponses(store, leases, lambda: authenticator.directory, clock)
         return ResponseService(store, leases, background, clock)
@@ -152,6 +155,8 @@ class RouterHarness:
 
     async def client(self) -> httpx.AsyncClient:
         await self.service.cluster.refresh()
+        if self.response_store is not None:
+            self.response_service = self._make_response_service(self.response_store)
         app = build_app(self.service, self.batch_service, self.response_service)
         transport = HttpServerTransport(app)
         return httpx.AsyncClient(transport=transport, base_url="http://test")
@@ -173,6 +178,7 @@ FINGERPRINT = "fp_f5b4f999fe"
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
+RESPOND = "/v1/responses"
 USER = [{"role": "user", "content": "Hi"}]
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from router.openai.schema.completion import MAX_PROMPTS
-from router.openai.schema.generation_body import MAX_STOP_CHARACTERS, MAX_STOPS
 from router.openai.schema.message import MAX_TOOL_CALLS
+from router.openai.schema.sampling_fields import MAX_STOP_CHARACTERS, MAX_STOPS
 
 Schema = dict[str, Any]
 

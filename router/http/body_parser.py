@@ -30,6 +30,15 @@ def parse_body(schema: type[Body], data: bytes, max_values: int = MAX_VALUES) ->
         raise _first_error(error) from error
 
 
+def validate_fields(schema: type[Body], fields: Mapping[str, Any]) -> Body:
+    """Validate the fields of a body that was made from another one. Raises ApiError (400) for the
+    first error."""
+    try:
+        return schema.model_validate(fields)
+    except ValidationError as error:
+        raise _first_error(error) from error
+
+
 def _first_error(error: ValidationError) -> ApiError:
     count = error.error_count()
     if count > MAX_ERRORS:

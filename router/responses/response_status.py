@@ -44,9 +44,13 @@ def failed_response(stored: StoredResponse, error: BaseException) -> StoredRespo
 
 
 def failed_with(stored: StoredResponse, error: ApiError) -> StoredResponse:
+    return with_status(stored, FAILED, error=failure(error))
+
+
+def failure(error: ApiError) -> dict[str, str]:
+    """Return the field ``error`` of a response that failed."""
     code = ERROR_CODES.get(error.status, "server_error")
-    message = error.body["error"]["message"]
-    return with_status(stored, FAILED, error={"code": code, "message": message})
+    return {"code": code, "message": error.body["error"]["message"]}
 
 
 def router_ended(stored: StoredResponse) -> StoredResponse:
