@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from router.api_document.request_schemas import NULL, TEXT, Schema
+from router.api_document.schema_forms import NULL, TEXT, Schema
 
 INTEGER: Schema = {"type": "integer"}
 MAYBE_INTEGER: Schema = {"anyOf": [INTEGER, NULL]}

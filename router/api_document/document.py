@@ -5,16 +5,21 @@ from functools import cache
 from typing import Any
 
 from router.api_document.batch_schemas import BATCH_RESPONSE_SCHEMAS, UPLOAD_BODY, page_parameters
-from router.api_document.request_schemas import TEXT, Schema, request_schemas
+from router.api_document.request_schemas import request_schemas
 from router.api_document.response_schemas import RESPONSE_SCHEMAS, json_response, ref
+from router.api_document.schema_forms import TEXT, Schema
 from router.api_document.stored_response_schemas import STORED_RESPONSE_SCHEMAS
 from router.batches.schema import CreateBatchBody
 from router.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from router.responses.routes import MAX_INPUT_ITEMS
+from router.responses.schema import InputTokensBody, ResponsesBody
 
 Operation = dict[str, Any]
 
-REQUEST_MODELS = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, CreateBatchBody)
+REQUEST_MODELS = (
+    ChatBody, CompletionBody, ResponsesBody, InputTokensBody, TokenizeBody, DetokenizeBody,
+    CreateBatchBody,
+)  # fmt: skip
 USER_SECURITY: list[dict[str, list[str]]] = [{"key": []}]
 ADMIN_SECURITY: list[dict[str, list[str]]] = [{"admin_key": []}]
 NO_SECURITY: list[dict[str, list[str]]] = []
@@ -65,9 +70,15 @@ def encode_document(version: str) -> bytes:
 def _answers() -> dict[str, Any]:
     chat = _streaming_operation("Chat", "ChatBody", "ChatCompletion")
     completion = _streaming_operation("Complete a prompt", "CompletionBody", "Completion")
+    response = _streaming_operation("Respond", "ResponsesBody", "Response", "ResponseEvents")
+    count = _post_operation(
+        "Count the tokens of a prompt", "InputTokensBody", "InputTokens", USER_SECURITY
+    )
     return {
         "/v1/chat/completions": {"post": chat},
         "/v1/completions": {"post": completion},
+        "/v1/responses": {"post": response},
+        "/v1/responses/input_tokens": {"post": count},
         "/tokenize": {
             "post": _post_operation("Tokenize a text", "TokenizeBody", "Tokens", USER_SECURITY)
         },
@@ -78,10 +89,10 @@ def _answers() -> dict[str, Any]:
 
 
 def _stored_responses() -> dict[str, Any]:
-    one = _get_operation("A stored response", "StoredResponse", USER_SECURITY)
+    one = _get_operation("A stored response", "Response", USER_SECURITY)
     stream = {"name": "stream", "in": "query", "required": False, "schema": {"const": "false"}}
     deleted = _get_operation("Delete a stored response", "DeletedResponse", USER_SECURITY)
-    cancelled = _get_operation("Cancel a background response", "StoredResponse", USER_SECURITY)
+    cancelled = _get_operation("Cancel a background response", "Response", USER_SECURITY)
     items = _get_operation("The input of a stored response", "InputItems", USER_SECURITY)
     for operation, parameters in (
         (one, [stream]),
@@ -190,9 +201,9 @@ def _post_operation(
     }
 
 
-def _streaming_operation(summary: str, body: str, answer: str) -> Operation:
+def _streaming_operation(summary: str, body: str, answer: str, events: str = "Events") -> Operation:
     operation = _post_operation(summary, body, answer, USER_SECURITY)
-    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": ref("Events")}
+    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": ref(events)}
     refused = json_response("Error", "Too many requests or tokens, from one tenant or in total")
     seconds = {"description": "Seconds to wait before a retry", "schema": {"type": "string"}}
     operation["responses"]["429"] = {**refused, "headers": {"retry-after": seconds}}

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from router.api_document.request_schemas import ANYTHING, NULL, REF, TEXT, Schema
+from router.api_document.schema_forms import ANYTHING, NULL, REF, TEXT, Schema
 
 INTEGER: Schema = {"type": "integer"}
 BOOLEAN: Schema = {"type": "boolean"}
@@ -46,6 +46,8 @@ COMPLETION_CHOICE = _extensible_object(
     index=INTEGER, text=TEXT, logprobs=_or_null(ANYTHING), finish_reason=FINISH_REASON
 )
 
+RESPONSE_STATUSES = ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
 RESPONSE_SCHEMAS: dict[str, Schema] = {
     "Error": {
         "type": "object",
@@ -81,6 +83,37 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
         model=TEXT,
         choices=_list_of(COMPLETION_CHOICE),
         usage=ref("Usage"),
+    ),
+    "Response": _extensible_object(
+        id=TEXT,
+        object=_const("response"),
+        created_at=INTEGER,
+        model=TEXT,
+        status={"type": "string", "enum": RESPONSE_STATUSES},
+        output=_list_of(_extensible_object(id=TEXT, type=TEXT)),
+        usage=_or_null(ref("ResponseUsage")),
+        error=_or_null(_extensible_object(code=TEXT, message=TEXT)),
+        incomplete_details=_or_null(_extensible_object(reason=TEXT)),
+        previous_response_id=_or_null(TEXT),
+        store=BOOLEAN,
+    ),
+    "ResponseUsage": _extensible_object(
+        input_tokens=INTEGER,
+        input_tokens_details=_extensible_object(cached_tokens=INTEGER),
+        output_tokens=INTEGER,
+        output_tokens_details=_extensible_object(reasoning_tokens=INTEGER),
+        total_tokens=INTEGER,
+    ),
+    "ResponseEvents": {
+        "type": "string",
+        "description": (
+            "Server-sent events in OpenAI's format: lines `event: TYPE` and `data: {…}` with an "
+            "empty line after them, numbered by `sequence_number`. The last one is "
+            "`response.completed`, `response.incomplete` or `response.failed`, with the Response."
+        ),
+    },
+    "InputTokens": _extensible_object(
+        object=_const("response.input_tokens"), input_tokens=INTEGER
     ),
     "Events": {
         "type": "string",

@@ -12,7 +12,6 @@ from router.openai.parsers.output_parts import (
     ToolCallArguments,
     ToolCallStart,
 )
-from router.openai.text_token_entries import TextTokenEntries
 from router.openai.token_entry import TokenEntry
 
 
@@ -21,8 +20,8 @@ class ChoiceResult:
     """One choice, accumulated from its deltas. ``prompt_text`` is the prompt if it is echoed, else
     empty; ``prompt_token_ids`` are for ``return_token_ids``. ``tool_calls`` has for each call its
     name and the pieces of its arguments. ``parts`` are all parts of a parsed answer in their order;
-    empty if the answer is not parsed. ``stop_string`` is the one that ended the answer, if one did.
-    ``text_token_entries`` are those of the ``token_entries`` that became text."""
+    empty if the answer is not parsed. ``stop_string`` is the one that ended the answer, if one
+    did."""
 
     index: int
     prompt_token_ids: Sequence[TokenId]
@@ -36,8 +35,6 @@ class ChoiceResult:
     prompt_token_entries: Sequence[TokenEntry] = ()
     parts: list[OutputPart] = field(default_factory=list)
     stop_string: str | None = None
-    text_token_entries: list[TokenEntry] = field(default_factory=list)
-    _text_tokens: TextTokenEntries = field(default_factory=TextTokenEntries)
 
     def add(self, delta: ChoiceDelta) -> None:
         self.prompt_token_entries = self.prompt_token_entries or delta.prompt_token_entries
@@ -47,7 +44,6 @@ class ChoiceResult:
             self._add_part(piece)
         self.token_ids.extend(delta.token_ids)
         self.token_entries.extend(delta.token_entries)
-        self.text_token_entries.extend(self._text_tokens.take(delta))
         self.finish_reason = delta.finish_reason
         self.stop_string = delta.stop_string
 

@@ -11,17 +11,14 @@ from router.openai.choice_result import ChoiceResult
 from router.openai.choice_stream import ChoiceDelta
 from router.openai.encoders import AnswerEncoder, Usage
 from router.openai.parsers.output_parts import OutputPart, TextPart
-from router.openai.text_token_entries import TextTokenEntries
 from router.openai.token_entry import TokenEntry
 from router.responses.event_stream import EventStream
 from router.responses.output_item import ItemStatus, MessageItem, OutputItem
 from router.responses.output_items import OutputItems, OutputOptions
 from router.responses.response_status import failure
-from router.responses.text_logprobs import encode_logprobs, without_bytes
+from router.responses.text_logprobs import TextLogprobs, without_bytes
 
 FINISH_REASON_LENGTH = "length"
-
-NO_ENTRIES: Sequence[TokenEntry] = ()
 
 
 class ResponsesEncoder(AnswerEncoder):
@@ -42,8 +39,7 @@ class ResponsesEncoder(AnswerEncoder):
         self._fields = fields
         self._head = orjson.dumps(fields)[:-1]
         self._output = OutputItems(options)
-        self._tokenizer = tokenizer
-        self._text_tokens = TextTokenEntries()
+        self._logprobs = TextLogprobs(tokenizer) if tokenizer is not None else None
         self._events = EventStream(is_obfuscated=is_obfuscated)
         self._open: OutputItem | None = None
         self._closed: list[dict[str, Any]] = []
@@ -69,17 +65,20 @@ class ResponsesEncoder(AnswerEncoder):
         for part in parts:
             item, text = self._output.take(part)
             item.append(text)
-        self._add_logprobs(answer.text_token_entries)
+        self._add_logprobs(answer.token_entries)
         items = self._output.items
         done = [item.json("completed") for item in items[:-1]]
         self._closed = [*done, items[-1].json(self._item_status)]
         return self._encode_state(self._end_state(usage))
 
     def _add_logprobs(self, entries: Sequence[TokenEntry]) -> None:
-        """Give the logprobs of all text to the first message; there is hardly ever a second one."""
-        message = next((item for item in self._output.items if isinstance(item, MessageItem)), None)
-        if message is not None and self._tokenizer is not None:
-            message.logprobs += encode_logprobs(entries, self._tokenizer)
+        if self._logprobs is None:
+            return
+        self._logprobs.add(entries)
+        for item in self._output.items:
+            logprobs = self._logprobs.take(item.text, newest=False)
+            if isinstance(item, MessageItem):
+                item.logprobs = logprobs
 
     # -- events --------------------------------------------------------------------------------
 
@@ -91,43 +90,36 @@ class ResponsesEncoder(AnswerEncoder):
         )
 
     def encode_text(self, index: int, text: str) -> bytes:
-        if not isinstance(self._open, MessageItem) or self._tokenizer is not None:
+        if not isinstance(self._open, MessageItem) or self._logprobs is not None:
             return self._encode_part(TextPart(text))
         self._open.append(text)
         return self._events.encode_delta(text)
 
     def encode_chunk(self, delta: ChoiceDelta) -> bytes:
         self._finish_reason = delta.finish_reason
-        parts: Sequence[OutputPart] = delta.parts
-        if delta.text:
-            parts = [TextPart(delta.text)]
-        entries = NO_ENTRIES
-        if self._tokenizer is not None:
-            entries = self._text_tokens.take(delta)
-        events: list[bytes] = []
-        for part in parts:
-            is_text = isinstance(part, TextPart)
-            events.append(self._encode_part(part, entries if is_text else NO_ENTRIES))
-            entries = NO_ENTRIES if is_text else entries
-        return b"".join(events)
+        if self._logprobs is not None:
+            self._logprobs.add(delta.token_entries)
+        parts = [TextPart(delta.text)] if delta.text else delta.parts
+        return b"".join(map(self._encode_part, parts))
 
-    def _encode_part(self, part: OutputPart, entries: Sequence[TokenEntry] = NO_ENTRIES) -> bytes:
+    def _encode_part(self, part: OutputPart) -> bytes:
         item, text = self._output.take(part)
         opening = b"" if item is self._open else self._close("completed") + self._begin(item)
         if not text:
             return opening
         item.append(text)
-        if not item.delta_event:
-            return opening
-        if self._tokenizer is not None and isinstance(item, MessageItem):
-            return opening + self._encode_text_with_logprobs(item, text, entries)
-        return opening + self._events.encode_delta(text)
+        if self._logprobs is not None:
+            return opening + self._encode_with_logprobs(item, text)
+        return opening + self._encode_delta(item, text)
 
-    def _encode_text_with_logprobs(
-        self, item: MessageItem, text: str, entries: Sequence[TokenEntry]
-    ) -> bytes:
-        assert self._tokenizer is not None
-        logprobs = encode_logprobs(entries, self._tokenizer)
+    def _encode_delta(self, item: OutputItem, text: str) -> bytes:
+        return self._events.encode_delta(text) if item.delta_event else b""
+
+    def _encode_with_logprobs(self, item: OutputItem, text: str) -> bytes:
+        assert self._logprobs is not None
+        logprobs = self._logprobs.take(text, newest=True)
+        if not isinstance(item, MessageItem):
+            return self._encode_delta(item, text)
         item.logprobs += logprobs
         fields = {"delta": text, "logprobs": [without_bytes(each) for each in logprobs]}
         position = {**self._position(item), **item.position}

@@ -11,7 +11,8 @@ from router.responses.response_store import StoredResponse
 
 # Each response has a key that expires. Two more keys per tenant index them: a sorted set of ids by
 # the time of expiry (in microseconds, by Redis's own clock), which is also their order, and a hash
-# of their sizes, whose field '' is the sum.
+# of their sizes, whose field '' is the sum. Redis may evict any of these keys when its memory is
+# full: a response without its key is missing, and without the set, the sizes count no more.
 _REMOVE = """
 local order, sizes, prefix = KEYS[1], KEYS[2], ARGV[1]
 local function remove(id)
@@ -31,6 +32,7 @@ local max_bytes, max_number = tonumber(ARGV[6]), tonumber(ARGV[7])
 if ARGV[8] == '1' and redis.call('EXISTS', prefix .. id) == 0 then return 0 end
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+if redis.call('ZCARD', order) == 0 then redis.call('DEL', sizes) end
 for _, old in ipairs(redis.call('ZRANGEBYSCORE', order, '-inf', now)) do remove(old) end
 remove(id)
 redis.call('SET', prefix .. id, ARGV[3], 'PX', ttl)

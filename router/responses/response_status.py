@@ -25,7 +25,7 @@ other."""
 
 
 def is_unfinished(stored: StoredResponse) -> bool:
-    return stored.response["status"] in UNFINISHED_STATUSES
+    return stored.response.get("status") in UNFINISHED_STATUSES
 
 
 def is_background(stored: StoredResponse) -> bool:

@@ -221,6 +221,21 @@ async def test_every_key_in_redis_expires(valkey_url: str) -> None:
     await store.close()
 
 
+@pytest.mark.parametrize("evicted", ["order", "sizes", "response:resp_1"])
+async def test_redis_may_evict_any_key(valkey_url: str, evicted: str) -> None:
+    store = RedisResponseStore(valkey_url, evicted, ResponseLimits(tenant_bytes=2 * SIZE_BYTES))
+    async with Redis.from_url(valkey_url) as client:
+        await store.put(A, stored("1"))
+        await store.put(A, stored("2"))
+        assert await client.delete(f"baton:{evicted}:responses:a:{evicted}") == 1
+    for number in (3, 4, 5, 6):
+        await store.put(A, stored(str(number)))
+        assert (await held(store, last=number))[-2:] == [number - 1, number]
+    assert (await held(store))[-2:] == [5, 6]
+    assert await store.delete(A, "resp_6")
+    await store.close()
+
+
 async def test_a_redis_that_is_gone_is_unavailable() -> None:
     store = RedisResponseStore("redis://127.0.0.1:1/0", "test", ResponseLimits())
     for call in (store.put, store.replace):

@@ -27,7 +27,11 @@ PATH = "/v1/responses/resp_1"
 
 
 def stored(**fields: Any) -> StoredResponse:
-    response = {"id": "resp_1", "object": "response", "status": "completed", "output": [], **fields}
+    response = {
+        "id": "resp_1", "object": "response", "created_at": 1, "model": "demo", "store": True,
+        "status": "completed", "output": [], "usage": None, "error": None,
+        "incomplete_details": None, "previous_response_id": None, **fields,
+    }  # fmt: skip
     items = tuple({"id": f"msg_{number}", "type": "message"} for number in range(30))
     return StoredResponse(response, items)
 
