@@ -74,6 +74,7 @@ class ConversationReader:
         )
         if stored is None:
             kept = "" if response_id == previous_id else f" (its earlier response {response_id!r})"
+            kept = kept if self._store is not None else ", because no responses are stored here"
             message = f"Previous response with id {previous_id!r} not found{kept}."
             code = "previous_response_not_found"
             raise ApiError(404, message, param=PREVIOUS_ID, code=code)

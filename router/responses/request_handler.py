@@ -108,7 +108,7 @@ class ResponsesHandler(_ChatSource, GenerationHandler):
         if not body.is_stored:
             reason = "background: requires that the response is stored; leave out store: false"
         elif self._background is None:
-            reason = "background: is not supported, because this server stores no responses"
+            reason = "background: is not supported, because no responses are stored here"
         elif body.stream:
             param = "stream"
             reason = "stream: can't be combined with background, since streams are not resumable"
