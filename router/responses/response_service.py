@@ -16,7 +16,7 @@ CANCEL_SECONDS = 5.0
 takes about as long as a renewal of leases
 (:data:`router.responses.response_lease.RENEWAL_SECONDS`)."""
 
-CANCEL_POLL_SECONDS = 0.1
+CANCEL_POLL_SECONDS = 0.25
 
 
 class ResponseService:
