@@ -1,5 +1,5 @@
-"""The router's HTTP routes. Only this module, the admin routes and the batch routes depend on
-FastAPI."""
+"""The router's HTTP routes. Only this module and the routes of administrators, batches and stored
+responses depend on FastAPI."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
@@ -40,7 +40,8 @@ from router.openai.request_handler import (
     TokenizeHandler,
 )
 from router.responses.request_handler import InputTokensHandler, ResponsesHandler
-from router.responses.response_store import ResponseStore
+from router.responses.response_service import ResponseService
+from router.responses.routes import add_response_routes
 
 HandlerFactory = Callable[[], RequestHandler]
 
@@ -48,14 +49,14 @@ HandlerFactory = Callable[[], RequestHandler]
 def build_app(
     context: RouterContext,
     batch_service: BatchService | None = None,
-    response_store: ResponseStore | None = None,
+    response_service: ResponseService | None = None,
 ) -> HttpFrontend:
     """Build the router's ASGI app; file and batch routes exist only with a ``batch_service``, and
-    responses are stored only with a ``response_store``."""
+    responses are stored only with a ``response_service``."""
     config = context.config
     return HttpFrontend(
-        build_routes(context, batch_service, response_store),
-        handler_factories(context, response_store),
+        build_routes(context, batch_service, response_service),
+        handler_factories(context, response_service),
         Cors(config.cors_origins),
         BrowserRequestCheck(
             context.tenants.authenticator, BrowserGuard(config.cors_origins, config.known_hosts)
@@ -68,14 +69,16 @@ def build_app(
 
 
 def handler_factories(
-    context: RouterContext, response_store: ResponseStore | None
+    context: RouterContext, response_service: ResponseService | None
 ) -> Mapping[str, HandlerFactory]:
     """Return the POST routes whose handlers read the request body themselves."""
+    store = response_service.store if response_service is not None else None
+    background = response_service.background if response_service is not None else None
     return {
         "/v1/chat/completions": partial(ChatHandler, context),
         "/v1/completions": partial(CompletionHandler, context),
-        "/v1/responses": partial(ResponsesHandler, context, response_store),
-        "/v1/responses/input_tokens": partial(InputTokensHandler, context, response_store),
+        "/v1/responses": partial(ResponsesHandler, context, store, background),
+        "/v1/responses/input_tokens": partial(InputTokensHandler, context, store),
         "/tokenize": partial(TokenizeHandler, context),
         "/detokenize": partial(DetokenizeHandler, context),
     }
@@ -84,12 +87,12 @@ def handler_factories(
 def build_routes(
     context: RouterContext,
     batch_service: BatchService | None = None,
-    response_store: ResponseStore | None = None,
+    response_service: ResponseService | None = None,
 ) -> FastAPI:
     """Build the FastAPI routes. FastAPI's own OpenAPI schema is off: handlers read and check
     request bodies themselves (:mod:`router.openai.request_handler`), so FastAPI knows none."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
-    for path, new_handler in handler_factories(context, response_store).items():
+    for path, new_handler in handler_factories(context, response_service).items():
         app.post(path)(_handler_endpoint(new_handler))
     _add_models(app, context)
     _add_probes(app, context)
@@ -97,6 +100,7 @@ def build_routes(
     _add_operations(app, context)
     add_admin_routes(app, context)
     add_usage_routes(app, context)
+    add_response_routes(app, context, response_service)
     if batch_service is not None:
         add_batch_routes(app, context, batch_service)
     _add_error_handlers(app)

@@ -27,6 +27,12 @@ class DictStore:
     async def put(self, tenant: TenantId, stored: StoredResponse) -> None:
         self.stored[tenant, stored.id] = stored
 
+    async def replace(self, tenant: TenantId, stored: StoredResponse) -> bool:
+        is_known = (tenant, stored.id) in self.stored
+        if is_known:
+            await self.put(tenant, stored)
+        return is_known
+
     async def get(self, tenant: TenantId, response_id: str) -> StoredResponse | None:
         return self.stored.get((tenant, response_id))
 

@@ -30,6 +30,11 @@ from router.http.connection_limits import ConnectionLimits
 from router.http.server import HttpServer, open_listener
 from router.openai.context import RouterConfig, RouterContext, RouterIds
 from router.openai.grammar_validator import GrammarValidator
+from router.responses.background_responses import BackgroundResponses
+from router.responses.memory_response_leases import MemoryResponseLeases
+from router.responses.memory_response_store import MemoryResponseStore
+from router.responses.response_limits import ResponseLimits
+from router.responses.response_service import ResponseService
 from router.responses.response_store import ResponseStore
 from router.tenants.authentication import Authenticator
 from tests.http_transport import HttpServerTransport
@@ -105,6 +110,7 @@ class RouterHarness:
     def __init__(self, tokenizer: Tokenizer, text: str, automatic: bool, **settings: Any) -> None:
         keys = settings.pop("api_keys", {})
         admin_key = settings.pop("admin_key", None)
+        stores_responses = settings.pop("stores_responses", False)
         answer = model_saying(text)
         self.prefill = FakeWorker("p0", answer, eos=EOS, automatic=automatic)
         self.decode = FakeWorker("d0", answer, eos=EOS, automatic=automatic)
@@ -130,6 +136,15 @@ class RouterHarness:
             ids=RouterIds(lambda: f"{next(ids):x}", lambda: 77),
             grammar_validator=GrammarValidator(CHECKER.check),
         )
+        self.response_service: ResponseService | None = None
+        if stores_responses:
+            self.response_store = MemoryResponseStore(ResponseLimits(), clock)
+
+    def _make_response_service(self, store: ResponseStore) -> ResponseService:
+        clock, authenticator = self.service.clock, self.service.tenants.authenticator
+        leases = MemoryResponseLeases(clock)
+        background = BackgroundResponses(store, leases, lambda: authenticator.directory, clock)
+        return ResponseService(store, leases, background, clock)
 
     def make_batch_service(self, folder: Path, **settings: Any) -> BatchService:
         bounds = {"max_file_bytes": 10_000, "folder_bytes": 100_000, "requests_per_worker": 2}
@@ -140,7 +155,9 @@ class RouterHarness:
 
     async def client(self) -> httpx.AsyncClient:
         await self.service.cluster.refresh()
-        app = build_app(self.service, self.batch_service, self.response_store)
+        if self.response_store is not None:
+            self.response_service = self._make_response_service(self.response_store)
+        app = build_app(self.service, self.batch_service, self.response_service)
         transport = HttpServerTransport(app)
         return httpx.AsyncClient(transport=transport, base_url="http://test")
 

@@ -8,8 +8,10 @@ from router.api_document.batch_schemas import BATCH_RESPONSE_SCHEMAS, UPLOAD_BOD
 from router.api_document.request_schemas import request_schemas
 from router.api_document.response_schemas import RESPONSE_SCHEMAS, json_response, ref
 from router.api_document.schema_forms import TEXT, Schema
+from router.api_document.stored_response_schemas import STORED_RESPONSE_SCHEMAS
 from router.batches.schema import CreateBatchBody
 from router.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from router.responses.routes import MAX_INPUT_ITEMS
 from router.responses.schema import InputTokensBody, ResponsesBody
 
 Operation = dict[str, Any]
@@ -35,12 +37,20 @@ def build_document(version: str) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Baton", "version": version, "description": DESCRIPTION},
-        "paths": {**_answers(), **_models(), **_batches(), **_operations(), **_admin()},
+        "paths": {
+            **_answers(),
+            **_stored_responses(),
+            **_models(),
+            **_batches(),
+            **_operations(),
+            **_admin(),
+        },
         "components": {
             "schemas": {
                 **request_schemas(REQUEST_MODELS),
                 **RESPONSE_SCHEMAS,
                 **BATCH_RESPONSE_SCHEMAS,
+                **STORED_RESPONSE_SCHEMAS,
             },
             "securitySchemes": {
                 "key": _bearer("An API key. Needed only if API keys are configured."),
@@ -76,6 +86,26 @@ def _answers() -> dict[str, Any]:
         "/detokenize": {
             "post": _post_operation("Detokenize token ids", "DetokenizeBody", "Text", USER_SECURITY)
         },
+    }
+
+
+def _stored_responses() -> dict[str, Any]:
+    one = _get_operation("A stored response", "Response", USER_SECURITY)
+    stream = {"name": "stream", "in": "query", "required": False, "schema": {"const": "false"}}
+    deleted = _get_operation("Delete a stored response", "DeletedResponse", USER_SECURITY)
+    cancelled = _get_operation("Cancel a background response", "Response", USER_SECURITY)
+    items = _get_operation("The input of a stored response", "InputItems", USER_SECURITY)
+    for operation, parameters in (
+        (one, [stream]),
+        (deleted, []),
+        (cancelled, []),
+        (items, page_parameters(MAX_INPUT_ITEMS, "order")),
+    ):
+        operation["parameters"] = [_parameter("response_id", "path"), *parameters]
+    return {
+        "/v1/responses/{response_id}": {"get": one, "delete": deleted},
+        "/v1/responses/{response_id}/cancel": {"post": cancelled},
+        "/v1/responses/{response_id}/input_items": {"get": items},
     }
 
 

@@ -46,6 +46,8 @@ COMPLETION_CHOICE = _extensible_object(
     index=INTEGER, text=TEXT, logprobs=_or_null(ANYTHING), finish_reason=FINISH_REASON
 )
 
+RESPONSE_STATUSES = ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
 RESPONSE_SCHEMAS: dict[str, Schema] = {
     "Error": {
         "type": "object",
@@ -87,7 +89,7 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
         object=_const("response"),
         created_at=INTEGER,
         model=TEXT,
-        status={"type": "string", "enum": ["completed", "incomplete", "failed", "in_progress"]},
+        status={"type": "string", "enum": RESPONSE_STATUSES},
         output=_list_of(_extensible_object(id=TEXT, type=TEXT)),
         usage=_or_null(ref("ResponseUsage")),
         error=_or_null(_extensible_object(code=TEXT, message=TEXT)),

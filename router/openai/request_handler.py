@@ -4,6 +4,7 @@ account for their usage."""
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import structlog
@@ -163,9 +164,21 @@ class RequestHandler(Response, ABC):
     def encode_error_event(self, error: ApiError) -> bytes:
         return b"data: " + error.json + b"\n\n"
 
+    def _detach(self) -> ExitStack:
+        """Take over the request's admission and its trace, so that they outlast its response. Close
+        the result at the end of the work."""
+        held = ExitStack()
+        held.callback(self._admission.detach())
+        trace, self._trace = self._trace, None
+        held.callback(self._end, trace, 200)
+        return held
+
     def _end_trace(self, status: int) -> None:
-        if self._trace is not None and self._context.telemetry.tracer is not None:
-            self._context.telemetry.tracer.end(self._trace, self.endpoint, status)
+        self._end(self._trace, status)
+
+    def _end(self, trace: RequestTrace | None, status: int) -> None:
+        if trace is not None and self._context.telemetry.tracer is not None:
+            self._context.telemetry.tracer.end(trace, self.endpoint, status)
 
     async def _parse(self, schema: type[Body], raw: RawBody, tenant: TenantId) -> Body:
         """Parse the body, and drop its bytes. The response's headers will name the fields that were
@@ -236,10 +249,7 @@ class GenerationHandler(RequestHandler):
         with context.resources.prompt_logprobs_budget.reserve(
             count_prompt_logprobs([len(prompt.token_ids) for prompt in prompts], body)
         ):
-            if body.stream:
-                await self._stream(writer, choices, answers, encoder, body)
-            else:
-                await self._respond(writer, choices, answers, encoder, body)
+            await self._deliver(writer, choices, answers, encoder, body)
 
     async def _reserve_tokens(
         self, prompts: Sequence[Prompt], body: ChatBody | CompletionBody
@@ -274,7 +284,7 @@ class GenerationHandler(RequestHandler):
         self, metadata: ResponseMetadata, body: ChatBody | CompletionBody
     ) -> AnswerEncoder: ...
 
-    async def _respond(
+    async def _deliver(
         self,
         writer: ResponseWriter,
         choices: Sequence[ChoiceStream],
@@ -282,6 +292,23 @@ class GenerationHandler(RequestHandler):
         encoder: AnswerEncoder,
         body: ChatBody | CompletionBody,
     ) -> None:
+        """Generate the answers, and send them to the client."""
+        if body.stream:
+            await self._stream(writer, choices, answers, encoder, body)
+            return
+        data = await self._generate(choices, answers, encoder, body)
+        await self._on_complete(encoder)
+        await writer.respond(200, JSON_HEADERS | self._debug_headers(choices[0]), data)
+
+    async def _generate(
+        self,
+        choices: Sequence[ChoiceStream],
+        answers: Sequence[ChoiceResult],
+        encoder: AnswerEncoder,
+        body: ChatBody | CompletionBody,
+    ) -> bytes:
+        """Generate the answers, and return them encoded as a whole."""
+
         async def collect(delta: ChoiceDelta) -> None:
             answers[delta.index].add(delta)
 
@@ -290,11 +317,9 @@ class GenerationHandler(RequestHandler):
         usage = response_usage(choices, body.num_candidates)
         size = sum(len(answer.prompt_token_entries) for answer in best) * BYTES_PER_TOKEN_ENTRY
         tenant = self._admission.tenant.id
-        data = await self._context.resources.offload_executor.run(
+        return await self._context.resources.offload_executor.run(
             tenant, size, lambda: encoder.encode_response(best, usage)
         )
-        await self._on_complete(encoder)
-        await writer.respond(200, JSON_HEADERS | self._debug_headers(choices[0]), data)
 
     async def _stream(
         self,

@@ -9,12 +9,11 @@ import orjson
 from baton.core.ids import TenantId
 from router.errors import ApiError
 from router.responses.item_ids import response_id_of
+from router.responses.response_status import is_unfinished
 from router.responses.response_store import ResponseStore, StoredResponse
 
 MAX_RESPONSES = 256
 """The maximum number of stored responses that one request may read, one store call for each."""
-
-UNFINISHED = frozenset({"queued", "in_progress"})
 
 PREVIOUS_ID = "previous_response_id"
 
@@ -49,8 +48,8 @@ class ConversationReader:
         while next_id is not None:
             stored = await self._get(next_id, PREVIOUS_ID)
             if stored is None:
-                raise _previous_not_found(previous_id or next_id, next_id)
-            if stored.response.get("status") in UNFINISHED:
+                raise self._previous_not_found(previous_id or next_id, next_id)
+            if is_unfinished(stored):
                 message = f"{PREVIOUS_ID}: the response {next_id!r} is not complete yet"
                 raise ApiError(400, message, param=PREVIOUS_ID, code="invalid_value")
             turns.append(self._take_items(stored))
@@ -88,6 +87,17 @@ class ConversationReader:
         self._read_ids.add(response_id)
         return await self._store.get(self._tenant, response_id)
 
+    def _previous_not_found(self, previous_id: str, missing_id: str) -> ApiError:
+        message = f"Previous response with id {previous_id!r} not found."
+        if self._store is None:
+            message = f"{message[:-1]}, because no responses are stored here."
+        elif missing_id != previous_id:
+            message = (
+                f"The response with id {missing_id!r}, which {previous_id!r} continues, was not "
+                "found."
+            )
+        return ApiError(404, message, param=PREVIOUS_ID, code="previous_response_not_found")
+
     def _take_items(self, stored: StoredResponse) -> Sequence[Item]:
         items = [*stored.input_items, *stored.response["output"]]
         self._found |= {item["id"]: item for item in items}
@@ -104,15 +114,6 @@ def _is_reference(item: Any) -> bool:
         return False
     kind = item.get("type")
     return kind == "item_reference" or (kind is None and "role" not in item)
-
-
-def _previous_not_found(previous_id: str, missing_id: str) -> ApiError:
-    message = f"Previous response with id {previous_id!r} not found."
-    if missing_id != previous_id:
-        message = (
-            f"The response with id {missing_id!r}, which {previous_id!r} continues, was not found."
-        )
-    return ApiError(404, message, param=PREVIOUS_ID, code="previous_response_not_found")
 
 
 def _too_long(bound: str, path: str) -> ApiError:

@@ -15,13 +15,10 @@ from router.openai.token_entry import TokenEntry
 from router.responses.event_stream import EventStream
 from router.responses.output_item import ItemStatus, MessageItem, OutputItem
 from router.responses.output_items import OutputItems, OutputOptions
+from router.responses.response_status import failure
 from router.responses.text_logprobs import TextLogprobs, without_bytes
 
 FINISH_REASON_LENGTH = "length"
-
-FAILURE_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
-"""Codes of failed responses by HTTP status, from OpenAI's list; all others are
-``server_error``."""
 
 
 class ResponsesEncoder(AnswerEncoder):
@@ -53,6 +50,11 @@ class ResponsesEncoder(AnswerEncoder):
     def response(self) -> Mapping[str, Any]:
         """The whole response, once it is encoded."""
         return {**self._fields, **self._final_state}
+
+    @property
+    def queued_response(self) -> Mapping[str, Any]:
+        """The response before it is generated, for a client that does not wait for it."""
+        return {**self._fields, **_state("queued", [])}
 
     # -- the whole response --------------------------------------------------------------------
 
@@ -171,10 +173,7 @@ class ResponsesEncoder(AnswerEncoder):
         output = (
             self._closed if self._open is None else [*self._closed, self._open.json("incomplete")]
         )
-        code = FAILURE_CODES.get(error.status, "server_error")
-        state = _state("failed", output) | {
-            "error": {"code": code, "message": error.body["error"]["message"]}
-        }
+        state = _state("failed", output) | {"error": failure(error)}
         return self._encode_state_event("response.failed", state)
 
     def set_token_counts(self, index: int, prompt_tokens: int, completion_tokens: int) -> None:

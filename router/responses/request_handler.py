@@ -1,22 +1,27 @@
 """Handlers of ``/v1/responses`` and ``/v1/responses/input_tokens``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
 import structlog
 
+from baton.concurrency.time_limit import TimeLimit
 from baton.core.ids import TenantId
-from baton.errors import Invalid, Unavailable
-from router.errors import ApiError
+from baton.errors import BatonError, Invalid, Unavailable
+from router.errors import ApiError, to_api_error
 from router.http.raw_body import RawBody
 from router.http.response_writer import JSON_HEADERS, ResponseWriter
+from router.openai.choice_result import ChoiceResult
+from router.openai.choice_stream import ChoiceStream
 from router.openai.context import RouterContext
 from router.openai.encoders import AnswerEncoder, ResponseMetadata
 from router.openai.preprocessor import Preprocessor, Prompt
 from router.openai.prompt_size import count_prompt_tokens
 from router.openai.request_handler import GenerationHandler, RequestHandler
 from router.openai.schema import ChatBody, CompletionBody
+from router.responses.background_responses import BackgroundResponses
 from router.responses.chat_errors import translate_error
 from router.responses.chat_request import ChatRequest, build_chat
 from router.responses.conversation import ConversationReader
@@ -73,19 +78,42 @@ class _ChatSource(RequestHandler):
 
 
 class ResponsesHandler(_ChatSource, GenerationHandler):
+    """Without ``background``, no responses are generated in the background."""
+
     endpoint = "responses"
     id_prefix = RESPONSE_PREFIX
     _body: ResponsesBody
     _request: ChatRequest
 
+    def __init__(
+        self,
+        context: RouterContext,
+        store: ResponseStore | None = None,
+        background: BackgroundResponses | None = None,
+    ) -> None:
+        super().__init__(context, store)
+        self._background = background
+
     async def _read_body(self, raw: RawBody, tenant: TenantId) -> ChatBody | CompletionBody:
         body = await self._parse(ResponsesBody, raw, tenant)
         if body.background:
-            message = "background: is not supported: responses are not generated in the background"
-            raise ApiError(400, message, param="background", code="unsupported_parameter")
+            self._check_background(body)
         self._body = body
         self._request = await self._build_chat(body, raw.size_bytes, tenant)
         return self._request.chat
+
+    def _check_background(self, body: ResponsesBody) -> None:
+        """Raises ApiError (400) for a response that can't be generated in the background."""
+        param, reason = "background", None
+        if not body.is_stored:
+            reason = "background: requires that the response is stored; leave out store: false"
+        elif self._background is None:
+            reason = "background: is not supported, because no responses are stored here"
+        elif body.stream:
+            param = "stream"
+            reason = "stream: can't be combined with background, since streams are not resumable"
+        if reason is not None:
+            raise ApiError(400, reason, param=param, code="unsupported_parameter")
 
     def _build_prompts(self, preprocessor: Preprocessor, body: Any) -> list[Prompt]:
         if self._context.config.refuses_special_tokens:
@@ -114,14 +142,53 @@ class ResponsesHandler(_ChatSource, GenerationHandler):
     def _is_stored(self) -> bool:
         return self._store is not None and self._body.is_stored
 
+    async def _deliver(
+        self,
+        writer: ResponseWriter,
+        choices: Sequence[ChoiceStream],
+        answers: Sequence[ChoiceResult],
+        encoder: AnswerEncoder,
+        body: ChatBody | CompletionBody,
+    ) -> None:
+        if not self._body.background:
+            await super()._deliver(writer, choices, answers, encoder, body)
+            return
+        assert self._background is not None, "_check_background() comes first"
+        assert isinstance(encoder, ResponsesEncoder)
+        generate = partial(self._generate_in_background, choices, answers, encoder, body)
+        response = await self._background.start(
+            self._admission.tenant.id,
+            self._with_input(encoder.queued_response),
+            generate,
+            self._detach(),
+        )
+        headers = JSON_HEADERS | self._response_headers
+        await writer.respond(200, headers, orjson.dumps(response))
+
+    async def _generate_in_background(
+        self,
+        choices: Sequence[ChoiceStream],
+        answers: Sequence[ChoiceResult],
+        encoder: ResponsesEncoder,
+        body: ChatBody | CompletionBody,
+        _response_id: str,
+    ) -> StoredResponse:
+        """Generate the response without a connection, within the same time as any other. Raises
+        ApiError or TimeoutError."""
+        try:
+            with TimeLimit(self._context.config.request_timeout_seconds):
+                await self._generate(choices, answers, encoder, body)
+        except (BatonError, ApiError) as error:
+            raise translate_error(to_api_error(error), self._message_paths) from error
+        return self._with_input(encoder.response)
+
     async def _on_complete(self, encoder: AnswerEncoder) -> None:
         """Store the response. If that fails, the client still gets its answer: a request that
         continues it will then not find it."""
         if self._store is None or not self._is_stored:
             return
         assert isinstance(encoder, ResponsesEncoder)
-        response = encoder.response
-        stored = StoredResponse(response, complete_items(self._input_items, response["id"]))
+        stored = self._with_input(encoder.response)
         tenant = self._admission.tenant.id
         try:
             await self._store.put(tenant, stored)
@@ -129,6 +196,9 @@ class ResponsesHandler(_ChatSource, GenerationHandler):
             log.warning(
                 "response_not_stored", response_id=stored.id, tenant=tenant, error=str(error)
             )
+
+    def _with_input(self, response: Mapping[str, Any]) -> StoredResponse:
+        return StoredResponse(response, complete_items(self._input_items, response["id"]))
 
     def encode_error_event(self, error: ApiError) -> bytes:
         return super().encode_error_event(translate_error(error, self._message_paths))

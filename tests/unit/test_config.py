@@ -82,6 +82,10 @@ def test_unset_flags_do_not_override_the_environment(monkeypatch: pytest.MonkeyP
         ("slo_itl_seconds", "inf", "slo_itl_seconds is 'inf'"),
         ("trace_endpoint", "collector:4317", "trace_endpoint .*like http://collector:4317"),
         ("trace_endpoint", "http://collector/v1/traces", "trace_endpoint .*OTLP/gRPC collector"),
+        ("response_ttl_seconds", "-1", "response_ttl_seconds is '-1'"),
+        ("response_ttl_seconds", "inf", "response_ttl_seconds is 'inf'"),
+        ("response_ttl_seconds", "nan", "response_ttl_seconds is 'nan'"),
+        ("tenant_response_bytes", "0", "tenant_response_bytes is '0'"),
         ("trace_sample", "10", "trace_sample is '10': input should be less than or equal to 1"),
     ],
 )
@@ -111,6 +115,11 @@ def test_unknown_settings_are_rejected_with_a_suggestion(
     monkeypatch.setenv("BATON_DECODES", "1")
     with pytest.raises(Invalid, match=r"environment variable BATON_DECODES.*did you mean decode"):
         load_settings()
+
+
+def test_responses_may_be_stored_for_no_time() -> None:
+    settings = load_settings(response_ttl_seconds="0", tenant_response_bytes="1GiB")
+    assert (settings.response_ttl_seconds, settings.tenant_response_bytes) == (0.0, 2**30)
 
 
 @pytest.mark.parametrize("written_for", ["0.10.0", "0.9.4-rc.1", "1.0.0"])
