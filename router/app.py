@@ -15,6 +15,7 @@ from baton.network.browser_guard import BrowserGuard
 from baton.network.call_signing import PROOF_HEADER
 from router.admin.routes import add_admin_routes, check_admin
 from router.admin.usage_routes import add_usage_routes
+from router.anthropic.request_handler import CountTokensHandler, MessagesHandler
 from router.api_document.document import encode_document
 from router.batches.routes import add_batch_routes
 from router.batches.service import BatchService
@@ -38,6 +39,8 @@ HANDLERS: Mapping[str, type[RequestHandler]] = {
     "/v1/completions": CompletionHandler,
     "/tokenize": TokenizeHandler,
     "/detokenize": DetokenizeHandler,
+    "/v1/messages": MessagesHandler,
+    "/v1/messages/count_tokens": CountTokensHandler,
 }
 """POST routes whose handlers read the request body themselves."""
 

@@ -52,7 +52,7 @@ PARTS = _any(
     _object({"type": _const("text"), "text": TEXT}, CACHE_CONTROL_FIELD),
     _object({"type": _const("refusal"), "refusal": TEXT}, CACHE_CONTROL_FIELD),
 )
-NAME: Schema = {"type": "string", "pattern": r"^[a-zA-Z0-9_.-]{1,64}$"}
+NAME: Schema = {"type": "string", "pattern": r"^[a-zA-Z0-9_.-]{1,128}$"}
 ANYTHING: Schema = {"type": "object", "additionalProperties": True}
 CALL: Schema = {
     "type": "object",

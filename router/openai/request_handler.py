@@ -345,6 +345,8 @@ class GenerationHandler(RequestHandler):
 class ChatHandler(GenerationHandler):
     endpoint = "chat"
     id_prefix = "chatcmpl-"
+    caps_max_tokens = False
+    """Whether a ``max_tokens`` beyond the context is reduced to the rest of the context."""
 
     async def _read_body(self, raw: RawBody, tenant: TenantId) -> ChatBody | CompletionBody:
         return await self._parse(ChatBody, raw, tenant)
@@ -352,7 +354,7 @@ class ChatHandler(GenerationHandler):
     def _build_prompts(self, preprocessor: Preprocessor, body: Any) -> list[Prompt]:
         if self._context.config.refuses_special_tokens:
             self._context.text.special_tokens.check(body.messages)
-        return preprocessor.prepare_chat(body)
+        return preprocessor.prepare_chat(body, caps_max_tokens=self.caps_max_tokens)
 
     def _create_encoder(
         self, metadata: ResponseMetadata, body: ChatBody | CompletionBody

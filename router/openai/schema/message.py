@@ -115,6 +115,12 @@ class Message(StrictModel):
         """The breakpoints from ``cache_control`` of the message or of its content parts."""
         return self._breakpoints
 
+    def with_breakpoints(self, breakpoints: Sequence[Breakpoint]) -> Self:
+        """Set the breakpoints of a message that was not parsed from JSON. Their positions must
+        ascend."""
+        self._breakpoints = tuple(breakpoints)
+        return self
+
     @model_validator(mode="wrap")
     @classmethod
     def _note_breakpoints(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:

@@ -13,7 +13,7 @@ MAX_TOOLS = 128
 FUNCTION_KEYS = frozenset({"name", "description", "parameters", "strict"})
 MODES = ("none", "auto", "required")
 
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 Tool = dict[str, Any]
 """A tool in the form in which it was sent, since templates render its keys in their order."""
@@ -103,7 +103,7 @@ def _function_name(choice: Any) -> str:
 def _check_name(function: dict[str, Any]) -> str:
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise validation_error("a function's name must be 1 to 64 letters, digits, `_`, `-`, `.`")
+        raise validation_error("a function's name must be 1 to 128 letters, digits, `_`, `-`, `.`")
     return name
 
 
