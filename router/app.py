@@ -26,6 +26,7 @@ from router.http.cors import Cors
 from router.http.frontend import HttpFrontend, open_access_log
 from router.http.peer_routers import PEER_HEADER, explain_path
 from router.openai.context import RouterContext
+from router.openai.model_description import describe_model, describe_models
 from router.openai.request_handler import (
     ChatHandler,
     CompletionHandler,
@@ -95,18 +96,13 @@ def _add_models(app: FastAPI, context: RouterContext) -> None:
     created = context.clock.wall_nanoseconds() // 1_000_000_000
 
     def describe() -> dict[str, object]:
-        return {
-            "id": context.config.model,
-            "object": "model",
-            "created": created,
-            "owned_by": "baton",
-            "max_model_len": context.cluster.max_model_tokens,
-        }
+        model, max_tokens = context.config.model, context.cluster.max_model_tokens
+        return describe_model(model, created, max_tokens)
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
         context.tenants.authenticator.tenant_of(api_key_header(request.scope))
-        return _json({"object": "list", "data": [describe()]})
+        return _json(describe_models([describe()]))
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
-from router.anthropic.schema.prompt_body import PromptBody
+from router.anthropic.schema.prompt_body import Hint, PromptBody
 from router.openai.schema.generation_body import MAX_STOP_CHARACTERS, MAX_STOPS
 from router.openai.schema.strict_model import StrictModel, unsupported_field
 
@@ -26,12 +26,14 @@ class MessagesBody(PromptBody):
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     metadata: RequestMetadata | None = None
     service_tier: str | None = None
-    container: Annotated[Any, unsupported_field("there is no code execution")] = None
+    container: Annotated[
+        Any, unsupported_field("there is no code execution"), WithJsonSchema({"type": "null"})
+    ] = None
     # Hints without effect
-    diagnostics: Any = None
-    fallback_credit_token: Any = None
-    fallbacks: Any = None
-    inference_geo: Any = None
+    diagnostics: Hint = None
+    fallback_credit_token: Hint = None
+    fallbacks: Hint = None
+    inference_geo: Hint = None
 
     def _sampling_fields(self) -> dict[str, Any]:
         return {

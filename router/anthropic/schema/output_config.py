@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from router.openai.schema.strict_model import StrictModel
 
@@ -25,4 +25,4 @@ class OutputConfig(StrictModel):
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonOutputFormat | None = None
-    task_budget: Any = None
+    task_budget: Annotated[Any, WithJsonSchema({"description": "Ignored."})] = None

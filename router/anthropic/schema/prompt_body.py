@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import PrivateAttr, model_validator
+from pydantic import PrivateAttr, WithJsonSchema, model_validator
 
 from router.anthropic.chat_messages import ChatMessages
 from router.anthropic.schema.cache_control import CacheControl
@@ -19,6 +19,8 @@ from router.openai.schema.strict_model import (
     StrictModel,
     field_validation_error,
 )
+
+Hint = Annotated[Any, WithJsonSchema({"description": "Ignored."})]
 
 DEFAULT_EFFORT = "high"
 """The effort if reasoning is switched on without one, as in Anthropic's API."""
@@ -37,14 +39,14 @@ class PromptBody(StrictModel):
     output_format: JsonOutputFormat | None = None
     cache_control: CacheControl | None = None
     # Hints and offers without effect
-    betas: Any = None
-    billing_policy: Any = None
-    compaction: Any = None
-    context_management: Any = None
-    mcp_servers: Any = None
-    speed: Any = None
-    user_profile_id: Any = None
-    workspace_id: Any = None
+    betas: Hint = None
+    billing_policy: Hint = None
+    compaction: Hint = None
+    context_management: Hint = None
+    mcp_servers: Hint = None
+    speed: Hint = None
+    user_profile_id: Hint = None
+    workspace_id: Hint = None
 
     _chat: ChatBody = PrivateAttr()
     _sources: list[str] = PrivateAttr(default_factory=list)

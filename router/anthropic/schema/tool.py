@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WrapValidator
+from pydantic import ConfigDict, Field, WrapValidator
 
 from router.anthropic.schema.cache_control import CacheControl
 from router.openai.schema.strict_model import StrictModel, validation_error
@@ -51,6 +51,8 @@ class CustomTool(StrictModel):
 class ServerTool(StrictModel):
     """A tool that Anthropic's servers run. It is an offer that the model need not take up, so it is
     left out of the prompt."""
+
+    model_config = ConfigDict(extra="ignore")
 
     type: str
     name: str | None = None
