@@ -39,36 +39,40 @@ class _Draft:
     role: str
     source: str
     tool_call_id: str | None = None
-    text: str = ""
-    reasoning: str = ""
+    pieces: list[str] = field(default_factory=list)
+    num_characters: int = 0
+    reasoning: list[str] = field(default_factory=list)
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     breakpoints: list[Breakpoint] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
-        return not (self.text or self.reasoning or self.tool_calls)
+        return not (self.num_characters or self.reasoning or self.tool_calls)
 
     def add_text(self, text: str) -> None:
-        is_new_paragraph = self.text and text and self.role != "assistant"
-        self.text += f"{PARAGRAPH}{text}" if is_new_paragraph else text
+        if self.num_characters and text and self.role != "assistant":
+            text = PARAGRAPH + text
+        self.pieces.append(text)
+        self.num_characters += len(text)
 
     def add_breakpoint(self, seconds: float) -> None:
         """Add a breakpoint after the text so far. A prefix has one breakpoint, with the longest
         time to live."""
-        position = len(self.text)
+        position = self.num_characters
         if self.breakpoints and self.breakpoints[-1][0] == position:
             seconds = max(seconds, self.breakpoints.pop()[1])
         self.breakpoints.append((position, seconds))
 
-    def build(self) -> Message:
-        message = Message.model_construct(
-            role=self.role,
-            content=self.text,
-            tool_calls=self.tool_calls or None,
-            tool_call_id=self.tool_call_id,
-            reasoning_content=self.reasoning or None,
-        )
-        return message.with_breakpoints(self.breakpoints)
+    @property
+    def json(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": self.role, "content": "".join(self.pieces)}
+        if self.tool_calls:
+            message["tool_calls"] = self.tool_calls
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.reasoning:
+            message["reasoning_content"] = "".join(self.reasoning)
+        return message
 
 
 class ChatMessages:
@@ -78,9 +82,13 @@ class ChatMessages:
 
     A breakpoint after the tools, after the whole system prompt or after a tool call lies at the
     beginning of the next message: templates put the tools before or after the system prompt, and
-    calls after the text."""
+    calls after the text.
 
-    def __init__(self) -> None:
+    If ``folds_system`` is True, the text of a system message within the conversation is added to
+    the user's turn, for templates that allow only one at the beginning."""
+
+    def __init__(self, *, folds_system: bool = False) -> None:
+        self._folds_system = folds_system
         self._drafts: list[_Draft] = []
         self._pending_seconds = 0.0
         self._num_breakpoints = 0
@@ -98,7 +106,7 @@ class ChatMessages:
         for block in shown:
             draft.add_text(block.text)
             self._break_after(draft, block.cache_control)
-        if draft.breakpoints and draft.breakpoints[-1][0] == len(draft.text):
+        if draft.breakpoints and draft.breakpoints[-1][0] == draft.num_characters:
             self._pending_seconds = max(self._pending_seconds, draft.breakpoints.pop()[1])
 
     def add_message(self, message: MessageParam, source: str) -> None:
@@ -109,13 +117,13 @@ class ChatMessages:
         for block in message.content:
             if isinstance(block, ToolResultBlock):
                 continue
-            draft = draft or self._open(message.role, source)
+            draft = draft or self._open(self._role(message), source)
             match block:
                 case TextBlock():
                     draft.add_text(block.text)
                     self._break_after(draft, block.cache_control)
                 case ThinkingBlock():
-                    draft.reasoning += block.thinking
+                    draft.reasoning.append(block.thinking)
                 case ToolUseBlock():
                     draft.tool_calls.append(_tool_call(block))
                     self._break_before_next(block.cache_control)
@@ -138,21 +146,35 @@ class ChatMessages:
     def can_be_continued(self) -> bool:
         """Whether the last message has text, after which no tool is called."""
         last = self._drafts[-1]
-        return bool(last.text) and not last.tool_calls
+        return bool(last.num_characters) and not last.tool_calls
 
     @property
     def sources(self) -> list[str]:
         """The field that each message comes from (its first block, if messages were merged)."""
         return [draft.source for draft in self._drafts]
 
-    def build(self) -> list[Message]:
+    @property
+    def json(self) -> list[dict[str, Any]]:
+        """The messages in OpenAI's form, without breakpoints."""
+        return [draft.json for draft in self._drafts]
+
+    def mark_breakpoints(self, messages: Sequence[Message]) -> None:
+        """Set the breakpoints of the chat's messages. Raises a validation error if there are too
+        many."""
+        if not self._num_breakpoints:
+            return
         if self._num_breakpoints > MAX_BREAKPOINTS:
-            message = (
+            raise field_validation_error(
+                "cache_control",
                 f"at most {MAX_BREAKPOINTS} blocks may have cache_control, not "
-                f"{self._num_breakpoints}"
+                f"{self._num_breakpoints}",
             )
-            raise field_validation_error("cache_control", message)
-        return [draft.build() for draft in self._drafts]
+        for message, draft in zip(messages, self._drafts, strict=True):
+            message.set_breakpoints(draft.breakpoints)
+
+    def _role(self, message: MessageParam) -> str:
+        is_folded = self._folds_system and self._drafts and message.role == "system"
+        return "user" if is_folded else message.role
 
     def _open(self, role: str, source: str, tool_call_id: str | None = None) -> _Draft:
         """Return the message to which blocks of this role are added: the last one if it has the

@@ -1,5 +1,6 @@
 """Handlers of Anthropic's routes."""
 
+from functools import partial
 from typing import Any
 
 import orjson
@@ -58,8 +59,9 @@ class MessagesHandler(AnthropicHandler, ChatHandler):
         return self._body.chat
 
     def _build_prompts(self, preprocessor: Preprocessor, body: Any) -> list[Prompt]:
+        build = partial(super()._build_prompts, preprocessor)
         try:
-            prompts = super()._build_prompts(preprocessor, body)
+            prompts = self._body.build(build)
         except ApiError as error:
             error.param = error.param and self._body.source_of(error.param)
             raise
@@ -96,7 +98,9 @@ class CountTokensHandler(AnthropicHandler):
         count = await context.resources.offload_executor.run(
             tenant,
             raw.size_bytes,
-            lambda: count_prompt_tokens(body.chat, text.tokenizer, text.output_format, limits),
+            lambda: body.build(
+                lambda chat: count_prompt_tokens(chat, text.tokenizer, text.output_format, limits)
+            ),
         )
         answer = orjson.dumps({"input_tokens": count})
         await writer.respond(200, JSON_HEADERS | self._response_headers, answer)

@@ -1,11 +1,12 @@
 """The fields of a request that make its prompt, and the body of POST /v1/messages/count_tokens."""
 
 import re
-from collections.abc import Iterator
-from typing import Annotated, Any, Self
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import PrivateAttr, WithJsonSchema, model_validator
 
+from baton.errors import Invalid
 from router.anthropic.chat_messages import ChatMessages
 from router.anthropic.schema.cache_control import CacheControl
 from router.anthropic.schema.content_block import TextContent
@@ -21,6 +22,8 @@ from router.openai.schema.strict_model import (
 )
 
 Hint = Annotated[Any, WithJsonSchema({"description": "Ignored."})]
+
+Result = TypeVar("Result")
 
 DEFAULT_EFFORT = "high"
 """The effort if reasoning is switched on without one, as in Anthropic's API."""
@@ -55,6 +58,18 @@ class PromptBody(StrictModel):
     def chat(self) -> ChatBody:
         return self._chat
 
+    def build(self, build: Callable[[ChatBody], Result]) -> Result:
+        """Call ``build`` with the chat. If the template refuses the chat, and there are system
+        messages within the conversation, they are moved into the user's turns."""
+        try:
+            return build(self._chat)
+        except Invalid:
+            if not any(message.role == "system" for message in self.messages):
+                raise
+        folded = self._chat_messages(folds_system=True)
+        self._sources = folded.sources
+        return build(self._create_chat(folded))
+
     def source_of(self, param: str) -> str:
         """Return the field from which a field of the chat comes, such as ``system`` for
         ``messages[0].content``."""
@@ -83,20 +98,26 @@ class PromptBody(StrictModel):
     def _become_a_chat(self) -> Self:
         self._check_tool_choice()
         chat_messages = self._chat_messages()
+        self._sources = chat_messages.sources
+        self._chat = self._create_chat(chat_messages)
+        return self
+
+    def _create_chat(self, chat_messages: ChatMessages) -> ChatBody:
+        """Create the chat. Raises validation errors."""
         fields = {
             "model": self.model,
-            "messages": chat_messages.build(),
+            "messages": chat_messages.json,
             **self._continuation_fields(chat_messages),
             **self._tool_fields(),
             **self._output_fields(),
             **self._sampling_fields(),
         }
-        self._sources = chat_messages.sources
-        self._chat = ChatBody.model_validate(fields)
-        return self
+        chat = ChatBody.model_validate(fields)
+        chat_messages.mark_breakpoints(chat.messages)
+        return chat
 
-    def _chat_messages(self) -> ChatMessages:
-        chat_messages = ChatMessages()
+    def _chat_messages(self, *, folds_system: bool = False) -> ChatMessages:
+        chat_messages = ChatMessages(folds_system=folds_system)
         chat_messages.add_tools(tool.cache_control for tool in self._custom_tools)
         chat_messages.add_system(self.system or ())
         for number, message in enumerate(self.messages):

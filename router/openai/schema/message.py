@@ -115,11 +115,10 @@ class Message(StrictModel):
         """The breakpoints from ``cache_control`` of the message or of its content parts."""
         return self._breakpoints
 
-    def with_breakpoints(self, breakpoints: Sequence[Breakpoint]) -> Self:
-        """Set the breakpoints of a message that was not parsed from JSON. Their positions must
+    def set_breakpoints(self, breakpoints: Sequence[Breakpoint]) -> None:
+        """Set the breakpoints of a message that has no ``cache_control``. Their positions must
         ascend."""
         self._breakpoints = tuple(breakpoints)
-        return self
 
     @model_validator(mode="wrap")
     @classmethod
