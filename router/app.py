@@ -15,6 +15,7 @@ from baton.network.browser_guard import BrowserGuard
 from baton.network.call_signing import PROOF_HEADER
 from router.admin.routes import add_admin_routes, check_admin
 from router.admin.usage_routes import add_usage_routes
+from router.anthropic.request_handler import CountTokensHandler, MessagesHandler
 from router.api_document.document import encode_document
 from router.api_document.pages import (
     PAGE_HEADERS,
@@ -32,6 +33,7 @@ from router.http.frontend import HttpFrontend, open_access_log
 from router.http.peer_routers import PEER_HEADER, explain_path
 from router.http.unsupported_paths import unsupported_reason
 from router.openai.context import RouterContext
+from router.openai.model_description import describe_model, describe_models
 from router.openai.request_handler import (
     ChatHandler,
     CompletionHandler,
@@ -79,6 +81,8 @@ def handler_factories(
         "/v1/completions": partial(CompletionHandler, context),
         "/v1/responses": partial(ResponsesHandler, context, store, background),
         "/v1/responses/input_tokens": partial(InputTokensHandler, context, store),
+        "/v1/messages": partial(MessagesHandler, context),
+        "/v1/messages/count_tokens": partial(CountTokensHandler, context),
         "/tokenize": partial(TokenizeHandler, context),
         "/detokenize": partial(DetokenizeHandler, context),
     }
@@ -118,18 +122,13 @@ def _add_models(app: FastAPI, context: RouterContext) -> None:
     created = context.clock.wall_nanoseconds() // 1_000_000_000
 
     def describe() -> dict[str, object]:
-        return {
-            "id": context.config.model,
-            "object": "model",
-            "created": created,
-            "owned_by": "baton",
-            "max_model_len": context.cluster.max_model_tokens,
-        }
+        model, max_tokens = context.config.model, context.cluster.max_model_tokens
+        return describe_model(model, created, max_tokens)
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
         context.tenants.authenticator.tenant_of(api_key_header(request.scope))
-        return _json({"object": "list", "data": [describe()]})
+        return _json(describe_models([describe()]))
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:

@@ -4,6 +4,7 @@ import json
 from functools import cache
 from typing import Any
 
+from router.api_document.anthropic_schemas import ANTHROPIC_SCHEMAS, MESSAGE_EVENTS
 from router.api_document.batch_schemas import BATCH_RESPONSE_SCHEMAS, UPLOAD_BODY, page_parameters
 from router.api_document.request_schemas import request_schemas
 from router.api_document.response_schemas import RESPONSE_SCHEMAS, json_response, ref
@@ -40,6 +41,7 @@ def build_document(version: str) -> dict[str, Any]:
         "paths": {
             **_answers(),
             **_stored_responses(),
+            **_messages(),
             **_models(),
             **_batches(),
             **_operations(),
@@ -51,6 +53,7 @@ def build_document(version: str) -> dict[str, Any]:
                 **RESPONSE_SCHEMAS,
                 **BATCH_RESPONSE_SCHEMAS,
                 **STORED_RESPONSE_SCHEMAS,
+                **ANTHROPIC_SCHEMAS,
             },
             "securitySchemes": {
                 "key": _bearer("An API key. Needed only if API keys are configured."),
@@ -106,6 +109,23 @@ def _stored_responses() -> dict[str, Any]:
         "/v1/responses/{response_id}": {"get": one, "delete": deleted},
         "/v1/responses/{response_id}/cancel": {"post": cancelled},
         "/v1/responses/{response_id}/input_items": {"get": items},
+    }
+
+
+def _messages() -> dict[str, Any]:
+    message = _streaming_operation("Message (Anthropic's API)", "MessagesBody", "AnsweredMessage")
+    message["responses"]["200"]["content"]["text/event-stream"] = {"schema": MESSAGE_EVENTS}
+    count = _post_operation(
+        "Count the tokens of a message's prompt", "CountTokensBody", "TokenCount", USER_SECURITY
+    )
+    for operation in (message, count):
+        for status in operation["responses"].keys() - {"200"}:
+            operation["responses"][status]["content"]["application/json"]["schema"] = {
+                "anyOf": [ref("MessageError"), ref("Error")]
+            }
+    return {
+        "/v1/messages": {"post": message},
+        "/v1/messages/count_tokens": {"post": count},
     }
 
 

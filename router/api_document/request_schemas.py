@@ -37,7 +37,7 @@ PARTS = any_of(
     object_of({"type": const("text"), "text": TEXT}, CACHE_CONTROL_FIELD),
     object_of({"type": const("refusal"), "refusal": TEXT}, CACHE_CONTROL_FIELD),
 )
-NAME: Schema = {"type": "string", "pattern": r"^[a-zA-Z0-9_.-]{1,64}$"}
+NAME: Schema = {"type": "string", "pattern": r"^[a-zA-Z0-9_.-]{1,128}$"}
 CALL: Schema = {
     "type": "object",
     "properties": {
@@ -139,12 +139,19 @@ CLASS_FIELD_SCHEMAS: Mapping[tuple[str, str], Schema] = {
 
 def request_schemas(classes: Sequence[type[BaseModel]]) -> dict[str, Schema]:
     """Return the JSON schemas of ``classes`` and of the models nested in them, by class name."""
+    found = derived_schemas(classes)
+    return {name: _complete_schema(name, schema) for name, schema in found.items()}
+
+
+def derived_schemas(classes: Sequence[type[BaseModel]]) -> dict[str, Schema]:
+    """Return the JSON schemas that pydantic derives for ``classes`` and for the models nested in
+    them, by class name."""
     found: dict[str, Schema] = {}
     for each in classes:
         schema = each.model_json_schema(ref_template=REF + "{model}")
         found |= schema.pop("$defs", {})
         found[each.__name__] = schema
-    return {name: _complete_schema(name, schema) for name, schema in found.items()}
+    return found
 
 
 def _complete_schema(owner: str, schema: Schema) -> Schema:

@@ -84,26 +84,25 @@ class Preprocessor:
         self._hasher = hasher
         self._seed = seed
 
-    def prepare_chat(self, body: ChatBody) -> list[Prompt]:
-        """Build the prompt of a chat. Raises ApiError or Invalid, which name the invalid field."""
+    def prepare_chat(self, body: ChatBody, *, caps_max_tokens: bool = False) -> list[Prompt]:
+        """Build the prompt of a chat. If ``caps_max_tokens`` is True, a ``max_tokens`` beyond the
+        model's context means the rest of the context, instead of being refused. Raises ApiError or
+        Invalid, which name the invalid field."""
         tools = body.offered_tools
-        if tools and not (self._output_format.supports_tools or body.forces_tool_call):
-            message = (
-                "the model's chat template does not support tools; tool_choice can force a call"
-            )
-            raise ApiError(400, message, param="tools", code="unsupported_parameter")
-        text = ChatRenderer(self._tokenizer).render(body, tools)
-        max_tokens = body.max_completion_tokens or body.max_tokens
+        text = render_chat(body, tools, self._tokenizer, self._output_format)
         all_ids = self._encode(
             text,
             "messages",
             special=bool(body.add_special_tokens),
             is_truncated=body.truncate_prompt_tokens is not None,
         )
-        ids = self._truncate(all_ids, body, max_tokens or 1)
-        prompt = self._build_prompt(
-            body, ids, "messages", max_tokens or self._limits.context_tokens - len(ids)
-        )
+        wanted = body.max_completion_tokens or body.max_tokens
+        ids = self._truncate(all_ids, body, wanted or 1)
+        rest = self._limits.context_tokens - len(ids)
+        max_tokens = wanted or rest
+        if caps_max_tokens and rest > 0:
+            max_tokens = min(max_tokens, rest)
+        prompt = self._build_prompt(body, ids, "messages", max_tokens)
         check_num_prompt_logprobs([len(ids)], body)
         pins = self._prefix_pins(body, tools, prompt) if len(ids) == len(all_ids) else ()
         prompt = replace(
@@ -279,6 +278,27 @@ def _with_grammar(grammar: Grammar, prompt: Prompt) -> Prompt:
     return replace(prompt, sampling=replace(prompt.sampling, grammar=grammar))
 
 
+def render_chat(
+    body: ChatBody, tools: Sequence[Tool], tokenizer: Tokenizer, output_format: ModelOutputFormat
+) -> str:
+    """Return the text of a chat's prompt. Raises ApiError or Invalid, which name the invalid
+    field."""
+    if tools and not (output_format.supports_tools or body.forces_tool_call):
+        message = "the model's chat template does not support tools; tool_choice can force a call"
+        raise ApiError(400, message, param="tools", code="unsupported_parameter")
+    return ChatRenderer(tokenizer).render(body, tools)
+
+
+def count_prompt_tokens(
+    body: ChatBody, tokenizer: Tokenizer, output_format: ModelOutputFormat, limits: ModelLimits
+) -> int:
+    """Return the number of tokens of a chat's prompt. Raises ApiError or Invalid, which name the
+    invalid field."""
+    text = render_chat(body, body.offered_tools, tokenizer, output_format)
+    special = bool(body.add_special_tokens)
+    return len(_encode_within_limit(text, "messages", special, tokenizer, limits))
+
+
 def encode_tokenize_response(
     body: TokenizeBody, tokenizer: Tokenizer, limits: ModelLimits
 ) -> bytes:
@@ -289,13 +309,22 @@ def encode_tokenize_response(
     else:
         text, param = ChatRenderer(tokenizer).render(body, body.tools or ()), "messages"
         special = bool(body.add_special_tokens)
+    ids = _encode_within_limit(text, param, special, tokenizer, limits)
+    return orjson.dumps({"count": len(ids), "max_model_len": limits.context_tokens, "tokens": ids})
+
+
+def _encode_within_limit(
+    text: str, param: str, special: bool, tokenizer: Tokenizer, limits: ModelLimits
+) -> list[int]:
+    """Tokenise a text that need not fit into the context. Raises ApiError (400) for a text that is
+    longer than one request may be."""
     limit = limits.max_request_tokens
     if tokenizer.exceeds_tokens(text, limit):
         raise _too_many_tokens(param, limit)
     ids = tokenizer.encode(text, special)
     if len(ids) > limit:
         raise _too_many_tokens(param, limit)
-    return orjson.dumps({"count": len(ids), "max_model_len": limits.context_tokens, "tokens": ids})
+    return ids
 
 
 def encode_detokenize_response(

@@ -3,7 +3,7 @@ account for their usage."""
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -192,7 +192,11 @@ class RequestHandler(Response, ABC):
         self._report_ignored_fields(tenant)
         return body
 
-    def _report_ignored_fields(self, tenant: TenantId) -> None:
+    def _report_ignored_fields(self, tenant: TenantId, names: Iterable[str] = ()) -> None:
+        """Report all ignored fields so far, and ``names``, in the response's headers and the
+        log."""
+        for name in names:
+            self._ignored.add(name)
         self._response_headers |= self._ignored.headers()
         self._context.telemetry.ignored_fields_log.write(tenant, self._ignored.names)
 
@@ -383,6 +387,8 @@ class GenerationHandler(RequestHandler):
 class ChatHandler(GenerationHandler):
     endpoint = "chat"
     id_prefix = "chatcmpl-"
+    caps_max_tokens = False
+    """Whether a ``max_tokens`` beyond the context is reduced to the rest of the context."""
 
     async def _read_body(self, raw: RawBody, tenant: TenantId) -> ChatBody | CompletionBody:
         return await self._parse(ChatBody, raw, tenant)
@@ -391,7 +397,7 @@ class ChatHandler(GenerationHandler):
         if self._context.config.refuses_special_tokens:
             self._context.text.special_tokens.check(body.messages)
         ChatRenderer(self._context.text.tokenizer).drop_ineffective_fields(body, self._ignored)
-        return preprocessor.prepare_chat(body)
+        return preprocessor.prepare_chat(body, caps_max_tokens=self.caps_max_tokens)
 
     def _create_encoder(
         self, metadata: ResponseMetadata, body: ChatBody | CompletionBody

@@ -44,7 +44,7 @@ class ChatMessages:
         elif kind in ("function_call_output", "custom_tool_call_output"):
             self._add_call_output(reader)
         elif kind in IGNORED_ITEMS:
-            self.ignored.append(f"{path} ({kind})")
+            self.ignored.append(f"input.{kind}")
         else:
             raise reader.error("type", f"items of type {kind!r} are not supported")
 
@@ -70,7 +70,7 @@ class ChatMessages:
         text = _read_reasoning(reader)
         if not text:
             if reader.value.get("encrypted_content") is not None:
-                self.ignored.append(f"{reader.path}.encrypted_content")
+                self.ignored.append("input.encrypted_content")
             return
         open_message = self._assistant
         if open_message is not None and (open_message["content"] or _has_calls(open_message)):

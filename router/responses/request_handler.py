@@ -17,9 +17,8 @@ from router.openai.choice_result import ChoiceResult
 from router.openai.choice_stream import ChoiceStream
 from router.openai.context import RouterContext
 from router.openai.encoders import AnswerEncoder, ResponseMetadata
-from router.openai.preprocessor import Preprocessor, Prompt
-from router.openai.prompt_size import count_prompt_tokens
-from router.openai.request_handler import GenerationHandler, RequestHandler
+from router.openai.preprocessor import count_prompt_tokens
+from router.openai.request_handler import ChatHandler, RequestHandler
 from router.openai.schema import ChatBody, CompletionBody
 from router.responses.background_responses import BackgroundResponses
 from router.responses.chat_errors import translate_error
@@ -32,9 +31,6 @@ from router.responses.output_items import OutputOptions
 from router.responses.response_fields import response_fields
 from router.responses.response_store import ResponseStore, StoredResponse
 from router.responses.schema import InputTokensBody, ResponsesBody
-
-IGNORED_FIELDS_HEADER = "x-baton-ignored-fields"
-MAX_HEADER_CHARACTERS = 1024
 
 log = structlog.get_logger(__name__)
 
@@ -63,21 +59,14 @@ class _ChatSource(RequestHandler):
         )
         self._input_items = items
         self._message_paths = request.message_paths
-        self._report_ignored(request.ignored)
+        self._report_ignored_fields(tenant, request.ignored)
         return request
-
-    def _report_ignored(self, names: Sequence[str]) -> None:
-        if names:
-            known = self._response_headers.get(IGNORED_FIELDS_HEADER)
-            told = [known] if known else []
-            text = ", ".join([*told, *names])
-            self._response_headers[IGNORED_FIELDS_HEADER] = text[:MAX_HEADER_CHARACTERS]
 
     def encode_error(self, error: ApiError) -> bytes:
         return super().encode_error(translate_error(error, self._message_paths))
 
 
-class ResponsesHandler(_ChatSource, GenerationHandler):
+class ResponsesHandler(_ChatSource, ChatHandler):
     """Without ``background``, no responses are generated in the background."""
 
     endpoint = "responses"
@@ -114,11 +103,6 @@ class ResponsesHandler(_ChatSource, GenerationHandler):
             reason = "stream: can't be combined with background, since streams are not resumable"
         if reason is not None:
             raise ApiError(400, reason, param=param, code="unsupported_parameter")
-
-    def _build_prompts(self, preprocessor: Preprocessor, body: Any) -> list[Prompt]:
-        if self._context.config.refuses_special_tokens:
-            self._context.text.special_tokens.check(body.messages)
-        return preprocessor.prepare_chat(body)
 
     def _create_encoder(
         self, metadata: ResponseMetadata, body: ChatBody | CompletionBody
@@ -214,9 +198,11 @@ class InputTokensHandler(_ChatSource):
         body = await self._parse(InputTokensBody, raw, tenant)
         context.check_model(body.model)
         request = await self._build_chat(body, raw.size_bytes, tenant)
-        tokenizer, limits = context.text.tokenizer, context.limits
+        text, limits = context.text, context.limits
         count = await context.resources.offload_executor.run(
-            tenant, raw.size_bytes, lambda: count_prompt_tokens(request.chat, tokenizer, limits)
+            tenant,
+            raw.size_bytes,
+            lambda: count_prompt_tokens(request.chat, text.tokenizer, text.output_format, limits),
         )
         answer = orjson.dumps({"object": "response.input_tokens", "input_tokens": count})
         await writer.respond(200, JSON_HEADERS | self._response_headers, answer)

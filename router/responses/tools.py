@@ -58,8 +58,8 @@ def function_name(name: str, namespace: str | None) -> str:
 class OfferedTools:
     """The tools of one request. ``functions`` are what the model sees, and ``identities`` their
     names in the client's terms, by function name. ``kept`` are the tools as the client sent them,
-    without those that were left out, which are in ``ignored``, such as ``tools[2]
-    (web_search)``."""
+    without those that were left out, which are in ``ignored``, such as
+    ``tools.web_search``."""
 
     functions: list[Tool] = field(default_factory=list)
     identities: dict[str, ToolIdentity] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class OfferedTools:
     def add_function(self, identity: ToolIdentity, reader: ObjectReader, **fields: Any) -> None:
         name = identity.function_name
         if not FUNCTION_NAME.fullmatch(name):
-            raise reader.error("name", f"{name!r} must be 1 to 64 letters, digits, `_`, `-`, `.`")
+            raise reader.error("name", f"{name!r} must be 1 to 128 letters, digits, `_`, `-`, `.`")
         if name in self.identities:
             raise reader.error("name", f"another tool is named {name!r}, too")
         function = {"name": name, "description": reader.optional_text("description"), **fields}
@@ -85,7 +85,7 @@ def read_tools(tools: Sequence[Tool]) -> OfferedTools:
         reader = ObjectReader(tool, f"tools[{number}]")
         kind = reader.text("type")
         if kind in HOSTED_TOOLS:
-            offered.ignored.append(f"tools[{number}] ({kind})")
+            offered.ignored.append(f"tools.{kind}")
             continue
         if kind == "namespace":
             _read_namespace(offered, reader)

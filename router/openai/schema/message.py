@@ -122,6 +122,11 @@ class Message(StrictModel):
         """The breakpoints from ``cache_control`` of the message or of its content parts."""
         return self._breakpoints
 
+    def set_breakpoints(self, breakpoints: Sequence[Breakpoint]) -> None:
+        """Set the breakpoints of a message that has no ``cache_control``. Their positions must
+        ascend."""
+        self._breakpoints = tuple(breakpoints)
+
     @model_validator(mode="wrap")
     @classmethod
     def _note_breakpoints(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
