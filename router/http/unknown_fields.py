@@ -102,7 +102,14 @@ def closest_name(name: str, known: frozenset[str]) -> str | None:
 def _closest(name: str, known: frozenset[str]) -> str | None:
     plain = {_plain(each): each for each in known}
     matches = get_close_matches(_plain(name), plain, 1, TYPO_SIMILARITY)
-    return plain[matches[0]] if matches else None
+    if not matches or (_is_id(name) and not _is_id(plain[matches[0]])):
+        return None
+    return plain[matches[0]]
+
+
+def _is_id(name: str) -> bool:
+    """Whether the name is that of an id: ``prompt_id`` is no typo of ``prompt``."""
+    return name.endswith(("_id", "_ids", "Id", "Ids"))
 
 
 def _plain(name: str) -> str:

@@ -40,7 +40,7 @@ def tool(**fields: Any) -> dict[str, Any]:
         (CHAT, chat(stream=True, stream_options={"color": 1}), "stream_options.color"),
         (CHAT, chat(response_format={"type": "text", "id": 5}), "response_format.id"),
         (CHAT, chat(use_beam_search=False, mirostat=0, mirostat_tau=5), None),
-        (CHAT, chat(models=["a"]), "models"),
+        (CHAT, chat(models=["a"], mode="x", messages_id=1), "models, mode, messages_id"),
         (COMPLETE, {"prompt": "x", "metadata": {"a": "b"}}, "metadata"),
         (CHAT, chat(store=True), "store"),
         (CHAT, chat(service_tier="flex", verbosity="low"), "service_tier, verbosity"),

@@ -17,7 +17,7 @@ from router.openai.schema.strict_model import (
     field_validation_error,
     validation_error,
 )
-from router.openai.schema.unsupported_fields import HARMLESS_FIELDS, UNSUPPORTED_FIELDS
+from router.openai.schema.unsupported_fields import UNSUPPORTED_FIELDS
 
 MAX_CHOICES = 128
 MAX_ANSWERS = 1024
@@ -49,7 +49,6 @@ class GenerationBody(ResponseFormatFields, SamplingFields, ABC):
     """The common request fields, with OpenAI's defaults."""
 
     unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_FIELDS
-    harmless_fields: ClassVar[frozenset[str]] = HARMLESS_FIELDS
 
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1), INTEGRAL] | None = None

@@ -88,8 +88,9 @@ def _checked_cache_control(value: Any, info: ValidationInfo) -> Any:
 
 def _note_unknown_fields(message: dict[str, Any], info: ValidationInfo) -> None:
     if not MESSAGE_FIELDS.issuperset(message):
-        for name in message.keys() - MESSAGE_FIELDS:
-            note_ignored(info, f"messages.{name}")
+        for name in message:
+            if name not in MESSAGE_FIELDS:
+                note_ignored(info, f"messages.{name}")
 
 
 class Message(StrictModel):

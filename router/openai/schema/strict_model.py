@@ -21,8 +21,9 @@ class StrictModel(BaseModel):
     unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = MappingProxyType({})
     """Unknown fields that would change the answer, and are therefore refused."""
 
-    harmless_fields: ClassVar[frozenset[str]] = frozenset()
-    """Unknown fields that look like typos of known fields, but are not."""
+    harmless_fields: ClassVar[frozenset[str]] = frozenset({"mode", "models", "users"})
+    """Unknown fields that look like typos of known fields, but are not (``models`` is a list of
+    fallbacks for routers in front of several providers)."""
 
 
 def _to_integer(value: Any) -> Any:
@@ -53,7 +54,7 @@ def drop_unknown_keys(
     if known.issuperset(value):
         return value
     ignored = info.context if isinstance(info.context, IgnoredFields) else None
-    for key in value.keys() - known:
+    for key in [each for each in value if each not in known]:
         if ignored is None or ignored.is_strict:
             may_have = ", ".join(sorted(known))
             raise validation_error(f"{path} has the unknown field {key!r}; it may have {may_have}")
