@@ -7,7 +7,7 @@ import orjson
 import structlog
 
 from baton.core.ids import TenantId
-from baton.errors import Invalid, Unavailable
+from baton.errors import BatonError
 from router.errors import ApiError
 from router.http.raw_body import RawBody
 from router.http.response_writer import JSON_HEADERS, ResponseWriter
@@ -125,7 +125,7 @@ class ResponsesHandler(_ChatSource, GenerationHandler):
         tenant = self._admission.tenant.id
         try:
             await self._store.put(tenant, stored)
-        except (Invalid, Unavailable) as error:
+        except BatonError as error:
             log.warning(
                 "response_not_stored", response_id=stored.id, tenant=tenant, error=str(error)
             )
