@@ -55,7 +55,7 @@ class _ChatSource(RequestHandler):
         context = self._context
         reader = ConversationReader(self._store, tenant, context.config.max_body_bytes)
         conversation = await reader.read(body.previous_response_id)
-        items = await reader.resolve_references(to_items(body.input), conversation)
+        items = await reader.resolve_references(to_items(body.input))
         request = await context.resources.offload_executor.run(
             tenant,
             size_bytes + conversation.size_bytes,

@@ -140,10 +140,21 @@ async def test_answer_is_sent_even_if_it_cannot_be_stored(
     assert "response_not_stored" in capsys.readouterr().out
 
 
+async def test_conversation_without_its_beginning_is_not_found(reader: Tokenizer) -> None:
+    store = DictStore()
+    async with open_harness(reader, response_store=store) as (_, client):
+        body: dict[str, Any] = {"input": "A"}
+        for _ in range(2):
+            body["previous_response_id"] = response_of(await client.post(RESPOND, json=body))["id"]
+        await store.delete(ANONYMOUS, "resp_0")
+        error = wrong_error(await client.post(RESPOND, json=body), 404)
+    assert "'resp_0', which 'resp_1' continues" in error["message"]
+
+
 async def test_conversations_have_bounds(
     reader: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversation, "MAX_TURNS", 2)
+    monkeypatch.setattr(conversation, "MAX_RESPONSES", 2)
     store = DictStore()
     async with open_harness(reader, response_store=store, max_body_bytes=3000) as (_, client):
         body: dict[str, Any] = {"input": "A"}
@@ -157,6 +168,9 @@ async def test_conversations_have_bounds(
         body["previous_response_id"] = "resp_big"
         error = wrong_error(await client.post(RESPOND, json=body))
         assert error["param"] == "previous_response_id"
+        references = [{"type": "item_reference", "id": "msg_0_in0"}] * 40
+        error = wrong_error(await client.post(RESPOND, json={"input": references}))
+        assert error["code"] == "context_length_exceeded" and "input[" in error["param"]
 
 
 async def test_unfinished_response_can_not_be_continued(reader: Tokenizer) -> None:

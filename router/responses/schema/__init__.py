@@ -1,6 +1,6 @@
 """Request bodies of the Responses API, with the sampling fields that all APIs have in common.
 
-The items of ``input`` are read by :mod:`router.responses.input_reader`, and the tools by
+The items of ``input`` are read by :mod:`router.responses.chat_messages`, and the tools by
 :mod:`router.responses.tools`, because what they become depends on one another.
 """
 
