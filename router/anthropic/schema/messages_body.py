@@ -29,6 +29,11 @@ class MessagesBody(PromptBody):
     container: Annotated[
         Any, unsupported_field("there is no code execution"), WithJsonSchema({"type": "null"})
     ] = None
+    thread: Annotated[
+        Any,
+        unsupported_field("conversations are not kept; send all messages"),
+        WithJsonSchema({"type": "null"}),
+    ] = None
     # Hints without effect
     diagnostics: Hint = None
     fallback_credit_token: Hint = None
