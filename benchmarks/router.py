@@ -60,12 +60,14 @@ class ChatPrompts:
     def requests(self, count: int) -> list[bytes]:
         return [post(PATH, self._body()) for _ in range(count)]
 
-    def _body(self) -> bytes:
+    def text(self) -> str:
         ids = self._random.integers(300, self._tokenizer.vocab_size, PROMPT_TOKENS - 10)
-        text = self._tokenizer.decode(ids.tolist())
+        return self._tokenizer.decode(ids.tolist())
+
+    def _body(self) -> bytes:
         body = {
             "model": "demo",
-            "messages": [{"role": "user", "content": text}],
+            "messages": [{"role": "user", "content": self.text()}],
             "max_tokens": self._answer_tokens,
             "ignore_eos": True,
             "stream": True,

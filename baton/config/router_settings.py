@@ -1,4 +1,5 @@
-"""Settings of a router: keys, limits of its HTTP server, files and batches, timeouts."""
+"""Settings of a router: keys, limits of its HTTP server, files and batches, stored responses,
+timeouts."""
 
 from typing import Annotated, Literal
 
@@ -56,6 +57,10 @@ class RouterSettings(BaseModel):
     special_tokens_in_messages: Literal["parsed", "refused"] = "parsed"
     """Special tokens in messages of users and tools. ``parsed``: they become the model's control
     tokens, as in other servers; ``refused``: a request that contains one is refused."""
+    strict_fields: bool = False
+    """Refuse requests with unknown fields. Otherwise a field that would change the answer is
+    refused, and any other is ignored; the response's header ``x-baton-ignored-fields`` names it.
+    The tenants file may override this setting for each tenant."""
     access_log: bool = False
     """Write a line of JSON per request to stderr, without prompts and answers."""
     tool_parser: Literal["auto", "llama3", "pythonic", "hermes", "mistral", "none"] = "auto"
@@ -78,6 +83,14 @@ class RouterSettings(BaseModel):
     tenant_file_bytes: Size = 2**30
     tenant_uploads_per_minute: Count = 60
     tenant_concurrent_uploads: Count = 4
+    response_ttl_seconds: Annotated[float, Field(ge=0, le=366 * 86_400)] = 86_400.0
+    """How long responses of ``/v1/responses`` are stored in Redis, with their prompts. Background
+    responses must be stored at least as long as they take. 0: no response is stored."""
+    tenant_response_bytes: Size = 64 * 2**20
+    """Limit for the total size of one tenant's stored responses. Beyond it, the oldest are
+    removed."""
+    tenant_responses: Count = 100_000
+    """Maximum number of stored responses of one tenant. Beyond it, the oldest are removed."""
     placement_timeout_seconds: Seconds = 5.0
     """Timeout for a conductor to place a request."""
     first_token_timeout_seconds: Seconds = 120.0

@@ -76,10 +76,11 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
         max_inflight_body_bytes max_concurrent_requests max_connections max_header_bytes max_headers
         header_timeout_seconds body_timeout_seconds keep_alive_timeout_seconds
         write_timeout_seconds endpoint_grace_seconds request_timeout_seconds cors_origins
-        special_tokens_in_messages access_log tool_parser reasoning_parser batch_folder
-        batch_concurrency max_file_bytes batch_folder_bytes tenant_files tenant_file_bytes
-        tenant_uploads_per_minute tenant_concurrent_uploads placement_timeout_seconds
-        first_token_timeout_seconds next_token_timeout_seconds""",
+        special_tokens_in_messages strict_fields access_log tool_parser reasoning_parser
+        batch_folder batch_concurrency max_file_bytes batch_folder_bytes tenant_files
+        tenant_file_bytes tenant_uploads_per_minute tenant_concurrent_uploads
+        response_ttl_seconds tenant_response_bytes tenant_responses
+        placement_timeout_seconds first_token_timeout_seconds next_token_timeout_seconds""",
     _SCALERS: """
         autoscale autoscale_pools min_prefill max_prefill min_decode max_decode max_workers
         autoscale_interval_seconds autoscale_stable_seconds autoscale_cooldown_seconds
@@ -114,7 +115,7 @@ _LIVE: Mapping[tuple[Reader, ...], str] = MappingProxyType({
         trace_sample max_body_bytes max_inflight_body_bytes max_concurrent_requests
         body_timeout_seconds request_timeout_seconds placement_timeout_seconds
         first_token_timeout_seconds next_token_timeout_seconds tenant_files tenant_file_bytes
-        tenant_uploads_per_minute tenant_concurrent_uploads""",
+        tenant_uploads_per_minute tenant_concurrent_uploads strict_fields""",
     _CONDUCTOR: "admission max_sequences kubernetes_initial_replicas",
 })  # fmt: skip
 

@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 from baton.core.ids import TenantId
 from router.anthropic.errors import encode_error, encode_error_event
 from router.anthropic.message_encoder import MessageEncoder
-from router.anthropic.schema import CountTokensBody, MessagesBody, PromptBody
+from router.anthropic.schema import CountTokensBody, MessagesBody
 from router.anthropic.usage import CacheBreakpoints
 from router.errors import ApiError
 from router.http.raw_body import RawBody
@@ -18,8 +18,6 @@ from router.openai.encoders import AnswerEncoder, ResponseMetadata
 from router.openai.preprocessor import Preprocessor, Prompt, count_prompt_tokens
 from router.openai.request_handler import ChatHandler, RequestHandler
 from router.openai.schema import ChatBody, CompletionBody
-
-IGNORED_FIELDS_HEADER = "x-baton-ignored-fields"
 
 CALL_ID_PREFIX = "toolu_"
 
@@ -38,13 +36,6 @@ class AnthropicHandler(RequestHandler):
     def encode_error_event(self, error: ApiError) -> bytes:
         return encode_error_event(error, self._response_headers.get("request-id", ""))
 
-    def _report_ignored(self, body: PromptBody) -> None:
-        names = body.ignored_fields
-        if names:
-            before = self._response_headers.get(IGNORED_FIELDS_HEADER)
-            listed = [before] if before else []
-            self._response_headers[IGNORED_FIELDS_HEADER] = ", ".join([*listed, *names])
-
 
 class MessagesHandler(AnthropicHandler, ChatHandler):
     endpoint = "messages"
@@ -55,7 +46,7 @@ class MessagesHandler(AnthropicHandler, ChatHandler):
 
     async def _read_body(self, raw: RawBody, tenant: TenantId) -> ChatBody | CompletionBody:
         self._body = await self._parse(MessagesBody, raw, tenant)
-        self._report_ignored(self._body)
+        self._report_ignored_fields(tenant, self._body.ignored_fields)
         return self._body.chat
 
     def _build_prompts(self, preprocessor: Preprocessor, body: Any) -> list[Prompt]:
@@ -92,7 +83,7 @@ class CountTokensHandler(AnthropicHandler):
     async def answer(self, writer: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
         context = self._context
         body = await self._parse(CountTokensBody, raw, tenant)
-        self._report_ignored(body)
+        self._report_ignored_fields(tenant, body.ignored_fields)
         context.check_model(body.model)
         text, limits = context.text, context.limits
         count = await context.resources.offload_executor.run(

@@ -1,14 +1,9 @@
 """OpenAPI schemas of Anthropic's Messages API."""
 
 from router.anthropic.schema import CountTokensBody, MessagesBody
-from router.api_document.request_schemas import (
-    ANYTHING,
-    NULL,
-    TEXT,
-    Schema,
-    derived_schemas,
-)
+from router.api_document.request_schemas import derived_schemas
 from router.api_document.response_schemas import INTEGER, extensible_object
+from router.api_document.schema_forms import ANYTHING, NULL, TEXT, Schema
 
 
 def _block(kind: str, **fields: Schema) -> Schema:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from router.api_document.request_schemas import ANYTHING, NULL, REF, TEXT, Schema
+from router.api_document.schema_forms import ANYTHING, NULL, REF, TEXT, Schema
 
 INTEGER: Schema = {"type": "integer"}
 BOOLEAN: Schema = {"type": "boolean"}
@@ -46,6 +46,8 @@ COMPLETION_CHOICE = extensible_object(
     index=INTEGER, text=TEXT, logprobs=_or_null(ANYTHING), finish_reason=FINISH_REASON
 )
 
+RESPONSE_STATUSES = ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
 RESPONSE_SCHEMAS: dict[str, Schema] = {
     "Error": {
         "type": "object",
@@ -82,6 +84,37 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
         choices=_list_of(COMPLETION_CHOICE),
         usage=ref("Usage"),
     ),
+    "Response": extensible_object(
+        id=TEXT,
+        object=_const("response"),
+        created_at=INTEGER,
+        model=TEXT,
+        status={"type": "string", "enum": RESPONSE_STATUSES},
+        output=_list_of(extensible_object(id=TEXT, type=TEXT)),
+        usage=_or_null(ref("ResponseUsage")),
+        error=_or_null(extensible_object(code=TEXT, message=TEXT)),
+        incomplete_details=_or_null(extensible_object(reason=TEXT)),
+        previous_response_id=_or_null(TEXT),
+        store=BOOLEAN,
+    ),
+    "ResponseUsage": extensible_object(
+        input_tokens=INTEGER,
+        input_tokens_details=extensible_object(cached_tokens=INTEGER),
+        output_tokens=INTEGER,
+        output_tokens_details=extensible_object(reasoning_tokens=INTEGER),
+        total_tokens=INTEGER,
+    ),
+    "ResponseEvents": {
+        "type": "string",
+        "description": (
+            "Server-sent events in OpenAI's format: lines `event: TYPE` and `data: {…}` with an "
+            "empty line after them, numbered by `sequence_number`. The last one is "
+            "`response.completed`, `response.incomplete` or `response.failed`, with the Response."
+        ),
+    },
+    "InputTokens": extensible_object(
+        object=_const("response.input_tokens"), input_tokens=INTEGER
+    ),
     "Events": {
         "type": "string",
         "description": (
@@ -103,6 +136,9 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
     ),
     "Ready": extensible_object(ready=BOOLEAN),
     "Health": extensible_object(status=TEXT),
+    "Load": extensible_object(server_load=INTEGER),
+    "Version": extensible_object(version=TEXT),
+    "Server": extensible_object(name=TEXT, version=TEXT, links=ANYTHING),
     "Pools": extensible_object(
         sizes={"type": "object", "additionalProperties": INTEGER}, workers=_list_of({})
     ),

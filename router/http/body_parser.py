@@ -1,12 +1,15 @@
 """Parses a request body by its schema; an invalid body becomes an error that names the field."""
 
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from router.errors import ApiError
+from router.http.ignored_fields import MAX_NAMES, IgnoredFields
 from router.http.json_limits import MAX_VALUES, check_json_size
+from router.http.unknown_fields import refuse_unknown_field
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -20,21 +23,68 @@ MAX_ERRORS = 1000
 loop for a quarter of a second."""
 
 
-def parse_body(schema: type[Body], data: bytes, max_values: int = MAX_VALUES) -> Body:
-    """Parse a JSON body. Raises ApiError (400) for its first error, or if it has too many
-    values."""
+def parse_body(
+    schema: type[Body],
+    data: bytes,
+    max_values: int = MAX_VALUES,
+    ignored: IgnoredFields | None = None,
+) -> Body:
+    """Parse a JSON body. Raises ApiError (400) for its first error, or if it has too many values.
+
+    Unknown fields are ignored and added to ``ignored``, except for those that would change the
+    answer (:mod:`router.http.unknown_fields`). If ``ignored`` is None or strict, every unknown
+    field is an error. Schemas forbid unknown fields, so a body without any is validated once."""
+    data = data.removeprefix(BOM_UTF8)
     check_json_size(data, max_values)
     try:
-        return schema.model_validate_json(data)
+        return schema.model_validate_json(data, context=ignored)
+    except ValidationError as error:
+        if ignored is None or ignored.is_strict:
+            raise _first_error(error) from error
+        _add_unknown_fields(schema, error, ignored)
+    try:
+        return schema.model_validate_json(data, context=ignored, extra="ignore")
     except ValidationError as error:
         raise _first_error(error) from error
 
 
-def _first_error(error: ValidationError) -> ApiError:
+def validate_fields(schema: type[Body], fields: Mapping[str, Any]) -> Body:
+    """Validate the fields of a body that was made from another one. Raises ApiError (400) for the
+    first error."""
+    try:
+        return schema.model_validate(fields)
+    except ValidationError as error:
+        raise _first_error(error) from error
+
+
+def _add_unknown_fields(
+    schema: type[BaseModel], error: ValidationError, ignored: IgnoredFields
+) -> None:
+    """Add the unknown fields to ``ignored`` if all of them can be ignored and there is no other
+    error. Raises ApiError for the first error otherwise."""
+    _check_number_of_errors(error)
+    for each in error.errors(include_url=False):
+        location = each["loc"]
+        if each["type"] != "extra_forbidden":
+            raise _to_api_error(each) from error
+        path = _field_path(location)
+        refusal = refuse_unknown_field(schema, location, path, each["input"])
+        if refusal is not None:
+            raise _field_error(path, refusal.message, refusal.code) from error
+        if not ignored.add(".".join(step for step in location if isinstance(step, str))):
+            message = f"the body has more than {MAX_NAMES} different unknown fields"
+            raise ApiError(400, message, code="unknown_parameter") from error
+
+
+def _check_number_of_errors(error: ValidationError) -> None:
     count = error.error_count()
     if count > MAX_ERRORS:
         message = f"the body has {count} unknown or invalid fields, too many to name one"
-        return ApiError(400, message, code="invalid_value")
+        raise ApiError(400, message, code="invalid_value") from error
+
+
+def _first_error(error: ValidationError) -> ApiError:
+    _check_number_of_errors(error)
     return _to_api_error(error.errors(include_url=False, include_input=False)[0])
 
 

@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from baton.concurrency.time_limit import TimeLimit
 from router.errors import ApiError
+from router.http.content_decoding import ENCODINGS, BodyDecompressor
 from router.http.raw_body import RawBody
 
 JSON_HEADERS = {"content-type": "application/json"}
@@ -18,6 +19,9 @@ STREAM_HEADERS = {
     # Without this header, some proxies (such as nginx) buffer what should arrive token by token.
     "x-accel-buffering": "no",
 }
+JSON_TYPE = "application/json"
+FORM_TYPES = frozenset({"text/plain", "application/x-www-form-urlencoded"})
+BROWSER_HEADERS = (b"origin", b"sec-fetch-site")
 CLIENT_CLOSED_REQUEST = 499
 MAX_LENGTH_DIGITS = 20
 INLINE_WRITER_KEY = "baton.push"
@@ -131,22 +135,43 @@ def content_length(scope: Scope) -> int:
 async def read_body(
     scope: Scope, receive: Receive, body: RawBody, max_bytes: int, seconds: float
 ) -> None:
-    """Read the request's body into ``body``. Raises ApiError (408, 413, 415), Overloaded or
-    ClientDisconnected. Never holds more than ``max_bytes`` and one ASGI message."""
+    """Read the request's body into ``body``, decompressed. Raises ApiError (400, 408, 413, 415),
+    Overloaded or ClientDisconnected. Never holds more than ``max_bytes`` and one ASGI message."""
     _check_headers(scope, max_bytes)
+    decompressor = _decompressor(scope)
     try:
         with TimeLimit(seconds):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnected
-                body.add(message.get("body", b""))
-                if body.size_bytes > max_bytes:
-                    raise _too_large(max_bytes)
+                data = message.get("body", b"")
+                if decompressor is None:
+                    _add_part(body, data, max_bytes)
+                else:
+                    await _add_decompressed(body, decompressor, data, max_bytes)
                 if not message.get("more_body", False):
-                    return
+                    break
     except TimeoutError as error:
         raise ApiError(408, f"the body did not arrive within {seconds:g} s") from error
+    if decompressor is not None:
+        decompressor.finish()
+
+
+async def _add_decompressed(
+    body: RawBody, decompressor: BodyDecompressor, data: bytes, max_bytes: int
+) -> None:
+    for step in decompressor.decompress(data):
+        _add_part(body, step, max_bytes)
+        await asyncio.sleep(0)  # let other requests run between the steps
+    if decompressor.num_compressed_bytes > max_bytes:
+        raise _too_large(max_bytes)
+
+
+def _add_part(body: RawBody, data: bytes, max_bytes: int) -> None:
+    body.add(data)
+    if body.size_bytes > max_bytes:
+        raise _too_large(max_bytes)
 
 
 async def cancel_on_disconnect(push: InlineBodyWriter, work: Coroutine[Any, Any, None]) -> None:
@@ -177,13 +202,30 @@ async def cancel_on_disconnect(push: InlineBodyWriter, work: Coroutine[Any, Any,
 
 def _check_headers(scope: Scope, max_bytes: int) -> None:
     kind = get_header(scope, b"content-type")
-    if kind is not None and kind.split(";")[0].strip().lower() != "application/json":
+    if kind is not None and not _may_be_json(kind.split(";")[0].strip().lower(), scope):
         raise ApiError(415, f"content-type is {kind!r}; it must be application/json")
-    encoding = get_header(scope, b"content-encoding")
-    if encoding is not None and encoding.strip().lower() != "identity":
-        raise ApiError(415, f"content-encoding {encoding!r} is not supported")
     if content_length(scope) > max_bytes:
         raise _too_large(max_bytes)
+
+
+def _may_be_json(media_type: str, scope: Scope) -> bool:
+    """Whether a body of this type is parsed as JSON. Some command-line clients send JSON with the
+    types of forms. In a browser, such types let a page of another site send a request without a
+    CORS preflight, so they are refused in requests with a header that only browsers send."""
+    if media_type not in FORM_TYPES:
+        return media_type == JSON_TYPE
+    return all(get_header(scope, header) is None for header in BROWSER_HEADERS)
+
+
+def _decompressor(scope: Scope) -> BodyDecompressor | None:
+    encoding = get_header(scope, b"content-encoding")
+    name = "identity" if encoding is None else encoding.strip().lower()
+    if name in ENCODINGS:
+        return BodyDecompressor()
+    if name != "identity":
+        message = f"content-encoding {encoding!r} is not supported; use gzip or deflate"
+        raise ApiError(415, message)
+    return None
 
 
 def _too_large(max_bytes: int) -> ApiError:

@@ -22,6 +22,7 @@ from router.generation.generation import Generation
 from router.generation.generation_context import GenerationContext
 from router.generation.prefix_pinner import PrefixPinner
 from router.generation.record import GenerationRecord
+from router.http.ignored_fields import IgnoredFields
 from router.http.raw_body import BodyBudget, RawBody
 from router.openai.choice_stream import (
     ChoiceStream,
@@ -69,6 +70,7 @@ class RouterConfig:
     """The host names that requests without a key may use for this router; None allows any."""
     access_log: bool = False
     refuses_special_tokens: bool = False
+    strict_fields: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,14 @@ class RouterContext:
         if name is not None and name != self.config.model and name not in self.config.aliases:
             message = f"The model {name!r} does not exist; this server has {self.config.model!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
+
+    def ignored_fields(self, tenant_id: TenantId) -> IgnoredFields:
+        """Return an empty collection for the ignored fields of one of the tenant's requests. It is
+        strict if the tenant's unknown fields are to be refused."""
+        of_tenant = self.tenants.authenticator.directory.tenant(tenant_id).strict_fields
+        return IgnoredFields(
+            is_strict=self.config.strict_fields if of_tenant is None else of_tenant
+        )
 
     def raw_body(self, tenant_id: TenantId) -> RawBody:
         """Return an empty body to fill with the bytes that this tenant sends."""

@@ -4,16 +4,18 @@ from dataclasses import dataclass, field
 
 from router.generation.record import GenerationHistory
 from router.http.peer_routers import PeerRouters
+from router.telemetry.ignored_fields_log import IgnoredFieldsLog
 from router.telemetry.metrics import RouterMetrics
 from router.telemetry.tracing import RequestTracer
 
 
 @dataclass(slots=True)
 class RouterTelemetry:
-    """Metrics, the records of the latest requests here and on other routers (``peer_routers``), and
-    traces; ``tracer`` is None if no request is traced."""
+    """Metrics, the records of the latest requests here and on other routers (``peer_routers``),
+    traces (``tracer`` is None if no request is traced), and a log of ignored fields."""
 
     metrics: RouterMetrics = field(default_factory=RouterMetrics)
     history: GenerationHistory = field(default_factory=GenerationHistory)
     tracer: RequestTracer | None = None
     peer_routers: PeerRouters | None = None
+    ignored_fields_log: IgnoredFieldsLog = field(default_factory=IgnoredFieldsLog)

@@ -72,6 +72,8 @@ class Tenant:
     weight: float = 1.0
     limits: TenantLimits = UNLIMITED
     prices: TokenPrices = FREE
+    strict_fields: bool | None = None
+    """Whether unknown fields of requests are refused; None for what the settings say."""
 
     @property
     def is_limited(self) -> bool:

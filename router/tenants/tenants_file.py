@@ -71,6 +71,7 @@ class _TenantDefaults(_StrictSchema):
     weight: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     limits: _LimitsSchema = Field(default_factory=_LimitsSchema)
     prices: _PricesSchema = Field(default_factory=_PricesSchema)
+    strict_fields: bool | None = None
 
 
 class _TenantSchema(_TenantDefaults):
@@ -169,6 +170,7 @@ def _tenant(name: str, entry: _TenantSchema) -> Tenant:
         entry.weight,
         TenantLimits(**entry.limits.model_dump()),
         TokenPrices(**entry.prices.model_dump()),
+        entry.strict_fields,
     )
 
 

@@ -21,7 +21,7 @@ from router.anthropic.schema.content_block import ASSISTANT_TYPES, USER_TYPES
 from router.anthropic.schema.output_config import OutputConfig
 from router.anthropic.schema.tool import CustomTool
 from tests import router_harness
-from tests.anthropic_harness import MESSAGES, error_of, message_of, request
+from tests.anthropic_harness import COUNT, MESSAGES, TOOL, error_of, message_of, request
 from tests.router_harness import open_harness
 
 tokenizer = router_harness.tokenizer
@@ -105,8 +105,25 @@ async def test_accepted_fields_are_taken_and_rejected_ones_refused(tokenizer: To
             )
 
 
+async def test_fields_of_chats_and_unknown_fields(tokenizer: Tokenizer) -> None:
+    tool = {**TOOL, "tag": "t"}
+    async with open_harness(tokenizer) as (_, client):
+        for name in ("seed", "min_p", "response_format", "chat_template_kwargs", "num_beams"):
+            refused = await client.post(MESSAGES, json=request(**{name: 7}))
+            assert error_of(refused)["message"].startswith(f"{name} is not supported: ")
+        typo = await client.post(MESSAGES, json=request(stop_sequence=["a"]))
+        assert "did you mean 'stop_sequences'?" in error_of(typo)["message"]
+        parameters = await client.post(MESSAGES, json=request(tools=[{**TOOL, "parameters": {}}]))
+        assert "use input_schema" in error_of(parameters)["message"]
+        body = request(trace_id="x", n=1, tools=[tool], tool_choice={"type": "none", "tag": 1})
+        ignored = (await client.post(MESSAGES, json=body)).headers["x-baton-ignored-fields"]
+        counted = await client.post(COUNT, json=request(temperature=0.5))
+    assert set(ignored.split(", ")) == {"trace_id", "n", "tools.tag", "tool_choice.tag"}
+    assert counted.headers["x-baton-ignored-fields"] == "max_tokens, temperature"
+
+
 @pytest.mark.parametrize("name", [each for each in TOP if TABLE[each] == "supported"])
 async def test_values_of_a_wrong_type_are_refused(tokenizer: Tokenizer, name: str) -> None:
     async with open_harness(tokenizer) as (_, client):
-        wrong = await client.post(MESSAGES, json=request(**{name: {"no": ["such", {"thing": 1}]}}))
+        wrong = await client.post(MESSAGES, json=request(**{name: [{"no": ["such"]}]}))
     assert name in error_of(wrong)["message"]

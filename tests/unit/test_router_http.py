@@ -257,3 +257,34 @@ async def test_body_that_never_arrives_times_out(tokenizer: Tokenizer) -> None:
     async with serve_over_tcp(router) as url:
         response = await post_raw(url, "content-length: 10", [b"{"])
         assert response.startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/v1/embeddings", "this server only generates text, and has no embeddings"),
+        ("/v1/images/generations", "this server only generates text"),
+        ("/v1/threads/thread_1/runs", "deprecated by OpenAI; use /v1/responses"),
+    ],
+)
+async def test_an_api_that_is_not_supported_is_refused_by_name(
+    tokenizer: Tokenizer, path: str, reason: str
+) -> None:
+    async with open_harness(tokenizer) as (_, client):
+        answer = await client.post(path, json={"model": "demo", "input": "x"})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (404, "unsupported_endpoint")
+        assert error["message"] == f"{path} is not supported: {reason}"
+        unknown = await client.post("/v1/embeddingsx", json={})
+        assert unknown.json()["error"]["message"].startswith("Unknown route: POST /v1/embeddingsx")
+
+
+async def test_a_key_may_come_in_anthropics_header(tokenizer: Tokenizer) -> None:
+    async with open_harness(tokenizer, api_keys={"key-a": "tenant-a"}) as (_, client):
+        for path in (CHAT, "/v1/models"):
+            method = "POST" if path == CHAT else "GET"
+            body = chat() if path == CHAT else None
+            accepted = await client.request(method, path, json=body, headers={"x-api-key": "key-a"})
+            assert accepted.status_code == 200
+            refused = await client.request(method, path, json=body, headers={"x-api-key": "key-b"})
+            assert refused.status_code == 401

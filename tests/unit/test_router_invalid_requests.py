@@ -58,7 +58,9 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 3}, "presence_penalty"),
     ({"frequency_penalty": -3}, "frequency_penalty"),
     ({"n": 0}, "n"),
-    ({"n": 17}, "n"),
+    ({"n": 129}, "n"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
     ({"n": "2"}, "n"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
@@ -87,14 +89,14 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"stop_token_ids": ["1"]}, "stop_token_ids[0]"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+    ({"stream": True, "stream_options": {"includeUsage": 1}}, "stream_options.includeUsage"),
     ({"tools": [{"type": "x"}]}, "tools[0]"),
     ({"tools": {}}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": "sometimes"}, "tool_choice"),
     ({"tools": [TOOL, TOOL]}, "tools"),
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0]"),
-    ({"tools": [{**TOOL, "mood": 1}]}, "tools[0]"),
+    ({"tools": [{**TOOL, "strict": True}]}, "tools[0]"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0]"),
     ({"tools": [TOOL], "tool_choice": named("g")}, "tool_choice"),
     ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
@@ -108,6 +110,14 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     ({"response_format": {"type": "regex"}}, "response_format.type"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [VOCAB]}, "allowed_token_ids"),
+    ({"allowed_token_ids": [1], "min_tokens": 1}, "allowed_token_ids"),
+    ({"allowed_token_ids": [1], "guided_regex": "a"}, "allowed_token_ids"),
+    ({"bad_words": ["a"], "response_format": {"type": "json_object"}}, "bad_words"),
+    ({"bad_words": ["a"], "tools": [TOOL], "tool_choice": "required"}, "bad_words"),
+    ({"bad_words": [" "]}, "bad_words[0]"),
+    ({"bad_words": ["x" * 250] * 20}, "bad_words"),
     ({"user": 5}, "user"),
     ({"model": 5}, "model"),
     ({"ignore_eos": 1}, "ignore_eos"),
@@ -131,13 +141,15 @@ WRONG_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [-1]}, "prompt"),
     ({"prompt": [VOCAB]}, "prompt"),
     ({"prompt": [10**30]}, "prompt"),
-    ({"prompt": ["x"] * 129}, "prompt"),
+    ({"prompt": ["x"] * 1025}, "prompt"),
+    ({"prompt": ["x"] * 513, "n": 2}, "n"),
+    ({"prompt": ["x"] * 9, "best_of": 128}, "best_of"),
     ({"prompt": "x" * CONTEXT}, "prompt"),
     ({"prompt": "x" * (CONTEXT - 3), "max_tokens": 4}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"n": 2, "best_of": 1}, "best_of"),
     ({"best_of": 2, "stream": True}, "best_of"),
-    ({"best_of": 17}, "best_of"),
+    ({"best_of": 129}, "best_of"),
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
     ({"prompt_logprobs": 21}, "prompt_logprobs"),
@@ -177,12 +189,14 @@ async def test_error_codes_are_those_of_openai(tokenizer: Tokenizer) -> None:
     async with open_harness(tokenizer) as (_, client):
         long = await client.post(COMPLETE, json={"prompt": "x" * 100})
         missing = await client.post(CHAT, json={"model": "demo"})
-        unknown = await client.post(CHAT, json=chat(nonsense=1))
+        unknown = await client.post(CHAT, json=chat(temprature=1))
+        unsupported = await client.post(CHAT, json=chat(use_beam_search=True))
         model = await client.post(CHAT, json={**chat(), "model": "gpt-9"})
         alias = await client.post(CHAT, json={**chat(), "model": "/models/demo"})
     assert wrong_error(long)["code"] == "context_length_exceeded"
     assert wrong_error(missing)["message"] == "Missing required parameter: messages"
     assert wrong_error(unknown)["code"] == "unknown_parameter"
+    assert wrong_error(unsupported)["code"] == "unsupported_parameter"
     assert wrong_error(model, 404)["code"] == "model_not_found"
     assert alias.status_code == 200
 
@@ -204,8 +218,8 @@ async def test_body_that_is_no_json_object_is_rejected(
 
 async def test_wrong_content_type_route_or_method_is_rejected(tokenizer: Tokenizer) -> None:
     async with open_harness(tokenizer) as (_, client):
-        form = await client.post(CHAT, data={"prompt": "x"})
-        packed = await client.post(CHAT, content=b"{}", headers={"content-encoding": "gzip"})
+        form = await client.post(CHAT, files={"prompt": b"x"})
+        packed = await client.post(CHAT, content=b"{}", headers={"content-encoding": "br"})
         nowhere = await client.post("/v1/embeddings", json={})
         method = await client.get(CHAT)
         delete = await client.delete("/v1/models")

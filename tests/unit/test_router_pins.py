@@ -89,7 +89,7 @@ def test_our_marker_characters_in_a_message_are_plain_text(tokenizer: Tokenizer)
         ("ephemeral", "cache_control must be like"),
         ({"type": "ephemeral", "ttl": "1d"}, "cache_control.ttl must be one of 5m, 1h"),
         ({"type": "ephemeral", "ttl": 300}, "cache_control.ttl must be one of 5m, 1h"),
-        ({"type": "ephemeral", "scope": "all"}, "cache_control has the unknown field 'scope'"),
+        ({"type": "ephemeral", "TTL": "1h"}, "did you mean 'ttl'?"),
     ],
 )
 async def test_invalid_breakpoints_are_rejected(

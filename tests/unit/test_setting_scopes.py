@@ -107,8 +107,8 @@ def test_which_settings_are_live() -> None:
             "body_timeout_seconds", "first_token_timeout_seconds", "log_level", "max_body_bytes",
             "max_concurrent_requests", "max_inflight_body_bytes", "next_token_timeout_seconds",
             "placement_timeout_seconds", "request_timeout_seconds", "slo_itl_seconds",
-            "slo_ttft_seconds", "tenant_concurrent_uploads", "tenant_file_bytes", "tenant_files",
-            "tenant_uploads_per_minute", "trace_endpoint", "trace_sample",
+            "slo_ttft_seconds", "strict_fields", "tenant_concurrent_uploads", "tenant_file_bytes",
+            "tenant_files", "tenant_uploads_per_minute", "trace_endpoint", "trace_sample",
         ],
         Reader.CONDUCTOR: [
             "admission", "kubernetes_initial_replicas", "log_level", "max_sequences",

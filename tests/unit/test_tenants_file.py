@@ -81,6 +81,7 @@ tenants:
         ("tenants: {a: {limits: {requests_per_minute: 0}}}", "limits.requests_per_minute is 0"),
         ("tenants: {a: {limits: {requests_per_minute: '9'}}}", "limits.requests_per_minute is '9'"),
         ("tenants: {a: {prices: {input: -1}}}", "prices.input is -1"),
+        ("tenants: {a: {strict_fields: 'yes'}}", "strict_fields is 'yes'"),
         ("defaults: {salt: x}\ntenants: {}", "unknown field 'defaults.salt'"),
     ],
 )

@@ -4,26 +4,29 @@ kept cached. The format is that of Anthropic's API, which many other clients can
 from collections.abc import Mapping
 from typing import Any
 
-from router.openai.schema.strict_model import validation_error
+from pydantic import ValidationInfo
+
+from router.openai.schema.strict_model import drop_unknown_keys, validation_error
 
 TTL_SECONDS: Mapping[str, float] = {"5m": 300.0, "1h": 3600.0}
 DEFAULT_TTL = "5m"
+
+_KEYS = frozenset({"type", "ttl"})
 
 Breakpoint = tuple[int, float]
 """A position in a message's content, in characters, and for how many seconds the prompt up to there
 is to be kept cached."""
 
 
-def check_cache_control(value: Any) -> float | None:
-    """Check a ``cache_control`` and return its seconds to live; None if it is null. Raises
-    validation errors."""
+def check_cache_control(value: Any, info: ValidationInfo | None = None) -> float | None:
+    """Check a ``cache_control`` and return its seconds to live; None if it is null. Unknown fields
+    in it are checked only if ``info`` is given. Raises validation errors."""
     if value is None:
         return None
     if not isinstance(value, dict) or value.get("type") != "ephemeral":
         raise validation_error('cache_control must be like {"type": "ephemeral", "ttl": "5m"}')
-    unknown = [key for key in value if key not in ("type", "ttl")]
-    if unknown:
-        raise validation_error(f"cache_control has the unknown field {unknown[0]!r}")
+    if info is not None:
+        drop_unknown_keys(value, _KEYS, "cache_control", info)
     ttl = value.get("ttl")
     if ttl is None:
         ttl = DEFAULT_TTL

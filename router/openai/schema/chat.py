@@ -1,15 +1,15 @@
 """The body of POST /v1/chat/completions."""
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from baton.core.request import MAX_LOGPROBS
-from router.openai.schema.chat_hints import ChatHints
+from router.openai.schema.chat_hints import ChatHints, TemplateText
 from router.openai.schema.generation_body import GenerationBody
 from router.openai.schema.message import Messages, check_continuation
-from router.openai.schema.strict_model import field_validation_error, validation_error
+from router.openai.schema.strict_model import INTEGRAL, field_validation_error, validation_error
 from router.openai.schema.tool import Tool, ToolChoice, Tools, resolve_tool_choice
 
 MAX_TEMPLATE_VARIABLES = 32
@@ -38,15 +38,13 @@ Variables = Annotated[
 
 class ChatBody(GenerationBody, ChatHints):
     messages: Messages
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1), INTEGRAL] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), INTEGRAL] | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
-        None
-    )
+    reasoning_effort: TemplateText | None = None
     # Not in OpenAI's API
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -78,6 +76,10 @@ class ChatBody(GenerationBody, ChatHints):
         if self.min_tokens and (mode == "required" or self.has_strict_tools):
             message = "min_tokens is not allowed with forced or strict tool calls"
             raise field_validation_error("min_tokens", message)
+        rules = self.token_rules_field
+        if rules is not None and (mode == "required" or self.has_strict_tools):
+            message = f"{rules} is not allowed with forced or strict tool calls"
+            raise field_validation_error(rules, message)
         if mode == "required" and self.format is not None:
             field = self.format[0]
             raise field_validation_error(field, f"{field} is not allowed with a forced tool call")

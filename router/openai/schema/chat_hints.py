@@ -1,7 +1,8 @@
 """Fields of OpenAI's chat API that don't change what is generated.
 
-Fields that only inform OpenAI's platform are accepted. Fields that request features that Baton
-lacks are refused, with the reason. docs/openai.md lists both.
+Fields that only inform OpenAI's platform are accepted; the client is told about values that have no
+effect here. Fields that request features that Baton lacks are refused, with the reason.
+docs/openai.md lists both.
 """
 
 from typing import Annotated, Any
@@ -10,12 +11,15 @@ from pydantic import AfterValidator, Field
 
 from router.openai.schema.strict_model import (
     StrictModel,
-    only_values,
+    ignored_unless,
     unsupported_field,
     validation_error,
 )
 
 MAX_METADATA = 16
+
+TemplateText = Annotated[str, Field(max_length=1024)]
+"""A text for a variable of chat templates."""
 
 Label = Annotated[str, Field(max_length=64)]
 Note = Annotated[str, Field(max_length=512)]
@@ -44,19 +48,13 @@ class ChatHints(StrictModel):
     metadata: Metadata | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    service_tier: Annotated[str, only_values("auto", "default", why="there is one tier")] | None = (
-        None
-    )
-    store: Annotated[bool, only_values(False, why="answers are not kept")] | None = None
-    verbosity: Annotated[str, only_values("medium", why="say it in the prompt")] | None = None
+    service_tier: Annotated[str | None, ignored_unless("auto", "default")] = None
+    store: Annotated[bool | None, ignored_unless(False)] = None
+    verbosity: TemplateText | None = None
     modalities: Annotated[Any, AfterValidator(_check_modalities)] = None
     prediction: Annotated[Any, AfterValidator(_check_prediction)] = None
-    prompt_cache_retention: (
-        Annotated[str, only_values("in_memory", why="prefixes in use stay cached")] | None
-    ) = None
-    prompt_cache_options: Annotated[
-        Any, unsupported_field("prefixes are cached automatically and stay while in use")
-    ] = None
+    prompt_cache_retention: Annotated[str | None, ignored_unless("in_memory")] = None
+    prompt_cache_options: Annotated[Any, ignored_unless()] = None
     audio: Annotated[Any, unsupported_field("the model supports only text")] = None
     web_search_options: Annotated[
         Any, unsupported_field("there is no search; offer one as a tool")

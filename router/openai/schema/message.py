@@ -10,13 +10,16 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
+    ValidationInfo,
     model_validator,
 )
 
 from router.openai.schema.cache_control import Breakpoint, check_cache_control, find_breakpoints
 from router.openai.schema.strict_model import (
     StrictModel,
+    drop_unknown_keys,
     field_validation_error,
+    note_ignored,
     unsupported_field,
     validation_error,
 )
@@ -31,16 +34,16 @@ PART_KEYS = {
 """The allowed keys of content parts, by type."""
 
 
-def _to_text(value: Any) -> str:
+def _to_text(value: Any, info: ValidationInfo) -> str:
     """Convert a message's content (a string or a list of text parts) to one string."""
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
         raise validation_error("must be a string or a list of text parts")
-    return "".join(map(_part_text, value))
+    return "".join(_part_text(part, info) for part in value)
 
 
-def _part_text(part: Any) -> str:
+def _part_text(part: Any, info: ValidationInfo) -> str:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise validation_error("a content part must be an object with a type")
     kind = part["type"]
@@ -48,10 +51,8 @@ def _part_text(part: Any) -> str:
         raise validation_error(f"content parts of type {kind!r} are not supported, only text")
     if not isinstance(part.get(kind), str):
         raise validation_error(f"a {kind} part must have a string `{kind}`")
-    unknown = [key for key in part if key not in PART_KEYS[kind]]
-    if unknown:
-        raise validation_error(f"a {kind} part has the unknown field {unknown[0]!r}")
-    check_cache_control(part.get("cache_control"))
+    drop_unknown_keys(part, PART_KEYS[kind], "messages.content", info)
+    check_cache_control(part.get("cache_control"), info)
     return str(part[kind])
 
 
@@ -68,10 +69,10 @@ def _check_call(call: dict[str, Any]) -> dict[str, Any]:
     return call
 
 
-def _check_annotations(value: Any) -> Any:
+def _drop_annotations(value: Any, info: ValidationInfo) -> None:
+    """Drop the annotations of an earlier answer, such as the results of web searches."""
     if value:
-        raise validation_error("annotations (of web searches) are not supported; send none")
-    return None
+        note_ignored(info, "messages.annotations")
 
 
 Calls = Annotated[
@@ -80,16 +81,23 @@ Calls = Annotated[
 ]
 
 
-def _checked_cache_control(value: Any) -> Any:
-    check_cache_control(value)
+def _checked_cache_control(value: Any, info: ValidationInfo) -> Any:
+    check_cache_control(value, info)
     return value
+
+
+def _note_unknown_fields(message: dict[str, Any], info: ValidationInfo) -> None:
+    if not MESSAGE_FIELDS.issuperset(message):
+        for name in message:
+            if name not in MESSAGE_FIELDS:
+                note_ignored(info, f"messages.{name}")
 
 
 class Message(StrictModel):
     """One message. ``tool_calls`` are an assistant's earlier calls, in OpenAI's format, and
     ``reasoning_content`` its earlier reasoning, for chat templates that render it.
 
-    Unknown fields are ignored, since clients also send back answers from other providers,
+    Unknown fields are always ignored, since clients also send back answers from other providers,
     unchanged.
     """
 
@@ -104,7 +112,7 @@ class Message(StrictModel):
     reasoning_content: str | None = None
     cache_control: Annotated[Any, AfterValidator(_checked_cache_control)] = None
     # Fields of answers, so that clients can send them back unchanged
-    annotations: Annotated[Any, AfterValidator(_check_annotations)] = None
+    annotations: Annotated[Any, AfterValidator(_drop_annotations)] = None
     audio: Annotated[Any, unsupported_field("the model supports only text")] = None
     function_call: Annotated[Any, unsupported_field("deprecated by OpenAI; use tool_calls")] = None
 
@@ -131,9 +139,10 @@ class Message(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _is_whole(cls, value: Any) -> Any:
+    def _is_whole(cls, value: Any, info: ValidationInfo) -> Any:
         if not isinstance(value, dict):
             return value
+        _note_unknown_fields(value, info)
         role = value.get("role")
         if role != "assistant" and value.get("content") is None:
             raise validation_error("a message must have `content`")
@@ -143,6 +152,8 @@ class Message(StrictModel):
             raise validation_error("only a message of role `assistant` may have `tool_calls`")
         return value
 
+
+MESSAGE_FIELDS = frozenset(Message.model_fields)
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 

@@ -1,11 +1,14 @@
 """Constraints on an answer's form: OpenAI's ``response_format``, and vLLM's fields for it."""
 
 import json
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from baton.core.grammar import Grammar, GrammarKind
+from router.http.unknown_fields import UnsupportedField
 from router.openai.schema.strict_model import StrictModel, field_validation_error
 
 SchemaName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -22,6 +25,15 @@ class JsonSchema(StrictModel):
 
 
 class ResponseFormat(StrictModel):
+    unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = MappingProxyType(
+        {
+            name: UnsupportedField(
+                'use {"type": "json_schema", "json_schema": {"name": …, "schema": …}}'
+            )
+            for name in ("schema", "name", "strict", "regex", "grammar", "value")
+        }
+    )
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
@@ -43,6 +55,18 @@ class ResponseFormat(StrictModel):
 class StructuredOutputs(StrictModel):
     """The value of vLLM's field ``structured_outputs``, which replaces its ``guided_…`` fields.
     Exactly one field of this object must be set."""
+
+    unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = MappingProxyType(
+        {
+            name: UnsupportedField("it can't be changed", neutral)
+            for name, neutral in (
+                ("disable_any_whitespace", (False,)),
+                ("disable_additional_properties", (False,)),
+                ("whitespace_pattern", ()),
+                ("structural_tag", ()),
+            )
+        }
+    )
 
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     regex: str | None = None

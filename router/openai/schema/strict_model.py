@@ -1,13 +1,69 @@
 """The strict base class of all request bodies, and validation errors."""
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationInfo
 from pydantic_core import PydanticCustomError
+
+from router.http.ignored_fields import MAX_NAMES, IgnoredFields
+from router.http.unknown_fields import UnsupportedField, find_refusal
 
 
 class StrictModel(BaseModel):
+    """The base class of request bodies and of the objects in them. An unknown field is an error,
+    which :func:`router.http.body_parser.parse_body` forgives unless the field would change the
+    answer. Don't set ``extra="allow"`` in a subclass: such fields would be lost."""
+
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = MappingProxyType({})
+    """Unknown fields that would change the answer, and are therefore refused."""
+
+    harmless_fields: ClassVar[frozenset[str]] = frozenset({"mode", "models", "users"})
+    """Unknown fields that look like typos of known fields, but are not (``models`` is a list of
+    fallbacks for routers in front of several providers)."""
+
+
+def _to_integer(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+INTEGRAL = BeforeValidator(_to_integer)
+"""Lets an integer field accept a float without a fraction, such as 3.0: in some languages every
+number of JSON is a float. It must be the last annotation, so that bounds are checked after it."""
+
+
+def note_ignored(info: ValidationInfo, name: str) -> None:
+    """Tell the client that the field ``name`` has no effect."""
+    if isinstance(info.context, IgnoredFields):
+        info.context.add(name)
+
+
+def drop_unknown_keys(
+    value: dict[str, Any],
+    known: frozenset[str],
+    path: str,
+    info: ValidationInfo,
+    unsupported: Mapping[str, UnsupportedField] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return an object of a body without its unknown keys, for objects that no model describes.
+    ``path`` is the object's name, such as ``tools.function``. Raises a validation error for a key
+    that would change the answer, or if unknown fields are refused."""
+    if known.issuperset(value):
+        return value
+    ignored = info.context if isinstance(info.context, IgnoredFields) else None
+    for key in [each for each in value if each not in known]:
+        if ignored is None or ignored.is_strict:
+            may_have = ", ".join(sorted(known))
+            raise validation_error(f"{path} has the unknown field {key!r}; it may have {may_have}")
+        refusal = find_refusal(f"{path}.{key}", value[key], known, unsupported)
+        if refusal is not None:
+            raise validation_error(refusal.message)
+        if not ignored.add(f"{path}.{key}"):
+            raise validation_error(f"there are more than {MAX_NAMES} different unknown fields")
+    return {key: each for key, each in value.items() if key in known}
 
 
 def validation_error(message: str) -> PydanticCustomError:
@@ -31,6 +87,18 @@ def only_values(*supported: Any, why: str = "") -> AfterValidator:
             raise validation_error(
                 f"{value!r} is not supported, only {named}" + (f": {why}" if why else "")
             )
+        return value
+
+    return AfterValidator(check)
+
+
+def ignored_unless(*effective: Any) -> AfterValidator:
+    """Return a validator of a hint that can't change the answer. Any value is accepted; the client
+    is told that a value has no effect unless it is null or one of these."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if value is not None and value not in effective:
+            note_ignored(info, str(info.field_name))
         return value
 
     return AfterValidator(check)

@@ -4,34 +4,46 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationInfo
 
-from router.openai.schema.strict_model import validation_error
+from router.http.unknown_fields import UnsupportedField
+from router.openai.schema.strict_model import drop_unknown_keys, validation_error
 
 MAX_TOOLS = 128
 
+TOOL_KEYS = frozenset({"type", "function"})
 FUNCTION_KEYS = frozenset({"name", "description", "parameters", "strict"})
+MISPLACED_TOOL_FIELDS = {
+    key: UnsupportedField("it belongs into the tool's function") for key in FUNCTION_KEYS
+}
 MODES = ("none", "auto", "required")
 
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 Tool = dict[str, Any]
 """A tool in the form in which it was sent, since templates render its keys in their order."""
 
 
-def _check_tool(tool: Tool) -> Tool:
+def _check_tool(tool: Tool, info: ValidationInfo) -> Tool:
     if tool.get("type") == "custom":
         raise validation_error("custom tools are not supported, only tools of type `function`")
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict):
         raise validation_error("a tool must have type `function` and a `function` object")
-    _check_keys(tool, frozenset({"type", "function"}), "a tool")
-    _check_keys(function, FUNCTION_KEYS, "a tool's function")
     _check_name(function)
     for key, kind in (("description", str), ("parameters", dict), ("strict", bool)):
         if not isinstance(function.get(key), kind | None):
             raise validation_error(f"a tool's {key} must be a {kind.__name__}")
-    return tool
+    return _known_part(tool, function, info)
+
+
+def _known_part(tool: Tool, function: dict[str, Any], info: ValidationInfo) -> Tool:
+    """Return the tool without unknown fields, which templates would render."""
+    known_part = drop_unknown_keys(tool, TOOL_KEYS, "tools", info, MISPLACED_TOOL_FIELDS)
+    known_function = drop_unknown_keys(function, FUNCTION_KEYS, "tools.function", info)
+    if known_function is function:
+        return known_part
+    return {**known_part, "function": known_function}
 
 
 def _check_tools(tools: list[Tool]) -> list[Tool]:
@@ -102,14 +114,6 @@ def _function_name(choice: Any) -> str:
 
 def _check_name(function: dict[str, Any]) -> str:
     name = function.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
         raise validation_error("a function's name must be 1 to 128 letters, digits, `_`, `-`, `.`")
     return name
-
-
-def _check_keys(value: dict[str, Any], known: frozenset[str], what: str) -> None:
-    unknown = [key for key in value if key not in known]
-    if unknown:
-        raise validation_error(
-            f"{what} has the unknown field {unknown[0]!r}; it may have {', '.join(sorted(known))}"
-        )
