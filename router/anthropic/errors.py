@@ -51,7 +51,7 @@ def error_message(error: ApiError) -> str:
         return message
     name = field_name(param if error.code == UNSUPPORTED else FIELD_NAMES.get(param, param))
     if param in message:
-        return message.replace(param, name)
+        return message.replace(param, name, 1)
     return f"{name}: {message}"
 
 
