@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from baton.errors import Unavailable
 from baton.registry.redis_client import call_redis
@@ -53,6 +53,7 @@ class RedisScripts:
         try:
             while call.reply is None:
                 async with self._lock:
+                    await asyncio.sleep(0)  # let calls of this iteration of the event loop join
                     if call.reply is None:
                         await self._send()
         finally:
@@ -91,6 +92,9 @@ class RedisScripts:
         return calls
 
     async def _execute(self, calls: Sequence[_Call], *, by_digest: bool) -> None:
+        if len(calls) == 1 and by_digest:
+            await self._execute_one(calls[0])
+            return
         pipeline = self._redis.pipeline(transaction=False)
         for call in calls:
             if by_digest:
@@ -102,9 +106,24 @@ class RedisScripts:
             call.reply = _translate(reply)
 
 
+    async def _execute_one(self, call: _Call) -> None:
+        """Send a call without a pipeline, which takes twice the CPU for a single call."""
+        digest, arguments = _digest(call.script), (*call.keys, *call.arguments)
+        sent = self._redis.evalsha(digest, len(call.keys), *arguments)
+        call.reply = _translate(await call_redis(self._url, _error_as_reply(sent)))
+
+
 @cache
 def _digest(script: str) -> str:
     return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
+
+
+async def _error_as_reply(sent: Any) -> Any:
+    """Return the reply, or the error that the script ended with."""
+    try:
+        return await sent
+    except ResponseError as error:
+        return error
 
 
 def _translate(reply: Any) -> Any:
