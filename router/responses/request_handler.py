@@ -44,10 +44,12 @@ class _ChatSource(RequestHandler):
         self._store = store
         self._input_items: Sequence[Any] = ()
         self._message_paths: Sequence[str] = ()
+        self._is_parsed = False
 
     async def _build_chat(
         self, body: InputTokensBody, size_bytes: int, tenant: TenantId
     ) -> ChatRequest:
+        self._is_parsed = True
         context = self._context
         reader = ConversationReader(self._store, tenant, context.config.max_body_bytes)
         conversation = await reader.read(body.previous_response_id)
@@ -63,7 +65,11 @@ class _ChatSource(RequestHandler):
         return request
 
     def encode_error(self, error: ApiError) -> bytes:
-        return super().encode_error(translate_error(error, self._message_paths))
+        return super().encode_error(self._translate(error))
+
+    def _translate(self, error: ApiError) -> ApiError:
+        """Errors of parsing name the request's own fields; later ones may name the chat's."""
+        return translate_error(error, self._message_paths) if self._is_parsed else error
 
 
 class ResponsesHandler(_ChatSource, ChatHandler):
@@ -163,7 +169,7 @@ class ResponsesHandler(_ChatSource, ChatHandler):
             with TimeLimit(self._context.config.request_timeout_seconds):
                 await self._generate(choices, answers, encoder, body)
         except (BatonError, ApiError) as error:
-            raise translate_error(to_api_error(error), self._message_paths) from error
+            raise self._translate(to_api_error(error)) from error
         return self._with_input(encoder.response)
 
     async def _on_complete(self, encoder: AnswerEncoder) -> None:
@@ -185,7 +191,7 @@ class ResponsesHandler(_ChatSource, ChatHandler):
         return StoredResponse(response, complete_items(self._input_items, response["id"]))
 
     def encode_error_event(self, error: ApiError) -> bytes:
-        return super().encode_error_event(translate_error(error, self._message_paths))
+        return super().encode_error_event(self._translate(error))
 
 
 class InputTokensHandler(_ChatSource):

@@ -105,6 +105,24 @@ async def test_items_become_messages(reader: Tokenizer, given: Any, prompt: str)
     assert counted.json() == {"object": "response.input_tokens", "input_tokens": len(prompt)}
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("max_tokens", 16, "use max_output_tokens"),
+        ("messages", [{"role": "user", "content": "Hi"}], "use input"),
+        ("reasoning_effort", "low", "use reasoning.effort"),
+        ("response_format", {"type": "text"}, "use text.format"),
+        ("n", 2, "a response has one answer"),
+    ],
+)
+async def test_fields_of_chats_are_refused_by_name(
+    reader: Tokenizer, field: str, value: Any, reason: str
+) -> None:
+    async with open_harness(reader) as (_, client):
+        error = wrong_error(await client.post(RESPOND, json={"input": "Hi", field: value}))
+    assert (error["param"], error["message"]) == (field, f"{field} is not supported: {reason}")
+
+
 async def test_reasoning_of_other_servers_is_ignored(reader: Tokenizer) -> None:
     items = [USER, reasoning(encrypted_content="gAAAAAB"), answer("Yes"), USER]
     async with open_harness(reader) as (router, client):
