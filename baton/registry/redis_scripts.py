@@ -105,7 +105,6 @@ class RedisScripts:
         for call, reply in zip(calls, replies, strict=True):
             call.reply = _translate(reply)
 
-
     async def _execute_one(self, call: _Call) -> None:
         """Send a call without a pipeline, which takes twice the CPU for a single call."""
         digest, arguments = _digest(call.script), (*call.keys, *call.arguments)
