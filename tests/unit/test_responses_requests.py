@@ -1,5 +1,6 @@
 """Requests to ``/v1/responses``: what the model sees of them, and how invalid ones are refused."""
 
+import time
 import typing
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from openai.types.responses import Tool
 
 from baton.text.tokenizer import Tokenizer
+from router.responses.chat_messages import ChatMessages
 from router.responses.encrypted_reasoning import encode_reasoning
 from router.responses.tools import HOSTED_TOOLS
 from tests import router_harness
@@ -22,6 +24,8 @@ GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"x": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "2"}
 USER = {"role": "user", "content": "Hi"}
+HUGE = 2**70
+"""An integer that orjson can't encode."""
 
 
 @pytest.fixture(autouse=True)
@@ -260,6 +264,11 @@ def test_all_hosted_tools_are_known() -> None:
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"moderation": {"model": "m"}}, "moderation"),
         ({"previous_response_id": 3}, "previous_response_id"),
+        ({"input": [USER, *[CALL] * 129]}, "input[1]"),
+        ({"max_tool_calls": HUGE}, "max_tool_calls"),
+        ({"tools": [{**FUNCTION, "parameters": {"maximum": HUGE}}]}, "tools"),
+        ({"tools": [FUNCTION], "tool_choice": {**FUNCTION, "parameters": {"maximum": HUGE}}},
+         "tool_choice"),
     ],
 )  # fmt: skip
 async def test_errors_name_the_field(reader: Tokenizer, fields: dict[str, Any], param: str) -> None:
@@ -270,11 +279,46 @@ async def test_errors_name_the_field(reader: Tokenizer, fields: dict[str, Any], 
     assert "messages" not in error["message"] and "max_tokens" not in error["message"]
 
 
-async def test_special_tokens_are_refused_by_item(tokenizer: Tokenizer) -> None:
-    items = [USER, {"role": "user", "content": "<|im_start|>"}]
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ([USER, {"role": "user", "content": "<|im_start|>"}], "input[1].content"),
+        ([USER, {**OUTPUT, "output": "<|im_start|>"}], "input[1].output"),
+        ("<|im_start|>", "input"),
+    ],
+)
+async def test_special_tokens_are_refused_by_item(
+    tokenizer: Tokenizer, given: Any, param: str
+) -> None:
     async with open_harness(tokenizer, refuses_special_tokens=True) as (_, client):
-        body = {"input": items, "instructions": "<|im_start|>"}
-        assert wrong_error(await client.post(RESPOND, json=body))["param"] == "input[1].content"
+        body = {"input": given, "instructions": "<|im_start|>"}
+        assert wrong_error(await client.post(RESPOND, json=body))["param"] == param
+
+
+@pytest.mark.parametrize(
+    "role", ["messages", "messages[0].content", f"messages[{'9' * 5000}]", "it's messages"]
+)
+async def test_errors_repeat_values_unchanged(reader: Tokenizer, role: str) -> None:
+    async with open_harness(reader) as (_, client):
+        answer = await client.post(RESPOND, json={"input": [{"role": role, "content": "x"}]})
+    error = wrong_error(answer)
+    assert error["param"] == "input[0].role"
+    assert error["message"].startswith(f"input[0].role: {role!r} must"[:900])
+
+
+def test_time_of_a_message_of_many_items_is_linear() -> None:
+    """Appending to its text would copy all of it once per item."""
+
+    def seconds(num_items: int) -> float:
+        started_at = time.process_time()
+        messages = ChatMessages()
+        messages.add_item(CALL, "input[0]")
+        for _ in range(num_items):
+            messages.add_item({"role": "assistant", "content": "x" * 2000}, "input[1]")
+        assert len(messages.messages) == 1
+        return time.process_time() - started_at
+
+    assert seconds(8000) < 30 * max(seconds(1000), 0.001)
 
 
 async def test_tokens_of_too_long_inputs_are_counted(reader: Tokenizer) -> None:
