@@ -1,9 +1,9 @@
 """The tools that a model may call."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import ConfigDict, Field, WrapValidator
+from pydantic import ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from router.anthropic.schema.cache_control import CacheControl
 from router.openai.schema.strict_model import StrictModel, validation_error
@@ -58,10 +58,10 @@ class ServerTool(StrictModel):
     name: str | None = None
 
 
-def _parse_tool(value: Any, _: Any) -> CustomTool | ServerTool:
+def _parse_tool(value: Any, parse_custom: ValidatorFunctionWrapHandler) -> CustomTool | ServerTool:
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind == "custom":
-        return CustomTool.model_validate(value)
+        return cast(CustomTool, parse_custom(value))
     if _SERVER_TOOL.fullmatch(kind):
         name = value.get("name")
         return ServerTool(type=kind, name=name if isinstance(name, str) else None)
@@ -73,7 +73,13 @@ def _parse_tool(value: Any, _: Any) -> CustomTool | ServerTool:
     raise validation_error(f"tools of type {kind!r} are not supported, only custom tools")
 
 
+ToolParam = Annotated[
+    CustomTool, WrapValidator(_parse_tool, json_schema_input_type=CustomTool | ServerTool)
+]
+"""A custom tool by its schema, so that its unknown fields are treated like those of the body; or a
+:class:`ServerTool`."""
+
 ToolParams = Annotated[
-    list[Annotated[CustomTool | ServerTool, WrapValidator(_parse_tool)]],
+    list[ToolParam],
     Field(max_length=MAX_TOOLS, fail_fast=True),
 ]
