@@ -83,11 +83,11 @@ def _fill(block: dict[str, Any], text: str, hides_thinking: bool) -> None:
 
 
 def encode_arguments(text: str) -> orjson.Fragment:
-    """Return a call's arguments as JSON, as the model wrote them. Arguments that are no JSON
-    object, such as those that ``max_tokens`` has cut off, are a text under
-    :data:`INVALID_JSON`."""
+    """Return a call's arguments as a JSON object, as the model wrote it: encoded again, large
+    integers would change, and deep nesting would fail. Arguments that are no JSON object, such as
+    those that ``max_tokens`` has cut off, become text under :data:`INVALID_JSON`."""
     if not text.strip():
-        return orjson.Fragment(b"{}")
+        return orjson.Fragment("{}")
     try:
         is_object = isinstance(orjson.loads(text), dict)
     except orjson.JSONDecodeError:

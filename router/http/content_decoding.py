@@ -9,6 +9,10 @@ STEP_BYTES = 64 * 1024
 """The maximum size of one step's result. A step takes a tenth of a millisecond or so, and a body
 that is too large once decompressed is noticed within one step."""
 
+STEP_INPUT_BYTES = 16 * 1024
+"""The maximum number of compressed bytes that one step takes. They may be the tables of thousands
+of blocks without content, and then take a millisecond."""
+
 ENCODINGS = frozenset({"gzip", "x-gzip", "deflate"})
 
 _ANY_HEADER = 32 + zlib.MAX_WBITS
@@ -23,14 +27,18 @@ class BodyDecompressor:
         self.num_compressed_bytes = 0
 
     def decompress(self, data: bytes) -> Iterator[bytes]:
-        """Yield the decompressed data in steps of at most ``STEP_BYTES``. Raises ApiError (400) for
-        invalid data, and for data after the end of the compressed body."""
+        """Yield the decompressed data in steps of at most ``STEP_BYTES``, some of them empty.
+        Raises ApiError (400) for invalid data, and for data after the end of the compressed body.
+        """
         self.num_compressed_bytes += len(data)
+        for start in range(0, len(data), STEP_INPUT_BYTES):
+            yield from self._decompress_part(data[start : start + STEP_INPUT_BYTES])
+
+    def _decompress_part(self, data: bytes) -> Iterator[bytes]:
         while True:
             step = self._step(data)
             data = self._stream.unconsumed_tail
-            if step:
-                yield step
+            yield step
             if self._stream.unused_data:
                 raise _invalid("there is data after its end")
             if not data and len(step) < STEP_BYTES:

@@ -73,10 +73,12 @@ class RawBody:
         data, self._data = bytes(self._data), b""
         return data
 
-    def release(self) -> None:
-        """Return the counted bytes to the budget, once the data is not used any more."""
-        self._limiter.release(self._counted_bytes, self._tenant)
-        self._counted_bytes = 0
+    def release(self, kept_bytes: int = 0) -> None:
+        """Return the counted bytes to the budget, except for those of ``kept_bytes`` bytes that are
+        still used; drop the data."""
+        kept = min(max(kept_bytes - UNMETERED_BYTES, 0), self._counted_bytes)
+        self._limiter.release(self._counted_bytes - kept, self._tenant)
+        self._counted_bytes = kept
         self._data = b""
 
     def __enter__(self) -> Self:

@@ -20,8 +20,8 @@ class ChoiceResult:
     """One choice, accumulated from its deltas. ``prompt_text`` is the prompt if it is echoed, else
     empty; ``prompt_token_ids`` are for ``return_token_ids``. ``tool_calls`` has for each call its
     name and the pieces of its arguments. ``parts`` are all parts of a parsed answer in their order;
-    empty if the answer is not parsed. ``stop_string`` is the one that ended the answer, if one
-    did."""
+    empty if the answer is not parsed. ``part_ends`` has for each part the number of
+    ``token_entries`` up to it. ``stop_string`` is the one that ended the answer, if one did."""
 
     index: int
     prompt_token_ids: Sequence[TokenId]
@@ -34,6 +34,7 @@ class ChoiceResult:
     tool_calls: list[tuple[str, list[str]]] = field(default_factory=list)
     prompt_token_entries: Sequence[TokenEntry] = ()
     parts: list[OutputPart] = field(default_factory=list)
+    part_ends: list[int] = field(default_factory=list)
     stop_string: str | None = None
 
     def add(self, delta: ChoiceDelta) -> None:
@@ -44,6 +45,7 @@ class ChoiceResult:
             self._add_part(piece)
         self.token_ids.extend(delta.token_ids)
         self.token_entries.extend(delta.token_entries)
+        self.part_ends += [len(self.token_entries)] * len(delta.parts)
         self.finish_reason = delta.finish_reason
         self.stop_string = delta.stop_string
 

@@ -66,6 +66,11 @@ from router.tenants.admission import (
 BYTES_PER_TOKEN_ENTRY = 64
 """The approximate size of the JSON for one token of a prompt with logprobs."""
 
+MAX_BYTES_PER_PROMPT_TOKEN = 16
+"""More bytes of a body per token of its prompts are not in the prompts, such as tools that are not
+offered. They count against the budget for bodies until the answer ends: nothing else bounds how
+many such bodies stay in memory, where they take a multiple of their size."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -228,7 +233,8 @@ class GenerationHandler(RequestHandler):
         prompts = await context.resources.offload_executor.run(
             tenant, raw.size_bytes, lambda: self._build_prompts(preprocessor, body)
         )
-        raw.release()
+        num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        raw.release(kept_bytes=raw.size_bytes - num_tokens * MAX_BYTES_PER_PROMPT_TOKEN)
         self._report_ignored_fields(tenant)
         field = body.format[0] if body.format is not None else TOOLS_FIELD
         await context.text.grammar_validator.check(prompts[0].sampling.grammar, field, tenant)

@@ -103,7 +103,7 @@ class BackgroundResponses:
         try:
             self._admit(tenant, len(encode_stored(queued)), job.held)
             await self._leases.renew([job.key])
-            await self._store.put(tenant, queued)
+            await self._store_queued(job)
             if self._tasks is None:
                 raise Unavailable("this router is ending")
         except BaseException:
@@ -140,6 +140,15 @@ class BackgroundResponses:
         weight, shared = directory.tenant(tenant).weight, directory.is_shared
         held.enter_context(self._limiter.hold(1, tenant, weight, shared=shared))
         held.enter_context(self._bytes_limiter.hold(size_bytes, tenant, weight, shared=shared))
+
+    async def _store_queued(self, job: BackgroundJob) -> None:
+        """Store the response of which this router has just taken the lease. Raises Unavailable, and
+        Invalid: then the lease is given back."""
+        try:
+            await self._store.put(job.key.tenant, job.stored)
+        except Invalid:
+            await self._leases.release(job.key)
+            raise
 
     async def _run_job(self, job: BackgroundJob) -> None:
         """Generate and store one response. After a cancellation, :meth:`stop` does the rest."""

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from router.errors import ApiError
+from router.errors import MAX_CHARACTERS, ApiError
 
 FIELDS = {
     "messages": "input",
@@ -14,19 +14,29 @@ FIELDS = {
 }
 """The chat's fields that have another name in the Responses API."""
 
-_FIELD = re.compile(rf"\b({'|'.join(FIELDS)})\b")
-_MESSAGE = re.compile(r"messages\[(\d+)\]")
+_NAME = re.compile(
+    r"""(?<!\w)(?P<quoted>'(?:[^'\\]|\\.)*(?:'|\Z)|"(?:[^"\\]|\\.)*(?:"|\Z))"""
+    r"|\bmessages\[(?P<number>\d{1,9})\](?:\.\w+)*"
+    rf"|\b(?P<field>{'|'.join(FIELDS)})\b"
+)
+"""A message or a field of a chat. What is quoted is matched, too, so that it stays as it is: it may
+be any client's text."""
 
 
 def translate_error(error: ApiError, message_paths: Sequence[str]) -> ApiError:
-    """Return the error with the names of the request's fields."""
+    """Return the error with the names of the request's fields. ``message_paths`` are the places in
+    the request from which the texts of the chat's messages come."""
 
-    def path(match: re.Match[str]) -> str:
-        number = int(match[1])
+    def name(match: re.Match[str]) -> str:
+        if match["quoted"]:
+            return match[0]
+        if match["field"]:
+            return FIELDS[match["field"]]
+        number = int(match["number"])
         return message_paths[number] if number < len(message_paths) else "input"
 
     def translate(text: str) -> str:
-        return _FIELD.sub(lambda match: FIELDS[match[1]], _MESSAGE.sub(path, text))
+        return _NAME.sub(name, text[: MAX_CHARACTERS + 1])
 
     return ApiError(
         error.status,

@@ -1,5 +1,6 @@
 """Builds the messages of a chat from the items of a conversation."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from router.errors import ApiError
@@ -11,22 +12,53 @@ from router.responses.tools import CUSTOM_INPUT, function_name
 INPUT_ROLES = ("user", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text")
 
+PARAGRAPH = "\n\n"
+"""Stands between pieces of reasoning."""
+
 IGNORED_ITEMS = frozenset({"web_search_call", "mcp_list_tools"})
 """Traces of OpenAI's hosted tools that contain no text for the model."""
 
 
+@dataclass(slots=True)
+class _AssistantDraft:
+    """A message of the assistant while parts are added to it. They are joined only at the end,
+    since there may be thousands."""
+
+    texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    has_text: bool = False
+
+    def add_text(self, text: str) -> None:
+        self.texts.append(text)
+        self.has_text = self.has_text or bool(text)
+
+    @property
+    def json(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self.texts)}
+        if self.reasoning:
+            message["reasoning_content"] = PARAGRAPH.join(self.reasoning)
+        if self.tool_calls:
+            message["tool_calls"] = self.tool_calls
+        return message
+
+
 class ChatMessages:
-    """The messages so far. ``paths`` are the places in the request from which they come, for
+    """The messages so far. ``paths`` are the places in the request from which their texts come, for
     errors. ``ignored`` are the items that no message could be made from.
 
     The Responses API has items where a chat has one message of the assistant with its reasoning,
     text and calls. So such a message stays open until an item of another kind follows."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
         self.paths: list[str] = []
         self.ignored: list[str] = []
-        self._assistant: dict[str, Any] | None = None
+        self._messages: list[dict[str, Any] | _AssistantDraft] = []
+        self._assistant: _AssistantDraft | None = None
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        return [each if isinstance(each, dict) else each.json for each in self._messages]
 
     def add_text(self, role: str, text: str, path: str) -> None:
         self._append({"role": role, "content": text}, path)
@@ -54,17 +86,17 @@ class ChatMessages:
         if role == "assistant":
             self._add_assistant_text(text, reader.path)
         elif role in INPUT_ROLES:
-            self._append({"role": role, "content": text}, reader.path)
+            self._append({"role": role, "content": text}, _content_path(reader, "content"))
         else:
             raise reader.error("role", f"{role!r} must be user, system, developer or assistant")
 
     def _add_assistant_text(self, text: str, path: str) -> None:
         """Add a text of the assistant. It belongs to the open message, unless that has text and no
         calls: then it was a message by itself."""
-        open_message = self._assistant
-        if open_message is not None and open_message["content"] and not _has_calls(open_message):
+        draft = self._assistant
+        if draft is not None and draft.has_text and not draft.tool_calls:
             self._assistant = None
-        self._open_assistant(path)["content"] += text
+        self._open_assistant(path).add_text(text)
 
     def _add_reasoning(self, reader: ObjectReader) -> None:
         text = _read_reasoning(reader)
@@ -72,12 +104,10 @@ class ChatMessages:
             if reader.value.get("encrypted_content") is not None:
                 self.ignored.append("input.encrypted_content")
             return
-        open_message = self._assistant
-        if open_message is not None and (open_message["content"] or _has_calls(open_message)):
+        draft = self._assistant
+        if draft is not None and (draft.has_text or draft.tool_calls):
             self._assistant = None
-        message = self._open_assistant(reader.path)
-        before = message.get("reasoning_content")
-        message["reasoning_content"] = f"{before}\n\n{text}" if before else text
+        self._open_assistant(reader.path).reasoning.append(text)
 
     def _add_call(self, reader: ObjectReader, kind: str) -> None:
         name = function_name(reader.text("name"), reader.optional_text("namespace"))
@@ -90,7 +120,7 @@ class ChatMessages:
             "type": "function",
             "function": {"name": name, "arguments": arguments},
         }
-        self._open_assistant(reader.path).setdefault("tool_calls", []).append(call)
+        self._open_assistant(reader.path).tool_calls.append(call)
 
     def _add_call_output(self, reader: ObjectReader) -> None:
         message = {
@@ -98,23 +128,24 @@ class ChatMessages:
             "tool_call_id": reader.text("call_id"),
             "content": _read_content(reader, "output"),
         }
-        self._append(message, reader.path)
+        self._append(message, _content_path(reader, "output"))
 
-    def _open_assistant(self, path: str) -> dict[str, Any]:
+    def _open_assistant(self, path: str) -> _AssistantDraft:
         if self._assistant is None:
-            message = {"role": "assistant", "content": ""}
-            self._append(message, path)
-            self._assistant = message
+            draft = _AssistantDraft()
+            self._append(draft, path)
+            self._assistant = draft
         return self._assistant
 
-    def _append(self, message: dict[str, Any], path: str) -> None:
-        self.messages.append(message)
+    def _append(self, message: dict[str, Any] | _AssistantDraft, path: str) -> None:
+        self._messages.append(message)
         self.paths.append(path)
         self._assistant = None
 
 
-def _has_calls(message: dict[str, Any]) -> bool:
-    return "tool_calls" in message
+def _content_path(reader: ObjectReader, name: str) -> str:
+    """Return where the text of an item is. A text that is the whole input has no path below it."""
+    return f"{reader.path}.{name}" if reader.path.endswith("]") else reader.path
 
 
 def _read_content(reader: ObjectReader, name: str) -> str:
@@ -150,7 +181,7 @@ def _read_reasoning(reader: ObjectReader) -> str:
 
 def _read_texts(reader: ObjectReader, name: str) -> str:
     parts = reader.optional_list(name)
-    return "\n\n".join(
+    return PARAGRAPH.join(
         ObjectReader(part, f"{reader.path}.{name}[{number}]").text("text")
         for number, part in enumerate(parts)
     )

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from router.errors import ApiError
 from router.http.body_parser import validate_fields
 from router.openai.schema import ChatBody
 from router.openai.schema.sampling_fields import SamplingFields
+from router.responses.chat_errors import translate_error
 from router.responses.chat_messages import ChatMessages, missing_input
 from router.responses.schema import InputTokensBody, ResponsesBody
 from router.responses.tools import OfferedTools, read_tools, to_chat_tool_choice
@@ -22,8 +24,8 @@ SHARED_FIELDS = SAMPLING_FIELDS | {
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A chat, and what its answer needs of the request that it was made from. ``message_paths`` are
-    the places in that request from which the chat's messages come. ``ignored`` are the parts of the
-    request that have no effect."""
+    the places in that request from which the texts of the chat's messages come. ``ignored`` are the
+    parts of the request that have no effect."""
 
     chat: ChatBody
     tools: OfferedTools
@@ -47,7 +49,10 @@ def build_chat(body: InputTokensBody, items: Sequence[Any], history: Sequence[An
     }
     if isinstance(body, ResponsesBody):
         fields |= _answer_fields(body)
-    chat = validate_fields(ChatBody, fields)
+    try:
+        chat = validate_fields(ChatBody, fields)
+    except ApiError as error:
+        raise translate_error(error, messages.paths) from error
     ignored = [*tools.ignored, *messages.ignored]
     return ChatRequest(chat, tools, messages.paths, ignored)
 
@@ -62,7 +67,7 @@ def _build_messages(
         messages.add_item(item, "previous_response_id")
     for number, item in enumerate(items):
         messages.add_item(item, f"input[{number}]" if isinstance(body.input, list) else "input")
-    if not messages.messages or (body.input is None and body.previous_response_id is None):
+    if not messages.paths or (body.input is None and body.previous_response_id is None):
         raise missing_input()
     return messages
 

@@ -15,6 +15,7 @@ from router.openai.token_entry import TokenEntry
 from router.responses.event_stream import EventStream
 from router.responses.output_item import ItemStatus, MessageItem, OutputItem
 from router.responses.output_items import OutputItems, OutputOptions
+from router.responses.response_fields import encode_fields
 from router.responses.response_status import failure
 from router.responses.text_logprobs import TextLogprobs, without_bytes
 
@@ -37,7 +38,7 @@ class ResponsesEncoder(AnswerEncoder):
         is_obfuscated: bool,
     ) -> None:
         self._fields = fields
-        self._head = orjson.dumps(fields)[:-1]
+        self._head = encode_fields(fields)[:-1]
         self._output = OutputItems(options)
         self._logprobs = TextLogprobs(tokenizer) if tokenizer is not None else None
         self._events = EventStream(is_obfuscated=is_obfuscated)
@@ -61,24 +62,37 @@ class ResponsesEncoder(AnswerEncoder):
     def encode_response(self, answers: Sequence[ChoiceResult], usage: Usage) -> bytes:
         answer = answers[0]
         self._finish_reason = answer.finish_reason
-        parts: Sequence[OutputPart] = answer.parts or [TextPart("".join(answer.text_pieces))]
-        for part in parts:
-            item, text = self._output.take(part)
+        if answer.parts:
+            self._add_parts(answer)
+        else:
+            item, text = self._output.take(TextPart("".join(answer.text_pieces)))
             item.append(text)
-        self._add_logprobs(answer.token_entries)
+            self._add_logprobs(item, text, answer.token_entries, newest=False)
         items = self._output.items
         done = [item.json("completed") for item in items[:-1]]
         self._closed = [*done, items[-1].json(self._item_status)]
         return self._encode_state(self._end_state(usage))
 
-    def _add_logprobs(self, entries: Sequence[TokenEntry]) -> None:
+    def _add_parts(self, answer: ChoiceResult) -> None:
+        """Add the parts to the items, each with the logprobs of the tokens up to it, as a stream
+        does."""
+        start = 0
+        for part, end in zip(answer.parts, answer.part_ends, strict=True):
+            item, text = self._output.take(part)
+            if text:
+                item.append(text)
+                self._add_logprobs(item, text, answer.token_entries[start:end], newest=True)
+                start = end
+
+    def _add_logprobs(
+        self, item: OutputItem, text: str, entries: Sequence[TokenEntry], *, newest: bool
+    ) -> None:
         if self._logprobs is None:
             return
         self._logprobs.add(entries)
-        for item in self._output.items:
-            logprobs = self._logprobs.take(item.text, newest=False)
-            if isinstance(item, MessageItem):
-                item.logprobs = logprobs
+        logprobs = self._logprobs.take(text, newest=newest)
+        if isinstance(item, MessageItem):
+            item.logprobs += logprobs
 
     # -- events --------------------------------------------------------------------------------
 

@@ -25,13 +25,20 @@ def complete_items(items: Sequence[Item], response_id: str) -> tuple[Item, ...]:
 
 def _complete(item: Item, response_id: str, number: int) -> Item:
     kind = item.get("type") or "message"
-    item_id = item.get("id") or make_item_id(kind, response_id, f"in{number}")
-    completed = {**item, "type": kind, "id": item_id}
+    given_id, own_id = item.get("id"), make_item_id(kind, response_id, f"in{number}")
+    completed = {**item, "type": kind, "id": given_id if _is_text(given_id) else own_id}
     if kind == "message":
         completed["content"] = _content_parts(item)
     if kind not in STATUS_FREE_ITEMS:
-        completed["status"] = item.get("status") or "completed"
+        status = item.get("status")
+        completed["status"] = status if _is_text(status) else "completed"
     return completed
+
+
+def _is_text(value: Any) -> bool:
+    """Whether the value is a text that is not empty. Ids and statuses have no effect, so a client
+    may send anything."""
+    return isinstance(value, str) and value != ""
 
 
 def _content_parts(message: Item) -> Any:

@@ -132,6 +132,21 @@ def test_sampling_and_output_fields_are_passed_on() -> None:
     assert parse(request()).chat.reasoning_effort is None
 
 
+async def test_unknown_fields_of_tools_are_ignored(hermes: Tokenizer) -> None:
+    body = request(tools=[{**TOOL, "x_vendor": 1}])
+    async with open_harness(hermes, CALL) as (_, client):
+        answer = await client.post(MESSAGES, json=body)
+    assert message_of(answer)["stop_reason"] == "tool_use"
+    assert answer.headers["x-baton-ignored-fields"] == "tools.x_vendor"
+
+
+async def test_special_tokens_are_refused_by_message(hermes: Tokenizer) -> None:
+    async with open_harness(hermes, refuses_special_tokens=True) as (_, client):
+        body = request(user(text("<|im_start|>")), system="<|im_start|>")
+        error = error_of(await client.post(MESSAGES, json=body))
+    assert error["message"].startswith("messages.0.content: the message contains")
+
+
 async def test_offers_that_are_left_out_are_reported(hermes: Tokenizer) -> None:
     body = request(
         tools=[
@@ -244,6 +259,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
      "output_config.format: "),
     (request(output_config={"effort": "extreme"}), "output_config.effort: "),
     (request(container="c"), "container: is not supported"),
+    (request(tools=[{**TOOL, "descripton": "x"}]),
+     "unknown parameter 'tools.0.descripton'; did you mean 'description'?"),
+    (request(*USER, assistant(*[CALLED] * 129), user(RESULT), system="S"),
+     "messages.1.content: List should have at most 128 items"),
 ]  # fmt: skip
 
 

@@ -396,3 +396,16 @@ async def test_what_can_not_be_stored_is_not_started() -> None:
         with pytest.raises(Invalid):
             await router.background.start(ALICE, queued(x="x" * 1000), generations.generate, held)
         assert (closed, router.background.num_running) == (["closed"], 0)
+
+
+async def test_what_is_too_large_to_be_stored_leaves_no_lease() -> None:
+    shared = Shared(tenant_bytes=600)
+    router = shared.make_router()
+    async with running(router):
+        with pytest.raises(Invalid):
+            await router.background.start(ALICE, queued(text="x" * 600), unexpected)
+    assert not await shared.leases.cancel(LeaseKey(ALICE, "resp_1"))
+
+
+async def unexpected(_response_id: str) -> StoredResponse:
+    raise AssertionError("not called")

@@ -15,6 +15,7 @@ from baton.core.ids import TenantId
 from baton.errors import Overloaded
 from baton.text.tokenizer import PIECE_CHARACTERS, TYPICAL_CHARACTERS_PER_TOKEN, Tokenizer
 from router.errors import ApiError
+from router.http import raw_body
 from router.http.body_parser import MAX_ERRORS, parse_body
 from router.http.json_limits import (
     MAX_STRINGS,
@@ -34,6 +35,7 @@ from tests.router_harness import (
     CHAT,
     COMPLETE,
     CONTEXT,
+    RESPOND,
     RouterHarness,
     chat,
     eventually,
@@ -236,16 +238,35 @@ async def test_body_beyond_the_shared_budget_is_rejected_while_it_arrives(
         await eventually(lambda: router.service.resources.body_budget.num_bytes == 0)
 
 
-async def test_body_is_freed_once_the_answer_begins(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize(
+    ("path", "body", "is_kept"),
+    [
+        (CHAT, chat("x" * 3000), False),
+        (CHAT, chat(user="x" * 3000), True),
+        (RESPOND, {"input": "x", "user": "x" * 3000}, True),
+    ],
+    ids=["prompt", "chat", "response"],
+)
+async def test_what_is_not_in_the_prompt_counts_until_the_answer_ends(
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    body: dict[str, Any],
+    is_kept: bool,
+) -> None:
+    """Other bytes of a body are freed once the answer begins."""
+    monkeypatch.setattr(router_harness, "CONTEXT", 4096)
+    monkeypatch.setattr(raw_body, "UNMETERED_BYTES", 100)
     router = RouterHarness(tokenizer, "x", automatic=False)
+    budget = router.service.resources.body_budget
     async with serve_over_tcp(router) as url, httpx.AsyncClient() as client:
-        body = chat(user="x" * 2 * UNMETERED_BYTES)
-        response = asyncio.create_task(client.post(url + CHAT, json=body))
+        response = asyncio.create_task(client.post(url + path, json=body))
         await eventually(lambda: bool(router.decode.jobs))
-        assert router.service.resources.body_budget.num_bytes == 0
+        assert (2000 < budget.num_bytes < 3000) if is_kept else budget.num_bytes == 0
         response.cancel()
         await asyncio.wait([response])
         await eventually(lambda: router.service.tenants.request_limiter.num_in_use == 0)
+        assert budget.num_bytes == 0
 
 
 # -- fair use of threads --------------------------------------------------------------------

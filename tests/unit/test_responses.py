@@ -9,6 +9,7 @@ import pytest
 from baton.text.tokenizer import Tokenizer
 from router.generation.fakes import FakeWorker
 from router.responses.encrypted_reasoning import decode_reasoning
+from router.responses.text_logprobs import TextLogprobs
 from tests import router_harness
 from tests.responses_harness import RESPOND, response_events, response_of, summarize
 from tests.router_harness import EOS, eventually, model_saying, open_harness, wrong_error
@@ -162,6 +163,49 @@ async def test_obfuscation_hides_the_sizes_of_deltas(tokenizer: Tokenizer) -> No
     assert {
         len(f'"{each["delta"]}"'.encode() + each["obfuscation"].encode()) for each in padded
     } == {256}
+
+
+NO_ARGUMENTS = '<tool_call>{"name": "g"}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [NO_ARGUMENTS + "{}", "Wait" + NO_ARGUMENTS + "a" + CALL + "a", NO_ARGUMENTS + "</tool_call>"],
+)
+async def test_logprobs_are_the_same_with_and_without_a_stream(
+    thinker: Tokenizer, text: str
+) -> None:
+    """The arguments of a call without any do not occur among the tokens."""
+    body = request(top_logprobs=0, include=["message.output_text.logprobs"], tools=[TOOL, OTHER])
+    async with open_harness(thinker, text) as (_, client):
+        whole = response_of(await client.post(RESPOND, json=body))
+        events = response_events(await client.post(RESPOND, json={**body, "stream": True}))
+    shown = [
+        [item.get("content") for item in response["output"]]
+        for response in (whole, events[-1]["response"])
+    ]
+    assert shown[0] == shown[1]
+    for [part] in filter(None, shown[0]):
+        assert "".join(each["token"] for each in part["logprobs"]) == part["text"]
+
+
+async def test_logprobs_of_many_calls_take_linear_time(
+    thinker: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, an answer of a thousand calls would block the router for minutes."""
+    held: list[int] = []
+    take = TextLogprobs.take
+
+    def count(logprobs: TextLogprobs, text: str, *, newest: bool) -> list[dict[str, Any]]:
+        held.append(len(logprobs._tokens))
+        return take(logprobs, text, newest=newest)
+
+    monkeypatch.setattr(TextLogprobs, "take", count)
+    body = request(top_logprobs=0, include=["message.output_text.logprobs"], tools=[TOOL])
+    async with open_harness(thinker, CALL * 5 + "Done") as (_, client):
+        response = response_of(await client.post(RESPOND, json=body))
+    assert len(response["output"]) == 6
+    assert max(held) < 2 * len(CALL)
 
 
 async def test_logprobs_are_those_of_the_text(thinker: Tokenizer) -> None:

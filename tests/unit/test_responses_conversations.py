@@ -180,3 +180,15 @@ async def test_unfinished_response_can_not_be_continued(reader: Tokenizer) -> No
     async with open_harness(reader, response_store=store) as (_, client):
         body = {"input": "A", "previous_response_id": "resp_x"}
         assert "not complete" in wrong_error(await client.post(RESPOND, json=body))["message"]
+
+
+@pytest.mark.parametrize("given_id", [["a"], {"a": 1}, 5, ""])
+async def test_ids_that_are_no_text_are_replaced(reader: Tokenizer, given_id: Any) -> None:
+    item = {"role": "user", "content": "A", "id": given_id, "status": [given_id]}
+    async with open_harness(reader, "Yes", response_store=DictStore()) as (_, client):
+        one = response_of(await client.post(RESPOND, json={"input": [item]}))
+        body = {"input": [{"id": "msg_0_in0"}], "previous_response_id": one["id"]}
+        response_of(await client.post(RESPOND, json=body))
+        listed = await client.get(f"{RESPOND}/{one['id']}/input_items")
+    [kept] = listed.json()["data"]
+    assert (kept["id"], kept["status"]) == ("msg_0_in0", "completed")

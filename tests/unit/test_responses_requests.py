@@ -22,6 +22,8 @@ GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"x": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "2"}
 USER = {"role": "user", "content": "Hi"}
+HUGE = 2**70
+"""An integer that orjson can't encode."""
 
 
 @pytest.fixture(autouse=True)
@@ -278,6 +280,11 @@ def test_all_hosted_tools_are_known() -> None:
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"moderation": {"model": "m"}}, "moderation"),
         ({"previous_response_id": 3}, "previous_response_id"),
+        ({"input": [USER, *[CALL] * 129]}, "input[1]"),
+        ({"max_tool_calls": HUGE}, "max_tool_calls"),
+        ({"tools": [{**FUNCTION, "parameters": {"maximum": HUGE}}]}, "tools"),
+        ({"tools": [FUNCTION], "tool_choice": {**FUNCTION, "parameters": {"maximum": HUGE}}},
+         "tool_choice"),
     ],
 )  # fmt: skip
 async def test_errors_name_the_field(reader: Tokenizer, fields: dict[str, Any], param: str) -> None:
@@ -288,11 +295,31 @@ async def test_errors_name_the_field(reader: Tokenizer, fields: dict[str, Any], 
     assert "messages" not in error["message"] and "max_tokens" not in error["message"]
 
 
-async def test_special_tokens_are_refused_by_item(tokenizer: Tokenizer) -> None:
-    items = [USER, {"role": "user", "content": "<|im_start|>"}]
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ([USER, {"role": "user", "content": "<|im_start|>"}], "input[1].content"),
+        ([USER, {**OUTPUT, "output": "<|im_start|>"}], "input[1].output"),
+        ("<|im_start|>", "input"),
+    ],
+)
+async def test_special_tokens_are_refused_by_item(
+    tokenizer: Tokenizer, given: Any, param: str
+) -> None:
     async with open_harness(tokenizer, refuses_special_tokens=True) as (_, client):
-        body = {"input": items, "instructions": "<|im_start|>"}
-        assert wrong_error(await client.post(RESPOND, json=body))["param"] == "input[1].content"
+        body = {"input": given, "instructions": "<|im_start|>"}
+        assert wrong_error(await client.post(RESPOND, json=body))["param"] == param
+
+
+@pytest.mark.parametrize(
+    "role", ["messages", "messages[0].content", f"messages[{'9' * 5000}]", "it's messages"]
+)
+async def test_errors_repeat_values_unchanged(reader: Tokenizer, role: str) -> None:
+    async with open_harness(reader) as (_, client):
+        answer = await client.post(RESPOND, json={"input": [{"role": role, "content": "x"}]})
+    error = wrong_error(answer)
+    assert error["param"] == "input[0].role"
+    assert error["message"].startswith(f"input[0].role: {role!r} must"[:900])
 
 
 async def test_tokens_of_too_long_inputs_are_counted(reader: Tokenizer) -> None:

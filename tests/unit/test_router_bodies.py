@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from baton.text.tokenizer import Tokenizer
-from router.http.content_decoding import STEP_BYTES, BodyDecompressor
+from router.http.content_decoding import STEP_BYTES, STEP_INPUT_BYTES, BodyDecompressor
 from tests import router_harness
 from tests.router_harness import CHAT, chat, open_harness, wrong_error
 
@@ -137,7 +137,14 @@ def test_steps_are_bounded_and_complete(size: int) -> None:
         ]
         decompressor.finish()
         assert b"".join(steps) == data
-        assert all(0 < len(step) <= STEP_BYTES for step in steps)
+        assert all(len(step) <= STEP_BYTES for step in steps)
+
+
+def test_steps_take_a_bounded_part_of_the_input() -> None:
+    """Otherwise, other requests would wait for all blocks without content of a part."""
+    header, empty_block = zlib.compress(b"")[:2], b"\0\0\0\xff\xff"
+    steps = list(BodyDecompressor().decompress(header + empty_block * 100_000))
+    assert len(steps) == -(-(2 + 500_000) // STEP_INPUT_BYTES)
 
 
 async def test_integral_floats_are_integers(tokenizer: Tokenizer) -> None:

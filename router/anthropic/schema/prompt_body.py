@@ -1,13 +1,13 @@
 """The fields of a request that make its prompt, and the body of POST /v1/messages/count_tokens."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import PrivateAttr, WithJsonSchema, model_validator
+from pydantic import PrivateAttr, ValidationError, WithJsonSchema, model_validator
 
 from baton.errors import Invalid
-from router.anthropic.chat_messages import ChatMessages
+from router.anthropic.chat_messages import SYSTEM_SOURCE, ChatMessages
 from router.anthropic.schema.cache_control import CacheControl
 from router.anthropic.schema.content_block import TextContent
 from router.anthropic.schema.message import MessageParams
@@ -74,7 +74,7 @@ class PromptBody(StrictModel):
         """Return the field from which a field of the chat comes, such as ``system`` for
         ``messages[0].content``."""
         found = re.match(r"messages\[(\d+)\]", param)
-        return self._sources[int(found[1])] + param[found.end() :] if found else param
+        return _content_of(self._sources[int(found[1])]) if found else param
 
     @property
     def hides_thinking(self) -> bool:
@@ -112,7 +112,11 @@ class PromptBody(StrictModel):
             **self._output_fields(),
             **self._sampling_fields(),
         }
-        chat = ChatBody.model_validate(fields)
+        try:
+            chat = ChatBody.model_validate(fields)
+        except ValidationError as error:
+            _raise_about_source(error, chat_messages.sources)
+            raise
         chat_messages.mark_breakpoints(chat.messages)
         return chat
 
@@ -188,6 +192,20 @@ class PromptBody(StrictModel):
             return "none"
         effort = self.output_config.effort if self.output_config is not None else None
         return effort or (DEFAULT_EFFORT if self.thinking is not None else None)
+
+
+def _raise_about_source(error: ValidationError, sources: Sequence[str]) -> None:
+    """If the first error is about a message of the chat, raise it about the field that the message
+    comes from."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    match first["loc"]:
+        case ("messages", int(number), *_):
+            field = _content_of(sources[number])
+            raise field_validation_error(field, f"{field}: {first['msg']}") from error
+
+
+def _content_of(source: str) -> str:
+    return source if source == SYSTEM_SOURCE else f"{source}.content"
 
 
 class CountTokensBody(PromptBody):

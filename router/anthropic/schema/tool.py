@@ -1,13 +1,15 @@
 """The tools that a model may call."""
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import ConfigDict, Field, ValidationInfo, WrapValidator
+from pydantic import ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from router.anthropic.schema.cache_control import CacheControl
 from router.http.unknown_fields import UnsupportedField
-from router.openai.schema.strict_model import StrictModel, drop_unknown_keys, validation_error
+from router.openai.schema.strict_model import StrictModel, validation_error
 from router.openai.schema.tool import MAX_TOOLS
 from router.openai.schema.tool import Tool as ChatTool
 
@@ -21,6 +23,13 @@ _SERVER_TOOL = re.compile(
 class CustomTool(StrictModel):
     """A tool of the client, with a JSON schema. ``defer_loading``, ``eager_input_streaming`` and
     ``input_examples`` are hints without effect."""
+
+    unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = MappingProxyType(
+        {
+            "function": UnsupportedField("a tool has its name and input_schema itself"),
+            "parameters": UnsupportedField("use input_schema"),
+        }
+    )
 
     type: Literal["custom"] | None = None
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
@@ -49,15 +58,6 @@ class CustomTool(StrictModel):
         return {"type": "function", "function": function}
 
 
-CUSTOM_TOOL_FIELDS = frozenset(CustomTool.model_fields)
-
-CHAT_TOOL_FIELDS = {
-    "function": UnsupportedField("a tool has its name and input_schema itself"),
-    "parameters": UnsupportedField("use input_schema"),
-}
-"""Fields of OpenAI's tools."""
-
-
 class ServerTool(StrictModel):
     """A tool that Anthropic's servers run. It is an offer that the model need not take up, so it is
     left out of the prompt."""
@@ -68,13 +68,10 @@ class ServerTool(StrictModel):
     name: str | None = None
 
 
-def _parse_tool(value: Any, _: Any, info: ValidationInfo) -> CustomTool | ServerTool:
-    if not isinstance(value, dict):
-        raise validation_error("a tool must be an object")
-    kind = value.get("type")
+def _parse_tool(value: Any, parse_custom: ValidatorFunctionWrapHandler) -> CustomTool | ServerTool:
+    kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind == "custom":
-        known = drop_unknown_keys(value, CUSTOM_TOOL_FIELDS, "tools", info, CHAT_TOOL_FIELDS)
-        return CustomTool.model_validate(known)
+        return cast(CustomTool, parse_custom(value))
     if _SERVER_TOOL.fullmatch(kind):
         name = value.get("name")
         return ServerTool(type=kind, name=name if isinstance(name, str) else None)
@@ -86,7 +83,12 @@ def _parse_tool(value: Any, _: Any, info: ValidationInfo) -> CustomTool | Server
     raise validation_error(f"tools of type {kind!r} are not supported, only custom tools")
 
 
+ToolParam = Annotated[
+    CustomTool, WrapValidator(_parse_tool, json_schema_input_type=CustomTool | ServerTool)
+]
+"""A :class:`CustomTool` or a :class:`ServerTool`."""
+
 ToolParams = Annotated[
-    list[Annotated[CustomTool | ServerTool, WrapValidator(_parse_tool)]],
+    list[ToolParam],
     Field(max_length=MAX_TOOLS, fail_fast=True),
 ]
