@@ -216,6 +216,8 @@ def test_all_hosted_tools_are_known() -> None:
         ({"input": [reasoning(summary="x")]}, "input[0].summary"),
         ({"input": [reasoning(encrypted_content=3)]}, "input[0].encrypted_content"),
         ({"input": [{"type": "item_reference", "id": "msg_9_0"}]}, "input[0].id"),
+        ({"input": [USER, {**USER, "id": ["msg_1"]}]}, "input[1].id"),
+        ({"input": [USER, {"type": "web_search_call", "id": {}}]}, "input[1].id"),
         ({"input": "x" * 600}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 510}, "max_output_tokens"),
