@@ -7,6 +7,7 @@ import orjson
 
 from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
+from router.http.json_encoding import encode_json
 from router.openai.choice_result import ChoiceResult
 from router.openai.choice_stream import ChoiceDelta
 from router.openai.encoders import AnswerEncoder, Usage
@@ -37,7 +38,7 @@ class ResponsesEncoder(AnswerEncoder):
         is_obfuscated: bool,
     ) -> None:
         self._fields = fields
-        self._head = orjson.dumps(fields)[:-1]
+        self._head = encode_json(fields)[:-1]
         self._output = OutputItems(options)
         self._logprobs = TextLogprobs(tokenizer) if tokenizer is not None else None
         self._events = EventStream(is_obfuscated=is_obfuscated)
