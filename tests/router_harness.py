@@ -111,7 +111,7 @@ class RouterHarness:
         keys = settings.pop("api_keys", {})
         admin_key = settings.pop("admin_key", None)
         stores_responses = settings.pop("stores_responses", False)
-        answer = model_saying(text)
+        answer = settings.pop("next_token", None) or model_saying(text)
         self.prefill = FakeWorker("p0", answer, eos=EOS, automatic=automatic)
         self.decode = FakeWorker("d0", answer, eos=EOS, automatic=automatic)
         self.decode.details = {"transport": "shm", "kv_transfer_bytes": "10"}

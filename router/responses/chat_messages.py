@@ -66,6 +66,7 @@ class ChatMessages:
     def add_item(self, item: Any, path: str) -> None:
         """Add an item of the input or of an earlier output. Raises ApiError (400)."""
         reader = ObjectReader(item, path)
+        reader.optional_text("id")  # checked here, since items are later found by their ids
         kind = reader.optional_text("type") or ("message" if "role" in reader.value else "")
         if kind == "message":
             self._add_message(reader)

@@ -7,6 +7,7 @@ import orjson
 
 from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
+from router.http.json_encoding import encode_json
 from router.openai.choice_result import ChoiceResult
 from router.openai.choice_stream import ChoiceDelta
 from router.openai.encoders import AnswerEncoder, Usage
@@ -15,7 +16,6 @@ from router.openai.token_entry import TokenEntry
 from router.responses.event_stream import EventStream
 from router.responses.output_item import ItemStatus, MessageItem, OutputItem
 from router.responses.output_items import OutputItems, OutputOptions
-from router.responses.response_fields import encode_fields
 from router.responses.response_status import failure
 from router.responses.text_logprobs import TextLogprobs, without_bytes
 
@@ -38,7 +38,7 @@ class ResponsesEncoder(AnswerEncoder):
         is_obfuscated: bool,
     ) -> None:
         self._fields = fields
-        self._head = encode_fields(fields)[:-1]
+        self._head = encode_json(fields)[:-1]
         self._output = OutputItems(options)
         self._logprobs = TextLogprobs(tokenizer) if tokenizer is not None else None
         self._events = EventStream(is_obfuscated=is_obfuscated)

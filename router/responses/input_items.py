@@ -25,20 +25,19 @@ def complete_items(items: Sequence[Item], response_id: str) -> tuple[Item, ...]:
 
 def _complete(item: Item, response_id: str, number: int) -> Item:
     kind = item.get("type") or "message"
-    given_id, own_id = item.get("id"), make_item_id(kind, response_id, f"in{number}")
-    completed = {**item, "type": kind, "id": given_id if _is_text(given_id) else own_id}
+    item_id = item.get("id") or make_item_id(kind, response_id, f"in{number}")
+    completed = {**item, "type": kind, "id": item_id}
     if kind == "message":
         completed["content"] = _content_parts(item)
     if kind not in STATUS_FREE_ITEMS:
-        status = item.get("status")
-        completed["status"] = status if _is_text(status) else "completed"
+        completed["status"] = _status(item)
     return completed
 
 
-def _is_text(value: Any) -> bool:
-    """Whether the value is a text that is not empty. Ids and statuses have no effect, so a client
-    may send anything."""
-    return isinstance(value, str) and value != ""
+def _status(item: Item) -> str:
+    """Return the item's status. It has no effect, so a client may send anything."""
+    status = item.get("status")
+    return status if isinstance(status, str) and status else "completed"
 
 
 def _content_parts(message: Item) -> Any:

@@ -11,6 +11,7 @@ from baton.concurrency.time_limit import TimeLimit
 from baton.core.ids import TenantId
 from baton.errors import BatonError
 from router.errors import ApiError, to_api_error
+from router.http.json_encoding import encode_json
 from router.http.raw_body import RawBody
 from router.http.response_writer import JSON_HEADERS, ResponseWriter
 from router.openai.choice_result import ChoiceResult
@@ -153,7 +154,7 @@ class ResponsesHandler(_ChatSource, ChatHandler):
             self._detach(),
         )
         headers = JSON_HEADERS | self._response_headers
-        await writer.respond(200, headers, orjson.dumps(response))
+        await writer.respond(200, headers, encode_json(response))
 
     async def _generate_in_background(
         self,

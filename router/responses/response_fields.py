@@ -1,11 +1,7 @@
 """The fields of a response that repeat its request."""
 
-from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
-from router.errors import ApiError
 from router.openai.encoders import ResponseMetadata
 from router.responses.schema import ReasoningConfig, ResponsesBody, TextConfig
 from router.responses.tools import OfferedTools
@@ -42,25 +38,6 @@ def response_fields(
         "truncation": "disabled",
         "user": body.user,
     }
-
-
-def encode_fields(fields: Mapping[str, Any]) -> bytes:
-    """Encode the fields. Raises ApiError (400), which names the field, for a value of the request
-    that JSON of the response can't have, such as an integer of more than 64 bits."""
-    try:
-        return orjson.dumps(fields)
-    except TypeError as error:
-        name = next(name for name, value in fields.items() if not _is_encodable(value))
-        message = f"{name}: can't be repeated in the response: {error}"
-        raise ApiError(400, message, param=name, code="invalid_value") from error
-
-
-def _is_encodable(value: Any) -> bool:
-    try:
-        orjson.dumps(value)
-    except TypeError:
-        return False
-    return True
 
 
 def _reasoning(config: ReasoningConfig) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import orjson
 import structlog
 
 from baton.errors import Invalid
+from router.http.json_encoding import encode_json
 from router.responses.response_store import StoredResponse
 
 _RESPONSE_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -20,15 +21,14 @@ def is_response_id(text: str) -> bool:
 
 
 def encode_stored(stored: StoredResponse) -> bytes:
-    """Raises Invalid for a response that can't be written as JSON, for example one with integers
-    of more than 64 bits."""
+    """Raises Invalid for a response that can't be written as JSON."""
     document = {
         "response": dict(stored.response),
         "input_items": [dict(item) for item in stored.input_items],
     }
     try:
-        return orjson.dumps(document)
-    except TypeError as error:
+        return encode_json(document)
+    except (TypeError, ValueError) as error:
         raise Invalid(f"the response can't be stored: {error}", param="store") from error
 
 

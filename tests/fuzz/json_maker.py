@@ -4,10 +4,10 @@ random upload forms and batch files."""
 import json
 from typing import Any
 
-import numpy as np
 from pydantic import BaseModel
 
 from router.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from tests.fuzz.value_maker import NUMBERS, TEXTS, ValueMaker
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 SCHEMAS: dict[str, type[BaseModel]] = {
@@ -17,16 +17,6 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "/detokenize": DetokenizeBody,
 }
 
-TEXTS = (
-    "", "x", "Hello, wörld!", " " * 300, "a" * 70_000, "\x00", "\ue000end\ue000", "<|im_start|>x",
-    "<|im_end|>", "</think>", "<tool_call>", '{"a": 1}', "{% raw %}", "漢字", "\U0001f469",
-    "\u202e", "\ufeff", "\ud800", "demo", "stop", "none", "auto", "required", "5m", "1e999", "-0",
-    "NaN",
-)  # fmt: skip
-NUMBERS = (
-    0, 1, -1, 2, 4, 16, 17, 64, 257, 300, 2**31, 2**63, -(2**63), 2**64, 10**30, 0.0, 0.5,
-    1.0, -0.5, 1e-300, 1e300,
-)  # fmt: skip
 UNKNOWN_FIELDS = ("trace_tag", "temprature", "use_beam_search", "x\r\ny: z", "x" * 5000)
 SCHEMA_TYPES = ("string", "integer", "object", "array", "null", "boolean", "number", "x")
 
@@ -39,14 +29,10 @@ RAW = (
     b'{"tokens":[' + b"1," * 20_000 + b"1]}", b'{"stop_token_ids":[' + b'"",' * 20_000 + b"1]}",
     b"{" + b'"k":0,' * 9_000 + b'"k":0}', b"{}\n{}",
 )  # fmt: skip
-TOKENS = (b"{", b"}", b"[", b"]", b'"', b",", b":", b"\\", b"null", b"1", b"\x00", b"\xff", b" ")
 
 
-class JsonMaker:
+class JsonMaker(ValueMaker):
     """Generates cases from a seeded generator."""
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
 
     def request(self) -> tuple[str, bytes]:
         """Return a path and the body to post there."""
@@ -66,35 +52,6 @@ class JsonMaker:
         if self._chance(0.1):
             body.pop(self._one(tuple(body)), None)
         return body
-
-    def value(self, depth: int = 0) -> Any:
-        """Return a random JSON value."""
-        kind = self._below(7 if depth < 4 else 4)
-        if kind == 0:
-            return self._one(NUMBERS)
-        if kind == 1:
-            return self._one(TEXTS)
-        if kind < 4:
-            return self._one((None, True, False))
-        items = range(self._below(4))
-        if kind == 4:
-            return [self.value(depth + 1) for _ in items]
-        if kind == 5:
-            return {self._one(TEXTS): self.value(depth + 1) for _ in items}
-        return [self.value(depth + 1)] * (self._one((1, 5, 70, 300)) if depth == 0 else 2)
-
-    def broken(self, data: bytes) -> bytes:
-        """Truncate or change ``data``, or insert bytes into it."""
-        place = self._below(len(data) + 1)
-        kind = self._below(4)
-        if kind == 0:
-            return data[:place]
-        if kind == 1:
-            inserted: bytes = self._one(TOKENS) * self._one((1, 3, 300))
-            return data[:place] + inserted + data[place:]
-        if kind == 2:
-            return data[:place] + data[place + 1 + self._below(8) :]
-        return data[:place] + bytes([self._below(256)]) + data[place + 1 :]
 
     def form(self) -> tuple[dict[str, str], bytes]:
         """Return the headers and body of an upload."""
@@ -200,12 +157,3 @@ class JsonMaker:
         if depth < 3 and self._chance(0.2):
             schema[self._one(("items", "anyOf", "allOf", "$defs", "not"))] = self._schema(depth + 1)
         return schema
-
-    def _one(self, choices: Any) -> Any:
-        return choices[self._below(len(choices))]
-
-    def _below(self, end: int) -> int:
-        return int(self._rng.integers(end))
-
-    def _chance(self, share: float) -> bool:
-        return bool(self._rng.random() < share)

@@ -79,6 +79,10 @@ CASES: list[tuple[Callable[[], ToolCallParser], str, str, list[tuple[str, str]]]
     (hermes, '<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
     (hermes, '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}', "", [("f", '{"x": 1}')]),
     (hermes, '<tool_call>{"id": 7, "name": "f", "arguments": {}}', "", [("f", "{}")]),
+    # An unpaired surrogate, which can't be sent to a client; as an escape it can
+    (hermes, '<tool_call>{"name": "f", "arguments": "\\ud800"}', "", [("f", '"\\ud800"')]),
+    (hermes, '<tool_call>{"name": "f", "arguments": "\\ud83d\\ude00"}', "", [("f", "😀")]),
+    (hermes, '<tool_call>{"name": "\\udc00"}', '<tool_call>{"name": "\\udc00"}', []),
     (
         hermes,
         '<tool_call>{"name": "f", "arguments": {"s": "}</tool_call>\\"{"}}</tool_call>',
@@ -112,6 +116,12 @@ CASES: list[tuple[Callable[[], ToolCallParser], str, str, list[tuple[str, str]]]
         "<tool_call><function=f><parameter=x>many</parameter></function>",
         "",
         [("f", '{"x": "many"}')],
+    ),
+    (
+        hermes,
+        '<tool_call><function=f><parameter=x>"\\ud800"</parameter></function>',
+        "",
+        [("f", '{"x": "\\"\\\\ud800\\""}')],
     ),
     (hermes, "<tool_call><function=></tool_call>.", "<tool_call><function=></tool_call>.", []),
     # -- Llama 3: one object, several, after its special token, and plain JSON as an answer

@@ -51,6 +51,20 @@ async def test_conversation_continues(reader: Tokenizer) -> None:
     assert [stored.response for stored in store.stored.values()] == [one, two, three]
 
 
+async def test_integers_beyond_64_bits_are_stored(reader: Tokenizer) -> None:
+    parameters = {"type": "object", "properties": {"x": {"maximum": 2**64}}}
+    tool = {"type": "function", "name": "f", "parameters": parameters}
+    items = [{"role": "user", "content": "Hi", "seen": 2**70}]
+    async with open_harness(reader, "Yes", stores_responses=True) as (_, client):
+        answer = await client.post(RESPOND, json={"input": items, "tools": [tool]})
+        response = response_of(answer)
+        stored = (await client.get(f"{RESPOND}/{response['id']}")).json()
+        listed = (await client.get(f"{RESPOND}/{response['id']}/input_items")).json()
+    assert response["tools"][0]["parameters"] == parameters
+    assert stored == response
+    assert listed["data"][0]["seen"] == 2**70
+
+
 async def test_calls_are_answered_in_the_next_turn(reader: Tokenizer) -> None:
     text = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
     tool = {"type": "function", "name": "f"}
@@ -182,9 +196,9 @@ async def test_unfinished_response_can_not_be_continued(reader: Tokenizer) -> No
         assert "not complete" in wrong_error(await client.post(RESPOND, json=body))["message"]
 
 
-@pytest.mark.parametrize("given_id", [["a"], {"a": 1}, 5, ""])
-async def test_ids_that_are_no_text_are_replaced(reader: Tokenizer, given_id: Any) -> None:
-    item = {"role": "user", "content": "A", "id": given_id, "status": [given_id]}
+@pytest.mark.parametrize("status", [["a"], {"a": 1}, 5, ""])
+async def test_unusable_ids_and_statuses_are_replaced(reader: Tokenizer, status: Any) -> None:
+    item = {"role": "user", "content": "A", "id": "", "status": status}
     async with open_harness(reader, "Yes", response_store=DictStore()) as (_, client):
         one = response_of(await client.post(RESPOND, json={"input": [item]}))
         body = {"input": [{"id": "msg_0_in0"}], "previous_response_id": one["id"]}

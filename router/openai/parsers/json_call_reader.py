@@ -1,7 +1,8 @@
 """Reads one tool call, written as a JSON object, as it arrives."""
 
-import json
 from collections.abc import Set
+
+from router.openai.parsers.model_json import parse_model_json
 
 NAME_KEYS = frozenset({"name"})
 ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
@@ -217,10 +218,10 @@ class JsonCallReader:
 
 
 def _decoded(word: list[str]) -> object:
-    """Decode JSON. Returns None if it is invalid, or nested too deep."""
+    """Decode JSON. Returns None if it is invalid."""
     try:
-        return json.loads("".join(word))
-    except (ValueError, RecursionError):
+        return parse_model_json("".join(word))
+    except ValueError:
         return None
 
 

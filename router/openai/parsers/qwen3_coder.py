@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from router.openai.parsers.model_json import parse_model_json
+
 FUNCTION = "<function="
 
 Schemas = Mapping[str, Mapping[str, Any]]
@@ -43,6 +45,6 @@ def _parse_typed_value(text: str, schema: Any) -> Any:
     if "string" in kinds:
         return text
     try:
-        return json.loads(text.strip().lower() if kinds == "boolean" else text)
-    except (ValueError, RecursionError):
+        return parse_model_json(text.strip().lower() if kinds == "boolean" else text)
+    except ValueError:
         return text
