@@ -8,6 +8,7 @@ import typer
 
 from baton.errors import Invalid, NotFound
 from command_line.bench_engine.command import bench_engine
+from command_line.common_options import AsJson
 from command_line.option_groups import with_option_groups
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ class OutputOptions:
 
     plots: Annotated[Path | None, typer.Option(help="A folder to write figures to.")] = None
     output: Annotated[Path | None, typer.Option(help="A file to write the JSON output to.")] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
+    as_json: AsJson = False
 
 
 @app.callback()

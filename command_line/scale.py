@@ -133,8 +133,8 @@ class ScaleProgress:
         if self._num_stuck_polls * POLL_SECONDS > MAX_PENDING_SECONDS:
             worker = next(worker for worker in workers if worker.state == "pending")
             raise Unavailable(
-                f"{worker.id} {worker.message}; it will start when there is one, unless you scale "
-                "back"
+                f"{worker.id} {worker.message}; it will start once it can be scheduled, unless "
+                "you scale back"
             )
 
 

@@ -13,8 +13,8 @@ many blocks."""
 
 
 class ComputedChains:
-    """Keeps only the longest version of each chain. While the chains have more than ``max_keys``
-    keys in total, the least recently added chain is dropped."""
+    """Keeps the chains; a chain replaces the one that it continues. While the chains have more than
+    ``max_keys`` keys in total, the least recently added chain is dropped."""
 
     def __init__(self, max_keys: int = MAX_KEYS) -> None:
         self._max_keys = max_keys

@@ -1,5 +1,5 @@
-"""The router's HTTP routes. Only this module, the admin routes and the batch routes depend on
-FastAPI."""
+"""The router's HTTP routes. Only this module and the routes of administrators, batches and stored
+responses depend on FastAPI."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import orjson
 from fastapi import FastAPI, Request
-from fastapi.responses import Response
+from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 
 from baton.errors import BatonError
@@ -15,7 +15,14 @@ from baton.network.browser_guard import BrowserGuard
 from baton.network.call_signing import PROOF_HEADER
 from router.admin.routes import add_admin_routes, check_admin
 from router.admin.usage_routes import add_usage_routes
+from router.anthropic.request_handler import CountTokensHandler, MessagesHandler
 from router.api_document.document import encode_document
+from router.api_document.pages import (
+    PAGE_HEADERS,
+    describe_server,
+    routes_page,
+    start_page,
+)
 from router.batches.routes import add_batch_routes
 from router.batches.service import BatchService
 from router.errors import ApiError, to_api_error
@@ -26,6 +33,7 @@ from router.http.frontend import HttpFrontend, open_access_log
 from router.http.peer_routers import PEER_HEADER, explain_path
 from router.http.unsupported_paths import unsupported_reason
 from router.openai.context import RouterContext
+from router.openai.model_description import describe_model, describe_models
 from router.openai.request_handler import (
     ChatHandler,
     CompletionHandler,
@@ -33,22 +41,24 @@ from router.openai.request_handler import (
     RequestHandler,
     TokenizeHandler,
 )
+from router.responses.request_handler import InputTokensHandler, ResponsesHandler
+from router.responses.response_service import ResponseService
+from router.responses.routes import add_response_routes
 
-HANDLERS: Mapping[str, type[RequestHandler]] = {
-    "/v1/chat/completions": ChatHandler,
-    "/v1/completions": CompletionHandler,
-    "/tokenize": TokenizeHandler,
-    "/detokenize": DetokenizeHandler,
-}
-"""POST routes whose handlers read the request body themselves."""
+HandlerFactory = Callable[[], RequestHandler]
 
 
-def build_app(context: RouterContext, batch_service: BatchService | None = None) -> HttpFrontend:
-    """Build the router's ASGI app; file and batch routes exist only with a ``batch_service``."""
+def build_app(
+    context: RouterContext,
+    batch_service: BatchService | None = None,
+    response_service: ResponseService | None = None,
+) -> HttpFrontend:
+    """Build the router's ASGI app; file and batch routes exist only with a ``batch_service``, and
+    responses are stored only with a ``response_service``."""
     config = context.config
     return HttpFrontend(
-        build_routes(context, batch_service),
-        {path: partial(handler_class, context) for path, handler_class in HANDLERS.items()},
+        build_routes(context, batch_service, response_service),
+        handler_factories(context, response_service),
         Cors(config.cors_origins),
         BrowserRequestCheck(
             context.tenants.authenticator, BrowserGuard(config.cors_origins, config.known_hosts)
@@ -60,31 +70,50 @@ def build_app(context: RouterContext, batch_service: BatchService | None = None)
     )
 
 
-def build_routes(context: RouterContext, batch_service: BatchService | None = None) -> FastAPI:
+def handler_factories(
+    context: RouterContext, response_service: ResponseService | None
+) -> Mapping[str, HandlerFactory]:
+    """Return the POST routes whose handlers read the request body themselves."""
+    store = response_service.store if response_service is not None else None
+    background = response_service.background if response_service is not None else None
+    return {
+        "/v1/chat/completions": partial(ChatHandler, context),
+        "/v1/completions": partial(CompletionHandler, context),
+        "/v1/responses": partial(ResponsesHandler, context, store, background),
+        "/v1/responses/input_tokens": partial(InputTokensHandler, context, store),
+        "/v1/messages": partial(MessagesHandler, context),
+        "/v1/messages/count_tokens": partial(CountTokensHandler, context),
+        "/tokenize": partial(TokenizeHandler, context),
+        "/detokenize": partial(DetokenizeHandler, context),
+    }
+
+
+def build_routes(
+    context: RouterContext,
+    batch_service: BatchService | None = None,
+    response_service: ResponseService | None = None,
+) -> FastAPI:
     """Build the FastAPI routes. FastAPI's own OpenAPI schema is off: handlers read and check
     request bodies themselves (:mod:`router.openai.request_handler`), so FastAPI knows none."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
-    _add_handler_routes(app, context)
+    for path, new_handler in handler_factories(context, response_service).items():
+        app.post(path)(_handler_endpoint(new_handler))
     _add_models(app, context)
+    _add_probes(app, context)
+    _add_pages(app)
     _add_operations(app, context)
     add_admin_routes(app, context)
     add_usage_routes(app, context)
+    add_response_routes(app, context, response_service)
     if batch_service is not None:
         add_batch_routes(app, context, batch_service)
     _add_error_handlers(app)
     return app
 
 
-def _add_handler_routes(app: FastAPI, context: RouterContext) -> None:
-    for path, handler_class in HANDLERS.items():
-        app.post(path)(_handler_endpoint(handler_class, context))
-
-
-def _handler_endpoint(
-    handler_class: type[RequestHandler], context: RouterContext
-) -> Callable[[], Coroutine[None, None, Response]]:
+def _handler_endpoint(new_handler: HandlerFactory) -> Callable[[], Coroutine[None, None, Response]]:
     async def endpoint() -> Response:
-        return handler_class(context)
+        return new_handler()
 
     return endpoint
 
@@ -93,18 +122,13 @@ def _add_models(app: FastAPI, context: RouterContext) -> None:
     created = context.clock.wall_nanoseconds() // 1_000_000_000
 
     def describe() -> dict[str, object]:
-        return {
-            "id": context.config.model,
-            "object": "model",
-            "created": created,
-            "owned_by": "baton",
-            "max_model_len": context.cluster.max_model_tokens,
-        }
+        model, max_tokens = context.config.model, context.cluster.max_model_tokens
+        return describe_model(model, created, max_tokens)
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
         context.tenants.authenticator.tenant_of(api_key_header(request.scope))
-        return _json({"object": "list", "data": [describe()]})
+        return _json(describe_models([describe()]))
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
@@ -113,8 +137,13 @@ def _add_models(app: FastAPI, context: RouterContext) -> None:
         return _json(describe())
 
 
-def _add_operations(app: FastAPI, context: RouterContext) -> None:
+def _add_probes(app: FastAPI, context: RouterContext) -> None:
+    """Add the routes of probes, also under the names that other servers have for them."""
+
     @app.get("/health")
+    @app.get("/healthz")
+    @app.get("/ping")
+    @app.post("/ping")
     async def health() -> Response:
         return _json({"status": "ok"})
 
@@ -126,10 +155,35 @@ def _add_operations(app: FastAPI, context: RouterContext) -> None:
             return _json({"ready": False, "reason": "no decode worker is ready"}, 503)
         return _json({"ready": True})
 
+    @app.get("/load")
+    async def load(request: Request) -> Response:
+        context.tenants.authenticator.tenant_of(request.headers.get("authorization"))
+        return _json({"server_load": context.tenants.request_limiter.num_in_use})
+
+
+def _add_pages(app: FastAPI) -> None:
+    own_version = version("baton")
+
+    @app.get("/")
+    async def start(request: Request) -> Response:
+        if "text/html" in request.headers.get("accept", ""):
+            return HTMLResponse(start_page(own_version), headers=PAGE_HEADERS)
+        return _json(describe_server(own_version))
+
+    @app.get("/docs")
+    async def docs() -> Response:
+        return HTMLResponse(routes_page(own_version), headers=PAGE_HEADERS)
+
+    @app.get("/version")
+    async def show_version() -> Response:
+        return _json({"version": own_version})
+
     @app.get("/openapi.json")
     async def openapi() -> Response:
-        return Response(encode_document(version("baton")), media_type="application/json")
+        return Response(encode_document(own_version), media_type="application/json")
 
+
+def _add_operations(app: FastAPI, context: RouterContext) -> None:
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
         # The metrics contain tenants' names and usage.

@@ -42,6 +42,11 @@ from router.http.listeners import HttpListeners
 from router.http.peer_routers import PeerRouters
 from router.openai.context import RouterConfig, RouterContext
 from router.openai.grammar_validator import GrammarValidator
+from router.responses.background_responses import BackgroundResponses
+from router.responses.redis_response_leases import RedisResponseLeases
+from router.responses.redis_response_store import RedisResponseStore
+from router.responses.response_limits import ResponseLimits
+from router.responses.response_service import ResponseService
 from router.telemetry.metrics import RouterMetrics
 from router.telemetry.router_telemetry import RouterTelemetry
 from router.telemetry.slo import SloTargets
@@ -76,6 +81,11 @@ class RouterProgram:
         self._metrics = RouterMetrics(_slo_targets(settings))
         self._usage_store = RedisUsageStore(settings.required_redis_url, settings.cluster)
         self._quota_store = RedisQuotaStore(settings.required_redis_url, settings.cluster)
+        self._response_store = RedisResponseStore(
+            settings.required_redis_url, settings.cluster, _response_limits(settings)
+        )
+        self._response_leases = RedisResponseLeases(settings.required_redis_url, settings.cluster)
+        self._response_service: ResponseService | None = None
         self._span_export = SpanExport(
             self._clock,
             self._metrics.registry,
@@ -112,6 +122,7 @@ class RouterProgram:
         )
         self._usage_flusher = self._context.tenants.usage_flusher = self._build_usage_flusher()
         self._batch_service = self._build_batch_service()
+        self._response_service = self._build_response_service()
         self._listeners = self._build_listeners()
         self._listeners.open()
         self._heartbeat = Heartbeat(
@@ -133,6 +144,8 @@ class RouterProgram:
             tasks.create_task(self._listeners.run(self._on_listening))
             tasks.create_task(self._heartbeat.run())
             tasks.create_task(self._batch_service.run())
+            if self._response_service is not None:
+                tasks.create_task(self._response_service.background.run())
 
     async def drain(self) -> None:
         """Return when no request is in flight. New requests go to the other routers that share the
@@ -150,6 +163,8 @@ class RouterProgram:
     async def stop(self) -> None:
         if self._listeners is not None:
             await self._listeners.close()
+        if self._response_service is not None:
+            await self._response_service.background.stop()
         if self._conductor_placer is not None:
             await self._conductor_placer.close()
         if self._grammar_checker is not None:
@@ -159,6 +174,8 @@ class RouterProgram:
         await self._span_export.close()
         await self._usage_store.close()
         await self._quota_store.close()
+        await self._response_store.close()
+        await self._response_leases.close()
         await self._registry.close()
 
     async def apply_settings(self, settings: Settings) -> None:
@@ -291,11 +308,24 @@ class RouterProgram:
             file_limits=_file_limits(settings),
         )
 
-    def _build_listeners(self) -> HttpListeners:
-        metrics, app = (
-            self._context.telemetry.metrics,
-            build_app(self._context, self._batch_service),
+    def _build_response_service(self) -> ResponseService | None:
+        """Return None if the settings say that responses are not stored."""
+        if not self._settings.response_ttl_seconds:
+            return None
+        store, leases, authenticator = (
+            self._response_store,
+            self._response_leases,
+            self._context.tenants.authenticator,
         )
+        background = BackgroundResponses(
+            store, leases, lambda: authenticator.directory, self._clock
+        )
+        self._metrics.background_responses.set_function(lambda: background.num_running)
+        return ResponseService(store, leases, background, self._clock)
+
+    def _build_listeners(self) -> HttpListeners:
+        metrics = self._context.telemetry.metrics
+        app = build_app(self._context, self._batch_service, self._response_service)
         listeners = HttpListeners(
             self._settings, app, self._clock, metrics.record_refused_connection
         )
@@ -367,6 +397,14 @@ def _file_limits(settings: Settings) -> FileLimits:
         settings.tenant_file_bytes,
         settings.tenant_uploads_per_minute,
         settings.tenant_concurrent_uploads,
+    )
+
+
+def _response_limits(settings: Settings) -> ResponseLimits:
+    return ResponseLimits(
+        settings.response_ttl_seconds,
+        settings.tenant_response_bytes,
+        settings.tenant_responses,
     )
 
 

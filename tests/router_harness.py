@@ -30,6 +30,12 @@ from router.http.connection_limits import ConnectionLimits
 from router.http.server import HttpServer, open_listener
 from router.openai.context import RouterConfig, RouterContext, RouterIds
 from router.openai.grammar_validator import GrammarValidator
+from router.responses.background_responses import BackgroundResponses
+from router.responses.memory_response_leases import MemoryResponseLeases
+from router.responses.memory_response_store import MemoryResponseStore
+from router.responses.response_limits import ResponseLimits
+from router.responses.response_service import ResponseService
+from router.responses.response_store import ResponseStore
 from router.tenants.authentication import Authenticator
 from tests.http_transport import HttpServerTransport
 
@@ -104,6 +110,7 @@ class RouterHarness:
     def __init__(self, tokenizer: Tokenizer, text: str, automatic: bool, **settings: Any) -> None:
         keys = settings.pop("api_keys", {})
         admin_key = settings.pop("admin_key", None)
+        stores_responses = settings.pop("stores_responses", False)
         answer = model_saying(text)
         self.prefill = FakeWorker("p0", answer, eos=EOS, automatic=automatic)
         self.decode = FakeWorker("d0", answer, eos=EOS, automatic=automatic)
@@ -111,6 +118,7 @@ class RouterHarness:
         self.placer = MemoryPlacer([self.prefill], [self.decode])
         self.members = StaticMembers([member("p0", Role.PREFILL), member("d0", Role.DECODE)])
         self.batch_service: BatchService | None = None
+        self.response_store: ResponseStore | None = settings.pop("response_store", None)
         clock = SystemClock()
         cluster = Cluster(self.members, clock, 4096)
         links = MemoryWorkerConnections(self.prefill, self.decode)
@@ -128,6 +136,15 @@ class RouterHarness:
             ids=RouterIds(lambda: f"{next(ids):x}", lambda: 77),
             grammar_validator=GrammarValidator(CHECKER.check),
         )
+        self.response_service: ResponseService | None = None
+        if stores_responses:
+            self.response_store = MemoryResponseStore(ResponseLimits(), clock)
+
+    def _make_response_service(self, store: ResponseStore) -> ResponseService:
+        clock, authenticator = self.service.clock, self.service.tenants.authenticator
+        leases = MemoryResponseLeases(clock)
+        background = BackgroundResponses(store, leases, lambda: authenticator.directory, clock)
+        return ResponseService(store, leases, background, clock)
 
     def make_batch_service(self, folder: Path, **settings: Any) -> BatchService:
         bounds = {"max_file_bytes": 10_000, "folder_bytes": 100_000, "requests_per_worker": 2}
@@ -138,7 +155,10 @@ class RouterHarness:
 
     async def client(self) -> httpx.AsyncClient:
         await self.service.cluster.refresh()
-        transport = HttpServerTransport(build_app(self.service, self.batch_service))
+        if self.response_store is not None:
+            self.response_service = self._make_response_service(self.response_store)
+        app = build_app(self.service, self.batch_service, self.response_service)
+        transport = HttpServerTransport(app)
         return httpx.AsyncClient(transport=transport, base_url="http://test")
 
 
@@ -158,6 +178,7 @@ FINGERPRINT = "fp_f5b4f999fe"
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
+RESPOND = "/v1/responses"
 USER = [{"role": "user", "content": "Hi"}]
 
 

@@ -14,12 +14,11 @@ from kubernetes import client
 
 from benchmarks.machine import SYSTEM_CLOCK
 from tests.kube.cluster import Cluster
-from tests.kube.controllers.scheduler import FINISHED
 from tests.kube.drain import drain_node
 from tests.kube.helm_clients import Helm, Helm4, HelmFailed
 from tests.kube.kinds import DEPLOYMENT, LEASE, NODE, POD, Object
 from tests.kube.patches import apply_merge_patch
-from tests.kube.pods import is_being_deleted
+from tests.kube.pods import FINISHED, is_being_deleted
 from tests.kube.releases import deployed_revision, differences
 
 TIMEOUT_SECONDS = 180

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -14,14 +15,12 @@ from baton.config.setting_warning import OnWarning, SettingWarning
 from baton.config.settings import SECRET_SETTINGS, Settings
 from baton.config.sources import (
     CONFIG_ENVIRONMENT_VARIABLE,
-    SECRETS_ENVIRONMENT_VARIABLE,
     SecretFiles,
     check_environment,
     check_name,
-    config_content,
     environment_values,
-    read_config_file,
-    read_secret_files,
+    read_files,
+    use_files,
 )
 from baton.config.validation import check_combinations, check_exposure, check_private_network
 from baton.errors import Invalid
@@ -46,21 +45,7 @@ def load_settings(
     a newer version, which are ignored. Raises Invalid."""
     if config is not None:
         os.environ[CONFIG_ENVIRONMENT_VARIABLE] = str(config)
-    given = {name: value for name, value in flags.items() if value is not None}
-    for warning in rename_warnings(_check_names(given, warn)):
-        warn(warning)
-    given = use_new_names(given, "command line", str)
-    try:
-        settings = Settings(**given)
-    except ValidationError as error:
-        raise Invalid(_explain(error)) from error
-    settings = _with_redis_password(settings)
-    check_exposure(settings)
-    check_private_network(settings)
-    check_combinations(settings)
-    settings._flags = given
-    settings._secret_files = frozenset(SecretFiles(Settings)())
-    return settings
+    return _load(flags, warn)
 
 
 def load_ops_settings(config: Path | None = None) -> Settings:
@@ -86,8 +71,7 @@ def load_ops_settings(config: Path | None = None) -> Settings:
 def reload_settings(settings: Settings, content: bytes, warn: OnWarning) -> Settings:
     """Load the settings again, with the flags of ``settings``, and with ``content`` as the content
     of the config file. ``warn`` is called as by :func:`load_settings`. Raises Invalid."""
-    with config_content(content):
-        return load_settings(warn=warn, **settings.flags)
+    return _load(settings.flags, warn, content)
 
 
 def pinned_settings(settings: Settings) -> frozenset[str]:
@@ -99,16 +83,35 @@ def pinned_settings(settings: Settings) -> frozenset[str]:
     return frozenset(pinned | ({"redis_url"} if "redis_password" in pinned else set()))
 
 
-def _check_names(flags: dict[str, Any], warn: OnWarning) -> list[str]:
-    """Return the names that each source gives, all sources in one list: a name occurs once for each
-    source that has it. Raises Invalid for an unknown name."""
-    known = Settings.model_fields
-    for name in flags:
-        check_name(name, known, "command line")
-    check_environment(known)
-    file = read_config_file(os.environ.get(CONFIG_ENVIRONMENT_VARIABLE), known, warn)
-    secrets = read_secret_files(os.environ.get(SECRETS_ENVIRONMENT_VARIABLE), known)
-    return [*flags, *environment_values(), *secrets, *map(str, file)]
+def _load(flags: Mapping[str, Any], warn: OnWarning, content: bytes | None = None) -> Settings:
+    """Load the settings as :func:`load_settings` does; ``content``, if not None, is the content of
+    the config file."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    for name in given:
+        check_name(name, Settings.model_fields, "command line")
+    check_environment(Settings.model_fields)
+    files = read_files(Settings.model_fields, warn, content)
+    names = (*given, *environment_values(), *files.secrets, *map(str, files.config))
+    for warning in rename_warnings(names):
+        warn(warning)
+    given = use_new_names(given, "command line", str)
+    with use_files(files):
+        settings = _with_redis_password(_build(given))
+        secret_files = frozenset(SecretFiles(Settings)())
+    check_exposure(settings)
+    check_private_network(settings)
+    check_combinations(settings)
+    settings._flags = given
+    settings._secret_files = secret_files
+    return settings
+
+
+def _build(given: Mapping[str, Any]) -> Settings:
+    """Build the settings, within :func:`use_files`. Raises Invalid, with an explanation."""
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        raise Invalid(_explain(error, SECRET_SETTINGS | SecretFiles(Settings)().keys())) from error
 
 
 def _with_redis_password(settings: Settings) -> Settings:
@@ -137,10 +140,9 @@ def _with_redis_password(settings: Settings) -> Settings:
     return settings.model_copy(update={"redis_url": url, "redis_password": None})
 
 
-def _explain(error: ValidationError) -> str:
-    """Describe each wrong setting: its name, its value, and what would be valid."""
-    folder = os.environ.get(SECRETS_ENVIRONMENT_VARIABLE)
-    secrets = SECRET_SETTINGS | read_secret_files(folder, Settings.model_fields).keys()
+def _explain(error: ValidationError, secrets: Collection[str]) -> str:
+    """Describe each wrong setting: its name, its value unless it is one of ``secrets``, and what
+    would be valid."""
     lines = []
     for problem in error.errors():
         parts = [str(part) for part in problem["loc"]] or ["settings"]

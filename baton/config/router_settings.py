@@ -1,4 +1,5 @@
-"""Settings of a router: keys, limits of its HTTP server, files and batches, timeouts."""
+"""Settings of a router: keys, limits of its HTTP server, files and batches, stored responses,
+timeouts."""
 
 from typing import Annotated, Literal
 
@@ -82,6 +83,14 @@ class RouterSettings(BaseModel):
     tenant_file_bytes: Size = 2**30
     tenant_uploads_per_minute: Count = 60
     tenant_concurrent_uploads: Count = 4
+    response_ttl_seconds: Annotated[float, Field(ge=0, le=366 * 86_400)] = 86_400.0
+    """How long responses of ``/v1/responses`` are stored in Redis, with their prompts. Background
+    responses must be stored at least as long as they take. 0: no response is stored."""
+    tenant_response_bytes: Size = 64 * 2**20
+    """Limit for the total size of one tenant's stored responses. Beyond it, the oldest are
+    removed."""
+    tenant_responses: Count = 100_000
+    """Maximum number of stored responses of one tenant. Beyond it, the oldest are removed."""
     placement_timeout_seconds: Seconds = 5.0
     """Timeout for a conductor to place a request."""
     first_token_timeout_seconds: Seconds = 120.0

@@ -8,9 +8,10 @@ know.
 import difflib
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,19 @@ LONGEST_SECRET_BYTES = 64 * 1024
 mistake."""
 
 
-_config_content: ContextVar[bytes | None] = ContextVar("config_content", default=None)
+@dataclass(frozen=True, slots=True)
+class SettingsFiles:
+    """The settings in the config file and in the folder of secret files. Their names may be old
+    ones."""
+
+    config: Mapping[str, Any]
+    secrets: Mapping[str, str]
+
+
+_files: ContextVar[SettingsFiles] = ContextVar("settings_files")
+"""What :class:`SecretFiles` and :class:`ConfigFile` return; unset where settings are built without
+files."""
+_NO_FILES = SettingsFiles({}, {})
 
 
 class RenamedVariables(PydanticBaseSettingsSource):
@@ -63,41 +76,57 @@ class RenamedVariables(PydanticBaseSettingsSource):
 
 
 class SecretFiles(PydanticBaseSettingsSource):
-    """Settings source that reads the files in the folder named by ``BATON_SECRETS_DIRECTORY``."""
+    """Settings source of the files in the folder named by ``BATON_SECRETS_DIRECTORY``, as read by
+    :func:`read_files`."""
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
-        folder = os.environ.get(SECRETS_ENVIRONMENT_VARIABLE)
-        values = read_secret_files(folder, self.settings_cls.model_fields)
-        return use_new_names(values, f"secrets directory {folder}", str)
+        where = f"secrets directory {os.environ.get(SECRETS_ENVIRONMENT_VARIABLE)}"
+        return use_new_names(_files.get(_NO_FILES).secrets, where, str)
 
 
 class ConfigFile(PydanticBaseSettingsSource):
-    """Settings source that reads the YAML file named by ``BATON_CONFIG``."""
+    """Settings source of the YAML file named by ``BATON_CONFIG``, as read by :func:`read_files`."""
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
-        path = os.environ.get(CONFIG_ENVIRONMENT_VARIABLE)
-        values = read_config_file(path, self.settings_cls.model_fields)
-        return use_new_names(values, f"config file {path}", str)
+        where = f"config file {os.environ.get(CONFIG_ENVIRONMENT_VARIABLE)}"
+        return use_new_names(_files.get(_NO_FILES).config, where, str)
+
+
+def read_files(known: Collection[str], warn: OnWarning, content: bytes | None) -> SettingsFiles:
+    """Read the config file and the folder of secret files that the environment names. If
+    ``content`` is not None, it is taken as the config file's content. Raises Invalid."""
+    config = read_config_file(os.environ.get(CONFIG_ENVIRONMENT_VARIABLE), known, warn, content)
+    secrets = read_secret_files(os.environ.get(SECRETS_ENVIRONMENT_VARIABLE), known)
+    return SettingsFiles(config, secrets)
+
+
+@contextmanager
+def use_files(files: SettingsFiles) -> Iterator[None]:
+    """Within the ``with`` block, settings are built from ``files``, flags and the environment."""
+    token = _files.set(files)
+    try:
+        yield
+    finally:
+        _files.reset(token)
 
 
 def read_config_file(
-    path: str | None, known: Collection[str], warn: OnWarning = lambda warning: None
+    path: str | None, known: Collection[str], warn: OnWarning, content: bytes | None
 ) -> dict[str, Any]:
-    """Read a YAML file of settings. Old names of renamed settings are accepted. If the file was
-    written for a newer version of Baton, settings that are not in ``known`` are left out, with a
-    warning (:mod:`baton.config.config_version`); otherwise they raise Invalid. Also raises Invalid
-    if the file can't be read or is not a mapping. Error messages may name an unknown setting, but
-    never show a value, which may be secret."""
+    """Read a YAML file of settings, or parse ``content`` as its content. Old names of renamed
+    settings are accepted. If the file was written for a newer version of Baton, settings that are
+    not in ``known`` are left out, with a warning (:mod:`baton.config.config_version`); otherwise
+    they raise Invalid. Also raises Invalid if the file can't be read or is not a mapping. Error
+    messages may name an unknown setting, but never show a value, which may be secret."""
     if not path:
         return {}
     where = f"config file {path}"
-    content = _config_content.get()
     values = _parse_yaml(read_config_bytes(path) if content is None else content, where)
     if not isinstance(values, dict):
         raise Invalid(f"{where}: must be a mapping of settings")
@@ -118,16 +147,6 @@ def read_config_bytes(path: str) -> bytes:
     if len(content) > MAX_CONFIG_BYTES:
         raise Invalid(f"{where}: has more than {MAX_CONFIG_BYTES} bytes")
     return content
-
-
-@contextmanager
-def config_content(content: bytes) -> Iterator[None]:
-    """Within the ``with`` block, :func:`read_config_file` parses ``content``, not the file."""
-    token = _config_content.set(content)
-    try:
-        yield
-    finally:
-        _config_content.reset(token)
 
 
 def _parse_yaml(content: bytes, where: str) -> Any:

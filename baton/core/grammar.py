@@ -9,13 +9,15 @@ class GrammarKind(StrEnum):
     """The kind of a grammar's text. JSON_OBJECT: no text, any object is valid. JSON_SCHEMA: a
     schema, as JSON. REGEX: a pattern that the whole answer matches. CHOICE: a JSON list of strings,
     one of which is the answer. LARK: a context-free grammar in Lark's notation, which starts at its
-    rule ``start``."""
+    rule ``start``. TOKEN_RULES: allowed tokens and banned sequences of tokens, as JSON
+    (:mod:`baton.text.grammar.token_rules`)."""
 
     JSON_OBJECT = "json_object"
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     CHOICE = "choice"
     LARK = "lark"
+    TOKEN_RULES = "token_rules"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ Epoch = NewType("Epoch", int)
 
 TenantId = NewType("TenantId", str)
 
+NO_TENANT = TenantId("")
+
 BlockId = NewType("BlockId", int)
 """Index of a block in one pool: 0 <= id < num_blocks."""
 

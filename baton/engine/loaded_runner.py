@@ -43,9 +43,12 @@ class LoadedRunner(Runner, TwoStageRunner, Protocol):
         other threads."""
         ...
 
-    def watch(self, on_failure: Callable[[BaseException], object]) -> None:
-        """Call ``on_failure``, in any thread, if one of the runner's processes dies while no step
-        runs. If it dies during a step, :meth:`run` raises instead."""
+    def watch(
+        self, on_failure: Callable[[BaseException], object], hang_timeout_seconds: float
+    ) -> None:
+        """Call ``on_failure``, in any thread, if one of the runner's processes dies, or does not
+        run for ``hang_timeout_seconds`` (0: never). If a step runs meanwhile, :meth:`run` raises,
+        too. Call it once, before the first step."""
         ...
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ from baton.engine.plan import Plan, Row, SampledToken, StepOutput
 from baton.engine.prompt_logprobs import prompt_logprobs
 from baton.engine.quantization import E4M3, check_fp8, quantized_digest, resolve_quantization
 from baton.engine.rope import RotaryTable
-from baton.engine.runner_options import RunnerOptions
+from baton.engine.runner_options import DEFAULT_POOL_BYTES, RunnerOptions
 from baton.engine.sampler import sample
 from baton.engine.shards import Progress
 from baton.errors import Invalid
@@ -44,7 +44,6 @@ DTYPES = {
 KV_DTYPES = ("auto", "fp8")
 HOST = torch.device("cpu")
 Sampler = Callable[[torch.Tensor, Sequence[Row]], list[SampledToken | None]]
-DEFAULT_POOL_BYTES = 512 * 1024 * 1024
 GPU_POOL_FRACTION = 0.85
 """Share of the GPU memory still free after loading the weights that the KV pool takes; the rest is
 for activations."""
@@ -170,7 +169,9 @@ class ModelRunner:
             with self._on_device():
                 self._graphs.warm_up(num_rows)
 
-    def watch(self, on_failure: Callable[[BaseException], object]) -> None:
+    def watch(
+        self, on_failure: Callable[[BaseException], object], hang_timeout_seconds: float
+    ) -> None:
         """Do nothing: this process itself computes the model, so no other process can fail."""
 
     def close(self) -> None:

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+DEFAULT_POOL_BYTES = 512 * 1024 * 1024
+"""Size of the KV pool on a CPU, if no setting gives it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerOptions:

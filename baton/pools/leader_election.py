@@ -140,7 +140,7 @@ class LeaderElection:
     def _log_failure(self, failure: str) -> None:
         """Log a failure, unless it is the same as the last one."""
         if failure != self._last_failure:
-            log.warning("election_failed", error=failure)
+            log.warning("leader_lease_failed", error=failure)
         self._last_failure = failure
 
 

@@ -138,7 +138,7 @@ class OpsServer:
     def _live(self) -> OpsResponse:
         hang = self.health.describe_hang(self._hang_timeout_seconds)
         if hang and not self._hang:
-            log.error("hang", what=hang)
+            log.error("process_hangs", reason=hang)
         self._hang = hang
         if hang:
             return HTTPStatus.SERVICE_UNAVAILABLE, TEXT, f"{hang}\n".encode()

@@ -95,9 +95,9 @@ def make_fast_encoder(reference: tokenizers.Tokenizer) -> FastEncoder | None:
 
 
 def word_end_pattern(reference: tokenizers.Tokenizer) -> re.Pattern[str] | None:
-    """Return a pattern for places where the tokenizer certainly ends a word. It matches a letter or
-    digit followed by one of those WORD_ENDS before or after which the tokenizer splits, as a test
-    shows. Return None if it splits at none of the WORD_ENDS."""
+    """Return a pattern of places where the tokenizer always ends a word: a letter or digit, then a
+    character at which the tokenizer splits. These are the WORD_ENDS at which it split two sample
+    texts. Return None if there are none."""
     ends = [end for end in WORD_ENDS if all(_is_cut(reference, f"{a}{end}{a}") for a in "a7")]
     return re.compile(rf"[^\W_][{re.escape(''.join(ends))}]") if ends else None
 

@@ -12,13 +12,12 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from baton.engine.runner_options import RunnerOptions
+from baton.engine.runner_options import DEFAULT_POOL_BYTES, RunnerOptions
 from baton.errors import Invalid
 
 CPU_BLOCK_TOKENS = 32
 """vLLM's attention on CPUs needs blocks of a multiple of this many tokens."""
 
-DEFAULT_POOL_BYTES = 512 * 1024 * 1024
 
 OWN_SETTINGS = {
     "model": "model",

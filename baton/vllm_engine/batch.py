@@ -1,5 +1,6 @@
 """Translates plans to the messages by which vLLM's scheduler drives its workers."""
 
+from array import array
 from dataclasses import dataclass
 
 from vllm import SamplingParams
@@ -109,7 +110,7 @@ class WorkerBatch:
         request_id = self._ids[row.request_id] = str(self._num_ids)
         return NewRequestData(
             req_id=request_id,
-            prompt_token_ids=[UNUSED_TOKEN] * row.start + list(row.token_ids),
+            prompt_token_ids=_known_tokens(row),
             mm_features=[],
             sampling_params=GREEDY,
             pooling_params=None,
@@ -117,6 +118,14 @@ class WorkerBatch:
             num_computed_tokens=row.start,
             lora_request=None,
         )
+
+
+def _known_tokens(row: Row) -> "array[int]":
+    """Return the tokens up to the end of ``row``, as an array, which vLLM's workers copy a thousand
+    times faster than a list."""
+    tokens = array("i", [UNUSED_TOKEN]) * row.start
+    tokens.extend(row.token_ids)
+    return tokens
 
 
 def _continue_requests(requests: list[tuple[_KnownRequest, Row]]) -> CachedRequestData:

@@ -4,6 +4,7 @@ import mmap
 import os
 from collections.abc import Sequence
 from functools import cache, partial
+from pathlib import Path
 
 import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -20,6 +21,10 @@ from baton.vllm_engine.worker import Sampler, SamplingWorker
 
 class BatonCpuWorker(SamplingWorker, CPUWorker):  # type: ignore[misc]
     """Call :meth:`use_kv_memory` before ``initialize_from_config``."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        _unlink_shared_memory(self.rank)
 
     def _make_sampler(self) -> Sampler:
         """Return Baton's sampler, with its own kernels if this processor and compiler allow it."""
@@ -47,3 +52,11 @@ class BatonCpuWorker(SamplingWorker, CPUWorker):  # type: ignore[misc]
         with allocation:
             super().initialize_from_config(kv_cache_config)
         assert allocation.allocated is not None, "vLLM allocated no KV cache"
+
+
+def _unlink_shared_memory(rank: int) -> None:
+    """Unlink the rank's memory for collective operations, which all ranks have mapped by now. vLLM
+    itself would leave it in ``/dev/shm`` when the ranks end: 4 MiB per rank."""
+    group = os.environ["VLLM_DIST_IDENT"]
+    for path in Path("/dev/shm").glob(f"*{group}-*-cpushm_{rank}"):
+        path.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 from vllm.v1.engine.core import register_all_kvcache_specs, resolve_kv_cache_layout
 from vllm.v1.executor.abstract import Executor
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
@@ -25,8 +26,10 @@ from baton.vllm_engine.arguments import VllmArguments, read_arguments
 from baton.vllm_engine.batch import WorkerBatch
 from baton.vllm_engine.kv_layout import PackedLayout, pack_kv_cache
 from baton.vllm_engine.kv_pool import VllmKvPool, create_host_pool
+from baton.vllm_engine.memory_path import memory_path
+from baton.vllm_engine.rank_monitor import RankHeartbeats, RankMonitor
 from baton.vllm_engine.versions import check_vllm_version
-from baton.vllm_engine.worker import SampledStep, memory_path
+from baton.vllm_engine.worker import SampledStep
 
 
 class VllmRunner:
@@ -43,6 +46,7 @@ class VllmRunner:
         if lacking := executor.collective_rpc("unsupported_feature")[0]:
             raise Invalid(f"{lacking}, which engine vllm does not support", param="model")
         self._executor = executor
+        self._monitor: RankMonitor | None = None
         self._runs_here = isinstance(executor, UniProcExecutor) and current_platform.is_cpu()
         self._batch = WorkerBatch()
         layout = _initialize_kv_cache(executor, config)
@@ -123,14 +127,24 @@ class VllmRunner:
     def run(self, plan: Plan) -> StepOutput:
         return self.compute(self.prepare(plan), no_op)
 
-    def watch(self, on_failure: Callable[[BaseException], object]) -> None:
+    def watch(
+        self, on_failure: Callable[[BaseException], object], hang_timeout_seconds: float
+    ) -> None:
         def report() -> None:
             on_failure(RuntimeError("a process of vLLM's workers died"))
 
         self._executor.register_failure_callback(report)
+        if isinstance(self._executor, MultiprocExecutor):
+            ranks = [worker.proc for worker in self._executor.workers]
+            heartbeats = RankHeartbeats(len(ranks))
+            self._executor.collective_rpc("send_heartbeats", args=(heartbeats.path,))
+            self._monitor = RankMonitor(ranks, heartbeats, hang_timeout_seconds)
+            self._monitor.start()
 
     def close(self) -> None:
         """Stop vLLM's workers."""
+        if self._monitor is not None:
+            self._monitor.stop()
         self._executor.shutdown()
 
     def _output(self, plan: Plan, step: SampledStep) -> StepOutput:

@@ -3,11 +3,10 @@ can read. vLLM creates its workers by ``worker_cls``, in Baton's process or in o
 per rank; the classes for CPUs and GPUs are :mod:`baton.vllm_engine.cpu_worker` and
 :mod:`baton.vllm_engine.gpu_worker`."""
 
-import os
+import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,8 @@ from vllm.v1.outputs import SamplerOutput
 
 from baton.engine.plan import Row, SampledToken
 from baton.engine.prompt_logprobs import PromptLogprobs, score_row
+from baton.serve.process import die_with_parent
+from baton.vllm_engine.rank_monitor import send_heartbeats
 
 Sampler = Callable[[torch.Tensor, Sequence[Row]], list[SampledToken | None]]
 StepRows = Mapping[str, Row]
@@ -66,8 +67,11 @@ class SamplingWorker:
     before vLLM's worker class among its bases."""
 
     model_runner: Any
+    rank: int
 
     def init_device(self) -> None:
+        if multiprocessing.parent_process() is not None:  # this process is a rank
+            die_with_parent()
         super().init_device()  # type: ignore[misc]
         self._sampler = RowSampler(self._make_sampler())
 
@@ -95,6 +99,10 @@ class SamplingWorker:
         if getattr(self.model_runner.model, "token_lookback_depth", 0):
             return "the model reads the tokens before a chunk of its prompt"
         return ""
+
+    def send_heartbeats(self, path: str) -> None:
+        """Send heartbeats to the :class:`RankMonitor` with the memory file at ``path``."""
+        send_heartbeats(path, self.rank)
 
     def sample_step(self, rows: StepRows) -> SampledStep:
         """Sample the step that ``execute_model`` has computed. ``rows`` need not contain requests
@@ -135,8 +143,3 @@ class SamplingWorker:
 
 def _sampled_row(row: Row | None) -> Row | None:
     return row if row is not None and row.sample else None
-
-
-def memory_path(file_descriptor: int) -> str:
-    """Return a path by which the processes of this host can open a file of this process."""
-    return str(Path("/proc") / str(os.getpid()) / "fd" / str(file_descriptor))

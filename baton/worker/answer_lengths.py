@@ -7,6 +7,8 @@ import numpy as np
 WINDOW_ANSWERS = 256
 MIN_ANSWERS = 4
 LOW_PERCENTILE = 10
+UNKNOWN_ANSWER_TOKENS = 256.0
+"""The assumed length of an answer before any has finished on this worker."""
 
 
 class AnswerLengthStats:

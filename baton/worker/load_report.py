@@ -13,9 +13,7 @@ from baton.core.task import Task
 from baton.core.worker_load import MAX_QUEUED, QueuedWork, WorkerLoad
 from baton.engine.engine import Engine
 from baton.engine.sequence import Phase, Sequence
-
-UNKNOWN_ANSWER_TOKENS = 256.0
-"""The assumed length of an answer before any has finished on this worker."""
+from baton.worker.answer_lengths import UNKNOWN_ANSWER_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

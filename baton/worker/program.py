@@ -131,7 +131,10 @@ class WorkerProgram:
         """Serve until cancelled. If the engine crashes, raise its exception."""
         assert self._crashed is not None and self._model is not None
         loop = asyncio.get_running_loop()
-        self._model.runner.watch(lambda error: loop.call_soon_threadsafe(self._on_crash, error))
+        self._model.runner.watch(
+            lambda error: loop.call_soon_threadsafe(self._on_crash, error),
+            self._settings.hang_timeout_seconds,
+        )
         self._thread.start()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._worker.run())

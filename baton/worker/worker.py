@@ -284,7 +284,7 @@ class Worker:
             self._telemetry.record_step(result, self._jobs)
         except Exception as error:
             if repr(error) != self._last_step_error:
-                log.exception("step_not_recorded")
+                log.exception("step_recording_crashed")
             self._last_step_error = repr(error)
 
     def _deliver(self, job: Job, output: RequestOutput) -> None:

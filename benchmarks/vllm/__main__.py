@@ -2,14 +2,17 @@
 engine, on one machine, one system after the other in each round.
 
     python -m benchmarks.vllm [--python .venv-vllm/bin/python] [--rounds 2]
-        [--systems baton+vllm,vllm-disaggregated,vllm,baton] [--loads 512x1,512x8,4096x1] [--kill]
+        [--systems baton+vllm,vllm-disaggregated,vllm,baton]
+        [--loads 512x1,512x8,4096x1 | --loads none] [--kill]
 
-A load is TOKENSxCONCURRENCY; each request has a prompt of its own. Disaggregated systems have a
-prefill and a decode worker with one thread each; vLLM alone has a thread per core. In all systems,
-vLLM runs with ``--enforce-eager``, since torch.compile would take minutes at each start. Prints
-medians over all requests of all rounds, the CPU use of the idle system, and JSON as the last line.
-With ``--kill``, the decode worker is killed in the last round while 20 answers are generated, and
-the number of these answers that were completed is printed, too.
+A load is TOKENSxCONCURRENCY; each request has a prompt of its own. With the loads ``none``, only
+the CPU use of the idle systems is measured. Disaggregated systems have a prefill and a decode
+worker with one thread each, or, in the system ``baton+vllm-2-ranks``, with two ranks of one thread
+each; vLLM alone has a thread per core. In all systems, vLLM runs with ``--enforce-eager``, since
+torch.compile would take minutes at each start. Prints medians over all requests of all rounds, the
+CPU use of each program of the idle system, and JSON as the last line. With ``--kill``, the decode
+worker is killed in the last round while 20 answers are generated, and the number of these answers
+that were completed is printed, too.
 """
 
 import argparse
@@ -38,7 +41,7 @@ KILL_STREAMS = 20
 KILL_PROMPT_TOKENS = 64
 KILL_ANSWER_TOKENS = 100
 EVENTS_BEFORE_KILL = 20
-IDLE_SECONDS = 10.0
+IDLE_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +135,20 @@ async def count_survivors(system: System, rng: np.random.Generator) -> int:
     return sum(answer.result() for answer in answers)
 
 
-def idle_cpu_percent(system: System) -> float:
-    """Return the CPU use of all processes of the idle system, in percent of a core."""
+def idle_cpu_percent(system: System) -> dict[str, float]:
+    """Return the CPU use of each program of the idle system, with its child processes, in percent
+    of a core."""
+    parts = system.parts()
 
-    def used() -> float:
-        return sum(sum(process.cpu_times()[:2]) for process in system.processes())
+    def used() -> dict[str, float]:
+        return {
+            name: sum(sum(process.cpu_times()[:2]) for process in processes)
+            for name, processes in parts.items()
+        }
 
     before = used()
     pause(IDLE_SECONDS)
-    return 100 * (used() - before) / IDLE_SECONDS
+    return {name: 100 * (seconds - before[name]) / IDLE_SECONDS for name, seconds in used().items()}
 
 
 def main() -> None:
@@ -154,16 +162,18 @@ def main() -> None:
     python = options.python.absolute()
     makers: dict[str, Callable[[Path], AbstractContextManager[System]]] = {
         "baton+vllm": lambda model: baton(model, python),
+        "baton+vllm-2-ranks": lambda model: baton(model, python, ranks=2),
         "vllm-disaggregated": lambda model: vllm_disaggregated(model, python),
         "vllm": lambda model: vllm_alone(model, python),
         "baton": lambda model: baton(model, None),
     }
-    loads = [Load(*map(int, text.split("x"))) for text in options.loads.split(",")]
+    names = [] if options.loads == "none" else options.loads.split(",")
+    loads = [Load(*map(int, text.split("x"))) for text in names]
     machine = describe()
     print(machine)
     answers: dict[tuple[str, str], list[Answer]] = defaultdict(list)
     seconds: dict[tuple[str, str], float] = defaultdict(float)
-    idle: dict[str, list[float]] = defaultdict(list)
+    idle: dict[str, list[dict[str, float]]] = defaultdict(list)
     survivors: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
@@ -184,8 +194,13 @@ def main() -> None:
     rows = [_row(*key, answers[key], seconds[key]) for key in answers]
     for row in rows:
         print(row)
-    for name, percents in idle.items():
-        print(f"{name:20} idle: {statistics.median(percents):.1f} % of a core")
+    for name, rounds in idle.items():
+        total = statistics.median(sum(percents.values()) for percents in rounds)
+        each = ", ".join(
+            f"{part} {statistics.median(percents[part] for percents in rounds):.1f}"
+            for part in rounds[0]
+        )
+        print(f"{name:20} idle: {total:.1f} % of a core ({each})")
     for name, count in survivors.items():
         print(f"{name:20} decode worker killed: {count} of {KILL_STREAMS} answers complete")
     result = {

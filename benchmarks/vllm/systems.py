@@ -41,38 +41,44 @@ event."""
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A running system. ``processes`` are those that it consists of. ``kill_decode`` kills the
-    worker that generates the answers (SIGKILL)."""
+    """A running system. ``parts`` are the processes of each of its programs, with their child
+    processes, by the program's name. ``kill_decode`` kills the worker that generates the answers
+    (SIGKILL)."""
 
     stream: Stream
-    processes: Callable[[], list[psutil.Process]]
+    parts: Callable[[], dict[str, list[psutil.Process]]]
     kill_decode: Callable[[], None]
 
 
-def baton_cluster(model: Path, python: Path | None) -> AbstractContextManager[LocalCluster]:
-    """A prefill and a decode worker of Baton, one core each; with vLLM as the engine if ``python``
-    is given, else with Baton's own engine."""
+def baton_cluster(
+    model: Path, python: Path | None, ranks: int = 1
+) -> AbstractContextManager[LocalCluster]:
+    """A prefill and a decode worker of Baton, with one thread per rank; with vLLM as the engine, of
+    ``ranks`` ranks, if ``python`` is given, else with Baton's own engine."""
     settings: dict[str, object] = {
         "threads": 1, "pool_bytes": POOL_BYTES, "max_batched_tokens": MAX_BATCHED_TOKENS,
         "max_sequences": MAX_SEQUENCES, "max_model_tokens": MAX_MODEL_TOKENS, "dtype": "bfloat16",
     }  # fmt: skip
     if python is not None:
         settings |= engine_settings("vllm", python)
+        settings["engine_args"] = f"{settings['engine_args']} --tensor-parallel-size {ranks}"
     return local_cluster(model, settings=settings, timeout_seconds=VLLM_START_SECONDS)
 
 
 @contextmanager
-def baton(model: Path, python: Path | None) -> Iterator[System]:
+def baton(model: Path, python: Path | None, ranks: int = 1) -> Iterator[System]:
     """Run :func:`baton_cluster` as a system."""
-    with baton_cluster(model, python) as cluster:
+    with baton_cluster(model, python, ranks) as cluster:
 
-        def processes() -> list[psutil.Process]:
-            return [psutil.Process(entry["pid"]) for entry in cluster.status()["processes"]]
+        def parts() -> dict[str, list[psutil.Process]]:
+            return {
+                entry["id"]: _with_children(entry["pid"]) for entry in cluster.status()["processes"]
+            }
 
         def kill_decode() -> None:
             os.kill(cluster.processes("decode")[0]["pid"], signal.SIGKILL)
 
-        yield System(_completions(cluster.url, model.name), processes, kill_decode)
+        yield System(_completions(cluster.url, model.name), parts, kill_decode)
 
 
 @contextmanager
@@ -80,7 +86,9 @@ def vllm_alone(model: Path, python: Path) -> Iterator[System]:
     """One vLLM server on all cores."""
     with ExitStack() as stack:
         server = stack.enter_context(_vllm_server(model, python, os.cpu_count() or 1, {}, ()))
-        yield System(_completions(server.url, model.name), lambda: server.processes, server.kill)
+        yield System(
+            _completions(server.url, model.name), lambda: {"server": server.processes}, server.kill
+        )
 
 
 @contextmanager
@@ -103,7 +111,7 @@ def vllm_disaggregated(model: Path, python: Path) -> Iterator[System]:
         stream = _disaggregated_completions(servers[0].url, servers[1].url, model.name)
         yield System(
             stream,
-            lambda: [each for server in servers for each in server.processes],
+            lambda: {"prefill": servers[0].processes, "decode": servers[1].processes},
             servers[1].kill,
         )
 
@@ -115,13 +123,17 @@ class _Server:
 
     @property
     def processes(self) -> list[psutil.Process]:
-        server = psutil.Process(self.process.pid)
-        return [server, *server.children(recursive=True)]
+        return _with_children(self.process.pid)
 
     def kill(self) -> None:
         """Kill the server with all its processes."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def _with_children(pid: int) -> list[psutil.Process]:
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
 
 
 @contextmanager

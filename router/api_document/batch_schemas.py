@@ -2,19 +2,19 @@
 
 from typing import Any
 
-from router.api_document.request_schemas import NULL, TEXT, Schema
+from router.api_document.schema_forms import NULL, TEXT, Schema
 
 INTEGER: Schema = {"type": "integer"}
 MAYBE_INTEGER: Schema = {"anyOf": [INTEGER, NULL]}
 MAYBE_TEXT: Schema = {"anyOf": [TEXT, NULL]}
 
 
-def _open(**required: Schema) -> Schema:
+def open_object(**required: Schema) -> Schema:
     return {"type": "object", "properties": required, "required": list(required)}
 
 
-def _list_of(item: Schema) -> Schema:
-    return _open(
+def list_of(item: Schema) -> Schema:
+    return open_object(
         object={"const": "list"},
         data={"type": "array", "items": item},
         has_more={"type": "boolean"},
@@ -23,7 +23,7 @@ def _list_of(item: Schema) -> Schema:
     )
 
 
-FILE = _open(
+FILE = open_object(
     id=TEXT,
     object={"const": "file"},
     bytes=INTEGER,
@@ -33,8 +33,8 @@ FILE = _open(
     purpose=TEXT,
     status=TEXT,
 )
-COUNTS = _open(total=INTEGER, completed=INTEGER, failed=INTEGER)
-BATCH = _open(
+COUNTS = open_object(total=INTEGER, completed=INTEGER, failed=INTEGER)
+BATCH = open_object(
     id=TEXT,
     object={"const": "batch"},
     endpoint=TEXT,
@@ -50,10 +50,10 @@ BATCH = _open(
 
 BATCH_RESPONSE_SCHEMAS: dict[str, Schema] = {
     "File": FILE,
-    "Files": _list_of({"$ref": "#/components/schemas/File"}),
-    "DeletedFile": _open(id=TEXT, object={"const": "file"}, deleted={"const": True}),
+    "Files": list_of({"$ref": "#/components/schemas/File"}),
+    "DeletedFile": open_object(id=TEXT, object={"const": "file"}, deleted={"const": True}),
     "Batch": BATCH,
-    "Batches": _list_of({"$ref": "#/components/schemas/Batch"}),
+    "Batches": list_of({"$ref": "#/components/schemas/Batch"}),
 }
 
 UPLOAD: Schema = {

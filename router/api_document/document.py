@@ -4,15 +4,23 @@ import json
 from functools import cache
 from typing import Any
 
+from router.api_document.anthropic_schemas import ANTHROPIC_SCHEMAS, MESSAGE_EVENTS
 from router.api_document.batch_schemas import BATCH_RESPONSE_SCHEMAS, UPLOAD_BODY, page_parameters
-from router.api_document.request_schemas import TEXT, Schema, request_schemas
+from router.api_document.request_schemas import request_schemas
 from router.api_document.response_schemas import RESPONSE_SCHEMAS, json_response, ref
+from router.api_document.schema_forms import TEXT, Schema
+from router.api_document.stored_response_schemas import STORED_RESPONSE_SCHEMAS
 from router.batches.schema import CreateBatchBody
 from router.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from router.responses.routes import MAX_INPUT_ITEMS
+from router.responses.schema import InputTokensBody, ResponsesBody
 
 Operation = dict[str, Any]
 
-REQUEST_MODELS = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, CreateBatchBody)
+REQUEST_MODELS = (
+    ChatBody, CompletionBody, ResponsesBody, InputTokensBody, TokenizeBody, DetokenizeBody,
+    CreateBatchBody,
+)  # fmt: skip
 USER_SECURITY: list[dict[str, list[str]]] = [{"key": []}]
 ADMIN_SECURITY: list[dict[str, list[str]]] = [{"admin_key": []}]
 NO_SECURITY: list[dict[str, list[str]]] = []
@@ -30,12 +38,22 @@ def build_document(version: str) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Baton", "version": version, "description": DESCRIPTION},
-        "paths": {**_answers(), **_models(), **_batches(), **_operations(), **_admin()},
+        "paths": {
+            **_answers(),
+            **_stored_responses(),
+            **_messages(),
+            **_models(),
+            **_batches(),
+            **_operations(),
+            **_admin(),
+        },
         "components": {
             "schemas": {
                 **request_schemas(REQUEST_MODELS),
                 **RESPONSE_SCHEMAS,
                 **BATCH_RESPONSE_SCHEMAS,
+                **STORED_RESPONSE_SCHEMAS,
+                **ANTHROPIC_SCHEMAS,
             },
             "securitySchemes": {
                 "key": _bearer("An API key. Needed only if API keys are configured."),
@@ -56,15 +74,58 @@ def encode_document(version: str) -> bytes:
 def _answers() -> dict[str, Any]:
     chat = _streaming_operation("Chat", "ChatBody", "ChatCompletion")
     completion = _streaming_operation("Complete a prompt", "CompletionBody", "Completion")
+    response = _streaming_operation("Respond", "ResponsesBody", "Response", "ResponseEvents")
+    count = _post_operation(
+        "Count the tokens of a prompt", "InputTokensBody", "InputTokens", USER_SECURITY
+    )
     return {
         "/v1/chat/completions": {"post": chat},
         "/v1/completions": {"post": completion},
+        "/v1/responses": {"post": response},
+        "/v1/responses/input_tokens": {"post": count},
         "/tokenize": {
             "post": _post_operation("Tokenize a text", "TokenizeBody", "Tokens", USER_SECURITY)
         },
         "/detokenize": {
             "post": _post_operation("Detokenize token ids", "DetokenizeBody", "Text", USER_SECURITY)
         },
+    }
+
+
+def _stored_responses() -> dict[str, Any]:
+    one = _get_operation("A stored response", "Response", USER_SECURITY)
+    stream = {"name": "stream", "in": "query", "required": False, "schema": {"const": "false"}}
+    deleted = _get_operation("Delete a stored response", "DeletedResponse", USER_SECURITY)
+    cancelled = _get_operation("Cancel a background response", "Response", USER_SECURITY)
+    items = _get_operation("The input of a stored response", "InputItems", USER_SECURITY)
+    for operation, parameters in (
+        (one, [stream]),
+        (deleted, []),
+        (cancelled, []),
+        (items, page_parameters(MAX_INPUT_ITEMS, "order")),
+    ):
+        operation["parameters"] = [_parameter("response_id", "path"), *parameters]
+    return {
+        "/v1/responses/{response_id}": {"get": one, "delete": deleted},
+        "/v1/responses/{response_id}/cancel": {"post": cancelled},
+        "/v1/responses/{response_id}/input_items": {"get": items},
+    }
+
+
+def _messages() -> dict[str, Any]:
+    message = _streaming_operation("Message (Anthropic's API)", "MessagesBody", "AnsweredMessage")
+    message["responses"]["200"]["content"]["text/event-stream"] = {"schema": MESSAGE_EVENTS}
+    count = _post_operation(
+        "Count the tokens of a message's prompt", "CountTokensBody", "TokenCount", USER_SECURITY
+    )
+    for operation in (message, count):
+        for status in operation["responses"].keys() - {"200"}:
+            operation["responses"][status]["content"]["application/json"]["schema"] = {
+                "anyOf": [ref("MessageError"), ref("Error")]
+            }
+    return {
+        "/v1/messages": {"post": message},
+        "/v1/messages/count_tokens": {"post": count},
     }
 
 
@@ -115,12 +176,30 @@ def _operations() -> dict[str, Any]:
     described["responses"]["200"] = _content("OpenAPI 3.1", "application/json", {"type": "object"})
     ready = _get_operation("Whether the router accepts requests", "Ready", NO_SECURITY)
     ready["responses"]["503"] = json_response("Ready", "Not ready, with the reason")
+    alive = _get_operation("Whether the process is alive", "Health", NO_SECURITY)
+    load = _get_operation("The number of answers in progress", "Load", USER_SECURITY)
     return {
-        "/health": {"get": _get_operation("Whether the process is alive", "Health", NO_SECURITY)},
+        "/health": {"get": alive},
+        "/healthz": {"get": alive},
+        "/ping": {"get": alive, "post": alive},
         "/ready": {"get": ready},
+        "/load": {"get": load},
+        "/version": {"get": _get_operation("The version", "Version", NO_SECURITY)},
+        "/": {"get": _page_operation("The version, and links", "Server")},
+        "/docs": {"get": _page_operation("The routes, for people")},
         "/metrics": {"get": metrics},
         "/openapi.json": {"get": described},
     }
+
+
+def _page_operation(summary: str, answer: str | None = None) -> Operation:
+    """Return the operation of an HTML page, which may also be a JSON ``answer``."""
+    operation = _get_operation(summary, answer or "Health", NO_SECURITY)
+    page = _content(summary, "text/html", TEXT)
+    if answer is not None:
+        page["content"] |= json_response(answer, summary)["content"]
+    operation["responses"]["200"] = page
+    return operation
 
 
 def _admin() -> dict[str, Any]:
@@ -161,9 +240,9 @@ def _post_operation(
     }
 
 
-def _streaming_operation(summary: str, body: str, answer: str) -> Operation:
+def _streaming_operation(summary: str, body: str, answer: str, events: str = "Events") -> Operation:
     operation = _post_operation(summary, body, answer, USER_SECURITY)
-    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": ref("Events")}
+    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": ref(events)}
     refused = json_response("Error", "Too many requests or tokens, from one tenant or in total")
     seconds = {"description": "Seconds to wait before a retry", "schema": {"type": "string"}}
     operation["responses"]["429"] = {**refused, "headers": {"retry-after": seconds}}

@@ -5,80 +5,64 @@ in :data:`FIELD_SCHEMAS`, and a test reports missing ones.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pydantic import BaseModel
 
+from router.api_document.responses_fields import RESPONSES_CLASSES, RESPONSES_FIELDS
+from router.api_document.schema_forms import (
+    ANYTHING,
+    NULL,
+    REF,
+    TEXT,
+    Schema,
+    any_of,
+    const,
+    list_of,
+    object_of,
+)
 from router.openai.schema.completion import MAX_PROMPTS
-from router.openai.schema.generation_body import MAX_STOP_CHARACTERS, MAX_STOPS
 from router.openai.schema.message import MAX_TOOL_CALLS
+from router.openai.schema.sampling_fields import MAX_STOP_CHARACTERS, MAX_STOPS
 
-Schema = dict[str, Any]
-
-REF = "#/components/schemas/"
-TEXT: Schema = {"type": "string"}
-NULL: Schema = {"type": "null"}
 STOP: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
 PROMPT: Schema = {"type": "string", "minLength": 1}
 
 
-def _object(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
-    return {
-        "type": "object",
-        "properties": {**required, **(optional or {})},
-        "required": list(required),
-        "additionalProperties": False,
-    }
-
-
-def _const(value: str) -> Schema:
-    return {"type": "string", "const": value}
-
-
-def _any(*forms: Schema) -> Schema:
-    return {"anyOf": list(forms)}
-
-
-def _list_of(item: Schema, **bounds: int) -> Schema:
-    return {"type": "array", "items": item, **bounds}
-
-
-CACHE_CONTROL = _object(
-    {"type": _const("ephemeral")}, {"ttl": _any({"enum": ["5m", "1h"], "type": "string"}, NULL)}
+CACHE_CONTROL = object_of(
+    {"type": const("ephemeral")}, {"ttl": any_of({"enum": ["5m", "1h"], "type": "string"}, NULL)}
 )
-CACHE_CONTROL_FIELD = {"cache_control": _any(CACHE_CONTROL, NULL)}
-PARTS = _any(
-    _object({"type": _const("text"), "text": TEXT}, CACHE_CONTROL_FIELD),
-    _object({"type": _const("refusal"), "refusal": TEXT}, CACHE_CONTROL_FIELD),
+CACHE_CONTROL_FIELD = {"cache_control": any_of(CACHE_CONTROL, NULL)}
+PARTS = any_of(
+    object_of({"type": const("text"), "text": TEXT}, CACHE_CONTROL_FIELD),
+    object_of({"type": const("refusal"), "refusal": TEXT}, CACHE_CONTROL_FIELD),
 )
-NAME: Schema = {"type": "string", "pattern": r"^[a-zA-Z0-9_.-]{1,64}$"}
-ANYTHING: Schema = {"type": "object", "additionalProperties": True}
+NAME: Schema = {"type": "string", "pattern": r"^[a-zA-Z0-9_.-]{1,128}$"}
 CALL: Schema = {
     "type": "object",
     "properties": {
-        "id": _any(TEXT, NULL),
-        "type": _const("function"),
+        "id": any_of(TEXT, NULL),
+        "type": const("function"),
         "function": {
             "type": "object",
             "properties": {
                 "name": {"type": "string", "minLength": 1},
-                "arguments": _any(TEXT, ANYTHING),
+                "arguments": any_of(TEXT, ANYTHING),
             },
             "required": ["name", "arguments"],
         },
     },
     "required": ["function"],
 }
-TOOL = _object(
+TOOL = object_of(
     {
-        "type": _const("function"),
-        "function": _object(
+        "type": const("function"),
+        "function": object_of(
             {"name": NAME},
             {
-                "description": _any(TEXT, NULL),
-                "parameters": _any(ANYTHING, NULL),
-                "strict": _any({"type": "boolean"}, NULL),
+                "description": any_of(TEXT, NULL),
+                "parameters": any_of(ANYTHING, NULL),
+                "strict": any_of({"type": "boolean"}, NULL),
             },
         ),
     }
@@ -86,7 +70,7 @@ TOOL = _object(
 NAMED_TOOL: Schema = {
     "type": "object",
     "properties": {
-        "type": _const("function"),
+        "type": const("function"),
         "function": {"type": "object", "properties": {"name": NAME}, "required": ["name"]},
     },
     "required": ["type", "function"],
@@ -94,12 +78,12 @@ NAMED_TOOL: Schema = {
 ALLOWED_TOOLS: Schema = {
     "type": "object",
     "properties": {
-        "type": _const("allowed_tools"),
+        "type": const("allowed_tools"),
         "allowed_tools": {
             "type": "object",
             "properties": {
                 "mode": {"type": "string", "enum": ["auto", "required"]},
-                "tools": _list_of(NAMED_TOOL, minItems=1),
+                "tools": list_of(NAMED_TOOL, minItems=1),
             },
             "required": ["mode", "tools"],
         },
@@ -108,10 +92,10 @@ ALLOWED_TOOLS: Schema = {
 }
 PREDICTION: Schema = {
     "type": "object",
-    "properties": {"type": _const("content"), "content": _any(TEXT, _list_of({}))},
+    "properties": {"type": const("content"), "content": any_of(TEXT, list_of({}))},
     "required": ["type", "content"],
 }
-CONTENT = _any(TEXT, _list_of(PARTS), NULL)
+CONTENT = any_of(TEXT, list_of(PARTS), NULL)
 
 UNSUPPORTED_FIELDS = (
     "audio", "web_search_options", "moderation", "functions",
@@ -121,39 +105,53 @@ UNSUPPORTED_FIELDS = (
 
 FIELD_SCHEMAS: Mapping[str, Schema] = {
     **{name: {**NULL, "description": "Not supported; only null."} for name in UNSUPPORTED_FIELDS},
-    "annotations": {**_any(_list_of({}), NULL), "description": "Ignored."},
-    "cache_control": _any(CACHE_CONTROL, NULL),
+    "annotations": {**any_of(list_of({}), NULL), "description": "Ignored."},
+    "cache_control": any_of(CACHE_CONTROL, NULL),
     "content": CONTENT,
-    "modalities": _any({"type": "array", "const": ["text"]}, NULL),
-    "prediction": _any(PREDICTION, NULL),
-    "prompt_cache_options": {**_any(ANYTHING, NULL), "description": "Ignored."},
-    "stop": _any(STOP, _list_of(STOP, maxItems=MAX_STOPS), NULL),
-    "suffix": _any(_const(""), NULL),
-    "tool_calls": _any(_list_of(CALL, maxItems=MAX_TOOL_CALLS), NULL),
-    "tool_choice": _any(
+    "modalities": any_of({"type": "array", "const": ["text"]}, NULL),
+    "prediction": any_of(PREDICTION, NULL),
+    "prompt_cache_options": {**any_of(ANYTHING, NULL), "description": "Ignored."},
+    "stop": any_of(STOP, list_of(STOP, maxItems=MAX_STOPS), NULL),
+    "suffix": any_of(const(""), NULL),
+    "tool_calls": any_of(list_of(CALL, maxItems=MAX_TOOL_CALLS), NULL),
+    "tool_choice": any_of(
         {"type": "string", "enum": ["none", "auto", "required"]}, NAMED_TOOL, ALLOWED_TOOLS, NULL
     ),
 }
 """Schemas by field name, in place of those that pydantic derives."""
 
-PROMPTS = _any(
+PROMPTS = any_of(
     PROMPT,
-    _list_of(PROMPT, minItems=1, maxItems=MAX_PROMPTS),
+    list_of(PROMPT, minItems=1, maxItems=MAX_PROMPTS),
     TOKEN_IDS,
-    _list_of(TOKEN_IDS, minItems=1, maxItems=MAX_PROMPTS),
+    list_of(TOKEN_IDS, minItems=1, maxItems=MAX_PROMPTS),
 )
-CLASS_FIELD_SCHEMAS: Mapping[tuple[str, str], Schema] = {("CompletionBody", "prompt"): PROMPTS}
+CLASS_FIELD_SCHEMAS: Mapping[tuple[str, str], Schema] = {
+    ("CompletionBody", "prompt"): PROMPTS,
+    **{
+        (owner, name): form
+        for owner in RESPONSES_CLASSES
+        for name, form in RESPONSES_FIELDS.items()
+    },
+}
 """Schemas by class and field name, for field names that have another schema in another class."""
 
 
 def request_schemas(classes: Sequence[type[BaseModel]]) -> dict[str, Schema]:
     """Return the JSON schemas of ``classes`` and of the models nested in them, by class name."""
+    found = derived_schemas(classes)
+    return {name: _complete_schema(name, schema) for name, schema in found.items()}
+
+
+def derived_schemas(classes: Sequence[type[BaseModel]]) -> dict[str, Schema]:
+    """Return the JSON schemas that pydantic derives for ``classes`` and for the models nested in
+    them, by class name."""
     found: dict[str, Schema] = {}
     for each in classes:
         schema = each.model_json_schema(ref_template=REF + "{model}")
         found |= schema.pop("$defs", {})
         found[each.__name__] = schema
-    return {name: _complete_schema(name, schema) for name, schema in found.items()}
+    return found
 
 
 def _complete_schema(owner: str, schema: Schema) -> Schema:
@@ -165,8 +163,8 @@ def _complete_schema(owner: str, schema: Schema) -> Schema:
 
 def _property(owner: str, name: str, form: Schema) -> Schema:
     known = CLASS_FIELD_SCHEMAS.get((owner, name)) or FIELD_SCHEMAS.get(name)
-    if name == "tools":
-        return _any(_list_of(TOOL, maxItems=_bound(form)), NULL)
+    if name == "tools" and known is None:
+        return any_of(list_of(TOOL, maxItems=_bound(form)), NULL)
     return known if known is not None else _without_titles(form)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from router.api_document.request_schemas import ANYTHING, NULL, REF, TEXT, Schema
+from router.api_document.schema_forms import ANYTHING, NULL, REF, TEXT, Schema
 
 INTEGER: Schema = {"type": "integer"}
 BOOLEAN: Schema = {"type": "boolean"}
@@ -20,7 +20,7 @@ def _or_null(form: Schema) -> Schema:
     return {"anyOf": [form, NULL]}
 
 
-def _extensible_object(**required: Schema) -> Schema:
+def extensible_object(**required: Schema) -> Schema:
     """Return the schema of an object that may have further properties, which clients ignore."""
     return {"type": "object", "properties": required, "required": list(required)}
 
@@ -29,22 +29,24 @@ def _const(value: str) -> Schema:
     return {"type": "string", "const": value}
 
 
-USAGE = _extensible_object(
+USAGE = extensible_object(
     prompt_tokens=INTEGER,
     completion_tokens=INTEGER,
     total_tokens=INTEGER,
-    prompt_tokens_details=_extensible_object(cached_tokens=INTEGER),
+    prompt_tokens_details=extensible_object(cached_tokens=INTEGER),
 )
 FINISH_REASON: Schema = {"type": "string", "enum": ["stop", "length", "tool_calls"]}
-CHAT_CHOICE = _extensible_object(
+CHAT_CHOICE = extensible_object(
     index=INTEGER,
-    message=_extensible_object(role=_const("assistant"), content=_or_null(TEXT)),
+    message=extensible_object(role=_const("assistant"), content=_or_null(TEXT)),
     logprobs=_or_null(ANYTHING),
     finish_reason=FINISH_REASON,
 )
-COMPLETION_CHOICE = _extensible_object(
+COMPLETION_CHOICE = extensible_object(
     index=INTEGER, text=TEXT, logprobs=_or_null(ANYTHING), finish_reason=FINISH_REASON
 )
+
+RESPONSE_STATUSES = ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 RESPONSE_SCHEMAS: dict[str, Schema] = {
     "Error": {
@@ -66,7 +68,7 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
         "additionalProperties": False,
     },
     "Usage": USAGE,
-    "ChatCompletion": _extensible_object(
+    "ChatCompletion": extensible_object(
         id=TEXT,
         object=_const("chat.completion"),
         created=INTEGER,
@@ -74,13 +76,44 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
         choices=_list_of(CHAT_CHOICE),
         usage=ref("Usage"),
     ),
-    "Completion": _extensible_object(
+    "Completion": extensible_object(
         id=TEXT,
         object=_const("text_completion"),
         created=INTEGER,
         model=TEXT,
         choices=_list_of(COMPLETION_CHOICE),
         usage=ref("Usage"),
+    ),
+    "Response": extensible_object(
+        id=TEXT,
+        object=_const("response"),
+        created_at=INTEGER,
+        model=TEXT,
+        status={"type": "string", "enum": RESPONSE_STATUSES},
+        output=_list_of(extensible_object(id=TEXT, type=TEXT)),
+        usage=_or_null(ref("ResponseUsage")),
+        error=_or_null(extensible_object(code=TEXT, message=TEXT)),
+        incomplete_details=_or_null(extensible_object(reason=TEXT)),
+        previous_response_id=_or_null(TEXT),
+        store=BOOLEAN,
+    ),
+    "ResponseUsage": extensible_object(
+        input_tokens=INTEGER,
+        input_tokens_details=extensible_object(cached_tokens=INTEGER),
+        output_tokens=INTEGER,
+        output_tokens_details=extensible_object(reasoning_tokens=INTEGER),
+        total_tokens=INTEGER,
+    ),
+    "ResponseEvents": {
+        "type": "string",
+        "description": (
+            "Server-sent events in OpenAI's format: lines `event: TYPE` and `data: {…}` with an "
+            "empty line after them, numbered by `sequence_number`. The last one is "
+            "`response.completed`, `response.incomplete` or `response.failed`, with the Response."
+        ),
+    },
+    "InputTokens": extensible_object(
+        object=_const("response.input_tokens"), input_tokens=INTEGER
     ),
     "Events": {
         "type": "string",
@@ -91,22 +124,29 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
             "the end. A stream that fails ends with an Error as its last event."
         ),
     },
-    "Tokens": _extensible_object(count=INTEGER, max_model_len=INTEGER, tokens=_list_of(INTEGER)),
-    "Text": _extensible_object(prompt=TEXT),
-    "Model": _extensible_object(
-        id=TEXT, object=_const("model"), created=INTEGER, owned_by=TEXT, max_model_len=INTEGER
+    "Tokens": extensible_object(count=INTEGER, max_model_len=INTEGER, tokens=_list_of(INTEGER)),
+    "Text": extensible_object(prompt=TEXT),
+    "Model": extensible_object(
+        id=TEXT, object=_const("model"), created=INTEGER, owned_by=TEXT, max_model_len=INTEGER,
+        type=_const("model"), display_name=TEXT, created_at=TEXT,
     ),
-    "Models": _extensible_object(object=_const("list"), data=_list_of(ref("Model"))),
-    "Ready": _extensible_object(ready=BOOLEAN),
-    "Health": _extensible_object(status=TEXT),
-    "Pools": _extensible_object(
+    "Models": extensible_object(
+        object=_const("list"), data=_list_of(ref("Model")), has_more=BOOLEAN, first_id=TEXT,
+        last_id=TEXT,
+    ),
+    "Ready": extensible_object(ready=BOOLEAN),
+    "Health": extensible_object(status=TEXT),
+    "Load": extensible_object(server_load=INTEGER),
+    "Version": extensible_object(version=TEXT),
+    "Server": extensible_object(name=TEXT, version=TEXT, links=ANYTHING),
+    "Pools": extensible_object(
         sizes={"type": "object", "additionalProperties": INTEGER}, workers=_list_of({})
     ),
-    "Explanation": _extensible_object(
+    "Explanation": extensible_object(
         request_id=TEXT, finish_reason=TEXT, error=TEXT, prompt_tokens=INTEGER,
         completion_tokens=INTEGER, cached_tokens=INTEGER, kv_transfer_bytes=INTEGER,
     ),
-    "TenantsUsage": _extensible_object(since=TEXT, until=TEXT, complete=BOOLEAN),
+    "TenantsUsage": extensible_object(since=TEXT, until=TEXT, complete=BOOLEAN),
     "PoolSizes": {
         "type": "object",
         "properties": {"prefill": {"type": "integer"}, "decode": {"type": "integer"}},

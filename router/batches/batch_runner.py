@@ -245,7 +245,7 @@ class BatchRunner:
             log.error("batch_line_not_written", batch=job.batch.id, error=str(error))
             self._put_back(job, request)
         except Exception as error:
-            log.exception("batch_line_crashed", batch=job.batch.id, line=request.number)
+            log.exception("batch_result_not_recorded", batch=job.batch.id, line=request.number)
             self._fail_batch(job, error)
 
     def _call_or_fail_batch(self, job: BatchJob, call: Callable[[], Result]) -> Result | None:

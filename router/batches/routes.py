@@ -1,9 +1,9 @@
 """The routes of ``/v1/files`` and ``/v1/batches``, as in OpenAI's API."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO
 
 import orjson
 from fastapi import FastAPI, Request
@@ -13,10 +13,11 @@ from starlette.responses import StreamingResponse
 
 from baton.core.ids import TenantId
 from router.batches.file_store import FileUpload
-from router.batches.schema import CreateBatchBody, ExpiresAfter, paginate
+from router.batches.schema import CreateBatchBody, ExpiresAfter
 from router.batches.service import BatchService
 from router.errors import ApiError
 from router.http.body_parser import parse_body
+from router.http.item_list import list_page
 from router.http.multipart import MultipartParser, parse_boundary
 from router.http.response_writer import content_length
 from router.openai.context import RouterContext
@@ -29,14 +30,6 @@ FORM_FIELDS = frozenset(
 )
 
 CHUNK_BYTES = 256 * 1024
-
-
-class ListItem(Protocol):
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def json(self) -> dict[str, Any]: ...
 
 
 def add_batch_routes(app: FastAPI, context: RouterContext, service: BatchService) -> None:
@@ -60,7 +53,7 @@ def _add_file_routes(app: FastAPI, context: RouterContext, service: BatchService
         wanted = [file for file in files if purpose in (None, file.purpose)]
         if query.pop("order", "desc") == "desc":
             wanted.reverse()
-        return _list_response(wanted, query, 10_000)
+        return _json(list_page(wanted, query, 10_000))
 
     @app.get("/v1/files/{file_id}")
     async def get_file(request: Request, file_id: str) -> Response:
@@ -113,7 +106,7 @@ def _add_batch_routes(app: FastAPI, context: RouterContext, service: BatchServic
     async def list_batches(request: Request) -> Response:
         with _admitted_tenant(context, request) as tenant:
             batches = await service.run_in_thread(tenant, service.list_batches, tenant)
-        return _list_response(batches, dict(request.query_params), 100)
+        return _json(list_page(batches, dict(request.query_params), 100))
 
     @app.get("/v1/batches/{batch_id}")
     async def get_batch(request: Request, batch_id: str) -> Response:
@@ -230,19 +223,6 @@ def _admitted_tenant(context: RouterContext, request: Request) -> Iterator[Tenan
     tenant = tenants.authenticator.tenant_of(request.headers.get("authorization"))
     with tenants.admission.hold_slots(tenants.authenticator.directory.tenant(tenant), 1):
         yield tenant
-
-
-def _list_response(items: Sequence[ListItem], query: dict[str, str], max_limit: int) -> Response:
-    page, more = paginate(items, query, max_limit)
-    return _json(
-        {
-            "object": "list",
-            "data": [item.json for item in page],
-            "first_id": page[0].id if page else None,
-            "last_id": page[-1].id if page else None,
-            "has_more": more,
-        }
-    )
 
 
 def _json(value: object) -> Response:

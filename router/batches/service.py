@@ -21,12 +21,13 @@ from router.batches.file_store import FileStore, FileUpload, StoredFile
 from router.errors import ApiError
 from router.openai.context import RouterContext
 from router.openai.request_handler import ChatHandler, CompletionHandler, GenerationHandler
+from router.responses.request_handler import ResponsesHandler
 from router.tenants.fair_thread_pool import FairThreadPool
 
 HANDLERS: dict[str, type[GenerationHandler]] = dict(
-    zip(ENDPOINTS, (ChatHandler, CompletionHandler), strict=True)
+    zip(ENDPOINTS, (ChatHandler, CompletionHandler, ResponsesHandler), strict=True)
 )
-
+"""Handlers by endpoint. Responses of a batch are only in its output file: they are not stored."""
 
 DISK_THREADS = 4
 """Threads for clients' requests about files and batches, since a disk may be slow."""

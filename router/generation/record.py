@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from sys import intern
 from typing import Any
 
-from baton.core.ids import Epoch, RequestId, TenantId
+from baton.core.ids import NO_TENANT, Epoch, RequestId, TenantId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.placement import Placement
 from baton.core.request import PROMPT_PREFILLED, RequestOutput
@@ -16,8 +16,6 @@ from baton.core.trace_context import TraceContext
 
 MAX_RECORDS = 4096
 """The maximum number of records that are kept, of about 5 KB each; the oldest is dropped first."""
-
-NO_TENANT = TenantId("")
 
 MAX_DIGITS = 20
 """Numbers that a worker sends are ignored if they have this many digits or more."""

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from router.errors import ApiError
-from router.http.ignored_fields import IgnoredFields
+from router.http.ignored_fields import MAX_NAMES, IgnoredFields
 from router.http.json_limits import MAX_VALUES, check_json_size
 from router.http.unknown_fields import refuse_unknown_field
 
@@ -41,20 +41,28 @@ def parse_body(
     except ValidationError as error:
         if ignored is None or ignored.is_strict:
             raise _first_error(error) from error
-        names = _ignored_names(schema, error)
-    for name in names:
-        ignored.add(name)
+        _add_unknown_fields(schema, error, ignored)
     try:
         return schema.model_validate_json(data, context=ignored, extra="ignore")
     except ValidationError as error:
         raise _first_error(error) from error
 
 
-def _ignored_names(schema: type[BaseModel], error: ValidationError) -> list[str]:
-    """Return the names of the unknown fields if all of them can be ignored and there is no other
+def validate_fields(schema: type[Body], fields: Mapping[str, Any]) -> Body:
+    """Validate the fields of a body that was made from another one. Raises ApiError (400) for the
+    first error."""
+    try:
+        return schema.model_validate(fields)
+    except ValidationError as error:
+        raise _first_error(error) from error
+
+
+def _add_unknown_fields(
+    schema: type[BaseModel], error: ValidationError, ignored: IgnoredFields
+) -> None:
+    """Add the unknown fields to ``ignored`` if all of them can be ignored and there is no other
     error. Raises ApiError for the first error otherwise."""
     _check_number_of_errors(error)
-    names = []
     for each in error.errors(include_url=False):
         location = each["loc"]
         if each["type"] != "extra_forbidden":
@@ -63,8 +71,9 @@ def _ignored_names(schema: type[BaseModel], error: ValidationError) -> list[str]
         refusal = refuse_unknown_field(schema, location, path, each["input"])
         if refusal is not None:
             raise _field_error(path, refusal.message, refusal.code) from error
-        names.append(".".join(step for step in location if isinstance(step, str)))
-    return names
+        if not ignored.add(".".join(step for step in location if isinstance(step, str))):
+            message = f"the body has more than {MAX_NAMES} different unknown fields"
+            raise ApiError(400, message, code="unknown_parameter") from error
 
 
 def _check_number_of_errors(error: ValidationError) -> None:

@@ -4,9 +4,10 @@ A field that would change the answer is refused: one that the schema lists as un
 whose name is so close to a known field's that it is probably a typo. All others are ignored.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -41,7 +42,7 @@ class FieldRefusal:
 def find_refusal(
     path: str,
     value: Any,
-    known: Collection[str],
+    known: frozenset[str],
     unsupported: Mapping[str, UnsupportedField],
     harmless: Collection[str] = (),
 ) -> FieldRefusal | None:
@@ -55,7 +56,7 @@ def find_refusal(
         if value in field.neutral:
             return None
         return FieldRefusal(f"{path} is not supported: {field.reason}", "unsupported_parameter")
-    meant = _closest(name, known)
+    meant = closest_name(name, known)
     if meant is None:
         return None
     message = f"unknown parameter {path!r}; did you mean {meant!r}?"
@@ -68,22 +69,47 @@ def refuse_unknown_field(
     """Return why the unknown field at ``location`` of a body is refused; None if it is ignored. The
     models of a schema list fields in their class attributes ``unsupported_fields`` and
     ``harmless_fields``."""
-    models = _models_at(schema, location[:-1])
-    known = {name for model in models for name in _names(model)}
+    steps = tuple(step for step in location[:-1] if isinstance(step, str))
+    fields = _fields_at(schema, steps)
+    return find_refusal(path, value, fields.known, fields.unsupported, fields.harmless)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    known: frozenset[str]
+    unsupported: Mapping[str, UnsupportedField]
+    harmless: frozenset[str]
+
+
+@lru_cache(maxsize=256)
+def _fields_at(schema: type[BaseModel], steps: tuple[str, ...]) -> _Fields:
+    models = _models_at(schema, steps)
     unsupported: dict[str, UnsupportedField] = {}
     harmless: set[str] = set()
     for model in models:
         unsupported |= getattr(model, "unsupported_fields", {})
         harmless |= getattr(model, "harmless_fields", frozenset())
-    return find_refusal(path, value, known, unsupported, harmless)
+    known = frozenset(name for model in models for name in _names(model))
+    return _Fields(known, unsupported, frozenset(harmless))
 
 
-def _closest(name: str, known: Collection[str]) -> str | None:
-    if len(name) > MAX_TYPO_CHARACTERS:
-        return None
+def closest_name(name: str, known: frozenset[str]) -> str | None:
+    """Return the known name that ``name`` is probably a typo of; None if it is none."""
+    return None if len(name) > MAX_TYPO_CHARACTERS else _closest(name, known)
+
+
+@lru_cache(maxsize=1024)
+def _closest(name: str, known: frozenset[str]) -> str | None:
     plain = {_plain(each): each for each in known}
     matches = get_close_matches(_plain(name), plain, 1, TYPO_SIMILARITY)
-    return plain[matches[0]] if matches else None
+    if not matches or (_is_id(name) and not _is_id(plain[matches[0]])):
+        return None
+    return plain[matches[0]]
+
+
+def _is_id(name: str) -> bool:
+    """Whether the name is that of an id: ``prompt_id`` is no typo of ``prompt``."""
+    return name.endswith(("_id", "_ids", "Id", "Ids"))
 
 
 def _plain(name: str) -> str:
@@ -95,11 +121,11 @@ def _names(model: type[BaseModel]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
-def _models_at(schema: type[BaseModel], location: Location) -> list[type[BaseModel]]:
-    """Return the models that a validation error's location may mean. Its steps are fields, indexes
-    and members of unions; the latter two change nothing here."""
+def _models_at(schema: type[BaseModel], steps: Iterable[str]) -> list[type[BaseModel]]:
+    """Return the models that a validation error's location may mean. Its steps are names of fields,
+    and of members of unions, which change nothing here."""
     models = [schema]
-    for step in location:
+    for step in steps:
         inner = [
             nested
             for model in models

@@ -4,18 +4,23 @@ template."""
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from baton.errors import Invalid
 from baton.text.tokenizer import SPECIAL_TOKEN_NAMES, Tokenizer
 from router.errors import ApiError
+from router.http.ignored_fields import IgnoredFields
 from router.http.json_limits import check_json_size
+from router.http.unknown_fields import closest_name
 from router.openai.schema import ChatBody, Message, TokenizeBody
 from router.openai.schema.tool import Tool
 from router.openai.unique_marker import make_unique_marker
 
 RESERVED_TEMPLATE_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 RESERVED_TEMPLATE_VARIABLES |= frozenset(SPECIAL_TOKEN_NAMES)
+
+_NAME = re.compile(r"\b[a-zA-Z_]\w{2,63}\b")
 
 
 class ChatRenderer:
@@ -49,24 +54,47 @@ class ChatRenderer:
         variables = dict(body.chat_template_kwargs or {})
         for name in variables:
             if name in RESERVED_TEMPLATE_VARIABLES or not self.has_variable(name):
-                reason = (
-                    "is a reserved variable"
-                    if name in RESERVED_TEMPLATE_VARIABLES
-                    else "is not a variable"
-                )
-                message = f"chat_template_kwargs: {name!r} {reason} of the model's chat template"
-                raise ApiError(400, message, param="chat_template_kwargs", code="invalid_value")
+                raise self._variable_error(name)
         if isinstance(body, ChatBody) and body.reasoning_effort is not None:
             variables = {**self._reasoning_effort_variables(body.reasoning_effort), **variables}
         if isinstance(body, ChatBody) and body.verbosity and self.has_variable("verbosity"):
             variables = {"verbosity": body.verbosity, **variables}
         return variables
 
-    def ignored_fields(self, body: ChatBody) -> list[str]:
-        """Return the hints of the body that have no effect because the template lacks their
-        variables."""
-        is_ignored = body.verbosity not in (None, "medium") and not self.has_variable("verbosity")
-        return ["verbosity"] if is_ignored else []
+    def drop_ineffective_fields(
+        self, body: ChatBody | TokenizeBody, ignored: IgnoredFields
+    ) -> None:
+        """Remove what has no effect because the template lacks its variable, and add its name to
+        ``ignored``. A variable that looks like a typo is kept, and so is any variable if unknown
+        fields are refused; :meth:`render` then raises an error."""
+        verbosity = body.verbosity if isinstance(body, ChatBody) else None
+        if verbosity not in (None, "medium") and not self.has_variable("verbosity"):
+            ignored.add("verbosity")
+        if not body.chat_template_kwargs or ignored.is_strict:
+            return
+        dropped = [name for name in body.chat_template_kwargs if self._is_ineffective(name)]
+        for name in dropped:
+            del body.chat_template_kwargs[name]
+            ignored.add(f"chat_template_kwargs.{name}")
+
+    def _is_ineffective(self, variable: str) -> bool:
+        if variable in RESERVED_TEMPLATE_VARIABLES or self.has_variable(variable):
+            return False
+        return self._meant_name(variable) is None
+
+    def _meant_name(self, variable: str) -> str | None:
+        """Return the name in the template that an unknown variable is probably a typo of. Only
+        names with the same first letter are compared, because a template has hundreds."""
+        return closest_name(variable, _names_in(self._source, variable[:1]))
+
+    def _variable_error(self, name: str) -> ApiError:
+        is_reserved = name in RESERVED_TEMPLATE_VARIABLES
+        reason = "is a reserved variable" if is_reserved else "is not a variable"
+        message = f"chat_template_kwargs: {name!r} {reason} of the model's chat template"
+        meant = None if is_reserved else self._meant_name(name)
+        if meant is not None:
+            message += f"; did you mean {meant!r}?"
+        return ApiError(400, message, param="chat_template_kwargs", code="invalid_value")
 
     def _reasoning_effort_variables(self, effort: str) -> dict[str, Any]:
         """Pass the effort as ``reasoning_effort`` if the template has that variable, else as the
@@ -76,6 +104,11 @@ class ChatRenderer:
         if self.has_variable("enable_thinking"):
             return {"enable_thinking": effort != "none"}
         return {}
+
+
+@lru_cache(maxsize=64)
+def _names_in(source: str, first_letter: str) -> frozenset[str]:
+    return frozenset(name for name in _NAME.findall(source) if name.startswith(first_letter))
 
 
 def _template_message(message: Message) -> Mapping[str, Any]:

@@ -27,6 +27,7 @@ from router.openai.schema import (
     TokenizeBody,
 )
 from router.openai.schema.tool import Tool
+from router.openai.token_rules import token_rules_grammar
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default ``max_tokens`` of completions; a chat may use the rest of the context."""
@@ -83,22 +84,27 @@ class Preprocessor:
         self._hasher = hasher
         self._seed = seed
 
-    def prepare_chat(self, body: ChatBody) -> list[Prompt]:
-        """Build the prompt of a chat. Raises ApiError or Invalid, which name the invalid field."""
+    def prepare_chat(self, body: ChatBody, *, caps_max_tokens: bool = False) -> list[Prompt]:
+        """Build the prompt of a chat. If ``caps_max_tokens`` is True, a ``max_tokens`` beyond the
+        model's context means the rest of the context, instead of being refused. Raises ApiError or
+        Invalid, which name the invalid field."""
         tools = body.offered_tools
-        if tools and not (self._output_format.supports_tools or body.forces_tool_call):
-            message = (
-                "the model's chat template does not support tools; tool_choice can force a call"
-            )
-            raise ApiError(400, message, param="tools", code="unsupported_parameter")
-        text = ChatRenderer(self._tokenizer).render(body, tools)
-        ids = self._encode(text, "messages", special=bool(body.add_special_tokens))
-        max_tokens = body.max_completion_tokens or body.max_tokens
-        prompt = self._build_prompt(
-            body, ids, "messages", max_tokens or self._limits.context_tokens - len(ids)
+        text = render_chat(body, tools, self._tokenizer, self._output_format)
+        all_ids = self._encode(
+            text,
+            "messages",
+            special=bool(body.add_special_tokens),
+            is_truncated=body.truncate_prompt_tokens is not None,
         )
+        wanted = body.max_completion_tokens or body.max_tokens
+        ids = self._truncate(all_ids, body, wanted or 1)
+        rest = self._limits.context_tokens - len(ids)
+        max_tokens = wanted or rest
+        if caps_max_tokens and rest > 0:
+            max_tokens = min(max_tokens, rest)
+        prompt = self._build_prompt(body, ids, "messages", max_tokens)
         check_num_prompt_logprobs([len(ids)], body)
-        pins = self._prefix_pins(body, tools, prompt)
+        pins = self._prefix_pins(body, tools, prompt) if len(ids) == len(all_ids) else ()
         prompt = replace(
             prompt,
             starts_in_reasoning=self._output_format.starts_in_reasoning(text),
@@ -128,37 +134,60 @@ class Preprocessor:
         """Build the prompts of a completion. Raises ApiError or Invalid, which name the invalid
         field."""
         wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
-        add_special_tokens = body.add_special_tokens is not False
         prompts: list[Prompt] = []
         num_tokens = 0
         for given in body.prompt:
-            if isinstance(given, str):
-                ids = self._encode(given, "prompt", special=add_special_tokens)
-            else:
-                check_token_ids(given, self._limits.vocab_size, "prompt")
-                ids = given
-            num_tokens += len(ids)
+            all_ids = self._completion_ids(given, body)
+            num_tokens += len(all_ids)
             if num_tokens > self._limits.max_request_tokens:
                 raise _too_many_tokens("prompt", self._limits.max_request_tokens)
+            ids = self._truncate(all_ids, body, wanted)
             prompt = self._build_prompt(body, ids, "prompt", wanted)
             if body.echo:
-                text = given if isinstance(given, str) else self._tokenizer.decode(given)
+                is_whole = isinstance(given, str) and len(ids) == len(all_ids)
+                text = str(given) if is_whole else self._tokenizer.decode(ids)
                 prompt = replace(prompt, echo_text=text)
             prompts.append(replace(prompt, prompt_only=body.max_tokens == 0))
         check_num_prompt_logprobs([len(prompt.token_ids) for prompt in prompts], body)
         return prompts
 
-    def _encode(self, text: str, param: str, *, special: bool) -> list[int]:
+    def _completion_ids(self, given: str | list[int], body: CompletionBody) -> list[int]:
+        if isinstance(given, str):
+            return self._encode(
+                given,
+                "prompt",
+                special=body.add_special_tokens is not False,
+                is_truncated=body.truncate_prompt_tokens is not None,
+            )
+        check_token_ids(given, self._limits.vocab_size, "prompt")
+        return given
+
+    def _encode(
+        self, text: str, param: str, *, special: bool, is_truncated: bool = False
+    ) -> list[int]:
         """Tokenise a text. Raises ApiError (400) for a text that is clearly too long, before all of
-        it is tokenised."""
-        context = self._limits.context_tokens
-        if self._tokenizer.exceeds_tokens(text, context):
+        it is tokenised. If the prompt will be truncated, it may be longer than the context."""
+        context, limit = self._limits.context_tokens, self._limits.max_request_tokens
+        if is_truncated:
+            if self._tokenizer.exceeds_tokens(text, limit):
+                raise _too_many_tokens(param, limit)
+        elif self._tokenizer.exceeds_tokens(text, context):
             message = (
                 f"{param} has more than {context} tokens, and the model's context is {context} "
                 "tokens, the answer included"
             )
             raise ApiError(400, message, param=param, code="context_length_exceeded")
         return self._tokenizer.encode(text, add_special_tokens=special)
+
+    def _truncate(self, ids: Sequence[int], body: GenerationBody, max_tokens: int) -> Sequence[int]:
+        """Return the tokens at the end of a prompt that ``truncate_prompt_tokens`` keeps; with -1,
+        as many as leave room for ``max_tokens`` in the model's context."""
+        kept = body.truncate_prompt_tokens
+        if kept is None:
+            return ids
+        if kept == -1:
+            kept = max(self._limits.context_tokens - max_tokens, 1)
+        return ids[-kept:]
 
     def _build_prompt(
         self, body: GenerationBody, ids: Sequence[int], param: str, max_tokens: int
@@ -197,6 +226,7 @@ class Preprocessor:
         vocab_size = self._limits.vocab_size
         stop_token_ids = body.stop_token_ids or []
         check_token_ids(stop_token_ids, vocab_size, "stop_token_ids")
+        check_token_ids(body.allowed_token_ids or (), vocab_size, "allowed_token_ids")
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=1.0 if body.temperature is None else body.temperature,
@@ -211,7 +241,9 @@ class Preprocessor:
             logprobs=_num_output_logprobs(body),
             stop_token_ids=cast(tuple[TokenId, ...], tuple(stop_token_ids)),
             ignore_eos=bool(body.ignore_eos),
-            grammar=body.format[1] if body.format is not None else None,
+            grammar=body.format[1]
+            if body.format is not None
+            else token_rules_grammar(body, self._tokenizer),
             min_tokens=body.min_tokens or 0,
             prompt_logprobs=body.num_prompt_logprobs,
         )
@@ -246,6 +278,27 @@ def _with_grammar(grammar: Grammar, prompt: Prompt) -> Prompt:
     return replace(prompt, sampling=replace(prompt.sampling, grammar=grammar))
 
 
+def render_chat(
+    body: ChatBody, tools: Sequence[Tool], tokenizer: Tokenizer, output_format: ModelOutputFormat
+) -> str:
+    """Return the text of a chat's prompt. Raises ApiError or Invalid, which name the invalid
+    field."""
+    if tools and not (output_format.supports_tools or body.forces_tool_call):
+        message = "the model's chat template does not support tools; tool_choice can force a call"
+        raise ApiError(400, message, param="tools", code="unsupported_parameter")
+    return ChatRenderer(tokenizer).render(body, tools)
+
+
+def count_prompt_tokens(
+    body: ChatBody, tokenizer: Tokenizer, output_format: ModelOutputFormat, limits: ModelLimits
+) -> int:
+    """Return the number of tokens of a chat's prompt. Raises ApiError or Invalid, which name the
+    invalid field."""
+    text = render_chat(body, body.offered_tools, tokenizer, output_format)
+    special = bool(body.add_special_tokens)
+    return len(_encode_within_limit(text, "messages", special, tokenizer, limits))
+
+
 def encode_tokenize_response(
     body: TokenizeBody, tokenizer: Tokenizer, limits: ModelLimits
 ) -> bytes:
@@ -256,13 +309,22 @@ def encode_tokenize_response(
     else:
         text, param = ChatRenderer(tokenizer).render(body, body.tools or ()), "messages"
         special = bool(body.add_special_tokens)
+    ids = _encode_within_limit(text, param, special, tokenizer, limits)
+    return orjson.dumps({"count": len(ids), "max_model_len": limits.context_tokens, "tokens": ids})
+
+
+def _encode_within_limit(
+    text: str, param: str, special: bool, tokenizer: Tokenizer, limits: ModelLimits
+) -> list[int]:
+    """Tokenise a text that need not fit into the context. Raises ApiError (400) for a text that is
+    longer than one request may be."""
     limit = limits.max_request_tokens
     if tokenizer.exceeds_tokens(text, limit):
         raise _too_many_tokens(param, limit)
     ids = tokenizer.encode(text, special)
     if len(ids) > limit:
         raise _too_many_tokens(param, limit)
-    return orjson.dumps({"count": len(ids), "max_model_len": limits.context_tokens, "tokens": ids})
+    return ids
 
 
 def encode_detokenize_response(

@@ -3,7 +3,8 @@ account for their usage."""
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import structlog
@@ -163,9 +164,21 @@ class RequestHandler(Response, ABC):
     def encode_error_event(self, error: ApiError) -> bytes:
         return b"data: " + error.json + b"\n\n"
 
+    def _detach(self) -> ExitStack:
+        """Take over the request's admission and its trace, so that they outlast its response. Close
+        the result at the end of the work."""
+        held = ExitStack()
+        held.callback(self._admission.detach())
+        trace, self._trace = self._trace, None
+        held.callback(self._end, trace, 200)
+        return held
+
     def _end_trace(self, status: int) -> None:
-        if self._trace is not None and self._context.telemetry.tracer is not None:
-            self._context.telemetry.tracer.end(self._trace, self.endpoint, status)
+        self._end(self._trace, status)
+
+    def _end(self, trace: RequestTrace | None, status: int) -> None:
+        if trace is not None and self._context.telemetry.tracer is not None:
+            self._context.telemetry.tracer.end(trace, self.endpoint, status)
 
     async def _parse(self, schema: type[Body], raw: RawBody, tenant: TenantId) -> Body:
         """Parse the body, and drop its bytes. The response's headers will name the fields that were
@@ -179,7 +192,11 @@ class RequestHandler(Response, ABC):
         self._report_ignored_fields(tenant)
         return body
 
-    def _report_ignored_fields(self, tenant: TenantId) -> None:
+    def _report_ignored_fields(self, tenant: TenantId, names: Iterable[str] = ()) -> None:
+        """Report all ignored fields so far, and ``names``, in the response's headers and the
+        log."""
+        for name in names:
+            self._ignored.add(name)
         self._response_headers |= self._ignored.headers()
         self._context.telemetry.ignored_fields_log.write(tenant, self._ignored.names)
 
@@ -236,10 +253,7 @@ class GenerationHandler(RequestHandler):
         with context.resources.prompt_logprobs_budget.reserve(
             count_prompt_logprobs([len(prompt.token_ids) for prompt in prompts], body)
         ):
-            if body.stream:
-                await self._stream(writer, choices, answers, encoder, body)
-            else:
-                await self._respond(writer, choices, answers, encoder, body)
+            await self._deliver(writer, choices, answers, encoder, body)
 
     async def _reserve_tokens(
         self, prompts: Sequence[Prompt], body: ChatBody | CompletionBody
@@ -274,7 +288,7 @@ class GenerationHandler(RequestHandler):
         self, metadata: ResponseMetadata, body: ChatBody | CompletionBody
     ) -> AnswerEncoder: ...
 
-    async def _respond(
+    async def _deliver(
         self,
         writer: ResponseWriter,
         choices: Sequence[ChoiceStream],
@@ -282,6 +296,23 @@ class GenerationHandler(RequestHandler):
         encoder: AnswerEncoder,
         body: ChatBody | CompletionBody,
     ) -> None:
+        """Generate the answers, and send them to the client."""
+        if body.stream:
+            await self._stream(writer, choices, answers, encoder, body)
+            return
+        data = await self._generate(choices, answers, encoder, body)
+        await self._on_complete(encoder)
+        await writer.respond(200, JSON_HEADERS | self._debug_headers(choices[0]), data)
+
+    async def _generate(
+        self,
+        choices: Sequence[ChoiceStream],
+        answers: Sequence[ChoiceResult],
+        encoder: AnswerEncoder,
+        body: ChatBody | CompletionBody,
+    ) -> bytes:
+        """Generate the answers, and return them encoded as a whole."""
+
         async def collect(delta: ChoiceDelta) -> None:
             answers[delta.index].add(delta)
 
@@ -290,11 +321,9 @@ class GenerationHandler(RequestHandler):
         usage = response_usage(choices, body.num_candidates)
         size = sum(len(answer.prompt_token_entries) for answer in best) * BYTES_PER_TOKEN_ENTRY
         tenant = self._admission.tenant.id
-        data = await self._context.resources.offload_executor.run(
+        return await self._context.resources.offload_executor.run(
             tenant, size, lambda: encoder.encode_response(best, usage)
         )
-        await self._on_complete(encoder)
-        await writer.respond(200, JSON_HEADERS | self._debug_headers(choices[0]), data)
 
     async def _stream(
         self,
@@ -346,6 +375,7 @@ class GenerationHandler(RequestHandler):
             echoes_logprobs=isinstance(body, CompletionBody) and bool(body.echo),
             prompt_logprobs=body.prompt_logprobs is not None,
             is_obfuscated=body.wants_obfuscation,
+            tokens_as_ids=bool(body.return_tokens_as_token_ids),
             system_fingerprint=system_fingerprint(self._context.cluster.any_worker),
             service_tier="default" if isinstance(body, ChatBody) and body.service_tier else None,
         )
@@ -357,6 +387,8 @@ class GenerationHandler(RequestHandler):
 class ChatHandler(GenerationHandler):
     endpoint = "chat"
     id_prefix = "chatcmpl-"
+    caps_max_tokens = False
+    """Whether a ``max_tokens`` beyond the context is reduced to the rest of the context."""
 
     async def _read_body(self, raw: RawBody, tenant: TenantId) -> ChatBody | CompletionBody:
         return await self._parse(ChatBody, raw, tenant)
@@ -364,9 +396,8 @@ class ChatHandler(GenerationHandler):
     def _build_prompts(self, preprocessor: Preprocessor, body: Any) -> list[Prompt]:
         if self._context.config.refuses_special_tokens:
             self._context.text.special_tokens.check(body.messages)
-        for name in ChatRenderer(self._context.text.tokenizer).ignored_fields(body):
-            self._ignored.add(name)
-        return preprocessor.prepare_chat(body)
+        ChatRenderer(self._context.text.tokenizer).drop_ineffective_fields(body, self._ignored)
+        return preprocessor.prepare_chat(body, caps_max_tokens=self.caps_max_tokens)
 
     def _create_encoder(
         self, metadata: ResponseMetadata, body: ChatBody | CompletionBody
@@ -409,6 +440,8 @@ class TokenizeHandler(RequestHandler):
         body = await self._parse(TokenizeBody, raw, tenant)
         context.check_model(body.model)
         tokenizer, limits = context.text.tokenizer, context.limits
+        ChatRenderer(tokenizer).drop_ineffective_fields(body, self._ignored)
+        self._report_ignored_fields(tenant)
         answer = await context.resources.offload_executor.run(
             tenant, raw.size_bytes, lambda: encode_tokenize_response(body, tokenizer, limits)
         )

@@ -38,6 +38,11 @@ class ResponseStore(Protocol):
         exceeds the bound alone."""
         ...
 
+    async def replace(self, tenant: TenantId, stored: StoredResponse) -> bool:
+        """As :meth:`put`, but only if the tenant still has a response with this id; return whether
+        it has. So a response that was deleted while it was generated does not come back."""
+        ...
+
     async def get(self, tenant: TenantId, response_id: str) -> StoredResponse | None:
         """Return a response; None if the tenant has none with this id (any more)."""
         ...

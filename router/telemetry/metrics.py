@@ -30,6 +30,9 @@ class RouterMetrics:
             registry=registry,
         )
         self.running = Gauge("baton_running_requests", "Answers in progress.", registry=registry)
+        self.background_responses = Gauge(
+            "baton_background_responses", "Background responses in progress.", registry=registry
+        )
         self.connections = Gauge("baton_connections", "Open client connections.", registry=registry)
         self.refusals = Counter(
             "baton_refused_connections_total",

@@ -56,6 +56,7 @@ class RequestAdmission:
     __slots__ = (
         "_answers_per_prompt",
         "_controller",
+        "_is_detached",
         "_num_slots",
         "_quota",
         "_records",
@@ -84,6 +85,7 @@ class RequestAdmission:
         self._reserved_tokens: int | None = None
         self._records: Sequence[GenerationRecord] = ()
         self._answers_per_prompt = 1
+        self._is_detached = False
 
     async def draw_request_quota(self) -> None:
         """If this router lacks the quota for one request, draw it from the quota store. Call before
@@ -134,6 +136,16 @@ class RequestAdmission:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        if not self._is_detached:
+            self._settle()
+
+    def detach(self) -> Callable[[], None]:
+        """Let the admission outlast its ``with`` block. Call the result, once, to settle the
+        quota."""
+        self._is_detached = True
+        return self._settle
+
+    def _settle(self) -> None:
         """Settle the quota (replace the reserved tokens with the tokens used) and record the
         usage."""
         self._release_slots()

@@ -13,9 +13,9 @@ from router.tenants.tenant_directory import TenantDirectory
 _SCHEME = "bearer "
 
 ADMIN_PATH_PREFIX = "/admin/"
-PUBLIC_PATHS = frozenset({"/health", "/ready"})
-"""Paths for probes and load balancers: served without a key and under any host name, since their
-responses contain no secrets."""
+PUBLIC_PATHS = frozenset({"/", "/docs", "/health", "/healthz", "/ping", "/ready", "/version"})
+"""Paths for probes, load balancers, and pages about the server: served without a key and under any
+host name, since their responses contain no secrets."""
 
 
 class Authenticator:

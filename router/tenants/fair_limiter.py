@@ -4,14 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from baton.core.ids import TenantId
+from baton.core.ids import NO_TENANT, TenantId
 from baton.errors import Overloaded
 
 RESERVED_FRACTION = 0.25
 """If several tenants are configured, those at or above their fair share can't use this fraction of
 the limit. So another tenant's request is admitted, however much one tenant sends."""
-
-NO_TENANT = TenantId("")
 
 
 @dataclass(slots=True)

@@ -61,7 +61,7 @@ class UsageRecorder:
         self._metrics.unsent_counters.set(0)
 
     def unsent(self) -> UsageCounts:
-        """The counters that the store may not have yet."""
+        """The counters that the :class:`UsageStore` has not confirmed."""
         return self._sending + self._unsent
 
     def _take_unsent(self) -> UsageCounts:

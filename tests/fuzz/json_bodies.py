@@ -4,6 +4,7 @@ neither requests nor memory may leak.
 """
 
 import asyncio
+import gzip
 import json
 import tempfile
 from pathlib import Path
@@ -21,6 +22,9 @@ from tests.router_harness import RouterHarness, write_tokenizer
 NAME = "json"
 CLOCK = SystemClock()
 JSON = {"content-type": "application/json"}
+COMPRESSED = 0.1
+"""The fraction of bodies that are compressed."""
+
 UPLOADS = 0.15
 """The fraction of cases that are uploads."""
 
@@ -75,7 +79,12 @@ class _Fuzz:
                 await self._start(client, answer.json()["id"])
             return
         path, data = self._maker.request()
-        await self._ask(client, path, data, JSON)
+        if self._chance() < COMPRESSED:
+            packed = gzip.compress(data, 1)
+            data = self._maker.broken(packed) if self._chance() < 0.3 else packed
+            await self._ask(client, path, data, JSON | {"content-encoding": "gzip"})
+        else:
+            await self._ask(client, path, data, JSON)
 
     async def _start(self, client: httpx.AsyncClient, file_id: str) -> None:
         body = {"input_file_id": file_id, "endpoint": COMPLETE, "completion_window": "24h"}

@@ -27,6 +27,7 @@ NUMBERS = (
     0, 1, -1, 2, 4, 16, 17, 64, 257, 300, 2**31, 2**63, -(2**63), 2**64, 10**30, 0.0, 0.5,
     1.0, -0.5, 1e-300, 1e300,
 )  # fmt: skip
+UNKNOWN_FIELDS = ("trace_tag", "temprature", "use_beam_search", "x\r\ny: z", "x" * 5000)
 SCHEMA_TYPES = ("string", "integer", "object", "array", "null", "boolean", "number", "x")
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "")
@@ -60,7 +61,7 @@ class JsonMaker:
         body = self._right(path)
         fields = tuple(SCHEMAS[path].model_fields)
         for _ in range(self._below(5)):
-            name = self._one(fields) if self._chance(0.95) else self._one(TEXTS)
+            name = self._one(fields if self._chance(0.9) else (*TEXTS, *UNKNOWN_FIELDS))
             body[name] = self._likely(name) if self._chance(0.6) else self.value()
         if self._chance(0.1):
             body.pop(self._one(tuple(body)), None)

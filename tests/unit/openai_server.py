@@ -104,7 +104,7 @@ class FakeServer(ThreadingHTTPServer):
 
     @property
     def load_requests(self) -> list[dict[str, Any]]:
-        """The streaming requests, which exclude those that the benchmark sends before its load."""
+        """The requests of the load, which stream. Those that the benchmark sends before do not."""
         return [body for body in self.bodies if body.get("stream")]
 
 

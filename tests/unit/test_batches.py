@@ -20,7 +20,7 @@ from router.batches.batch_runner import BatchRunner
 from router.batches.batch_store import BatchStore
 from router.batches.concurrency import RouterLoad, num_allowed_batch_requests
 from tests import router_harness
-from tests.router_harness import eventually, member, wrong_error
+from tests.router_harness import RESPOND, eventually, member, wrong_error
 from tests.unit.batch_harness import (
     CHATS,
     COMPLETIONS,
@@ -95,6 +95,21 @@ async def test_batch_of_chats_completes(tokenizer: Tokenizer, tmp_path: Path) ->
     assert done["error_file_id"] is None
     texts = {a["response"]["body"]["choices"][0]["message"]["content"] for a in answers}
     assert texts == {"He"}
+
+
+async def test_batch_of_responses_completes(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    async with BatchRouter(tokenizer, tmp_path).open() as client:
+        lines = (batch_line(name, url=RESPOND, input="Hi", max_output_tokens=2) for name in "ab")
+        data = jsonl(*lines, batch_line("c", url=RESPOND, input="Hi", background=True))
+        done = await wait_until_finished(client, await start_batch(client, data, endpoint=RESPOND))
+        answers = await read_lines(client, done["output_file_id"])
+        (refused,) = await read_lines(client, done["error_file_id"])
+    assert done["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+    for answer in answers:
+        body = answer["response"]["body"]
+        assert body["id"] == answer["response"]["request_id"] and body["store"] is False
+        assert body["output"][0]["content"][0]["text"] == "He"
+    assert refused["response"]["body"]["error"]["param"] == "background"
 
 
 async def test_invalid_batch_requests_are_rejected(tokenizer: Tokenizer, tmp_path: Path) -> None:

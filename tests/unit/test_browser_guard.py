@@ -13,6 +13,7 @@ import pytest
 from baton.config import load_settings
 from baton.network.browser_guard import BrowserGuard
 from baton.text.tokenizer import Tokenizer
+from router.tenants.authentication import PUBLIC_PATHS
 from tests import router_harness
 from tests.router_harness import CHAT, RouterHarness, chat, wrong_error
 
@@ -48,6 +49,7 @@ REQUESTS = [
     ("GET", "/metrics", {}, 200),
     ("GET", "/openapi.json", {}, 200),
     ("GET", "/admin/pools", {}, 501),
+    ("GET", "/load", {}, 200),
     ("GET", "/nothing", {}, 404),
 ]
 
@@ -97,7 +99,7 @@ async def test_pages_of_this_machine_are_allowed(
 
 async def test_probes_are_allowed_by_any_host_name(tokenizer: Tokenizer, tmp_path: Path) -> None:
     async with open_here(tokenizer, tmp_path) as (_, client):
-        for path in ("/health", "/ready"):
+        for path in PUBLIC_PATHS:
             answer = await client.get(path, headers={"host": "10.1.2.3:8000", "origin": EVIL})
             assert answer.status_code == 200
 

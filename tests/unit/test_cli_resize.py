@@ -80,7 +80,7 @@ def test_watch_gives_up_when_workers_only_wait_for_a_machine() -> None:
     scaling.describe_progress([*workers, worker("decode-1", "draining")], NOBODY)
     for _ in range(looks):
         scaling.describe_progress(workers, NOBODY)
-    with pytest.raises(Unavailable, match="prefill-1 waits for 1 GPU; it will start when"):
+    with pytest.raises(Unavailable, match="prefill-1 waits for 1 GPU; it will start once"):
         scaling.describe_progress(workers, NOBODY)
 
 

@@ -11,7 +11,7 @@ from baton.core.ids import TenantId
 from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
 from router.http.body_parser import parse_body
-from router.http.ignored_fields import HEADER, MAX_NAMES, IgnoredFields
+from router.http.ignored_fields import HEADER, MAX_NAMES, MAX_NAMES_IN_HEADER, IgnoredFields
 from router.openai.schema import ChatBody
 from router.openai.schema.strict_model import StrictModel
 from router.openai.schema.unsupported_fields import UNSUPPORTED_FIELDS
@@ -40,7 +40,7 @@ def tool(**fields: Any) -> dict[str, Any]:
         (CHAT, chat(stream=True, stream_options={"color": 1}), "stream_options.color"),
         (CHAT, chat(response_format={"type": "text", "id": 5}), "response_format.id"),
         (CHAT, chat(use_beam_search=False, mirostat=0, mirostat_tau=5), None),
-        (CHAT, chat(models=["a"]), "models"),
+        (CHAT, chat(models=["a"], mode="x", messages_id=1), "models, mode, messages_id"),
         (COMPLETE, {"prompt": "x", "metadata": {"a": "b"}}, "metadata"),
         (CHAT, chat(store=True), "store"),
         (CHAT, chat(service_tier="flex", verbosity="low"), "service_tier, verbosity"),
@@ -189,8 +189,22 @@ def test_names_are_safe_in_a_header() -> None:
     header = ignored.headers()[HEADER]
     names = header.split(", ")
     assert names[:4] == ["a??set-cookie??x", "?", "x" * 64, "a??b"]
-    assert len(names) == MAX_NAMES + 1 and names[-1] == "..."
+    assert len(names) == MAX_NAMES_IN_HEADER + 1 and names[-1] == "..."
     assert header.isascii() and header.isprintable()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_number_of_unknown_fields_is_bounded(nested: bool) -> None:
+    for number in (MAX_NAMES, MAX_NAMES + 1):
+        fields = {f"trace_{each}": each for each in range(number)}
+        body = chat(tools=[{**tool(), **fields}]) if nested else chat(**fields)
+        ignored = IgnoredFields()
+        if number == MAX_NAMES:
+            parse_body(ChatBody, _json(body), ignored=ignored)
+            assert len(ignored.names) == MAX_NAMES
+        else:
+            with pytest.raises(ApiError, match=f"more than {MAX_NAMES} different unknown fields"):
+                parse_body(ChatBody, _json(body), ignored=ignored)
 
 
 def test_a_field_is_logged_once_per_tenant() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from router.http.body_senders import UvicornBodyWriter
 from tests.router_harness import (
     CHAT,
     COMPLETE,
+    RESPOND,
     RouterHarness,
     chat,
     serve_over_tcp,
@@ -52,8 +54,14 @@ async def step_slowly(router: RouterHarness, task: asyncio.Task[Any]) -> None:
 async def stream(
     tokenizer: Tokenizer, path: str, body: dict[str, Any], *, short: bool
 ) -> list[Any]:
-    """Return the events of a stream whose tokens are sent one by one, without fields that differ
-    between requests. Unless ``short``, the fast path is off."""
+    """Return the events of a stream, without fields that differ between requests."""
+    blocks = (await stream_text(tokenizer, path, body, short=short)).split("\n\n")
+    assert blocks[-2:] == ["data: [DONE]", ""]
+    return [{**json.loads(block[6:]), "created": 0} for block in blocks[:-2]]
+
+
+async def stream_text(tokenizer: Tokenizer, path: str, body: dict[str, Any], *, short: bool) -> str:
+    """Return a stream whose tokens are sent one by one. Unless ``short``, the fast path is off."""
     router = RouterHarness(tokenizer, TEXT, automatic=False)
     router.decode.details = {}
     async with serve_over_tcp(router) as url, httpx.AsyncClient() as client:
@@ -62,9 +70,7 @@ async def stream(
                 patch.setattr(UvicornBodyWriter, "is_open", False)
             response = asyncio.create_task(client.post(url + path, json=body))
             await step_slowly(router, response)
-    blocks = (await response).text.split("\n\n")
-    assert blocks[-2:] == ["data: [DONE]", ""]
-    return [{**json.loads(block[6:]), "created": 0} for block in blocks[:-2]]
+    return (await response).text
 
 
 BODIES = {
@@ -100,6 +106,18 @@ async def test_fast_path_equals_the_general_path(
     assert [event for event in short if event not in long] == []
     if name != "several":
         assert short == long
+
+
+async def test_fast_path_writes_the_same_events_of_responses(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, counted = {"input": "Hi", "stream": True}, Counted(monkeypatch)
+    long = await stream_text(tokenizer, RESPOND, body, short=False)
+    assert counted.num_chunks == 0
+    short = await stream_text(tokenizer, RESPOND, body, short=True)
+    assert counted.num_chunks > len(TEXT) // 2
+    created = re.compile(r'"created_at":\d+')
+    assert created.sub("", short) == created.sub("", long)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,8 @@ CHAT_FIELDS: Any = {"model": "demo", "messages": [{"role": "user", "content": "H
 @asynccontextmanager
 async def client_of(router: RouterHarness, key: str = "sk-a") -> AsyncIterator[openai.AsyncOpenAI]:
     await router.service.cluster.refresh()
-    http = httpx.AsyncClient(
-        transport=HttpServerTransport(build_app(router.service, router.batch_service))
-    )
+    app = build_app(router.service, router.batch_service, router.response_service)
+    http = httpx.AsyncClient(transport=HttpServerTransport(app))
     async with openai.AsyncOpenAI(
         base_url="http://test/v1", api_key=key, max_retries=0, http_client=http
     ) as client:

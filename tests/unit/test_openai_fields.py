@@ -15,7 +15,12 @@ from openai.types import (
     file_list_params,
 )
 from openai.types.chat import completion_create_params as chat_create_params
-from openai.types.shared_params import FunctionDefinition
+from openai.types.responses import (
+    input_token_count_params,
+    response_create_params,
+    response_text_config_param,
+)
+from openai.types.shared_params import FunctionDefinition, Reasoning
 
 from baton.text.tokenizer import Tokenizer
 from router.batches.schema import CreateBatchBody
@@ -27,8 +32,9 @@ from router.openai.schema import (
     StreamOptions,
     TokenizeBody,
 )
+from router.responses.schema import InputTokensBody, ReasoningConfig, ResponsesBody, TextConfig
 from tests import router_harness
-from tests.router_harness import CHAT, COMPLETE, open_harness, wrong_error
+from tests.router_harness import CHAT, COMPLETE, RESPOND, open_harness, wrong_error
 from tests.router_harness import chat as chat_body
 
 tokenizer = router_harness.tokenizer
@@ -54,6 +60,7 @@ def tables() -> dict[str, dict[str, str]]:
 
 TABLES = tables()
 CHATS, COMPLETIONS = TABLES["Chat completions"], TABLES["Completions"]
+RESPONSES = TABLES["Responses"]
 TOP = {name: status for name, status in CHATS.items() if "." not in name}
 
 
@@ -104,6 +111,21 @@ def test_completion_table_has_all_of_openais_fields() -> None:
     assert theirs <= COMPLETIONS.keys()
 
 
+def test_responses_table_has_all_of_openais_fields() -> None:
+    theirs = keys(
+        response_create_params.ResponseCreateParamsNonStreaming,
+        response_create_params.ResponseCreateParamsStreaming,
+        input_token_count_params.InputTokenCountParams,
+    )
+    assert theirs <= RESPONSES.keys()
+    assert keys(response_create_params.StreamOptions) == below("stream_options.", RESPONSES)
+    assert keys(Reasoning) == below("reasoning.", RESPONSES)
+    assert keys(response_text_config_param.ResponseTextConfigParam) == below("text.", RESPONSES)
+    assert (
+        keys(input_token_count_params.InputTokenCountParams) <= InputTokensBody.model_fields.keys()
+    )
+
+
 def test_file_and_batch_tables_have_all_of_openais_fields() -> None:
     files, batches = TABLES["Files"], TABLES["Batches"]
     assert keys(file_create_params.FileCreateParams) <= below("files.", files)
@@ -120,6 +142,10 @@ def test_file_and_batch_tables_have_all_of_openais_fields() -> None:
 def test_tables_have_exactly_the_routers_fields() -> None:
     assert TOP.keys() == ChatBody.model_fields.keys()
     assert COMPLETIONS.keys() == CompletionBody.model_fields.keys()
+    responses = {name for name in RESPONSES if "." not in name}
+    assert responses == ResponsesBody.model_fields.keys()
+    assert below("reasoning.", RESPONSES) == ReasoningConfig.model_fields.keys()
+    assert below("text.", RESPONSES) == TextConfig.model_fields.keys()
     tokenize = TABLES["Tokenize, detokenize"]
     assert below("tokenize.", tokenize) == TokenizeBody.model_fields.keys()
     assert below("detokenize.", tokenize) == DetokenizeBody.model_fields.keys()
@@ -155,7 +181,9 @@ REJECTED_VALUES: dict[str, Any] = {
 }
 """Values that are refused for fields with the status "rejected" or "limited"."""
 
-ANY_OBJECT = {"guided_json", "prompt_cache_options"}
+ANY_OBJECT = {
+    "guided_json", "prompt_cache_options", "client_metadata", "image", "access_programs",
+}  # fmt: skip
 """Fields that accept any object."""
 
 
@@ -183,6 +211,43 @@ async def test_rejected_values_are_refused_and_accepted_ones_taken(
         assert len(router.placer.queries) > known
 
 
+RESPONSES_ACCEPTED_VALUES: dict[str, Any] = {
+    "user": "u",
+    "safety_identifier": "u",
+    "service_tier": "priority",
+    "prompt_cache_retention": "24h",
+    "prompt_cache_options": {"mode": "implicit"},
+    "max_tool_calls": 3,
+    "client_metadata": {"x": "y"},
+    "image": {"context_compression": "auto"},
+    "access_programs": {"cyber": "standard"},
+    "truncation": "disabled",
+    "background": False,
+    "spaces_between_special_tokens": True,
+}
+RESPONSES_REJECTED_VALUES: dict[str, Any] = {
+    "truncation": "auto",
+    "background": True,
+    "conversation": "conv_1",
+    "prompt": {"id": "pmpt_1"},
+    "context_management": [{"type": "compaction"}],
+    "moderation": {"model": "m"},
+    "personality": "friendly",
+}
+
+
+async def test_statuses_of_responses_are_true(tokenizer: Tokenizer) -> None:
+    body = {"input": "x"}
+    async with open_harness(tokenizer) as (_, client):
+        for name in of(RESPONSES, "rejected", "limited"):
+            wrong = {**body, name: RESPONSES_REJECTED_VALUES[name]}
+            assert wrong_error(await client.post(RESPOND, json=wrong))["param"] == name
+        for name in of(RESPONSES, "accepted", "limited"):
+            good = {**body, name: RESPONSES_ACCEPTED_VALUES[name]}
+            response = await client.post(RESPOND, json=good)
+            assert response.status_code == 200, response.text
+
+
 def test_rejected_message_fields_are_refused() -> None:
     for field in ("audio", "function_call"):
         assert CHATS[f"messages.{field}"] == "rejected"
@@ -190,13 +255,17 @@ def test_rejected_message_fields_are_refused() -> None:
             Message.model_validate({"role": "assistant", "content": "x", field: {}})
 
 
-@pytest.mark.parametrize("field", sorted({*TOP, *COMPLETIONS} - ANY_OBJECT))
+@pytest.mark.parametrize(
+    "field",
+    sorted(({*TOP, *COMPLETIONS} | set(of(RESPONSES, *STATUSES))) - ANY_OBJECT),
+)
 async def test_values_of_a_wrong_type_are_refused(tokenizer: Tokenizer, field: str) -> None:
     """Every supported field is validated: a JSON object that is not a valid value of any field is
     refused, and the error names the field."""
     async with open_harness(tokenizer) as (_, client):
         for path, body, table in (
             (CHAT, chat_body(), CHATS), (COMPLETE, {"prompt": "x"}, COMPLETIONS),
+            (RESPOND, {"input": "x"}, RESPONSES),
         ):  # fmt: skip
             if field in table:
                 wrong = {**body, field: {"no": ["such", {"thing": 1}]}}

@@ -179,6 +179,68 @@ async def test_chat_logprobs(tokenizer: Tokenizer) -> None:
     assert [entry for chunk in chunks for entry in chunk["content"]] == content
 
 
+async def test_tokens_in_logprobs_can_be_ids(tokenizer: Tokenizer) -> None:
+    async with open_harness(tokenizer, "ö") as (_, client):
+        fields = {"logprobs": True, "top_logprobs": 1, "return_tokens_as_token_ids": True}
+        content = (await client.post(CHAT, json=chat(**fields))).json()["choices"][0]["logprobs"]
+        body = {"prompt": "x", "logprobs": 1, "max_tokens": 2, "return_tokens_as_token_ids": True}
+        whole = (await client.post(COMPLETE, json=body)).json()["choices"][0]["logprobs"]
+        streamed = events(await client.post(COMPLETE, json={**body, "stream": True}))
+    entries = content["content"]
+    assert [entry["token"] for entry in entries[:2]] == ["token_id:195", "token_id:182"]
+    assert [entry["bytes"] for entry in entries[:2]] == [[195], [182]]
+    assert entries[0]["top_logprobs"][0]["token"] == "token_id:195"
+    assert whole["tokens"] == ["token_id:195", "token_id:182"]
+    assert list(whole["top_logprobs"][0]) == ["token_id:195"]
+    assert streamed[0]["choices"][0]["logprobs"]["tokens"] == ["token_id:195"]
+
+
+async def prompts_of(tokenizer: Tokenizer, path: str, body: Any) -> list[list[int]]:
+    async with open_harness(tokenizer) as (router, client):
+        response = await client.post(path, json=body)
+        assert response.status_code == 200, response.text
+        return [list(job.spec.token_ids) for job in router.prefill.submitted]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({"truncate_prompt_tokens": 3}, b"567"),
+        ({"truncate_prompt_tokens": 9}, b"01234567"),
+        ({"prompt": list(b"01234567"), "truncate_prompt_tokens": 2}, b"67"),
+        ({"prompt": "x" * 200 + "y", "truncate_prompt_tokens": 2}, b"xy"),
+        ({"prompt": "x" * 200, "truncate_prompt_tokens": -1}, b"x" * (CONTEXT - 4)),
+    ],
+)
+async def test_prompts_of_completions_can_be_truncated(
+    tokenizer: Tokenizer, fields: dict[str, Any], kept: bytes
+) -> None:
+    body = {"prompt": "01234567", "max_tokens": 4, **fields}
+    assert await prompts_of(tokenizer, COMPLETE, body) == [list(kept)]
+
+
+async def test_prompts_of_chats_can_be_truncated(tokenizer: Tokenizer) -> None:
+    whole = await prompts_of(tokenizer, CHAT, chat())
+    body = chat("y" * 300, truncate_prompt_tokens=24)
+    (end,) = await prompts_of(tokenizer, CHAT, body)
+    assert len(end) == 24 and end[-10:] == whole[0][-10:]
+
+
+async def test_an_echoed_prompt_is_the_truncated_one(tokenizer: Tokenizer) -> None:
+    body = {"prompt": "01234567", "max_tokens": 4, "echo": True, "truncate_prompt_tokens": 3}
+    async with open_harness(tokenizer) as (_, client):
+        answer = (await client.post(COMPLETE, json=body)).json()
+    assert answer["choices"][0]["text"].startswith("567Hell")
+
+
+async def test_a_request_may_have_many_answers(tokenizer: Tokenizer) -> None:
+    async with open_harness(tokenizer, "ab") as (_, client):
+        many = await client.post(COMPLETE, json={"prompt": ["x"] * 8, "n": 128, "max_tokens": 1})
+        chats = await client.post(CHAT, json=chat(n=128, max_tokens=1))
+    assert len(many.json()["choices"]) == 1024
+    assert len(chats.json()["choices"]) == 128
+
+
 async def test_completion_logprobs(tokenizer: Tokenizer) -> None:
     async with open_harness(tokenizer, "aöb") as (_, client):
         body = {"prompt": "x", "logprobs": 2, "max_tokens": 4}

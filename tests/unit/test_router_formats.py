@@ -53,6 +53,7 @@ INVALID_FORMATS: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"response_format": {"type": "text", "json_schema": {"name": "x"}}}, "response_format"),
     ({"response_format": named(SCHEMA, name="a b")}, "response_format.json_schema.name"),
+    ({"response_format": named(SCHEMA, shema=1)}, "response_format.json_schema.shema"),
     ({"response_format": named([])}, "response_format.json_schema.schema"),
     ({"response_format": named({"type": "integr"})}, "response_format"),
     ({"response_format": named({"type": "array", "uniqueItems": True})}, "response_format"),

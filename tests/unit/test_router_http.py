@@ -142,7 +142,8 @@ async def test_models_health_ready_and_metrics_endpoints(tokenizer: Tokenizer) -
     async with open_harness(tokenizer) as (router, client):
         models = (await client.get("/v1/models")).json()
         one = (await client.get("/v1/models/demo")).json()
-        assert models == {"object": "list", "data": [one]}
+        page = {"has_more": False, "first_id": "demo", "last_id": "demo"}
+        assert models == {"object": "list", "data": [one], **page}
         assert one["id"] == "demo" and one["max_model_len"] == CONTEXT
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/ready")).status_code == 200

@@ -15,7 +15,7 @@ from router.api_document.document import REQUEST_MODELS, build_document
 from router.api_document.request_schemas import request_schemas
 from router.app import build_routes
 from tests import router_harness
-from tests.router_harness import CHAT, COMPLETE, chat, open_harness
+from tests.router_harness import CHAT, COMPLETE, RESPOND, chat, open_harness
 
 tokenizer = router_harness.tokenizer
 DOCUMENT = build_document("1")
@@ -61,6 +61,19 @@ def schema_of(name: str) -> dict[str, Any]:
         (COMPLETE, {"prompt": ["a", "b"], "max_tokens": 2, "best_of": 1}),
         (COMPLETE, {"prompt": [1, 2], "stop": None, "logprobs": 1, "suffix": ""}),
         (COMPLETE, {"prompt": [[1], [2]], "min_tokens": 0}),
+        (RESPOND, {"input": "a"}),
+        (RESPOND, {"input": [{"role": "user", "content": "a"}], "store": True, "stop": "x"}),
+        (
+            RESPOND,
+            {
+                "input": "a",
+                "tools": [{"type": "function", "name": "f"}],
+                "text": {},
+                "tool_choice": "none",
+                "reasoning": {"summary": "auto"},
+            },
+        ),
+        (f"{RESPOND}/input_tokens", {"input": "a"}),
         ("/tokenize", {"prompt": "a"}),
         ("/detokenize", {"tokens": [1, 2]}),
     ],
@@ -81,7 +94,7 @@ async def test_accepted_requests_and_answers_match_the_document(
 
 async def test_errors_match_the_document(tokenizer: Tokenizer) -> None:
     async with open_harness(tokenizer) as (_, client):
-        for path in (CHAT, COMPLETE, "/tokenize", "/detokenize"):
+        for path in (CHAT, COMPLETE, RESPOND, "/tokenize", "/detokenize"):
             answer = await client.post(path, content=b"{")
             jsonschema.validate(answer.json(), schema_of("Error"))
         jsonschema.validate((await client.get("/nowhere")).json(), schema_of("Error"))

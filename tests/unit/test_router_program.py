@@ -126,6 +126,21 @@ async def test_new_router_starts_without_workers_after_its_wait(
     await living
 
 
+@pytest.mark.parametrize(("ttl_seconds", "status"), [(0.0, 404), (60.0, 503)])
+async def test_responses_are_stored_in_redis_unless_they_expire_at_once(
+    settings: Settings, registry: MemoryRegistry, ttl_seconds: float, status: int
+) -> None:
+    """The settings' Redis can't be reached, so a router that stores responses finds none (503)."""
+    update = {"worker_wait_seconds": 0.01, "response_ttl_seconds": ttl_seconds}
+    program = RouterProgram(settings.model_copy(update=update))
+    lifecycle = Lifecycle(program, 5)
+    living = asyncio.create_task(lifecycle.run())
+    await wait_until_ready(registry)
+    assert await httpx_once(f"http://{program.address}/v1/responses/resp_1") == status
+    lifecycle.request_stop()
+    await living
+
+
 class HeldClock(SystemClock):
     """A clock whose sleeps of ``held_seconds`` last until the test sets ``over``."""
 

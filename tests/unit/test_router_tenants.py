@@ -101,7 +101,7 @@ async def test_every_answer_has_rate_limit_headers(tokenizer: Tokenizer) -> None
 async def test_invalid_and_failed_requests_cost_no_tokens(tokenizer: Tokenizer) -> None:
     async with open_router(tokenizer, tenant("a", None, 50)) as (router, client):
         for body in (
-            {"prompt": "ab", "n": 99},
+            {"prompt": "ab", "n": 129},
             {"prompt": "ab" * 50},
             {"prompt": "a", "model": "?"},
         ):

@@ -323,11 +323,12 @@ async def test_thinking_can_be_switched_off(thinker: Tokenizer) -> None:
         ):  # fmt: skip
             message = message_of(await client.post(CHAT, json=chat(**fields)))
             assert message == {"role": "assistant", "content": "Yes"}
-        wrong = await client.post(CHAT, json=chat(chat_template_kwargs={"enable_thought": True}))
+        wrong = await client.post(CHAT, json=chat(chat_template_kwargs={"enable_thinkin": True}))
         taken = await client.post(CHAT, json=chat(chat_template_kwargs={"messages": "x"}))
         token = await client.post(CHAT, json=chat(chat_template_kwargs={"eos_token": "x"}))
     for each in (wrong, taken, token):
         assert wrong_error(each)["param"] == "chat_template_kwargs"
+    assert "did you mean 'enable_thinking'?" in wrong_error(wrong)["message"]
     assert {bytes(job.spec.token_ids) for job in router.prefill.submitted} == {b"<user>Hi|>"}
 
 
@@ -337,6 +338,22 @@ async def test_reasoning_effort_unknown_to_the_template_is_ignored(hermes: Token
         for effort in ("low", "none"):
             message_of(await client.post(CHAT, json=chat(reasoning_effort=effort)))
     assert {bytes(job.spec.token_ids) for job in router.prefill.submitted} == {b"<user>Hi|>"}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_variables_that_the_template_lacks_are_ignored(
+    hermes: Tokenizer, strict: bool
+) -> None:
+    """Clients switch thinking off for any model."""
+    fields = {"chat_template_kwargs": {"enable_thinking": False}}
+    async with open_harness(hermes, "Yes", strict_fields=strict) as (_, client):
+        for path in (CHAT, "/tokenize"):
+            response = await client.post(path, json={"messages": chat()["messages"], **fields})
+            if strict:
+                assert wrong_error(response)["param"] == "chat_template_kwargs"
+            else:
+                name = response.headers["x-baton-ignored-fields"]
+                assert name == "chat_template_kwargs.enable_thinking"
 
 
 async def test_any_reasoning_effort_is_accepted(thinker: Tokenizer) -> None:
@@ -517,9 +534,8 @@ async def test_grammar_applies_from_the_first_token_without_reasoning(
     for tokenizer in (thinker, qwen3):
         async with open_harness(tokenizer, "1") as (router, client):
             for fields in off:
-                assert message_of(
-                    await client.post(CHAT, json=chat(response_format=SCHEMA, **fields))
-                )
+                asked = chat(response_format=SCHEMA, **fields)
+                assert message_of(await client.post(CHAT, json=asked))["content"] == "1"
                 forced = chat(tools=[TOOL], tool_choice="required", **fields)
                 await client.post(CHAT, json=forced)
             message_of(await client.post(CHAT, json=chat(response_format=SCHEMA)))

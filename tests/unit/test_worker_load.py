@@ -18,8 +18,8 @@ from baton.engine.least_squares import fit_nonnegative, relative_error
 from baton.engine.plan import Plan, StepOutput
 from baton.engine.prefill_cost_model import PrefillCostModel
 from baton.engine.result import StepWork
-from baton.worker.answer_lengths import AnswerLengthStats
-from baton.worker.load_report import UNKNOWN_ANSWER_TOKENS, IncomingRequest, measure_load
+from baton.worker.answer_lengths import UNKNOWN_ANSWER_TOKENS, AnswerLengthStats
+from baton.worker.load_report import IncomingRequest, measure_load
 
 BLOCK = 4
 

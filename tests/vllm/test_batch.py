@@ -43,7 +43,7 @@ class Driver:
 
 def new(message) -> list[tuple[str, list[int], int, list[int]]]:  # type: ignore[no-untyped-def]
     return [
-        (each.req_id, each.prompt_token_ids, each.num_computed_tokens, each.block_ids[0])
+        (each.req_id, list(each.prompt_token_ids), each.num_computed_tokens, each.block_ids[0])
         for each in message.scheduled_new_reqs
     ]
 

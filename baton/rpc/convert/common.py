@@ -49,6 +49,7 @@ _GRAMMAR_TO_PROTO: dict[GrammarKind, pb.GrammarKind] = {
     GrammarKind.REGEX: pb.GRAMMAR_KIND_REGEX,
     GrammarKind.CHOICE: pb.GRAMMAR_KIND_CHOICE,
     GrammarKind.LARK: pb.GRAMMAR_KIND_LARK,
+    GrammarKind.TOKEN_RULES: pb.GRAMMAR_KIND_TOKEN_RULES,
 }
 _GRAMMAR_FROM_PROTO = {value: key for key, value in _GRAMMAR_TO_PROTO.items()}
 

@@ -15,6 +15,7 @@ class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GRAMMAR_KIND_REGEX: _ClassVar[GrammarKind]
     GRAMMAR_KIND_CHOICE: _ClassVar[GrammarKind]
     GRAMMAR_KIND_LARK: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_TOKEN_RULES: _ClassVar[GrammarKind]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -31,6 +32,7 @@ GRAMMAR_KIND_JSON_SCHEMA: GrammarKind
 GRAMMAR_KIND_REGEX: GrammarKind
 GRAMMAR_KIND_CHOICE: GrammarKind
 GRAMMAR_KIND_LARK: GrammarKind
+GRAMMAR_KIND_TOKEN_RULES: GrammarKind
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason

@@ -10,12 +10,13 @@ from pathlib import Path
 from llguidance import LLMatcher, LLTokenizer
 
 from baton.clock import Clock, SystemClock
-from baton.core.grammar import Grammar
+from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import TokenId
 from baton.errors import Invalid
 from baton.text.grammar.compilation import MAX_MESSAGE, compile_grammar
 from baton.text.grammar.large_stack import call_with_large_stack
 from baton.text.grammar.mask_threads import MaskJob, MaskThreadPool, MaskTimeout
+from baton.text.grammar.token_rules import TokenRuleMatcher, TokenRules
 from baton.text.tokenizer import load_tokenizer
 
 MAX_REJECTED_GRAMMARS = 1024
@@ -53,6 +54,7 @@ class GrammarCompiler:
         eos_token_ids: Sequence[TokenId],
         clock: Clock | None = None,
     ) -> None:
+        self._vocab_size = vocab_size
         eos: list[int] = sorted(eos_token_ids)
         try:
             self._vocabulary = LLTokenizer(
@@ -76,11 +78,13 @@ class GrammarCompiler:
 
     def create(
         self, grammar: Grammar, token_ids: Sequence[TokenId] = (), owner: bytes = b""
-    ) -> "GrammarMatcher":
+    ) -> "GrammarMatcher | TokenRuleMatcher":
         """Return a matcher for ``grammar``, advanced over the tokens that the answer already has.
         Nothing is shared between different owners (tenants). Takes up to a second for a grammar
         that was checked before (:mod:`baton.text.grammar.checker`). Raises Invalid when it can't be
         compiled, or does not match the tokens."""
+        if grammar.kind is GrammarKind.TOKEN_RULES:
+            return TokenRuleMatcher(TokenRules.parse(grammar.text), self._vocab_size, token_ids)
         name = (owner, grammar)
         with self._lock:
             reason = self._too_slow.get(grammar.digest(owner.hex())) if self._too_slow else None

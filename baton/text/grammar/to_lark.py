@@ -60,6 +60,8 @@ def to_lark_rule(grammar: Grammar) -> str:
             return _from_choices(_parse_json(grammar.text))
         case GrammarKind.LARK:
             raise AssertionError("a Lark grammar is not a single rule")
+        case GrammarKind.TOKEN_RULES:
+            raise Invalid("rules about tokens are no grammar of a text")
 
 
 def _check_text(text: str) -> None:

@@ -7,12 +7,9 @@ from baton.core.answer_length_predictor import revised_prediction
 from baton.core.cost import DecodeCost
 from baton.core.task import Task
 from baton.core.worker_load import WorkerLoad
-from baton.worker.answer_lengths import AnswerLengthStats
+from baton.worker.answer_lengths import UNKNOWN_ANSWER_TOKENS, AnswerLengthStats
 from baton.worker.mock.job import MockJob
 from baton.worker.mock.prefill_queue import MockPrefillQueue
-
-UNKNOWN_ANSWER_TOKENS = 256.0
-"""The assumed answer length before any answer has finished, as for a real worker."""
 
 
 def measure_mock_load(

@@ -119,7 +119,9 @@ class ChatEncoder(OpenAIEncoder):
     def _token(self, token_id: TokenId, logprob: float) -> dict[str, Any]:
         data = self._tokenizer.token_bytes(token_id)
         return {
-            "token": data.decode(errors="replace"),
+            "token": f"token_id:{token_id}"
+            if self._metadata.tokens_as_ids
+            else data.decode(errors="replace"),
             "logprob": max(logprob, MIN_LOGPROB),
             "bytes": list(data),
         }

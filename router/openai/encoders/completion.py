@@ -77,6 +77,8 @@ class CompletionEncoder(OpenAIEncoder):
     def _token_text(self, token_id: TokenId) -> str:
         """Decode a token. If its bytes are not valid UTF-8, they are spelt out as in OpenAI's API
         (``bytes:\\x..``)."""
+        if self._metadata.tokens_as_ids:
+            return f"token_id:{token_id}"
         data = self._tokenizer.token_bytes(token_id)
         try:
             return data.decode()

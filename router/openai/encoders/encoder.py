@@ -46,6 +46,8 @@ class ResponseMetadata:
     echoes_logprobs: bool = False
     prompt_logprobs: bool = False
     system_fingerprint: str = ""
+    tokens_as_ids: bool = False
+    """Whether tokens in logprobs are written as ``token_id:5``."""
 
 
 class OpenAIEncoder(AnswerEncoder):

@@ -15,8 +15,8 @@ _SPACE = " \t\r\n"
 
 
 class NotAToolCall(Exception):
-    """The text is not a call. ``text`` is all the text that was read; its last ``num_used``
-    characters are from the last :meth:`JsonCallReader.push`."""
+    """The text is not a call. ``text`` is all the text that was read. Its last ``num_used``
+    characters came with the last call of :meth:`JsonCallReader.push`."""
 
     def __init__(self, raw: str, used: int) -> None:
         super().__init__("not a call")

@@ -130,11 +130,12 @@ class ModelOutputFormat:
             form, self.markup_tokens, self.has_reasoning, in_thought, max_calls == 1
         )
 
-    def call_id(self, request_id: str, choice: int, call: int) -> str:
-        """Make a tool call's id. Mistral's templates only accept ids of 9 characters."""
+    def call_id(self, request_id: str, choice: int, call: int, prefix: str = "call_") -> str:
+        """Make a tool call's id, which begins with ``prefix``. Mistral's templates only accept ids
+        of 9 characters, without prefix."""
         data = f"{request_id}/{choice}/{call}".encode()
         digest = hashlib.blake2b(data, digest_size=12).hexdigest()
-        return digest[:9] if self.tool_call_format is ToolCallFormat.MISTRAL else f"call_{digest}"
+        return digest[:9] if self.tool_call_format is ToolCallFormat.MISTRAL else prefix + digest
 
     def _parser(self, tools: Sequence[Tool]) -> ToolCallParser:
         functions = {tool["function"]["name"]: tool["function"] for tool in tools}

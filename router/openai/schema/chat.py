@@ -76,6 +76,10 @@ class ChatBody(GenerationBody, ChatHints):
         if self.min_tokens and (mode == "required" or self.has_strict_tools):
             message = "min_tokens is not allowed with forced or strict tool calls"
             raise field_validation_error("min_tokens", message)
+        rules = self.token_rules_field
+        if rules is not None and (mode == "required" or self.has_strict_tools):
+            message = f"{rules} is not allowed with forced or strict tool calls"
+            raise field_validation_error(rules, message)
         if mode == "required" and self.format is not None:
             field = self.format[0]
             raise field_validation_error(field, f"{field} is not allowed with a forced tool call")

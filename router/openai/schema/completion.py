@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from baton.core.request import MAX_LOGPROBS
-from router.openai.schema.generation_body import MAX_CHOICES, GenerationBody
+from router.openai.schema.generation_body import MAX_ANSWERS, MAX_CHOICES, GenerationBody
 from router.openai.schema.strict_model import (
     INTEGRAL,
     field_validation_error,
@@ -13,7 +13,7 @@ from router.openai.schema.strict_model import (
     validation_error,
 )
 
-MAX_PROMPTS = 128
+MAX_PROMPTS = 1024
 
 TokenIds = list[int]
 
@@ -63,6 +63,18 @@ class CompletionBody(GenerationBody):
         if len({self.prompt_logprobs, self._echoed_logprobs} - {None}) > 1:
             message = "prompt_logprobs must equal logprobs, which echo applies to the prompt, too"
             raise field_validation_error("prompt_logprobs", message)
+        return self
+
+    @model_validator(mode="after")
+    def _has_bounded_answers(self) -> Self:
+        num_prompts, per_prompt = len(self.prompt), self.num_candidates
+        if num_prompts * per_prompt > MAX_ANSWERS:
+            field = "n" if self.best_of is None else "best_of"
+            message = (
+                f"{num_prompts} prompts with {per_prompt} answers each are "
+                f"{num_prompts * per_prompt} answers; a request may have at most {MAX_ANSWERS}"
+            )
+            raise field_validation_error(field, message)
         return self
 
     @property

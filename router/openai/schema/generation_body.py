@@ -2,39 +2,37 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from baton.core.request import MAX_LOGPROBS
+from baton.text.grammar.token_rules import MAX_ALLOWED_TOKENS
 from router.http.unknown_fields import UnsupportedField
 from router.openai.schema.response_format import ResponseFormatFields
+from router.openai.schema.sampling_fields import SamplingFields
 from router.openai.schema.strict_model import (
     INTEGRAL,
     StrictModel,
     field_validation_error,
     validation_error,
 )
-from router.openai.schema.unsupported_fields import HARMLESS_FIELDS, UNSUPPORTED_FIELDS
+from router.openai.schema.unsupported_fields import UNSUPPORTED_FIELDS
 
-MAX_CHOICES = 16
-MAX_STOPS = 64
-MAX_STOP_CHARACTERS = 1024
-MAX_STOP_TOKENS = 256
-MAX_BIASES = 1024
+MAX_CHOICES = 128
+MAX_ANSWERS = 1024
+"""The maximum number of answers that are generated for one request, for all its prompts. Each needs
+a task and a stream to a worker."""
 
-Bias = Annotated[float, Field(ge=-100, le=100)]
+MAX_BAD_WORDS = 256
+
+BadWord = Annotated[str, Field(pattern=r"\S", max_length=256)]
 
 
-def _to_stops(value: Any) -> Any:
-    stops = [value] if isinstance(value, str) else value or []
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise validation_error("must be a string or a list of strings")
-    if len(stops) > MAX_STOPS:
-        raise validation_error(f"must have at most {MAX_STOPS} stop strings")
-    if not all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
-        raise validation_error(f"a stop string must have 1 to {MAX_STOP_CHARACTERS} characters")
-    return stops
+def _check_truncation(value: int) -> int:
+    if value == 0:
+        raise validation_error("must be -1 or at least 1")
+    return value
 
 
 class StreamOptions(StrictModel):
@@ -47,46 +45,37 @@ class StreamOptions(StrictModel):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationBody(ResponseFormatFields, ABC):
+class GenerationBody(ResponseFormatFields, SamplingFields, ABC):
     """The common request fields, with OpenAI's defaults."""
 
     unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_FIELDS
-    harmless_fields: ClassVar[frozenset[str]] = HARMLESS_FIELDS
 
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1), INTEGRAL] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES), INTEGRAL] | None = None
-    stop: Annotated[list[str], BeforeValidator(_to_stops)] = Field(default_factory=list)
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64), INTEGRAL] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_BIASES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
     # Not in OpenAI's API
-    top_k: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: (
-        Annotated[list[int], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None
-    ) = None
     return_token_ids: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    """Has no effect: none of the supported tokenizers puts spaces between special tokens."""
-    include_stop_str_in_output: bool | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: (
+        Annotated[int, Field(ge=-1), AfterValidator(_check_truncation), INTEGRAL] | None
+    ) = None
+    """Keep only this many tokens at the end of the prompt; -1: as many as the model allows."""
+    return_tokens_as_token_ids: bool | None = None
+    """In logprobs, write tokens as ``token_id:5``."""
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), INTEGRAL] | None = None
     """The number of alternatives (likeliest tokens) to return for each token of the prompt."""
-    min_tokens: Annotated[int, Field(ge=0), INTEGRAL] | None = None
-    priority: Annotated[int, Field(ge=0, lt=2**31), INTEGRAL] | None = None
-    """By how many steps the request's priority is below the tenant's; it can't be above it."""
-    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """Separates the request's cached prefixes from the tenant's other cached prefixes."""
+    allowed_token_ids: (
+        Annotated[list[int], Field(min_length=1, max_length=MAX_ALLOWED_TOKENS, fail_fast=True)]
+        | None
+    ) = None
+    """The only tokens that the answer may have."""
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = (
+        None
+    )
+    """Words that the answer must not contain."""
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> Self:
@@ -103,6 +92,25 @@ class GenerationBody(ResponseFormatFields, ABC):
                 "min_tokens", "min_tokens is not allowed with a response format"
             )
         return self
+
+    @model_validator(mode="after")
+    def _token_rules_stand_alone(self) -> Self:
+        field = self.token_rules_field
+        if field is None:
+            return self
+        other = self.format[0] if self.format is not None else None
+        if other is None and self.min_tokens:
+            other = "min_tokens"
+        if other is not None:
+            raise field_validation_error(field, f"{field} is not allowed together with {other}")
+        return self
+
+    @property
+    def token_rules_field(self) -> str | None:
+        """The name of a field that allows or forbids tokens of the answer; None if none does."""
+        if self.allowed_token_ids:
+            return "allowed_token_ids"
+        return "bad_words" if self.bad_words else None
 
     @property
     def num_choices(self) -> int:

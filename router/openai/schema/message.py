@@ -88,8 +88,9 @@ def _checked_cache_control(value: Any, info: ValidationInfo) -> Any:
 
 def _note_unknown_fields(message: dict[str, Any], info: ValidationInfo) -> None:
     if not MESSAGE_FIELDS.issuperset(message):
-        for name in message.keys() - MESSAGE_FIELDS:
-            note_ignored(info, f"messages.{name}")
+        for name in message:
+            if name not in MESSAGE_FIELDS:
+                note_ignored(info, f"messages.{name}")
 
 
 class Message(StrictModel):
@@ -121,6 +122,11 @@ class Message(StrictModel):
     def breakpoints(self) -> tuple[Breakpoint, ...]:
         """The breakpoints from ``cache_control`` of the message or of its content parts."""
         return self._breakpoints
+
+    def set_breakpoints(self, breakpoints: Sequence[Breakpoint]) -> None:
+        """Set the breakpoints of a message that has no ``cache_control``. Their positions must
+        ascend."""
+        self._breakpoints = tuple(breakpoints)
 
     @model_validator(mode="wrap")
     @classmethod

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from router.http.ignored_fields import IgnoredFields
+from router.http.ignored_fields import MAX_NAMES, IgnoredFields
 from router.http.unknown_fields import UnsupportedField, find_refusal
 
 
@@ -21,8 +21,9 @@ class StrictModel(BaseModel):
     unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = MappingProxyType({})
     """Unknown fields that would change the answer, and are therefore refused."""
 
-    harmless_fields: ClassVar[frozenset[str]] = frozenset()
-    """Unknown fields that look like typos of known fields, but are not."""
+    harmless_fields: ClassVar[frozenset[str]] = frozenset({"mode", "models", "users"})
+    """Unknown fields that look like typos of known fields, but are not (``models`` is a list of
+    fallbacks for routers in front of several providers)."""
 
 
 def _to_integer(value: Any) -> Any:
@@ -52,15 +53,16 @@ def drop_unknown_keys(
     that would change the answer, or if unknown fields are refused."""
     if known.issuperset(value):
         return value
-    is_lenient = isinstance(info.context, IgnoredFields) and not info.context.is_strict
-    for key in value.keys() - known:
-        if not is_lenient:
+    ignored = info.context if isinstance(info.context, IgnoredFields) else None
+    for key in [each for each in value if each not in known]:
+        if ignored is None or ignored.is_strict:
             may_have = ", ".join(sorted(known))
             raise validation_error(f"{path} has the unknown field {key!r}; it may have {may_have}")
         refusal = find_refusal(f"{path}.{key}", value[key], known, unsupported)
         if refusal is not None:
             raise validation_error(refusal.message)
-        note_ignored(info, f"{path}.{key}")
+        if not ignored.add(f"{path}.{key}"):
+            raise validation_error(f"there are more than {MAX_NAMES} different unknown fields")
     return {key: each for key, each in value.items() if key in known}
 
 

@@ -18,7 +18,7 @@ MISPLACED_TOOL_FIELDS = {
 }
 MODES = ("none", "auto", "required")
 
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 Tool = dict[str, Any]
 """A tool in the form in which it was sent, since templates render its keys in their order."""
@@ -114,6 +114,6 @@ def _function_name(choice: Any) -> str:
 
 def _check_name(function: dict[str, Any]) -> str:
     name = function.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise validation_error("a function's name must be 1 to 64 letters, digits, `_`, `-`, `.`")
+    if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
+        raise validation_error("a function's name must be 1 to 128 letters, digits, `_`, `-`, `.`")
     return name

@@ -53,13 +53,13 @@ _SAMPLING = _because(
     "there is no such sampling method",
     use_beam_search=(False,), num_beams=(1,), beam_width=(1,), early_stopping=(False,),
     length_penalty=(1,), diversity_penalty=(0,),
-    typical_p=(1,), typical=(1,), top_a=(0,), tfs=(1,), tfs_z=(1,), top_nsigma=(0, -1),
+    typical_p=(1,), typical=(1,), typ_p=(1,), top_a=(0,), tfs=(1,), tfs_z=(1,), top_nsigma=(0, -1),
     top_n_sigma=(0, -1), eta_cutoff=(0,), epsilon_cutoff=(0,), penalty_alpha=(0,),
     mirostat=(0,), mirostat_mode=(0,), dry_multiplier=(0,), xtc_probability=(0,),
     smoothing_factor=(0,), dynamic_temperature=(False,), dynatemp_range=(0,),
     temperature_last=(False,), samplers=(), sampler_order=(), sampler_seq=(), sampler_priority=(),
     min_keep=(0,), no_repeat_ngram_size=(0,), encoder_repetition_penalty=(1,),
-    repetition_penalty_range=(), rep_pen_range=(), repeat_last_n=(), penalize_nl=(False,),
+    repetition_penalty_range=(), rep_pen_range=(), penalize_nl=(False,),
     repetition_detection=(),
     guidance_scale=(1,), negative_prompt=("",), watermark=(False,), safe_prompt=(False,),
     custom_token_bans=("",), banned_tokens=([],), banned_strings=([],), bad_words_ids=([],),
@@ -117,6 +117,3 @@ _OTHER_ENDPOINT = {
 UNSUPPORTED_FIELDS: Mapping[str, UnsupportedField] = MappingProxyType(
     {**_OTHER_NAMES, **_SAMPLING, **_MODELS, **_INPUTS, **_OUTPUTS, **_OTHER_ENDPOINT}
 )
-
-HARMLESS_FIELDS = frozenset({"models"})
-"""A list of fallbacks of a router in front of several providers; not a typo of ``model``."""

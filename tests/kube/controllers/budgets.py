@@ -3,11 +3,10 @@
 from tests.kube.api import Api
 from tests.kube.controllers.deployment import resolve_count
 from tests.kube.kinds import BUDGET, DEPLOYMENT, POD, REPLICA_SET, STATEFUL_SET, Object
-from tests.kube.pods import is_being_deleted, owner_of, phase
+from tests.kube.pods import FINISHED, is_being_deleted, owner_of, phase
 from tests.kube.selectors import selects
 from tests.kube.subresources import is_ready
 
-FINISHED = ("Succeeded", "Failed")
 KINDS = {each.kind: each for each in (REPLICA_SET, STATEFUL_SET, DEPLOYMENT)}
 
 

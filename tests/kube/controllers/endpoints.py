@@ -3,12 +3,11 @@
 from tests.kube.api import Api
 from tests.kube.failures import Refused
 from tests.kube.kinds import ENDPOINTS, POD, SERVICE, SLICE, Kind, Object
-from tests.kube.pods import is_being_deleted, phase
+from tests.kube.pods import FINISHED, is_being_deleted, phase
 from tests.kube.selectors import selects
 from tests.kube.subresources import is_ready
 
 SERVICE_NAME = "kubernetes.io/service-name"
-FINISHED = ("Succeeded", "Failed")
 
 
 def reconcile(api: Api) -> None:

@@ -3,9 +3,7 @@ the objects in a namespace that is being deleted."""
 
 from tests.kube.api import FOREGROUND, Api
 from tests.kube.kinds import NAMESPACE, POD, Kind, Object
-from tests.kube.pods import delete_pod, is_being_deleted, phase
-
-FINISHED = ("Succeeded", "Failed")
+from tests.kube.pods import FINISHED, delete_pod, is_being_deleted, phase
 
 
 def reconcile(api: Api) -> None:

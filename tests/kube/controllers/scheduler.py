@@ -4,11 +4,9 @@ from collections import Counter
 
 from tests.kube.api import Api
 from tests.kube.kinds import CLAIM, NODE, POD, Object
-from tests.kube.pods import is_being_deleted, phase, set_condition
+from tests.kube.pods import FINISHED, is_being_deleted, phase, set_condition
 from tests.kube.quantities import quantity
 from tests.kube.store import deep_copy
-
-FINISHED = ("Succeeded", "Failed")
 
 
 def reconcile(api: Api) -> None:

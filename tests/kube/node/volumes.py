@@ -79,8 +79,8 @@ class Volumes:
         return Mount(path, source, read_only)
 
     def _alone(self, name: str) -> bool:
-        """Return whether only one container mounts the volume. Only such a volume can be an
-        in-memory file system, because each container would mount its own."""
+        """Return whether only one container mounts the volume. A volume of several containers can't
+        be an in-memory file system, since each container would get an empty one of its own."""
         users = [
             container["name"]
             for container in self._pod["spec"]["containers"]

@@ -168,8 +168,8 @@ class SimRequestHandler(CompletionHandler):
         choice = await self._router.choice(answer)
         worded = [Worded(0, answer.request.spec.token_ids)]
         encoder = CompletionEncoder(ENVELOPE, None, with_logprobs=False)  # type: ignore[arg-type]
-        serve = self._stream if answer.request.streams else self._respond
-        await serve(response, [choice], worded, encoder, BODY)
+        body = BODY.model_copy(update={"stream": answer.request.streams})
+        await self._deliver(response, [choice], worded, encoder, body)
 
 
 class SimRouter:

@@ -11,13 +11,13 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import httpx
 import jsonschema_rs
 import psutil
 import pytest
 from tokenizers import Tokenizer
 
 from kvstore.segment import Segment
+from tests.vllm.e2e.streams import STREAM_TOKENS, stream, wait_until_restarted
 from tests.vllm.e2e.vllm_cluster import (
     BLOCK_TOKENS,
     GREEDY,
@@ -31,7 +31,6 @@ from tools.local_cluster import LocalCluster
 
 pytestmark = pytest.mark.timeout(600)
 STREAMS = 8
-STREAM_TOKENS = 300
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -209,37 +208,3 @@ def test_streams_survive_a_killed_worker(
         undisturbed = list(pool.map(lambda each: stream(cluster, each, started), prompts))
     assert [len(answer) for answer in answers] == [STREAM_TOKENS] * STREAMS
     assert answers == undisturbed
-
-
-def stream(cluster: LocalCluster, tokens: list[int], started: Event) -> list[int]:
-    """Stream an answer; return its tokens. Sets ``started`` once it has some."""
-    body = {
-        "prompt": tokens, "max_tokens": STREAM_TOKENS, "stream": True, "return_token_ids": True,
-        **GREEDY,
-    }  # fmt: skip
-    headers = {"authorization": f"Bearer {cluster.api_key}"}
-    received: list[int] = []
-    with httpx.Client(timeout=300, headers=headers) as client:
-        with client.stream("POST", cluster.url + "/v1/completions", json=body) as answer:
-            lines = [""]
-            for line in answer.iter_lines():
-                lines.append(line)
-                if not line.startswith("data: {"):
-                    continue
-                event = json.loads(line[6:])
-                assert "error" not in event, event
-                for choice in event["choices"]:
-                    received += choice.get("token_ids") or []
-                if len(received) > 3:
-                    started.set()
-    assert "data: [DONE]" in lines
-    return received
-
-
-def wait_until_restarted(cluster: LocalCluster) -> None:
-    """Wait until each worker has a living process and is serving; the test's timeout bounds
-    this."""
-    while True:
-        workers = [*cluster.processes("prefill"), *cluster.processes("decode")]
-        if all(each["state"] == "serving" and psutil.pid_exists(each["pid"]) for each in workers):
-            return wait_until_ready(cluster)

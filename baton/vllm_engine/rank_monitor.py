@@ -1,0 +1,126 @@
+"""Notices that a rank, one of the processes of vLLM's workers, has died or no longer runs.
+
+Each rank counts its heartbeats in a memory file that all ranks and the worker's process map. vLLM
+itself notices only a rank that has died, and then waits for seconds until the others end, which
+wait for the dead one in a collective operation. A rank that is frozen it would wait for until a
+step times out.
+"""
+
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Sequence
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from baton.vllm_engine.memory_path import memory_path
+
+HEARTBEAT_SECONDS = 1.0
+MIN_MISSED_HEARTBEATS = 3
+"""A rank is killed only after at least this many missed heartbeats."""
+
+_COUNT = struct.Struct("=Q")
+
+log = structlog.get_logger(__name__)
+
+
+class RankHeartbeats:
+    """The numbers of heartbeats of ``num_ranks`` ranks, in an anonymous memory file."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._file = os.memfd_create("baton-rank-heartbeats", os.MFD_CLOEXEC)
+        os.ftruncate(self._file, num_ranks * _COUNT.size)
+        self._memory = mmap.mmap(self._file, num_ranks * _COUNT.size)
+        self.path = memory_path(self._file)
+        """The path by which the ranks open the file."""
+
+    def counts(self) -> list[int]:
+        return [count for (count,) in _COUNT.iter_unpack(self._memory[:])]
+
+    def close(self) -> None:
+        self._memory.close()
+        os.close(self._file)
+
+
+def send_heartbeats(path: str, rank: int) -> None:
+    """Count heartbeats in a thread, until this process ends. ``path`` is that of the
+    :class:`RankHeartbeats`."""
+    with Path(path).open("r+b") as file:
+        memory = mmap.mmap(file.fileno(), 0)
+
+    def count_heartbeats() -> None:
+        never, count = threading.Event(), 0
+        while not never.wait(HEARTBEAT_SECONDS):
+            count += 1
+            _COUNT.pack_into(memory, rank * _COUNT.size, count)
+
+    threading.Thread(target=count_heartbeats, name="heartbeats", daemon=True).start()
+
+
+class RankMonitor:
+    """Kills all ranks as soon as one of them has died, or has sent no heartbeat for
+    ``hang_timeout_seconds`` (0: never). vLLM then reports the failure, since no rank is left that
+    it would wait for."""
+
+    def __init__(
+        self, ranks: Sequence[BaseProcess], heartbeats: RankHeartbeats, hang_timeout_seconds: float
+    ) -> None:
+        self._ranks = ranks
+        self._sentinels: list[int] = [rank.sentinel for rank in ranks]
+        self._heartbeats = heartbeats
+        self._max_missed = max(hang_timeout_seconds / HEARTBEAT_SECONDS, MIN_MISSED_HEARTBEATS)
+        self._detects_hangs = hang_timeout_seconds > 0
+        self._stop_reader, self._stop_writer = connection.Pipe(duplex=False)
+        self._counts = heartbeats.counts()
+        self._missed = [0] * len(ranks)
+        self._thread = threading.Thread(target=self._run, name="rank monitor", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop monitoring. Call this before the ranks are stopped."""
+        self._stop_writer.close()
+        self._thread.join()
+        self._stop_reader.close()
+        self._heartbeats.close()
+
+    def _run(self) -> None:
+        waits: list[connection.Connection[Any, Any] | int] = [self._stop_reader, *self._sentinels]
+        while self._stop_reader not in (ended := connection.wait(waits, HEARTBEAT_SECONDS)):
+            self._count_missed_heartbeats()
+            reasons = [
+                self._failure(number, sentinel in ended)
+                for number, sentinel in enumerate(self._sentinels)
+            ]
+            if any(reasons):
+                self._kill_ranks(reasons)
+                return
+
+    def _count_missed_heartbeats(self) -> None:
+        """Missed heartbeats are counted rather than time measured, so that a pause of this process
+        itself has no effect."""
+        before, self._counts = self._counts, self._heartbeats.counts()
+        self._missed = [
+            num_missed + 1 if count == last else 0
+            for num_missed, count, last in zip(self._missed, self._counts, before, strict=True)
+        ]
+
+    def _failure(self, number: int, has_ended: bool) -> str:
+        """Describe what is wrong with a rank; empty if nothing is."""
+        if has_ended:
+            return "it died"
+        is_hung = self._detects_hangs and self._missed[number] >= self._max_missed
+        return "it sent no heartbeats" if is_hung else ""
+
+    def _kill_ranks(self, reasons: Sequence[str]) -> None:
+        for number, reason in enumerate(reasons):
+            if reason:
+                log.error("rank_failed", rank=number, reason=reason)
+        for rank in self._ranks:
+            rank.kill()

@@ -1,0 +1,94 @@
+"""The content blocks of a whole answer."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import orjson
+
+from router.openai.choice_result import ChoiceResult
+from router.openai.parsers.output_parts import (
+    OutputPart,
+    ReasoningPart,
+    TextPart,
+    ToolCallArguments,
+    ToolCallStart,
+)
+
+SIGNATURE = "unsigned"
+"""The signature of thinking blocks. Clients send it back and may insist on one; Baton signs
+nothing and ignores it."""
+
+INVALID_JSON = "INVALID_JSON"
+"""The key under which arguments that are no JSON object are shown, as Anthropic's documentation
+suggests for such arguments."""
+
+
+def text_block(text: str = "") -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def thinking_block(thinking: str = "", signature: str = "") -> dict[str, Any]:
+    return {"type": "thinking", "thinking": thinking, "signature": signature}
+
+
+def tool_use_block(call_id: str, name: str) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+
+
+def content_blocks(
+    answer: ChoiceResult, call_id: Callable[[int], str], *, hides_thinking: bool
+) -> list[dict[str, Any]]:
+    """Return the blocks of an answer. ``call_id`` makes a call's id from its index."""
+    parts: Iterable[OutputPart] = answer.parts or map(TextPart, answer.text_pieces)
+    blocks: list[dict[str, Any]] = []
+    pieces: list[list[str]] = []
+    for part in parts:
+        block, piece = _block_and_piece(part, call_id)
+        if not piece and block["type"] != "tool_use":
+            continue
+        is_new = isinstance(part, ToolCallStart) or not (
+            blocks and blocks[-1]["type"] == block["type"]
+        )
+        if is_new:
+            blocks.append(block)
+            pieces.append([])
+        pieces[-1].append(piece)
+    for block, text in zip(blocks, pieces, strict=True):
+        _fill(block, "".join(text), hides_thinking)
+    return blocks
+
+
+def _block_and_piece(part: OutputPart, call_id: Callable[[int], str]) -> tuple[dict[str, Any], str]:
+    """Return an empty block of the part's type, and the part's text."""
+    match part:
+        case TextPart(text):
+            return text_block(), text
+        case ReasoningPart(text):
+            return thinking_block(), text
+        case ToolCallStart(index, name):
+            return tool_use_block(call_id(index), name), ""
+        case ToolCallArguments(_, arguments):
+            return tool_use_block("", ""), arguments
+
+
+def _fill(block: dict[str, Any], text: str, hides_thinking: bool) -> None:
+    match block["type"]:
+        case "text":
+            block["text"] = text
+        case "thinking":
+            block["thinking"] = "" if hides_thinking else text
+            block["signature"] = SIGNATURE
+        case "tool_use":
+            block["input"] = parse_arguments(text)
+
+
+def parse_arguments(text: str) -> dict[str, Any]:
+    """Parse a call's arguments. Arguments that are no JSON object, such as those that
+    ``max_tokens`` has cut off, are returned as text under :data:`INVALID_JSON`."""
+    if not text.strip():
+        return {}
+    try:
+        arguments = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return {INVALID_JSON: text}
+    return arguments if isinstance(arguments, dict) else {INVALID_JSON: text}

@@ -1,0 +1,194 @@
+"""The fields of a request that make its prompt, and the body of POST /v1/messages/count_tokens."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import PrivateAttr, WithJsonSchema, model_validator
+
+from baton.errors import Invalid
+from router.anthropic.chat_messages import ChatMessages
+from router.anthropic.schema.cache_control import CacheControl
+from router.anthropic.schema.content_block import TextContent
+from router.anthropic.schema.message import MessageParams
+from router.anthropic.schema.output_config import JsonOutputFormat, OutputConfig
+from router.anthropic.schema.thinking import ThinkingConfig
+from router.anthropic.schema.tool import CustomTool, ServerTool, ToolParams
+from router.anthropic.schema.tool_choice import ToolChoiceParam
+from router.openai.schema import ChatBody
+from router.openai.schema.strict_model import (
+    StrictModel,
+    field_validation_error,
+)
+
+Hint = Annotated[Any, WithJsonSchema({"description": "Ignored."})]
+
+Result = TypeVar("Result")
+
+DEFAULT_EFFORT = "high"
+"""The effort if reasoning is switched on without one, as in Anthropic's API."""
+
+
+class PromptBody(StrictModel):
+    """A request, and the chat that it becomes."""
+
+    model: str | None = None
+    messages: MessageParams
+    system: TextContent | None = None
+    tools: ToolParams | None = None
+    tool_choice: ToolChoiceParam | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonOutputFormat | None = None
+    cache_control: CacheControl | None = None
+    # Hints and offers without effect
+    betas: Hint = None
+    billing_policy: Hint = None
+    compaction: Hint = None
+    context_management: Hint = None
+    mcp_servers: Hint = None
+    speed: Hint = None
+    user_profile_id: Hint = None
+    workspace_id: Hint = None
+
+    _chat: ChatBody = PrivateAttr()
+    _sources: list[str] = PrivateAttr(default_factory=list)
+
+    @property
+    def chat(self) -> ChatBody:
+        return self._chat
+
+    def build(self, build: Callable[[ChatBody], Result]) -> Result:
+        """Call ``build`` with the chat. If the template refuses the chat, and there are system
+        messages within the conversation, they are moved into the user's turns."""
+        try:
+            return build(self._chat)
+        except Invalid:
+            if not any(message.role == "system" for message in self.messages):
+                raise
+        folded = self._chat_messages(folds_system=True)
+        self._sources = folded.sources
+        return build(self._create_chat(folded))
+
+    def source_of(self, param: str) -> str:
+        """Return the field from which a field of the chat comes, such as ``system`` for
+        ``messages[0].content``."""
+        found = re.match(r"messages\[(\d+)\]", param)
+        return self._sources[int(found[1])] + param[found.end() :] if found else param
+
+    @property
+    def hides_thinking(self) -> bool:
+        return self.thinking is not None and self.thinking.display == "omitted"
+
+    @property
+    def ignored_fields(self) -> list[str]:
+        """The names of the given fields whose loss the client should know of: tools of servers and
+        what changes the context."""
+        names = [f"tools.{tool.type}" for tool in self.tools or () if isinstance(tool, ServerTool)]
+        names += [f"tools.{tool.name}" for tool in self._custom_tools if not tool.is_offered]
+        given = {
+            "mcp_servers": self.mcp_servers,
+            "context_management": self.context_management,
+            "compaction": self.compaction,
+            "output_config.task_budget": self.output_config and self.output_config.task_budget,
+        }
+        return names + [name for name, value in given.items() if value]
+
+    @model_validator(mode="after")
+    def _become_a_chat(self) -> Self:
+        self._check_tool_choice()
+        chat_messages = self._chat_messages()
+        self._sources = chat_messages.sources
+        self._chat = self._create_chat(chat_messages)
+        return self
+
+    def _create_chat(self, chat_messages: ChatMessages) -> ChatBody:
+        """Create the chat. Raises validation errors."""
+        fields = {
+            "model": self.model,
+            "messages": chat_messages.json,
+            **self._continuation_fields(chat_messages),
+            **self._tool_fields(),
+            **self._output_fields(),
+            **self._sampling_fields(),
+        }
+        chat = ChatBody.model_validate(fields)
+        chat_messages.mark_breakpoints(chat.messages)
+        return chat
+
+    def _chat_messages(self, *, folds_system: bool = False) -> ChatMessages:
+        chat_messages = ChatMessages(folds_system=folds_system)
+        chat_messages.add_tools(tool.cache_control for tool in self._custom_tools)
+        chat_messages.add_system(self.system or ())
+        for number, message in enumerate(self.messages):
+            chat_messages.add_message(message, f"messages[{number}]")
+        chat_messages.drop_empty_continuation()
+        if self.cache_control is not None:
+            chat_messages.add_final_breakpoint(self.cache_control)
+        return chat_messages
+
+    def _sampling_fields(self) -> dict[str, Any]:
+        """Return further fields of the chat."""
+        return {}
+
+    def _continuation_fields(self, chat_messages: ChatMessages) -> dict[str, Any]:
+        """A last message of the assistant is continued."""
+        if not chat_messages.ends_with_assistant:
+            return {}
+        if not chat_messages.can_be_continued:
+            raise field_validation_error(
+                f"messages[{len(self.messages) - 1}].content",
+                "a last message of role `assistant` is continued, so it must end with text and "
+                "have no tool_use block",
+            )
+        return {"continue_final_message": True, "add_generation_prompt": False}
+
+    @property
+    def _custom_tools(self) -> Iterator[CustomTool]:
+        return (tool for tool in self.tools or () if isinstance(tool, CustomTool))
+
+    def _check_tool_choice(self) -> None:
+        choice = self.tool_choice
+        if choice is None or choice.type in ("auto", "none"):
+            return
+        offered = {tool.name for tool in self._custom_tools if tool.is_offered}
+        if choice.type == "any" and not offered:
+            message = "type `any` is only allowed with tools that the client runs"
+            raise field_validation_error("tool_choice", message)
+        if choice.type == "tool" and choice.name not in offered:
+            message = f"{choice.name!r} is not one of the tools that the client runs"
+            raise field_validation_error("tool_choice.name", message)
+
+    def _tool_fields(self) -> dict[str, Any]:
+        tools = [tool.chat_tool for tool in self._custom_tools if tool.is_offered]
+        if not tools:
+            return {}
+        fields: dict[str, Any] = {"tools": tools}
+        if self.tool_choice is not None:
+            fields["tool_choice"] = self.tool_choice.chat_choice
+            if self.tool_choice.disable_parallel_tool_use:
+                fields["parallel_tool_calls"] = False
+        return fields
+
+    def _output_fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        effort = self._effort
+        if effort is not None:
+            fields["reasoning_effort"] = effort
+        config = self.output_config
+        output_format = (config and config.format) or self.output_format
+        if output_format is not None:
+            fields["response_format"] = output_format.response_format
+        return fields
+
+    @property
+    def _effort(self) -> str | None:
+        """The effort of the reasoning; None leaves it to the model."""
+        if self.thinking is not None and self.thinking.type == "disabled":
+            return "none"
+        effort = self.output_config.effort if self.output_config is not None else None
+        return effort or (DEFAULT_EFFORT if self.thinking is not None else None)
+
+
+class CountTokensBody(PromptBody):
+    """The body of POST /v1/messages/count_tokens."""

@@ -1,0 +1,52 @@
+"""Request fields about sampling, which all APIs have in common."""
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from router.openai.schema.strict_model import INTEGRAL, StrictModel, validation_error
+
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKENS = 256
+MAX_BIASES = 1024
+
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+def _to_stops(value: Any) -> Any:
+    stops = [value] if isinstance(value, str) else value or []
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise validation_error("must be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise validation_error(f"must have at most {MAX_STOPS} stop strings")
+    if not all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
+        raise validation_error(f"a stop string must have 1 to {MAX_STOP_CHARACTERS} characters")
+    return stops
+
+
+class SamplingFields(StrictModel):
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    stop: Annotated[list[str], BeforeValidator(_to_stops)] = Field(default_factory=list)
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64), INTEGRAL] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_BIASES)] | None = None
+    # Not in OpenAI's API
+    top_k: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: (
+        Annotated[list[int], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None
+    ) = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    """Has no effect: none of the supported tokenizers puts spaces between special tokens."""
+    include_stop_str_in_output: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0), INTEGRAL] | None = None
+    priority: Annotated[int, Field(ge=0, lt=2**31), INTEGRAL] | None = None
+    """By how many steps the request's priority is below the tenant's; it can't be above it."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Separates the request's cached prefixes from the tenant's other cached prefixes."""

@@ -1,0 +1,37 @@
+"""Turns the fields ``allowed_token_ids`` and ``bad_words`` into rules about an answer's tokens."""
+
+from collections.abc import Iterable
+from typing import cast
+
+from baton.core.grammar import Grammar
+from baton.core.ids import TokenId
+from baton.text.grammar.token_rules import MAX_BANNED_TOKENS, TokenRules
+from baton.text.tokenizer import Tokenizer
+from router.errors import ApiError
+from router.openai.schema import GenerationBody
+
+
+def token_rules_grammar(body: GenerationBody, tokenizer: Tokenizer) -> Grammar | None:
+    """Return the rules as a grammar; None if the body has none. The token ids must have been
+    checked. Raises ApiError (400) for too many bad words."""
+    if not body.allowed_token_ids and not body.bad_words:
+        return None
+    allowed = cast(list[TokenId] | None, body.allowed_token_ids)
+    banned = tuple(_banned_sequences(body.bad_words or (), tokenizer))
+    if sum(map(len, banned)) > MAX_BANNED_TOKENS:
+        message = f"bad_words have more than {MAX_BANNED_TOKENS} tokens in total"
+        raise ApiError(400, message, param="bad_words", code="invalid_value")
+    return TokenRules(None if allowed is None else tuple(allowed), banned).grammar
+
+
+def _banned_sequences(words: Iterable[str], tokenizer: Tokenizer) -> Iterable[tuple[TokenId, ...]]:
+    """Yield the tokens of each word at the beginning of a text and, if they differ only in the
+    first token's space, within a text. This is vLLM's rule: with other tokenizations of a word, it
+    may still occur."""
+    for word in words:
+        bare = tokenizer.encode(word.lstrip(), add_special_tokens=False)
+        spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+        if bare:
+            yield cast(tuple[TokenId, ...], tuple(bare))
+        if bare and len(spaced) == len(bare) and spaced[0] != bare[0]:
+            yield cast(tuple[TokenId, ...], tuple(spaced))

@@ -1,0 +1,212 @@
+"""Generates background responses: those whose client does not wait, but asks for them later."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import structlog
+
+from baton.clock import Clock
+from baton.core.ids import TenantId
+from baton.errors import Invalid, Overloaded, Unavailable
+from router.responses.background_job import BackgroundJob, GenerateResponse
+from router.responses.response_json import encode_stored
+from router.responses.response_lease import RENEWAL_SECONDS, LeaseKey, LeaseState, ResponseLeases
+from router.responses.response_status import (
+    FAILED,
+    IN_PROGRESS,
+    failed_response,
+    is_unfinished,
+    router_ended,
+    with_status,
+)
+from router.responses.response_store import ResponseStore, StoredResponse
+from router.tenants.fair_limiter import FairLimiter
+from router.tenants.tenant_directory import TenantDirectory
+
+log = structlog.get_logger(__name__)
+
+MAX_RUNNING = 256
+"""The maximum number of background responses that a router generates at once: a quarter of the
+default of ``max_concurrent_requests``, so that responses for which nobody waits leave room for
+those for which somebody does."""
+
+MAX_RUNNING_PER_TENANT = 64
+"""The same for one tenant, so that a client that starts responses in a loop is told early. All
+responses also count against their tenant's limits."""
+
+MAX_RUNNING_BYTES = 128 * 2**20
+"""Limit for the inputs of these responses, which stay in memory until they are stored again with
+the answers: as the default of ``max_inflight_body_bytes``."""
+
+RETRY_SECONDS = 5.0
+"""When a client may try again that has too many responses running: about the time of an answer."""
+
+STORE_ATTEMPTS = 60
+STORE_PAUSE_SECONDS = 1.0
+"""How often, and with which pause, the end of a response is written to a store that can't be
+reached: long enough for a restart of Redis. A response that is not written after all counts as
+failed."""
+
+
+class BackgroundResponses:
+    """Generates background responses while :meth:`run` runs.
+
+    A response is in the store from the beginning. Its status goes from queued to in progress to a
+    final one. Meanwhile, this router holds a lease on it, so that other routers know that its
+    router is alive, and can have it cancelled.
+    """
+
+    def __init__(
+        self,
+        store: ResponseStore,
+        leases: ResponseLeases,
+        directory: Callable[[], TenantDirectory],
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._leases = leases
+        self._directory = directory
+        self._clock = clock
+        self._limiter = FairLimiter(MAX_RUNNING, "background responses")
+        self._bytes_limiter = FairLimiter(MAX_RUNNING_BYTES, "bytes of background responses")
+        self._jobs: dict[LeaseKey, BackgroundJob] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+
+    @property
+    def num_running(self) -> int:
+        return len(self._jobs)
+
+    async def run(self) -> None:
+        """Generate responses until cancelled. Call :meth:`stop` afterwards."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                tasks.create_task(self._renew_leases())
+        finally:
+            self._tasks = None
+
+    async def start(
+        self,
+        tenant: TenantId,
+        queued: StoredResponse,
+        generate: GenerateResponse,
+        held: ExitStack | None = None,
+    ) -> Mapping[str, Any]:
+        """Store the response ``queued``, and return it for the client while ``generate`` runs.
+
+        ``held`` is closed once the response is generated and stored, also if this method raises: it
+        has what the request holds until then. Raises Overloaded (too many background responses),
+        Unavailable, and Invalid if the response is too large for the store."""
+        job = BackgroundJob(LeaseKey(tenant, queued.id), queued, generate, held or ExitStack())
+        try:
+            self._admit(tenant, len(encode_stored(queued)), job.held)
+            await self._leases.renew([job.key])
+            await self._store.put(tenant, queued)
+            if self._tasks is None:
+                raise Unavailable("this router is ending")
+        except BaseException:
+            job.held.close()
+            raise
+        self._jobs[job.key] = job
+        self._tasks.create_task(self._run_job(job))
+        return queued.response
+
+    def cancel(self, key: LeaseKey) -> bool:
+        """Cancel a response. Returns False if it is not one that this router generates."""
+        job = self._jobs.get(key)
+        if job is not None:
+            job.cancel()
+        return job is not None
+
+    async def stop(self) -> None:
+        """Store all responses that were not generated completely as failed. Call after
+        :meth:`run`."""
+        jobs = list(self._jobs.values())
+        async with asyncio.TaskGroup() as tasks:
+            for job in jobs:
+                tasks.create_task(self._give_up(job))
+
+    def _admit(self, tenant: TenantId, size_bytes: int, held: ExitStack) -> None:
+        """Count one more response until ``held`` is closed. Raises Overloaded."""
+        running, directory = self._limiter.num_in_use_by(tenant), self._directory()
+        if running >= MAX_RUNNING_PER_TENANT:
+            raise Overloaded(
+                f"this router generates {running} background responses of this tenant now, and "
+                "can't generate more at once",
+                retry_after_seconds=RETRY_SECONDS,
+            )
+        weight, shared = directory.tenant(tenant).weight, directory.is_shared
+        held.enter_context(self._limiter.hold(1, tenant, weight, shared=shared))
+        held.enter_context(self._bytes_limiter.hold(size_bytes, tenant, weight, shared=shared))
+
+    async def _run_job(self, job: BackgroundJob) -> None:
+        """Generate and store one response. After a cancellation, :meth:`stop` does the rest."""
+        with job.held:
+            try:
+                job.stored = with_status(job.stored, IN_PROGRESS)
+                if not await self._store_progress(job):
+                    job.cancel()
+                job.stored = await job.run()
+                await self._store_end(job)
+            except Exception:  # a bug must not end the router's other responses
+                log.exception("background_response_crashed", response=job.key.response_id)
+            del self._jobs[job.key]
+
+    async def _store_progress(self, job: BackgroundJob) -> bool:
+        """Store that the response is in progress. Returns False if it was deleted meanwhile."""
+        try:
+            return await self._store.replace(job.key.tenant, job.stored)
+        except (Unavailable, Invalid):
+            return True  # it is generated all the same; only its status is late
+
+    async def _store_end(self, job: BackgroundJob) -> None:
+        """Store the response with its final status; try again while the store can't be reached."""
+        for _ in range(STORE_ATTEMPTS):
+            try:
+                await self._try_store_end(job)
+                return
+            except Unavailable:
+                await self._clock.sleep(STORE_PAUSE_SECONDS)
+        log.warning("background_response_lost", response=job.key.response_id)
+
+    async def _try_store_end(self, job: BackgroundJob) -> None:
+        """Store the response, unless it was deleted or its lease has ended. Raises Unavailable."""
+        [state] = await self._leases.renew([job.key])
+        if state is LeaseState.ENDED:
+            log.warning("background_response_ended_elsewhere", response=job.key.response_id)
+            return
+        try:
+            await self._store.replace(job.key.tenant, job.stored)
+        except Invalid as error:
+            failed = failed_response(with_status(job.stored, FAILED, output=[]), error)
+            with suppress(Invalid):
+                await self._store.replace(job.key.tenant, failed)
+        await self._leases.release(job.key)
+
+    async def _give_up(self, job: BackgroundJob) -> None:
+        if is_unfinished(job.stored):
+            job.stored = router_ended(job.stored)
+        try:
+            await self._try_store_end(job)
+        except Unavailable:
+            log.warning("background_response_lost", response=job.key.response_id)
+        self._jobs.pop(job.key, None)
+
+    async def _renew_leases(self) -> None:
+        """Renew the leases of all jobs, and cancel those that another router has cancelled or taken
+        for dead."""
+        while True:
+            await self._clock.sleep(RENEWAL_SECONDS)
+            jobs = list(self._jobs.values())
+            if not jobs:
+                continue
+            try:
+                states = await self._leases.renew([job.key for job in jobs])
+            except Unavailable as error:
+                log.warning("response_leases_not_renewed", error=str(error))
+                continue
+            for job, state in zip(jobs, states, strict=True):
+                if state is not LeaseState.HELD:
+                    job.cancel()

@@ -1,0 +1,110 @@
+"""The response store of a router without Redis: it keeps the responses in its memory."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from baton.clock import Clock
+from baton.core.ids import TenantId
+from router.responses.response_json import decode_stored, encode_stored
+from router.responses.response_limits import ResponseLimits
+from router.responses.response_store import StoredResponse
+
+MAX_TOTAL_BYTES = 256 * 2**20
+"""Limit for the responses of all tenants: what a router can spare besides its request bodies."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    data: bytes
+    size_bytes: int
+    expires_at: float
+
+
+@dataclass(slots=True)
+class _TenantResponses:
+    entries: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)
+    """In the order in which they were stored."""
+    size_bytes: int = 0
+
+
+class MemoryResponseStore:
+    """Implements :class:`router.responses.response_store.ResponseStore`. Beyond
+    ``max_total_bytes``, the oldest responses of all tenants are removed."""
+
+    def __init__(
+        self, limits: ResponseLimits, clock: Clock, max_total_bytes: int = MAX_TOTAL_BYTES
+    ) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._max_total_bytes = max_total_bytes
+        self._total_bytes = 0
+        self._tenants: dict[TenantId, _TenantResponses] = {}
+        self._order: OrderedDict[tuple[TenantId, str], None] = OrderedDict()
+        """The responses of all tenants, in the order in which they were stored."""
+
+    async def put(self, tenant: TenantId, stored: StoredResponse) -> None:
+        data = encode_stored(stored)
+        entry = _Entry(
+            data,
+            self._limits.check_size(data),
+            self._clock.monotonic() + self._limits.ttl_seconds,
+        )
+        self._remove_expired()
+        self._remove(tenant, stored.id)
+        own = self._tenants.setdefault(tenant, _TenantResponses())
+        own.entries[stored.id] = entry
+        own.size_bytes += entry.size_bytes
+        self._total_bytes += entry.size_bytes
+        self._order[tenant, stored.id] = None
+        self._remove_oldest(tenant, own)
+
+    async def replace(self, tenant: TenantId, stored: StoredResponse) -> bool:
+        if self._find(tenant, stored.id) is None:
+            return False
+        await self.put(tenant, stored)
+        return True
+
+    async def get(self, tenant: TenantId, response_id: str) -> StoredResponse | None:
+        entry = self._find(tenant, response_id)
+        return decode_stored(entry.data, response_id) if entry is not None else None
+
+    async def delete(self, tenant: TenantId, response_id: str) -> bool:
+        self._remove_expired()
+        return self._remove(tenant, response_id)
+
+    async def close(self) -> None:
+        pass
+
+    def _find(self, tenant: TenantId, response_id: str) -> _Entry | None:
+        self._remove_expired()
+        own = self._tenants.get(tenant)
+        return own.entries.get(response_id) if own is not None else None
+
+    def _remove_expired(self) -> None:
+        now = self._clock.monotonic()
+        while self._order:
+            tenant, response_id = next(iter(self._order))
+            if self._tenants[tenant].entries[response_id].expires_at > now:
+                return
+            self._remove(tenant, response_id)
+
+    def _remove_oldest(self, tenant: TenantId, own: _TenantResponses) -> None:
+        """Remove the tenant's oldest responses, then those of all tenants, while they exceed their
+        bounds. The newest one fits alone."""
+        limits = self._limits
+        while own.size_bytes > limits.tenant_bytes or len(own.entries) > limits.tenant_responses:
+            self._remove(tenant, next(iter(own.entries)))
+        while self._total_bytes > self._max_total_bytes:
+            self._remove(*next(iter(self._order)))
+
+    def _remove(self, tenant: TenantId, response_id: str) -> bool:
+        own = self._tenants.get(tenant)
+        entry = own.entries.pop(response_id, None) if own is not None else None
+        if own is None or entry is None:
+            return False
+        own.size_bytes -= entry.size_bytes
+        self._total_bytes -= entry.size_bytes
+        del self._order[tenant, response_id]
+        if not own.entries:
+            del self._tenants[tenant]
+        return True

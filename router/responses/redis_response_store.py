@@ -1,0 +1,112 @@
+"""The response store in Redis, which all routers share."""
+
+from typing import Any, cast
+
+from baton.core.ids import TenantId
+from baton.registry.redis_client import call_redis, connect_redis
+from router.responses.response_json import decode_stored, encode_stored, is_response_id
+from router.responses.response_keys import tenant_prefix
+from router.responses.response_limits import ResponseLimits
+from router.responses.response_store import StoredResponse
+
+# Each response has a key that expires. Two more keys per tenant index them: a sorted set of ids by
+# the time of expiry (in microseconds, by Redis's own clock), which is also their order, and a hash
+# of their sizes, whose field '' is the sum. Redis may evict any of these keys when its memory is
+# full: a response without its key is missing, and without the set, the sizes count no more.
+_REMOVE = """
+local order, sizes, prefix = KEYS[1], KEYS[2], ARGV[1]
+local function remove(id)
+  local size = tonumber(redis.call('HGET', sizes, id) or '0')
+  redis.call('HINCRBY', sizes, '', 0 - size)
+  redis.call('HDEL', sizes, id)
+  redis.call('ZREM', order, id)
+  return redis.call('DEL', prefix .. id)
+end
+"""
+
+# ARGV: the beginning of the responses' keys, the id, the JSON, its size, the milliseconds until it
+# expires, the limits in bytes and number, then 1 if the id must exist.
+_PUT = f"""{_REMOVE}
+local id, size, ttl = ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5])
+local max_bytes, max_number = tonumber(ARGV[6]), tonumber(ARGV[7])
+if ARGV[8] == '1' and redis.call('EXISTS', prefix .. id) == 0 then return 0 end
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+if redis.call('ZCARD', order) == 0 then redis.call('DEL', sizes) end
+for _, old in ipairs(redis.call('ZRANGEBYSCORE', order, '-inf', now)) do remove(old) end
+remove(id)
+redis.call('SET', prefix .. id, ARGV[3], 'PX', ttl)
+redis.call('ZADD', order, string.format('%.0f', now + ttl * 1000), id)
+redis.call('HSET', sizes, id, size)
+local total = redis.call('HINCRBY', sizes, '', size)
+while total > max_bytes or redis.call('ZCARD', order) > max_number do
+  local oldest = redis.call('ZRANGE', order, 0, 0)[1]
+  if not oldest or oldest == id then break end
+  remove(oldest)
+  total = tonumber(redis.call('HGET', sizes, ''))
+end
+redis.call('PEXPIRE', order, ttl)
+redis.call('PEXPIRE', sizes, ttl)
+return 1
+"""
+
+_DELETE = f"{_REMOVE} return remove(ARGV[2])"
+
+
+class RedisResponseStore:
+    """Implements :class:`router.responses.response_store.ResponseStore`. All keys begin with
+    ``baton:CLUSTER:responses:TENANT:``."""
+
+    def __init__(self, url: str, cluster: str, limits: ResponseLimits) -> None:
+        self._url = url
+        self._cluster = cluster
+        self._limits = limits
+        self._redis = connect_redis(url)
+
+    async def put(self, tenant: TenantId, stored: StoredResponse) -> None:
+        await self._put(tenant, stored, must_exist=False)
+
+    async def replace(self, tenant: TenantId, stored: StoredResponse) -> bool:
+        return await self._put(tenant, stored, must_exist=True)
+
+    async def get(self, tenant: TenantId, response_id: str) -> StoredResponse | None:
+        if not is_response_id(response_id):
+            return None
+        key = self._value_prefix(tenant) + response_id
+        data = await self._call(self._redis.get(key))
+        return decode_stored(data, response_id) if data is not None else None
+
+    async def delete(self, tenant: TenantId, response_id: str) -> bool:
+        if not is_response_id(response_id):
+            return False
+        return bool(await self._eval(_DELETE, tenant, response_id))
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    async def _put(self, tenant: TenantId, stored: StoredResponse, *, must_exist: bool) -> bool:
+        data, limits = encode_stored(stored), self._limits
+        reply = await self._eval(
+            _PUT,
+            tenant,
+            stored.id,
+            data,
+            limits.check_size(data),
+            max(int(limits.ttl_seconds * 1000), 1),
+            limits.tenant_bytes,
+            limits.tenant_responses,
+            int(must_exist),
+        )
+        return bool(reply)
+
+    async def _eval(self, script: str, tenant: TenantId, *arguments: Any) -> Any:
+        prefix = tenant_prefix(self._cluster, tenant)
+        keys = (f"{prefix}order", f"{prefix}sizes")
+        values = self._value_prefix(tenant)
+        return await self._call(self._redis.eval(script, len(keys), *keys, values, *arguments))
+
+    def _value_prefix(self, tenant: TenantId) -> str:
+        return f"{tenant_prefix(self._cluster, tenant)}response:"
+
+    async def _call(self, call: Any) -> Any:
+        return await call_redis(self._url, cast(Any, call))

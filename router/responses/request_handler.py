@@ -1,0 +1,208 @@
+"""Handlers of ``/v1/responses`` and ``/v1/responses/input_tokens``."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import orjson
+import structlog
+
+from baton.concurrency.time_limit import TimeLimit
+from baton.core.ids import TenantId
+from baton.errors import BatonError, Invalid, Unavailable
+from router.errors import ApiError, to_api_error
+from router.http.raw_body import RawBody
+from router.http.response_writer import JSON_HEADERS, ResponseWriter
+from router.openai.choice_result import ChoiceResult
+from router.openai.choice_stream import ChoiceStream
+from router.openai.context import RouterContext
+from router.openai.encoders import AnswerEncoder, ResponseMetadata
+from router.openai.preprocessor import count_prompt_tokens
+from router.openai.request_handler import ChatHandler, RequestHandler
+from router.openai.schema import ChatBody, CompletionBody
+from router.responses.background_responses import BackgroundResponses
+from router.responses.chat_errors import translate_error
+from router.responses.chat_request import ChatRequest, build_chat
+from router.responses.conversation import ConversationReader
+from router.responses.encoder import ResponsesEncoder
+from router.responses.input_items import complete_items, to_items
+from router.responses.item_ids import RESPONSE_PREFIX
+from router.responses.output_items import OutputOptions
+from router.responses.response_fields import response_fields
+from router.responses.response_store import ResponseStore, StoredResponse
+from router.responses.schema import InputTokensBody, ResponsesBody
+
+log = structlog.get_logger(__name__)
+
+
+class _ChatSource(RequestHandler):
+    """Turns the requests of its subclasses into chats, and errors about a chat back into errors
+    about the request. Without ``store``, responses are not stored, and none are found."""
+
+    def __init__(self, context: RouterContext, store: ResponseStore | None = None) -> None:
+        super().__init__(context)
+        self._store = store
+        self._input_items: Sequence[Any] = ()
+        self._message_paths: Sequence[str] = ()
+
+    async def _build_chat(
+        self, body: InputTokensBody, size_bytes: int, tenant: TenantId
+    ) -> ChatRequest:
+        context = self._context
+        reader = ConversationReader(self._store, tenant, context.config.max_body_bytes)
+        conversation = await reader.read(body.previous_response_id)
+        items = await reader.resolve_references(to_items(body.input))
+        request = await context.resources.offload_executor.run(
+            tenant,
+            size_bytes + conversation.size_bytes,
+            lambda: build_chat(body, items, conversation.items),
+        )
+        self._input_items = items
+        self._message_paths = request.message_paths
+        self._report_ignored_fields(tenant, request.ignored)
+        return request
+
+    def encode_error(self, error: ApiError) -> bytes:
+        return super().encode_error(translate_error(error, self._message_paths))
+
+
+class ResponsesHandler(_ChatSource, ChatHandler):
+    """Without ``background``, no responses are generated in the background."""
+
+    endpoint = "responses"
+    id_prefix = RESPONSE_PREFIX
+    _body: ResponsesBody
+    _request: ChatRequest
+
+    def __init__(
+        self,
+        context: RouterContext,
+        store: ResponseStore | None = None,
+        background: BackgroundResponses | None = None,
+    ) -> None:
+        super().__init__(context, store)
+        self._background = background
+
+    async def _read_body(self, raw: RawBody, tenant: TenantId) -> ChatBody | CompletionBody:
+        body = await self._parse(ResponsesBody, raw, tenant)
+        if body.background:
+            self._check_background(body)
+        self._body = body
+        self._request = await self._build_chat(body, raw.size_bytes, tenant)
+        return self._request.chat
+
+    def _check_background(self, body: ResponsesBody) -> None:
+        """Raises ApiError (400) for a response that can't be generated in the background."""
+        param, reason = "background", None
+        if not body.is_stored:
+            reason = "background: requires that the response is stored; leave out store: false"
+        elif self._background is None:
+            reason = "background: is not supported, because no responses are stored here"
+        elif body.stream:
+            param = "stream"
+            reason = "stream: can't be combined with background, since streams are not resumable"
+        if reason is not None:
+            raise ApiError(400, reason, param=param, code="unsupported_parameter")
+
+    def _create_encoder(
+        self, metadata: ResponseMetadata, body: ChatBody | CompletionBody
+    ) -> AnswerEncoder:
+        request, dialect = self._body, self._context.text.output_format
+        options = OutputOptions(
+            metadata.id,
+            self._request.tools.identities,
+            lambda call: dialect.call_id(metadata.id, 0, call),
+            summarizes_reasoning=request.reasoning is not None and request.reasoning.wants_summary,
+            encrypts_reasoning=request.includes_encrypted_reasoning,
+        )
+        return ResponsesEncoder(
+            response_fields(metadata, request, self._request.tools, is_stored=self._is_stored),
+            options,
+            self._context.text.tokenizer if body.num_logprobs is not None else None,
+            is_obfuscated=metadata.is_obfuscated,
+        )
+
+    @property
+    def _is_stored(self) -> bool:
+        return self._store is not None and self._body.is_stored
+
+    async def _deliver(
+        self,
+        writer: ResponseWriter,
+        choices: Sequence[ChoiceStream],
+        answers: Sequence[ChoiceResult],
+        encoder: AnswerEncoder,
+        body: ChatBody | CompletionBody,
+    ) -> None:
+        if not self._body.background:
+            await super()._deliver(writer, choices, answers, encoder, body)
+            return
+        assert self._background is not None, "_check_background() comes first"
+        assert isinstance(encoder, ResponsesEncoder)
+        generate = partial(self._generate_in_background, choices, answers, encoder, body)
+        response = await self._background.start(
+            self._admission.tenant.id,
+            self._with_input(encoder.queued_response),
+            generate,
+            self._detach(),
+        )
+        headers = JSON_HEADERS | self._response_headers
+        await writer.respond(200, headers, orjson.dumps(response))
+
+    async def _generate_in_background(
+        self,
+        choices: Sequence[ChoiceStream],
+        answers: Sequence[ChoiceResult],
+        encoder: ResponsesEncoder,
+        body: ChatBody | CompletionBody,
+        _response_id: str,
+    ) -> StoredResponse:
+        """Generate the response without a connection, within the same time as any other. Raises
+        ApiError or TimeoutError."""
+        try:
+            with TimeLimit(self._context.config.request_timeout_seconds):
+                await self._generate(choices, answers, encoder, body)
+        except (BatonError, ApiError) as error:
+            raise translate_error(to_api_error(error), self._message_paths) from error
+        return self._with_input(encoder.response)
+
+    async def _on_complete(self, encoder: AnswerEncoder) -> None:
+        """Store the response. If that fails, the client still gets its answer: a request that
+        continues it will then not find it."""
+        if self._store is None or not self._is_stored:
+            return
+        assert isinstance(encoder, ResponsesEncoder)
+        stored = self._with_input(encoder.response)
+        tenant = self._admission.tenant.id
+        try:
+            await self._store.put(tenant, stored)
+        except (Invalid, Unavailable) as error:
+            log.warning(
+                "response_not_stored", response_id=stored.id, tenant=tenant, error=str(error)
+            )
+
+    def _with_input(self, response: Mapping[str, Any]) -> StoredResponse:
+        return StoredResponse(response, complete_items(self._input_items, response["id"]))
+
+    def encode_error_event(self, error: ApiError) -> bytes:
+        return super().encode_error_event(translate_error(error, self._message_paths))
+
+
+class InputTokensHandler(_ChatSource):
+    """Counts the tokens of the prompt that a request would have."""
+
+    endpoint = "input_tokens"
+
+    async def answer(self, writer: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
+        context = self._context
+        body = await self._parse(InputTokensBody, raw, tenant)
+        context.check_model(body.model)
+        request = await self._build_chat(body, raw.size_bytes, tenant)
+        text, limits = context.text, context.limits
+        count = await context.resources.offload_executor.run(
+            tenant,
+            raw.size_bytes,
+            lambda: count_prompt_tokens(request.chat, text.tokenizer, text.output_format, limits),
+        )
+        answer = orjson.dumps({"object": "response.input_tokens", "input_tokens": count})
+        await writer.respond(200, JSON_HEADERS | self._response_headers, answer)

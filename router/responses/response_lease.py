@@ -1,0 +1,56 @@
+"""Leases of background responses: they tell every router whether the router that generates a
+response is alive, and carry cancellations to it."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from baton.core.ids import TenantId
+
+LEASE_SECONDS = 15.0
+"""A router that has not renewed a lease for this long counts as dead. It is several times what a
+slow Redis delays a renewal (:data:`baton.registry.redis_client.TIMEOUT_SECONDS`)."""
+
+RENEWAL_SECONDS = 1.0
+"""How often a router renews its leases, all of them in one call. The reply contains cancellations,
+so it is also the time that another router's cancellation takes."""
+
+ENDED_SECONDS = 86_400.0
+"""How long a lease that ended without its router stays ended. A router that was frozen or cut off
+must find it so; its requests have timed out long before (``request_timeout_seconds``)."""
+
+
+class LeaseState(StrEnum):
+    HELD = "held"
+    CANCELLED = "cancelled"
+    """Held by a router that is to cancel the response."""
+    ENDED = "ended"
+    """Lapsed, and then declared ended: the response has failed."""
+
+
+class LeaseKey(NamedTuple):
+    tenant: TenantId
+    response_id: str
+
+
+class ResponseLeases(Protocol):
+    """The leases of all routers. All methods raise Unavailable if they can't be reached."""
+
+    async def renew(self, keys: Sequence[LeaseKey]) -> list[LeaseState]:
+        """Take or renew leases for LEASE_SECONDS, except those that have ended, and return the
+        state of each."""
+        ...
+
+    async def cancel(self, key: LeaseKey) -> bool:
+        """Ask the router that holds this lease to cancel the response. Returns False if no router
+        holds it."""
+        ...
+
+    async def end_if_lapsed(self, key: LeaseKey) -> bool:
+        """Unless a router holds this lease, end it, so that no router can take it. Returns whether
+        it has ended."""
+        ...
+
+    async def release(self, key: LeaseKey) -> None:
+        """Give a lease back; call once the response has a final status in the store."""
+        ...

@@ -1,0 +1,36 @@
+"""How long responses are stored, and how many of each tenant."""
+
+from dataclasses import dataclass
+
+from baton.errors import Invalid
+
+MAX_RESPONSE_BYTES = 16 * 2**20
+"""The largest response that is stored, input included: twice the default of ``max_body_bytes``, and
+half the largest reply that is read from Redis
+(:data:`baton.registry.bounded_parser.MAX_REPLY_BYTES`)."""
+
+ENTRY_OVERHEAD_BYTES = 512
+"""Counted for each response in addition to its JSON: roughly what keys and indexes take."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseLimits:
+    """How long a response is stored, and how many responses, with how many bytes in total, are
+    stored for one tenant."""
+
+    ttl_seconds: float = 86_400.0
+    tenant_bytes: int = 64 * 2**20
+    tenant_responses: int = 100_000
+
+    def check_size(self, data: bytes) -> int:
+        """Return the number of bytes that a response with this JSON counts. Raises Invalid if it is
+        larger than what is stored for one tenant."""
+        size_bytes = len(data) + ENTRY_OVERHEAD_BYTES
+        limit = min(self.tenant_bytes, MAX_RESPONSE_BYTES)
+        if size_bytes > limit:
+            raise Invalid(
+                f"the response and its input have {size_bytes} bytes, and at most {limit} can be "
+                "stored; pass store: false",
+                param="store",
+            )
+        return size_bytes

@@ -1,0 +1,86 @@
+"""The service behind the routes for stored responses."""
+
+from contextlib import suppress
+
+from baton.clock import Clock
+from baton.core.ids import TenantId
+from baton.errors import Invalid
+from router.errors import ApiError
+from router.responses.background_responses import BackgroundResponses
+from router.responses.response_lease import LeaseKey, ResponseLeases
+from router.responses.response_status import is_background, is_unfinished, router_ended
+from router.responses.response_store import ResponseStore, StoredResponse
+
+CANCEL_SECONDS = 5.0
+"""How long a cancellation waits until the router that generates the response has stored its end. It
+takes about as long as a renewal of leases
+(:data:`router.responses.response_lease.RENEWAL_SECONDS`)."""
+
+CANCEL_POLL_SECONDS = 0.25
+
+
+class ResponseService:
+    """Reads, deletes and cancels the tenants' stored responses. All methods raise Unavailable if
+    the store can't be reached, and ApiError (404) if the tenant has no such response."""
+
+    def __init__(
+        self,
+        store: ResponseStore,
+        leases: ResponseLeases,
+        background: BackgroundResponses,
+        clock: Clock,
+    ) -> None:
+        self.store = store
+        self.background = background
+        self._leases = leases
+        self._clock = clock
+
+    async def get(self, tenant: TenantId, response_id: str) -> StoredResponse:
+        """Return a response. One whose router has died becomes a failed one."""
+        stored = await self._read(tenant, response_id)
+        if not is_unfinished(stored):
+            return stored
+        if not await self._leases.end_if_lapsed(LeaseKey(tenant, response_id)):
+            return stored
+        # Its router may have stored its end just before it released its lease.
+        stored = await self._read(tenant, response_id)
+        if is_unfinished(stored):
+            stored = router_ended(stored)
+            with suppress(Invalid):  # it has just been read, so it hardly exceeds a limit
+                await self.store.replace(tenant, stored)
+        return stored
+
+    async def delete(self, tenant: TenantId, response_id: str) -> None:
+        """Delete a response. If it is being generated, that is cancelled."""
+        stored = await self._read(tenant, response_id)
+        await self.store.delete(tenant, response_id)
+        if is_unfinished(stored):
+            await self._request_cancellation(LeaseKey(tenant, response_id))
+
+    async def cancel(self, tenant: TenantId, response_id: str) -> StoredResponse:
+        """Cancel a background response, and return it with its final status; if its router needs
+        longer than CANCEL_SECONDS, with its present one. Raises ApiError (400) for a response that
+        was not generated in the background."""
+        stored = await self.get(tenant, response_id)
+        if not is_background(stored):
+            message = "only responses that were created with background: true can be cancelled"
+            raise ApiError(400, message, param="response_id")
+        if not is_unfinished(stored):
+            return stored
+        await self._request_cancellation(LeaseKey(tenant, response_id))
+        give_up_at = self._clock.monotonic() + CANCEL_SECONDS
+        while is_unfinished(stored) and self._clock.monotonic() < give_up_at:
+            await self._clock.sleep(CANCEL_POLL_SECONDS)
+            stored = await self.get(tenant, response_id)
+        return stored
+
+    async def _request_cancellation(self, key: LeaseKey) -> None:
+        if not self.background.cancel(key):
+            await self._leases.cancel(key)
+
+    async def _read(self, tenant: TenantId, response_id: str) -> StoredResponse:
+        stored = await self.store.get(tenant, response_id)
+        if stored is None:
+            message = f"Response with id {response_id!r} not found."
+            raise ApiError(404, message, param="response_id", code="not_found")
+        return stored

@@ -1,0 +1,58 @@
+"""The statuses of a response, and the ends of a background response that the model did not
+write."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from baton.errors import DeadlineExceeded
+from router.errors import ApiError, to_api_error
+from router.responses.response_store import StoredResponse
+
+QUEUED, IN_PROGRESS, CANCELLED, FAILED = "queued", "in_progress", "cancelled", "failed"
+
+UNFINISHED_STATUSES = frozenset({QUEUED, IN_PROGRESS})
+"""Any other status is final."""
+
+ROUTER_ENDED = "the router that generated this response ended"
+
+ERROR_CODES: Mapping[int, str] = MappingProxyType(
+    {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+)
+"""The codes that OpenAI's API has for a failed response, by HTTP status; ``server_error`` for any
+other."""
+
+
+def is_unfinished(stored: StoredResponse) -> bool:
+    return stored.response.get("status") in UNFINISHED_STATUSES
+
+
+def is_background(stored: StoredResponse) -> bool:
+    return stored.response.get("background") is True
+
+
+def with_status(stored: StoredResponse, status: str, **fields: Any) -> StoredResponse:
+    return replace(stored, response={**stored.response, "status": status, **fields})
+
+
+def failed_response(stored: StoredResponse, error: BaseException) -> StoredResponse:
+    """Return the response as it ends with ``error``."""
+    if isinstance(error, TimeoutError):
+        error = DeadlineExceeded("the answer was not complete in time")
+    return failed_with(stored, to_api_error(error))
+
+
+def failed_with(stored: StoredResponse, error: ApiError) -> StoredResponse:
+    return with_status(stored, FAILED, error=failure(error))
+
+
+def failure(error: ApiError) -> dict[str, str]:
+    """Return the field ``error`` of a response that failed."""
+    code = ERROR_CODES.get(error.status, "server_error")
+    return {"code": code, "message": error.body["error"]["message"]}
+
+
+def router_ended(stored: StoredResponse) -> StoredResponse:
+    """Return the response as it ends with its router."""
+    return failed_with(stored, ApiError(500, ROUTER_ENDED))

@@ -1,0 +1,108 @@
+"""The routes of stored responses, ``/v1/responses/ID``, as in OpenAI's API."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from baton.core.ids import TenantId
+from router.errors import ApiError
+from router.http.api_key_header import api_key_header
+from router.http.item_list import list_page
+from router.openai.context import RouterContext
+from router.responses.response_service import ResponseService
+
+MAX_INPUT_ITEMS = 100
+"""The largest ``limit`` of a list of input items, as in OpenAI's API."""
+
+
+@dataclass(frozen=True, slots=True)
+class _InputItem:
+    json: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        return str(self.json.get("id"))
+
+
+def add_response_routes(
+    app: FastAPI, context: RouterContext, service: ResponseService | None
+) -> None:
+    """Add the routes. Without a service, no response is found, because none are stored."""
+
+    @app.get("/v1/responses/{response_id}")
+    async def get_response(request: Request, response_id: str) -> Response:
+        _check_get_query(dict(request.query_params))
+        with _admitted_tenant(context, request) as tenant:
+            return _json((await _required(service).get(tenant, response_id)).response)
+
+    @app.delete("/v1/responses/{response_id}")
+    async def delete_response(request: Request, response_id: str) -> Response:
+        with _admitted_tenant(context, request) as tenant:
+            await _required(service).delete(tenant, response_id)
+        return _json({"id": response_id, "object": "response", "deleted": True})
+
+    @app.post("/v1/responses/{response_id}/cancel")
+    async def cancel_response(request: Request, response_id: str) -> Response:
+        with _admitted_tenant(context, request) as tenant:
+            return _json((await _required(service).cancel(tenant, response_id)).response)
+
+    @app.get("/v1/responses/{response_id}/input_items")
+    async def list_input_items(request: Request, response_id: str) -> Response:
+        query = dict(request.query_params)
+        _refuse_include(query)
+        is_ascending = _pop_order(query) == "asc"
+        with _admitted_tenant(context, request) as tenant:
+            stored = await _required(service).get(tenant, response_id)
+        items = [_InputItem(item) for item in stored.input_items]
+        return _json(list_page(items if is_ascending else items[::-1], query, MAX_INPUT_ITEMS))
+
+
+def _required(service: ResponseService | None) -> ResponseService:
+    """Raises ApiError (404) if this router stores no responses."""
+    if service is None:
+        message = "responses are not stored, because response_ttl_seconds is 0"
+        raise ApiError(404, message, param="response_id", code="not_found")
+    return service
+
+
+def _check_get_query(query: dict[str, str]) -> None:
+    """Raises ApiError (400) for a parameter that has no effect here."""
+    _refuse_include(query)
+    if query.pop("stream", "false") != "false":
+        message = "stream: a stored response can't be streamed; get it without stream"
+        raise ApiError(400, message, param="stream", code="unsupported_parameter")
+    if query:
+        name = min(query)
+        raise ApiError(400, f"unknown parameter {name!r}", param=name, code="unknown_parameter")
+
+
+def _refuse_include(query: Mapping[str, str]) -> None:
+    for name in query.keys() & {"include", "include[]"}:
+        message = "include: a stored response has what was included when it was created"
+        raise ApiError(400, message, param=name, code="unsupported_parameter")
+
+
+def _pop_order(query: dict[str, str]) -> str:
+    order = query.pop("order", "desc")
+    if order not in ("asc", "desc"):
+        raise ApiError(400, "order must be 'asc' or 'desc'", param="order", code="invalid_value")
+    return order
+
+
+@contextmanager
+def _admitted_tenant(context: RouterContext, request: Request) -> Iterator[TenantId]:
+    """Authenticate the client, and hold a slot of the request limiter during the ``with`` block.
+    Raises ApiError (401) or Overloaded."""
+    tenants = context.tenants
+    tenant = tenants.authenticator.tenant_of(api_key_header(request.scope))
+    with tenants.admission.hold_slots(tenants.authenticator.directory.tenant(tenant), 1):
+        yield tenant
+
+
+def _json(value: object) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")

@@ -1,0 +1,182 @@
+"""The tools of a request, in the form in which a chat offers them.
+
+The Responses API has kinds of tools that chats don't have. A custom tool, whose input is free text,
+becomes a function with one string parameter. The tools of a namespace become functions whose names
+begin with the namespace. Hosted tools, which OpenAI's servers run, are left out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.errors import ApiError
+from router.openai.schema.tool import FUNCTION_NAME, Tool
+from router.responses.object_reader import ObjectReader
+
+HOSTED_TOOLS = frozenset(
+    {
+        "apply_patch", "code_interpreter", "computer", "computer_use", "computer_use_preview",
+        "file_search", "image_generation", "local_shell", "mcp", "programmatic_tool_calling",
+        "shell", "tool_search", "web_search", "web_search_2025_08_26", "web_search_preview",
+        "web_search_preview_2025_03_11",
+    }
+)  # fmt: skip
+"""Tools that OpenAI's servers run, or that only OpenAI's models know."""
+
+NAMESPACE_SEPARATOR = "__"
+
+CUSTOM_INPUT = "input"
+"""The parameter of the function that stands for a custom tool."""
+
+CUSTOM_PARAMETERS = {
+    "type": "object",
+    "properties": {CUSTOM_INPUT: {"type": "string", "description": "The tool's input, as text."}},
+    "required": [CUSTOM_INPUT],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolIdentity:
+    """How the client names a tool that it has offered."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+    @property
+    def function_name(self) -> str:
+        """The name of the function that the model sees."""
+        return function_name(self.name, self.namespace)
+
+
+def function_name(name: str, namespace: str | None) -> str:
+    return f"{namespace}{NAMESPACE_SEPARATOR}{name}" if namespace else name
+
+
+@dataclass(slots=True)
+class OfferedTools:
+    """The tools of one request. ``functions`` are what the model sees, and ``identities`` their
+    names in the client's terms, by function name. ``kept`` are the tools as the client sent them,
+    without those that were left out, which are in ``ignored``, such as
+    ``tools.web_search``."""
+
+    functions: list[Tool] = field(default_factory=list)
+    identities: dict[str, ToolIdentity] = field(default_factory=dict)
+    kept: list[Tool] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+
+    def add_function(self, identity: ToolIdentity, reader: ObjectReader, **fields: Any) -> None:
+        name = identity.function_name
+        if not FUNCTION_NAME.fullmatch(name):
+            raise reader.error("name", f"{name!r} must be 1 to 128 letters, digits, `_`, `-`, `.`")
+        if name in self.identities:
+            raise reader.error("name", f"another tool is named {name!r}, too")
+        function = {"name": name, "description": reader.optional_text("description"), **fields}
+        given = {key: value for key, value in function.items() if value is not None}
+        self.functions.append({"type": "function", "function": given})
+        self.identities[name] = identity
+
+
+def read_tools(tools: Sequence[Tool]) -> OfferedTools:
+    """Read the tools. Raises ApiError (400), which names the invalid field."""
+    offered = OfferedTools()
+    for number, tool in enumerate(tools):
+        reader = ObjectReader(tool, f"tools[{number}]")
+        kind = reader.text("type")
+        if kind in HOSTED_TOOLS:
+            offered.ignored.append(f"tools.{kind}")
+            continue
+        if kind == "namespace":
+            _read_namespace(offered, reader)
+        else:
+            _read_tool(offered, reader, None)
+        offered.kept.append(tool)
+    return offered
+
+
+def _read_namespace(offered: OfferedTools, reader: ObjectReader) -> None:
+    namespace = reader.text("name")
+    for number, tool in enumerate(reader.optional_list("tools")):
+        _read_tool(offered, ObjectReader(tool, f"{reader.path}.tools[{number}]"), namespace)
+
+
+def _read_tool(offered: OfferedTools, reader: ObjectReader, namespace: str | None) -> None:
+    kind = reader.text("type")
+    if kind == "function":
+        _read_function(offered, reader, namespace)
+    elif kind == "custom":
+        _read_custom_tool(offered, reader, namespace)
+    else:
+        raise reader.error("type", f"{kind!r} is not supported; offer a tool of type `function`")
+
+
+def _read_function(offered: OfferedTools, reader: ObjectReader, namespace: str | None) -> None:
+    value = reader.value
+    if isinstance(value.get("function"), dict):
+        message = "a function's name and parameters belong beside `type` (see /v1/responses)"
+        raise reader.error("function", message)
+    for name, kind in (("parameters", dict), ("strict", bool)):
+        if not isinstance(value.get(name), kind | None):
+            raise reader.error(name, f"must be a {kind.__name__}", "invalid_type")
+    identity = ToolIdentity(reader.text("name"), namespace)
+    offered.add_function(
+        identity, reader, parameters=value.get("parameters"), strict=value.get("strict")
+    )
+
+
+def _read_custom_tool(offered: OfferedTools, reader: ObjectReader, namespace: str | None) -> None:
+    form = reader.value.get("format")
+    if form is not None and ObjectReader(form, f"{reader.path}.format").text("type") != "text":
+        raise reader.error("format", "only the type `text` is supported, because grammars of tool "
+                           "inputs are not enforced")  # fmt: skip
+    identity = ToolIdentity(reader.text("name"), namespace, is_custom=True)
+    offered.add_function(identity, reader, parameters=CUSTOM_PARAMETERS)
+
+
+def to_chat_tool_choice(choice: str | dict[str, Any] | None, offered: OfferedTools) -> Any:
+    """Return a chat's ``tool_choice`` for that of the Responses API. Raises ApiError (400) for a
+    tool that is not offered to the model."""
+    if choice in (None, "none", "auto"):
+        return choice
+    if choice == "required":
+        if not offered.functions:
+            raise _choice_error("a call is required, and there is no tool that the model can call")
+        return choice
+    if isinstance(choice, str):
+        raise _choice_error(f"{choice!r} must be none, auto or required")
+    assert choice is not None
+    if choice.get("type") == "allowed_tools":
+        return _allowed_tools(choice, offered)
+    return _named_function(choice, offered, "tool_choice")
+
+
+def _allowed_tools(choice: dict[str, Any], offered: OfferedTools) -> dict[str, Any]:
+    reader = ObjectReader(choice, "tool_choice")
+    mode, tools = reader.text("mode"), reader.optional_list("tools")
+    if mode not in ("auto", "required"):
+        raise reader.error("mode", f"{mode!r} must be auto or required")
+    named = [
+        _named_function(tool, offered, f"tool_choice.tools[{number}]")
+        for number, tool in enumerate(tools)
+        if not (isinstance(tool, dict) and tool.get("type") in HOSTED_TOOLS)
+    ]
+    if not named:
+        raise reader.error("tools", "none of these tools can be called by the model")
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+
+
+def _named_function(choice: Any, offered: OfferedTools, path: str) -> dict[str, Any]:
+    reader = ObjectReader(choice, path)
+    kind = reader.text("type")
+    if kind not in ("function", "custom"):
+        message = f"{path}: there is no hosted tool {kind!r}; only the client's tools can be called"
+        raise ApiError(400, message, param=path, code="invalid_value")
+    name = function_name(reader.text("name"), reader.optional_text("namespace"))
+    if name not in offered.identities:
+        raise reader.error("name", f"{name!r} is not one of the tools")
+    return {"type": "function", "function": {"name": name}}
+
+
+def _choice_error(message: str) -> ApiError:
+    return ApiError(400, f"tool_choice: {message}", param="tool_choice", code="invalid_value")

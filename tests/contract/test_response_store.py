@@ -1,0 +1,247 @@
+"""Runs one test suite over the store of responses in Redis and over its in-memory
+implementation."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import orjson
+import pytest
+from redis.asyncio import Redis
+from structlog.testing import capture_logs
+
+from baton.clock import ManualClock
+from baton.core.ids import TenantId
+from baton.errors import Invalid, Unavailable
+from router.responses.memory_response_store import MemoryResponseStore
+from router.responses.redis_response_store import RedisResponseStore
+from router.responses.response_json import encode_stored
+from router.responses.response_limits import (
+    ENTRY_OVERHEAD_BYTES,
+    MAX_RESPONSE_BYTES,
+    ResponseLimits,
+)
+from router.responses.response_store import ResponseStore, StoredResponse
+
+A, B = TenantId("a"), TenantId("b:response:\u00fc%")
+
+
+def stored(name: str, text: str = "Hi", **fields: Any) -> StoredResponse:
+    response = {"id": f"resp_{name}", "status": "completed", "output": [{"text": text}], **fields}
+    return StoredResponse(response, ({"id": f"msg_{name}", "content": "Hello"},))
+
+
+SIZE_BYTES = len(encode_stored(stored("1"))) + ENTRY_OVERHEAD_BYTES
+
+
+class Stores:
+    """Makes stores of one kind, and lets their time pass."""
+
+    def __init__(self, url: str | None, exits: AsyncExitStack) -> None:
+        self.url = url
+        self.clock = ManualClock()
+        self._exits = exits
+
+    def make(self, **limits: Any) -> ResponseStore:
+        if self.url is None:
+            return MemoryResponseStore(ResponseLimits(**limits), self.clock)
+        store = RedisResponseStore(self.url, "test", ResponseLimits(**limits))
+        self._exits.push_async_callback(store.close)
+        return store
+
+    async def elapse(self, seconds: float) -> None:
+        if self.url is None:
+            self.clock.advance(seconds)
+        else:
+            await asyncio.sleep(seconds)
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def stores(request: pytest.FixtureRequest, valkey_url: str) -> AsyncIterator[Stores]:
+    async with AsyncExitStack() as exits, Redis.from_url(valkey_url) as client:
+        await client.flushdb()
+        yield Stores(None if request.param == "memory" else valkey_url, exits)
+
+
+async def held(store: ResponseStore, tenant: TenantId = A, last: int = 6) -> list[int]:
+    """Return the numbers of the responses that the store holds."""
+    return [
+        number
+        for number in range(1, last + 1)
+        if await store.get(tenant, f"resp_{number}") is not None
+    ]
+
+
+async def test_a_response_comes_back_as_it_was_stored(stores: Stores) -> None:
+    store = stores.make()
+    response = stored("1", "ü\u2028\x00", previous_response_id="resp_0")
+    await store.put(A, response)
+    assert await store.get(A, "resp_1") == response
+    assert response.previous_id == "resp_0"
+    assert await store.get(A, "resp_2") is None
+
+
+async def test_a_response_is_replaced(stores: Stores) -> None:
+    store = stores.make(tenant_bytes=2 * SIZE_BYTES)
+    assert not await store.replace(A, stored("1"))
+    assert await store.get(A, "resp_1") is None
+    await store.put(A, stored("1"))
+    await store.put(A, stored("1", "Ha"))
+    assert await store.get(A, "resp_1") == stored("1", "Ha")
+    assert await store.replace(A, stored("1", "Ho"))
+    assert await store.get(A, "resp_1") == stored("1", "Ho")
+    await store.put(A, stored("2"))  # the replaced ones don't count any more
+    assert await held(store) == [1, 2]
+
+
+async def test_a_response_is_deleted_once(stores: Stores) -> None:
+    store = stores.make(tenant_bytes=2 * SIZE_BYTES)
+    for _ in range(3):
+        await store.put(A, stored("1"))
+        assert await store.delete(A, "resp_1")
+        assert not await store.delete(A, "resp_1")
+        assert await store.get(A, "resp_1") is None
+        assert not await store.replace(A, stored("1"))
+    await store.put(A, stored("2"))
+    await store.put(A, stored("3"))
+    assert await held(store) == [2, 3]
+
+
+async def test_tenants_do_not_see_one_anothers_responses(stores: Stores) -> None:
+    store = stores.make()
+    await store.put(A, stored("1", "of a"))
+    assert await store.get(B, "resp_1") is None
+    assert not await store.delete(B, "resp_1")
+    assert not await store.replace(B, stored("1"))
+    await store.put(B, stored("1", "of b"))
+    assert await store.get(A, "resp_1") == stored("1", "of a")
+    assert await store.get(B, "resp_1") == stored("1", "of b")
+
+
+async def test_the_oldest_responses_are_removed_beyond_the_limit_in_bytes(stores: Stores) -> None:
+    store = stores.make(tenant_bytes=3 * SIZE_BYTES)
+    for number in (1, 2, 3):
+        await store.put(A, stored(str(number)))
+    await store.put(B, stored("1"))
+    await store.put(A, stored("4"))
+    assert await held(store) == [2, 3, 4]
+    await store.put(A, stored("2"))  # now the newest
+    await store.put(A, stored("5", "Hi" + "x" * (SIZE_BYTES // 2)))  # in place of two
+    assert await held(store) == [2, 5]
+    assert await held(store, B) == [1]
+
+
+async def test_the_oldest_responses_are_removed_beyond_the_limit_in_number(stores: Stores) -> None:
+    store = stores.make(tenant_responses=2)
+    for number in (1, 2, 3, 4):
+        await store.put(A, stored(str(number)))
+        await store.put(B, stored(str(number)))
+    assert (await held(store), await held(store, B)) == ([3, 4], [3, 4])
+
+
+async def test_a_response_larger_than_the_limit_is_refused(stores: Stores) -> None:
+    store = stores.make(tenant_bytes=2 * SIZE_BYTES)
+    await store.put(A, stored("1"))
+    for write in (store.put, store.replace):
+        with pytest.raises(Invalid, match="store: false"):
+            await write(A, stored("1", "x" * 2 * SIZE_BYTES))
+    assert await store.get(A, "resp_1") == stored("1")
+    with pytest.raises(Invalid):
+        await stores.make().put(A, stored("2", "x" * MAX_RESPONSE_BYTES))
+
+
+async def test_what_json_can_not_hold_is_refused(stores: Stores) -> None:
+    with pytest.raises(Invalid):
+        await stores.make().put(A, stored("1", metadata=2**64))
+
+
+async def test_a_response_expires(stores: Stores) -> None:
+    store = stores.make(ttl_seconds=0.4, tenant_bytes=2 * SIZE_BYTES)
+    await store.put(A, stored("1"))
+    await stores.elapse(0.25)
+    await store.put(A, stored("2"))
+    assert await held(store) == [1, 2]
+    await stores.elapse(0.25)
+    assert await held(store) == [2]
+    assert not await store.delete(A, "resp_1")
+    assert not await store.replace(A, stored("1"))
+    await store.put(A, stored("3"))  # the expired one doesn't count any more
+    assert await held(store) == [2, 3]
+
+
+@pytest.mark.parametrize("name", ["", "resp_1\n", "resp_\u00fc", "../order", "x" * 10_000, "*"])
+async def test_an_id_may_be_anything(stores: Stores, name: str) -> None:
+    store = stores.make()
+    assert await store.get(A, name) is None
+    assert not await store.delete(A, name)
+
+
+async def test_all_tenants_share_the_memory_of_a_router() -> None:
+    store = MemoryResponseStore(ResponseLimits(), ManualClock(), 2 * SIZE_BYTES)
+    await store.put(A, stored("1"))
+    await store.put(B, stored("2"))
+    await store.put(B, stored("3"))
+    assert (await held(store, A), await held(store, B)) == ([], [2, 3])
+
+
+DAMAGES: list[Callable[[dict[str, Any]], object]] = [
+    lambda document: [document],
+    lambda document: document | {"response": None},
+    lambda document: document | {"input_items": {}},
+    lambda document: document | {"input_items": ["x"]},
+    lambda document: document | {"response": {"id": "resp_2", "status": "completed"}},
+    lambda document: document | {"response": {"id": "resp_1", "status": 1}},
+    lambda document: document | {"response": document["response"] | {"previous_response_id": 1}},
+]
+
+
+@pytest.mark.parametrize("damage", [*range(len(DAMAGES)), b"{", b"", b"\xff"])
+async def test_a_damaged_response_counts_as_missing(valkey_url: str, damage: int | bytes) -> None:
+    store = RedisResponseStore(valkey_url, "damaged", ResponseLimits())
+    await store.put(A, stored("1"))
+    if isinstance(damage, int):
+        damage = orjson.dumps(DAMAGES[damage](orjson.loads(encode_stored(stored("1")))))
+    async with Redis.from_url(valkey_url) as client:
+        await client.set("baton:damaged:responses:a:response:resp_1", damage)
+    with capture_logs() as logs:
+        assert await store.get(A, "resp_1") is None
+    assert [line["event"] for line in logs] == ["damaged_response"]
+    await store.close()
+
+
+async def test_every_key_in_redis_expires(valkey_url: str) -> None:
+    store = RedisResponseStore(valkey_url, "keys", ResponseLimits(ttl_seconds=100))
+    await store.put(A, stored("1"))
+    await store.put(B, stored("1"))
+    async with Redis.from_url(valkey_url) as client:
+        keys = [key async for key in client.scan_iter("baton:keys:*")]
+        assert len(keys) == 6
+        assert all([0 < await client.pttl(key) <= 100_000 for key in keys])
+    await store.close()
+
+
+@pytest.mark.parametrize("evicted", ["order", "sizes", "response:resp_1"])
+async def test_redis_may_evict_any_key(valkey_url: str, evicted: str) -> None:
+    store = RedisResponseStore(valkey_url, evicted, ResponseLimits(tenant_bytes=2 * SIZE_BYTES))
+    async with Redis.from_url(valkey_url) as client:
+        await store.put(A, stored("1"))
+        await store.put(A, stored("2"))
+        assert await client.delete(f"baton:{evicted}:responses:a:{evicted}") == 1
+    for number in (3, 4, 5, 6):
+        await store.put(A, stored(str(number)))
+        assert (await held(store, last=number))[-2:] == [number - 1, number]
+    assert (await held(store))[-2:] == [5, 6]
+    assert await store.delete(A, "resp_6")
+    await store.close()
+
+
+async def test_a_redis_that_is_gone_is_unavailable() -> None:
+    store = RedisResponseStore("redis://127.0.0.1:1/0", "test", ResponseLimits())
+    for call in (store.put, store.replace):
+        with pytest.raises(Unavailable):
+            await call(A, stored("1"))
+    for look_up in (store.get, store.delete):
+        with pytest.raises(Unavailable):
+            await look_up(A, "resp_1")
+    await store.close()

@@ -1,0 +1,113 @@
+"""Reads and checks what ``/v1/responses`` sends, by the types of OpenAI's client."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+
+from baton.core.ids import TenantId
+from baton.errors import Unavailable
+from router.responses.response_store import StoredResponse
+from tests.router_harness import RESPOND
+
+__all__ = ["RESPOND", "DictStore", "FailingStore", "response_events", "response_of", "summarize"]
+
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+EXTENSIONS = {"obfuscation", "store"}
+"""Fields of OpenAI's answers that the types of its client lack."""
+
+
+class DictStore:
+    def __init__(self) -> None:
+        self.stored: dict[tuple[TenantId, str], StoredResponse] = {}
+
+    async def put(self, tenant: TenantId, stored: StoredResponse) -> None:
+        self.stored[tenant, stored.id] = stored
+
+    async def replace(self, tenant: TenantId, stored: StoredResponse) -> bool:
+        is_known = (tenant, stored.id) in self.stored
+        if is_known:
+            await self.put(tenant, stored)
+        return is_known
+
+    async def get(self, tenant: TenantId, response_id: str) -> StoredResponse | None:
+        return self.stored.get((tenant, response_id))
+
+    async def delete(self, tenant: TenantId, response_id: str) -> bool:
+        return self.stored.pop((tenant, response_id), None) is not None
+
+
+class FailingStore(DictStore):
+    async def put(self, tenant: TenantId, stored: StoredResponse) -> None:
+        raise Unavailable("the store is away")
+
+
+def response_of(answer: httpx.Response) -> dict[str, Any]:
+    """Return the response object, once it is checked."""
+    assert answer.status_code == 200, answer.text
+    data: dict[str, Any] = answer.json()
+    check(Response.model_validate(data, strict=True))
+    return data
+
+
+def response_events(answer: httpx.Response) -> list[dict[str, Any]]:
+    """Return the events of a stream, once their framing, types and numbers are checked."""
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *blocks, end = answer.text.split("\n\n")
+    assert end == ""
+    events: list[dict[str, Any]] = []
+    for number, block in enumerate(blocks):
+        kind, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert kind == f"event: {event['type']}"
+        assert event["sequence_number"] == number
+        check(EVENT.validate_python(event, strict=True))
+        events.append(event)
+    return events
+
+
+def check(value: BaseModel) -> None:
+    assert unknown(value) <= EXTENSIONS
+
+
+def unknown(value: Any) -> set[str]:
+    if isinstance(value, BaseModel):
+        found = set(value.model_extra or ())
+        for name in type(value).model_fields:
+            found |= unknown(getattr(value, name))
+        return found
+    return set().union(*map(unknown, value)) if isinstance(value, list) else set()
+
+
+def summarize(events: list[dict[str, Any]]) -> list[Any]:
+    """Return what is different in each event: its type without ``response.``, and its delta, text,
+    part, or item. Deltas of the same item are joined."""
+    lines: list[Any] = []
+    for event in events:
+        kind = event["type"].removeprefix("response.")
+        line = (kind, *_place(event), *_content(event))
+        joins = bool(lines) and kind.endswith(".delta") and lines[-1][:2] == line[:2]
+        if joins:
+            lines[-1] = (*line[:-1], lines[-1][-1] + line[-1])
+        else:
+            lines.append(line)
+    return lines
+
+
+def _place(event: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (event["output_index"],) if "output_index" in event else ()
+
+
+def _content(event: Mapping[str, Any]) -> tuple[Any, ...]:
+    for name in ("delta", "text", "arguments", "input"):
+        if name in event:
+            return (event[name],)
+    if "part" in event:
+        return (event["part"]["type"], event["part"]["text"])
+    if "item" in event:
+        return (event["item"]["type"], event["item"].get("status"))
+    return (event["response"]["status"],)

@@ -1,0 +1,182 @@
+"""Stored responses: conversations by ``previous_response_id``, and references to items."""
+
+from typing import Any
+
+import pytest
+from openai.types.responses import ResponseItem
+from pydantic import TypeAdapter
+
+from baton.core.ids import TenantId
+from baton.text.tokenizer import Tokenizer
+from router.responses import conversation
+from router.responses.response_store import StoredResponse
+from tests.responses_harness import (
+    RESPOND,
+    DictStore,
+    FailingStore,
+    response_events,
+    response_of,
+)
+from tests.router_harness import open_harness, wrong_error
+from tests.unit.test_responses_requests import CALL, OUTPUT, reader, room
+
+__all__ = ["reader", "room"]
+
+ITEM: TypeAdapter[Any] = TypeAdapter(ResponseItem)
+ANONYMOUS = TenantId("default")
+
+
+async def test_conversation_continues(reader: Tokenizer) -> None:
+    store = DictStore()
+    async with open_harness(reader, "Yes", response_store=store) as (router, client):
+        one = response_of(await client.post(RESPOND, json={"input": "A", "instructions": "Be"}))
+        body = {"input": "B", "previous_response_id": one["id"], "stream": True}
+        two = response_events(await client.post(RESPOND, json=body))[-1]["response"]
+        body = {"input": "C", "previous_response_id": two["id"], "instructions": "Do"}
+        three = response_of(await client.post(RESPOND, json=body))
+        counted = await client.post(f"{RESPOND}/input_tokens", json=body)
+    prompts = [bytes(job.spec.token_ids).decode() for job in router.prefill.submitted]
+    assert prompts == [
+        "<system>Be|<user>A|>",
+        "<user>A|<assistant>Yes|<user>B|>",
+        "<system>Do|<user>A|<assistant>Yes|<user>B|<assistant>Yes|<user>C|>",
+    ]
+    assert counted.json()["input_tokens"] == len(prompts[-1])
+    assert one["store"] is two["store"] is True
+    assert [each["previous_response_id"] for each in (one, two, three)] == [
+        None,
+        "resp_0",
+        "resp_1",
+    ]
+    assert [stored.response for stored in store.stored.values()] == [one, two, three]
+
+
+async def test_calls_are_answered_in_the_next_turn(reader: Tokenizer) -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+    tool = {"type": "function", "name": "f"}
+    async with open_harness(reader, text, response_store=DictStore()) as (router, client):
+        one = response_of(await client.post(RESPOND, json={"input": "A", "tools": [tool]}))
+        call_id = one["output"][0]["call_id"]
+        result = {"type": "function_call_output", "call_id": call_id, "output": "2"}
+        await client.post(RESPOND, json={"input": [result], "previous_response_id": one["id"]})
+    prompt = bytes(router.prefill.submitted[1].spec.token_ids).decode()
+    assert prompt == f"<user>A|<assistant>!f:1|<tool>2#{call_id}|>"
+
+
+async def test_stored_input_items_are_complete(reader: Tokenizer) -> None:
+    store = DictStore()
+    items = [
+        {"role": "user", "content": "A"},
+        {"role": "assistant", "content": "B"},
+        {"type": "message", "id": "msg_7", "role": "developer",
+         "content": [{"type": "input_text", "text": "C"}]},
+        CALL,
+        OUTPUT,
+    ]  # fmt: skip
+    async with open_harness(reader, response_store=store) as (_, client):
+        response_of(await client.post(RESPOND, json={"input": items}))
+        response_of(await client.post(RESPOND, json={"input": "D"}))
+    first, second = (stored.input_items for stored in store.stored.values())
+    for item in (*first, *second):
+        ITEM.validate_python(item, strict=True)
+    assert [item["id"] for item in first] == [
+        "msg_0_in0", "msg_0_in1", "msg_7", "fc_0_in3", "fco_0_in4",
+    ]  # fmt: skip
+    assert second == (
+        {
+            "id": "msg_1_in0", "type": "message", "role": "user", "status": "completed",
+            "content": [{"type": "input_text", "text": "D"}],
+        },
+    )  # fmt: skip
+
+
+async def test_references_to_items(reader: Tokenizer) -> None:
+    store = DictStore()
+    async with open_harness(reader, "Yes", response_store=store) as (router, client):
+        one = response_of(await client.post(RESPOND, json={"input": "A"}))
+        items = [
+            {"type": "item_reference", "id": "msg_0_in0"},
+            {"id": one["output"][0]["id"]},
+            {"role": "user", "content": "B"},
+        ]
+        response_of(await client.post(RESPOND, json={"input": items}))
+        items[0]["id"] = "msg_0_9"
+        missing = wrong_error(await client.post(RESPOND, json={"input": items}), 404)
+    prompt = bytes(router.prefill.submitted[1].spec.token_ids)
+    assert prompt == b"<user>A|<assistant>Yes|<user>B|>"
+    assert missing["param"] == "input[0].id" and missing["code"] == "item_not_found"
+    ids = [item["id"] for item in store.stored[ANONYMOUS, "resp_1"].input_items]
+    assert ids == ["msg_0_in0", "msg_0_0", "msg_1_in2"]
+
+
+async def test_response_that_is_not_to_be_stored(reader: Tokenizer) -> None:
+    store = DictStore()
+    async with open_harness(reader, response_store=store) as (_, client):
+        one = response_of(await client.post(RESPOND, json={"input": "A", "store": False}))
+        assert one["store"] is False and not store.stored
+        body = {"input": "B", "previous_response_id": one["id"]}
+        error = wrong_error(await client.post(RESPOND, json=body), 404)
+    assert error["param"] == "previous_response_id"
+    assert error["code"] == "previous_response_not_found"
+
+
+async def test_responses_of_other_tenants_are_not_found(reader: Tokenizer) -> None:
+    keys = {"sk-a": "alice", "sk-b": "bob"}
+    async with open_harness(reader, api_keys=keys, response_store=DictStore()) as (_, client):
+        alice, bob = ({"authorization": f"Bearer {key}"} for key in keys)
+        one = response_of(await client.post(RESPOND, json={"input": "A"}, headers=alice))
+        body = {"input": "B", "previous_response_id": one["id"]}
+        refused = await client.post(RESPOND, json=body, headers=bob)
+        assert wrong_error(refused, 404)["code"] == "previous_response_not_found"
+        response_of(await client.post(RESPOND, json=body, headers=alice))
+
+
+async def test_answer_is_sent_even_if_it_cannot_be_stored(
+    reader: Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with open_harness(reader, "Yes", response_store=FailingStore()) as (_, client):
+        response = response_of(await client.post(RESPOND, json={"input": "A"}))
+    assert response["output"][0]["content"][0]["text"] == "Yes"
+    assert "response_not_stored" in capsys.readouterr().out
+
+
+async def test_conversation_without_its_beginning_is_not_found(reader: Tokenizer) -> None:
+    store = DictStore()
+    async with open_harness(reader, response_store=store) as (_, client):
+        body: dict[str, Any] = {"input": "A"}
+        for _ in range(2):
+            body["previous_response_id"] = response_of(await client.post(RESPOND, json=body))["id"]
+        await store.delete(ANONYMOUS, "resp_0")
+        error = wrong_error(await client.post(RESPOND, json=body), 404)
+    assert "'resp_0', which 'resp_1' continues" in error["message"]
+
+
+async def test_conversations_have_bounds(
+    reader: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation, "MAX_RESPONSES", 2)
+    store = DictStore()
+    async with open_harness(reader, response_store=store, max_body_bytes=3000) as (_, client):
+        body: dict[str, Any] = {"input": "A"}
+        for _ in range(3):
+            body["previous_response_id"] = response_of(await client.post(RESPOND, json=body))["id"]
+        error = wrong_error(await client.post(RESPOND, json=body))
+        assert error["code"] == "context_length_exceeded"
+        long = {"type": "message", "role": "user", "content": "x" * 3000, "id": "msg_long"}
+        big = StoredResponse({"id": "resp_big", "output": []}, (long,))
+        await store.put(ANONYMOUS, big)
+        body["previous_response_id"] = "resp_big"
+        error = wrong_error(await client.post(RESPOND, json=body))
+        assert error["param"] == "previous_response_id"
+        references = [{"type": "item_reference", "id": "msg_0_in0"}] * 40
+        error = wrong_error(await client.post(RESPOND, json={"input": references}))
+        assert error["code"] == "context_length_exceeded" and "input[" in error["param"]
+
+
+async def test_unfinished_response_can_not_be_continued(reader: Tokenizer) -> None:
+    store = DictStore()
+    waiting = {"id": "resp_x", "status": "in_progress", "output": []}
+    await store.put(ANONYMOUS, StoredResponse(waiting, ()))
+    async with open_harness(reader, response_store=store) as (_, client):
+        body = {"input": "A", "previous_response_id": "resp_x"}
+        assert "not complete" in wrong_error(await client.post(RESPOND, json=body))["message"]

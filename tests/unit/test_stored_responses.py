@@ -1,0 +1,156 @@
+"""The routes of stored responses: GET, DELETE, cancel and input items."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from baton.core.ids import TenantId
+from baton.errors import Unavailable
+from baton.text.tokenizer import Tokenizer
+from router.api_document.document import build_document
+from router.responses.response_lease import LeaseKey
+from router.responses.response_limits import ResponseLimits
+from router.responses.response_service import ResponseService
+from router.responses.response_store import StoredResponse
+from tests import router_harness
+from tests.router_harness import RouterHarness, open_harness, wrong_error
+
+tokenizer = router_harness.tokenizer
+DOCUMENT = build_document("1")
+KEYS = {"alice-key": "alice", "bob-key": "bob"}
+ALICE = TenantId("alice")
+PATH = "/v1/responses/resp_1"
+
+
+def stored(**fields: Any) -> StoredResponse:
+    response = {
+        "id": "resp_1", "object": "response", "created_at": 1, "model": "demo", "store": True,
+        "status": "completed", "output": [], "usage": None, "error": None,
+        "incomplete_details": None, "previous_response_id": None, **fields,
+    }  # fmt: skip
+    items = tuple({"id": f"msg_{number}", "type": "message"} for number in range(30))
+    return StoredResponse(response, items)
+
+
+@asynccontextmanager
+async def serving(tokenizer: Tokenizer) -> AsyncIterator[tuple[RouterHarness, httpx.AsyncClient]]:
+    async with open_harness(tokenizer, api_keys=KEYS, stores_responses=True) as (router, client):
+        assert router.response_service is not None
+        await router.response_service.store.put(ALICE, stored())
+        client.headers["authorization"] = "Bearer alice-key"
+        yield router, client
+
+
+def matches_document(response: httpx.Response, path: str, method: str = "get") -> Any:
+    assert response.status_code == 200, response.text
+    operation = DOCUMENT["paths"][path][method]
+    schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+    jsonschema.validate(response.json(), {**schema, "components": DOCUMENT["components"]})
+    return response.json()
+
+
+async def test_a_stored_response_is_returned_and_deleted(tokenizer: Tokenizer) -> None:
+    async with serving(tokenizer) as (_, client):
+        one = "/v1/responses/{response_id}"
+        assert matches_document(await client.get(PATH), one) == stored().response
+        assert (await client.get(PATH, params={"stream": "false"})).status_code == 200
+        deleted = matches_document(await client.delete(PATH), one, "delete")
+        assert deleted == {"id": "resp_1", "object": "response", "deleted": True}
+        for again in (client.get(PATH), client.delete(PATH), client.get(f"{PATH}/input_items")):
+            error = wrong_error(await again, 404)
+            assert error["message"] == "Response with id 'resp_1' not found."
+            assert (error["type"], error["param"]) == ("invalid_request_error", "response_id")
+
+
+async def test_another_tenant_finds_nothing(tokenizer: Tokenizer) -> None:
+    async with serving(tokenizer) as (_, client):
+        bob = {"authorization": "Bearer bob-key"}
+        nobody = {"authorization": "Bearer x"}
+        for method, path in (
+            ("GET", PATH), ("DELETE", PATH), ("POST", f"{PATH}/cancel"),
+            ("GET", f"{PATH}/input_items"),
+        ):  # fmt: skip
+            wrong_error(await client.request(method, path, headers=bob), 404)
+            wrong_error(await client.request(method, path, headers=nobody), 401)
+        assert (await client.get(PATH)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("stream=true", "stream"),
+        ("include[]=reasoning.encrypted_content", "include[]"),
+        ("starting_after=3", "starting_after"),
+    ],
+)
+async def test_queries_without_effect_are_refused(
+    tokenizer: Tokenizer, query: str, param: str
+) -> None:
+    async with serving(tokenizer) as (_, client):
+        assert wrong_error(await client.get(f"{PATH}?{query}"))["param"] == param
+
+
+async def test_input_items_come_in_pages(tokenizer: Tokenizer) -> None:
+    async with serving(tokenizer) as (_, client):
+        path = "/v1/responses/{response_id}/input_items"
+
+        async def ids(**query: Any) -> tuple[list[int], bool]:
+            page = matches_document(await client.get(f"{PATH}/input_items", params=query), path)
+            numbers = [int(item["id"].removeprefix("msg_")) for item in page["data"]]
+            assert page["first_id"] == (f"msg_{numbers[0]}" if numbers else None)
+            assert page["last_id"] == (f"msg_{numbers[-1]}" if numbers else None)
+            return numbers, page["has_more"]
+
+        assert await ids() == ([*range(29, 9, -1)], True)
+        assert await ids(after="msg_10") == ([*range(9, -1, -1)], False)
+        assert await ids(order="asc", limit=2, after="msg_3") == ([4, 5], True)
+        assert await ids(limit=100) == ([*range(29, -1, -1)], False)
+        assert await ids(after="msg_0") == ([], False)
+        for query in ({"limit": 0}, {"limit": 101}, {"order": "x"}, {"after": "x"}, {"include": 1}):
+            error = wrong_error(await client.get(f"{PATH}/input_items", params=query))
+            assert error["param"] == next(iter(query))
+
+
+async def test_a_response_is_cancelled(tokenizer: Tokenizer) -> None:
+    async with serving(tokenizer) as (router, client):
+        service = router.response_service
+        assert isinstance(service, ResponseService)
+        assert wrong_error(await client.post(f"{PATH}/cancel"))["param"] == "response_id"
+        await service.store.put(ALICE, stored(background=True, status="cancelled"))
+        path = "/v1/responses/{response_id}/cancel"
+        answer = matches_document(await client.post(f"{PATH}/cancel"), path, "post")
+        assert answer["status"] == "cancelled"
+        await service.store.put(ALICE, stored(background=True, status="in_progress"))
+        answer = matches_document(await client.post(f"{PATH}/cancel"), path, "post")
+        assert (answer["status"], answer["error"]["code"]) == ("failed", "server_error")
+        assert not await service._leases.cancel(LeaseKey(ALICE, "resp_1"))
+
+
+async def test_a_store_that_is_gone_is_unavailable(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tokenizer) as (router, client):
+
+        async def get(tenant: TenantId, response_id: str) -> StoredResponse | None:
+            raise Unavailable("the call to Redis failed")
+
+        assert router.response_service is not None
+        monkeypatch.setattr(router.response_service.store, "get", get)
+        for method, path in (("GET", PATH), ("DELETE", PATH), ("POST", f"{PATH}/cancel")):
+            error = wrong_error(await client.request(method, path), 503)
+            assert error["type"] == "service_unavailable_error"
+
+
+async def test_without_a_store_nothing_is_found(tokenizer: Tokenizer) -> None:
+    async with open_harness(tokenizer) as (_, client):
+        for method, path in (("GET", PATH), ("DELETE", PATH), ("POST", f"{PATH}/cancel")):
+            error = wrong_error(await client.request(method, path), 404)
+            assert "response_ttl_seconds" in error["message"]
+
+
+def test_limits_have_their_defaults() -> None:
+    assert ResponseLimits() == ResponseLimits(86_400.0, 64 * 2**20, 100_000)

@@ -1,0 +1,46 @@
+"""Streams of answers while workers are killed."""
+
+import json
+from threading import Event
+
+import httpx
+import psutil
+
+from tests.vllm.e2e.vllm_cluster import GREEDY, wait_until_ready
+from tools.local_cluster import LocalCluster
+
+STREAM_TOKENS = 300
+
+
+def stream(cluster: LocalCluster, tokens: list[int], started: Event) -> list[int]:
+    """Stream an answer; return its tokens. Sets ``started`` once it has some."""
+    body = {
+        "prompt": tokens, "max_tokens": STREAM_TOKENS, "stream": True, "return_token_ids": True,
+        **GREEDY,
+    }  # fmt: skip
+    headers = {"authorization": f"Bearer {cluster.api_key}"} if cluster.api_key else {}
+    received: list[int] = []
+    with httpx.Client(timeout=300, headers=headers) as client:
+        with client.stream("POST", cluster.url + "/v1/completions", json=body) as answer:
+            lines = [""]
+            for line in answer.iter_lines():
+                lines.append(line)
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line[6:])
+                assert "error" not in event, event
+                for choice in event["choices"]:
+                    received += choice.get("token_ids") or []
+                if len(received) > 3:
+                    started.set()
+    assert "data: [DONE]" in lines
+    return received
+
+
+def wait_until_restarted(cluster: LocalCluster) -> None:
+    """Wait until each worker has a living process and is serving; the test's timeout bounds
+    this."""
+    while True:
+        workers = [*cluster.processes("prefill"), *cluster.processes("decode")]
+        if all(each["state"] == "serving" and psutil.pid_exists(each["pid"]) for each in workers):
+            return wait_until_ready(cluster)
