@@ -11,6 +11,7 @@ starts again after its end if EOS is ignored.
 
 import json
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.clients.chat_template import ANSWER_OF_TOOL, CHAT_TEMPLATE
 BASE_TOKENIZER = Path(__file__).parents[2] / "baton" / "models" / "demo" / "tokenizer.json"
 EOS = "<|im_end|>"
 CONTEXT_TOKENS = 131_072
+HEAD_SIZE = 32
 
 TEXT = "Hello! I am a scripted model, and each word of mine was written in advance."
 STORY = "One day a small robot counted: two, three, four, five, six, seven, eight, nine. The end."
@@ -59,7 +61,7 @@ ANSWERS: Mapping[str, str] = {
 DATA_TEXT = json.dumps(DATA)
 """The answer to a request with a JSON schema: a grammar forbids all other answers."""
 
-FIRST_CHOICE, SECOND_CHOICE, THIRD_CHOICE = 60.0, 40.0, 20.0
+CHOICES = (60.0, 40.0, 20.0)
 """Logits of a token's successors; those of all other tokens are 0. A successor that a grammar or a
 parameter of the request rules out is replaced by the next choice."""
 
@@ -115,30 +117,25 @@ def _make_tokenizer(chains: Mapping[str, Iterable[str]]) -> Tokenizer:
     return tokenizer
 
 
-def _make_weights(
-    tokenizer: Tokenizer, chains: Mapping[str, list[str]]
-) -> dict[str, torch.Tensor]:
-    """Return the weights of a model with one layer, which adds nothing."""
+def _make_weights(tokenizer: Tokenizer, chains: Mapping[str, list[str]]) -> dict[str, torch.Tensor]:
+    """Return the weights of a model with one layer, which adds nothing. One dimension is for all
+    tokens without successors of their own, and one for each other token."""
     successors = _successors(tokenizer, chains)
     num_tokens, hidden_size = tokenizer.get_vocab_size(), -(-(len(successors) + 1) // 32) * 32
     embeddings = torch.zeros(num_tokens, hidden_size)
     head = torch.zeros(num_tokens, hidden_size)
+    ordinary = [token for token in range(num_tokens) if token not in successors]
     story, data = (tokenizer.token_to_id(chains[name][0]) for name in ("story", "data"))
-    rows = {None: [story, data], **successors}
-    for dimension, (token, following) in enumerate(rows.items()):
+    rows = [(ordinary, [story, data]), *successors.items()]
+    for dimension, (tokens, following) in enumerate(rows):
+        embeddings[tokens, dimension] = 1.0
+        # The final norm scales a unit vector to the length sqrt(hidden_size).
         head[following, dimension] = _choices(following) / hidden_size**0.5
-        embeddings[token if token is not None else slice(None), dimension] = 1.0
-    _separate(embeddings, list(successors))
     return {"model.embed_tokens.weight": embeddings, "lm_head.weight": head} | _layer(hidden_size)
 
 
 def _choices(following: list[int]) -> torch.Tensor:
-    return torch.tensor([FIRST_CHOICE, SECOND_CHOICE, THIRD_CHOICE][: len(following)])
-
-
-def _separate(embeddings: torch.Tensor, tokens: list[int]) -> None:
-    """Remove the first dimension, that of all ordinary tokens, from those with successors."""
-    embeddings[tokens, 0] = 0.0
+    return torch.tensor(CHOICES[: len(following)])
 
 
 def _successors(tokenizer: Tokenizer, chains: Mapping[str, list[str]]) -> dict[int, list[int]]:
@@ -147,7 +144,7 @@ def _successors(tokenizer: Tokenizer, chains: Mapping[str, list[str]]) -> dict[i
     eos, story, data = tokenizer.token_to_id(EOS), ids["story"][0], ids["data"][0]
     successors = {}
     for name, chain in ids.items():
-        for token, following in zip(chain, chain[1:], strict=False):
+        for token, following in pairwise(chain):
             successors[token] = [following]
         successors[chain[-1]] = [eos, story]
         if name in ANSWERS:
@@ -174,9 +171,6 @@ def _layer(hidden_size: int) -> dict[str, torch.Tensor]:
         prefix + "mlp.up_proj.weight": torch.zeros(HEAD_SIZE, hidden_size),
         prefix + "mlp.down_proj.weight": torch.zeros(hidden_size, HEAD_SIZE),
     }
-
-
-HEAD_SIZE = 32
 
 
 def _config(num_tokens: int, hidden_size: int, eos: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What all programs in this folder share: the address of the cluster, and how results are printed."""
+"""What all programs in this folder share: the cluster's address, and how results are printed."""
 
 import json
 import os
@@ -30,7 +30,7 @@ TOOL_RESULT = "21 degrees"
 
 
 def run(cases: Mapping[str, Callable[[], Any]]) -> None:
-    """Run all cases and print one JSON object: each case's result, or the traceback of its error."""
+    """Run all cases and print one JSON object: each case's result or its traceback."""
     print(json.dumps({name: _run_case(case) for name, case in cases.items()}))
 
 

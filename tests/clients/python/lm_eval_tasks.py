@@ -29,9 +29,7 @@ CHOICE = {
 }
 
 
-def evaluate(
-    model: str, question: str, answer: str, task: dict[str, Any], **options: Any
-) -> Any:
+def evaluate(model: str, question: str, answer: str, task: dict[str, Any], **options: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "questions.jsonl"
         lines = [{"question": question, "answer": answer} for _ in range(3)]
@@ -70,8 +68,8 @@ def generation() -> Any:
 run(
     {
         "local-chat-completions": chat,
-        "local-completions, five stop strings": generation,
-        "local-completions, multiple choice": lambda: evaluate(
+        "local-completions with five stop strings": generation,
+        "local-completions with multiple choice": lambda: evaluate(
             "local-completions", "One day", "", CHOICE
         ),
     }

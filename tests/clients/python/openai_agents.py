@@ -2,6 +2,8 @@
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import openai
@@ -31,26 +33,30 @@ def get_weather(city: str) -> str:
     return TOOL_RESULT
 
 
-def make_agent(**fields: Any) -> Agent[Any]:
-    client = openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
-    model = MODELS[sys.argv[1]](model=MODEL, openai_client=client)
-    return Agent(name="Reporter", instructions="Answer briefly.", model=model, **fields)
+@asynccontextmanager
+async def make_agent(**fields: Any) -> AsyncIterator[Agent[Any]]:
+    async with openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0) as client:
+        model = MODELS[sys.argv[1]](model=MODEL, openai_client=client)
+        yield Agent(name="Reporter", instructions="Answer briefly.", model=model, **fields)
 
 
 async def ask(**fields: Any) -> Any:
-    return (await Runner.run(make_agent(**fields), QUESTION)).final_output
+    async with make_agent(**fields) as agent:
+        return (await Runner.run(agent, QUESTION)).final_output
 
 
 async def stream(**fields: Any) -> Any:
-    answer = Runner.run_streamed(make_agent(**fields), QUESTION)
-    kinds = {event.type async for event in answer.stream_events()}
-    return [answer.final_output, "raw_response_event" in kinds]
+    async with make_agent(**fields) as agent:
+        answer = Runner.run_streamed(agent, QUESTION)
+        kinds = {event.type async for event in answer.stream_events()}
+        return [answer.final_output, "raw_response_event" in kinds]
 
 
 async def two_questions() -> str:
-    first = await Runner.run(make_agent(), QUESTION)
-    following = [*first.to_input_list(), {"role": "user", "content": QUESTION}]
-    return (await Runner.run(make_agent(), following)).final_output
+    async with make_agent() as agent:
+        first = await Runner.run(agent, QUESTION)
+        following = [*first.to_input_list(), {"role": "user", "content": QUESTION}]
+        return (await Runner.run(agent, following)).final_output
 
 
 set_tracing_disabled(True)

@@ -64,7 +64,8 @@ def parse() -> Any:
 
 
 def reasoning() -> Any:
-    message = chat.create(model=MODEL, messages=MESSAGES, reasoning_effort="high").choices[0].message
+    answer = chat.create(model=MODEL, messages=MESSAGES, reasoning_effort="high")
+    message = answer.choices[0].message
     return [message.model_extra["reasoning_content"], message.content]
 
 

@@ -1,5 +1,6 @@
-"""langchain-openai: ChatOpenAI over chat completions."""
+"""langchain-openai: ChatOpenAI. The argument chooses the API: ``chat`` or ``responses``."""
 
+import sys
 from typing import Any
 
 from cases import MODEL, QUESTION, TOOL, TOOL_RESULT, URL, run
@@ -7,7 +8,14 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel
 
-chat = ChatOpenAI(model=MODEL, base_url=f"{URL}/v1", api_key="none", max_retries=0)
+chat = ChatOpenAI(
+    model=MODEL,
+    base_url=f"{URL}/v1",
+    api_key="none",
+    max_retries=0,
+    stream_usage=True,
+    use_responses_api=sys.argv[1] == "responses",
+)
 question = HumanMessage(QUESTION)
 
 
@@ -19,7 +27,7 @@ class Report(BaseModel):
 
 
 def stream() -> Any:
-    chunks = list(chat.stream([question], stream_usage=True))
+    chunks = list(chat.stream([question]))
     usage = [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata]
     return ["".join(chunk.text for chunk in chunks), len(usage)]
 
@@ -48,6 +56,6 @@ run(
         "tool loop": tool_loop,
         "structured output by schema": lambda: structured_output("json_schema"),
         "structured output by tool": lambda: structured_output("function_calling"),
-        "completions": completion,
     }
+    | ({"completions": completion} if sys.argv[1] == "chat" else {})
 )
