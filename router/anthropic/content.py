@@ -79,16 +79,17 @@ def _fill(block: dict[str, Any], text: str, hides_thinking: bool) -> None:
             block["thinking"] = "" if hides_thinking else text
             block["signature"] = SIGNATURE
         case "tool_use":
-            block["input"] = parse_arguments(text)
+            block["input"] = encode_arguments(text)
 
 
-def parse_arguments(text: str) -> dict[str, Any]:
-    """Parse a call's arguments. Arguments that are no JSON object, such as those that
-    ``max_tokens`` has cut off, are returned as text under :data:`INVALID_JSON`."""
+def encode_arguments(text: str) -> orjson.Fragment:
+    """Return a call's arguments as JSON, as the model wrote them. Arguments that are no JSON
+    object, such as those that ``max_tokens`` has cut off, are a text under
+    :data:`INVALID_JSON`."""
     if not text.strip():
-        return {}
+        return orjson.Fragment(b"{}")
     try:
-        arguments = orjson.loads(text)
+        is_object = isinstance(orjson.loads(text), dict)
     except orjson.JSONDecodeError:
-        return {INVALID_JSON: text}
-    return arguments if isinstance(arguments, dict) else {INVALID_JSON: text}
+        is_object = False
+    return orjson.Fragment(text if is_object else orjson.dumps({INVALID_JSON: text}))

@@ -27,6 +27,10 @@ FIELD_NAMES = {
 }
 """The fields of requests by the names that they have in chats."""
 
+UNSUPPORTED = "unsupported_parameter"
+"""The code of errors about a field that this API does not have, so that its name is the
+client's."""
+
 
 def encode_error(error: ApiError, request_id: str) -> bytes:
     """Encode an error. ``request_id`` may be empty."""
@@ -45,15 +49,15 @@ def error_message(error: ApiError) -> str:
     message, param = str(detail["message"]), detail["param"]
     if param is None:
         return message
-    name = field_name(param)
+    name = field_name(param if error.code == UNSUPPORTED else FIELD_NAMES.get(param, param))
     if param in message:
-        return message.replace(param, name)
+        return message.replace(param, name, 1)
     return f"{name}: {message}"
 
 
 def field_name(param: str) -> str:
     """Convert the name of a field to Anthropic's form: ``messages.0.content``."""
-    return re.sub(r"\[(\d+)\]", r".\1", FIELD_NAMES.get(param, param))
+    return re.sub(r"\[(\d+)\]", r".\1", param)
 
 
 def _error_type(status: int) -> str:

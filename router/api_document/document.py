@@ -26,9 +26,10 @@ ADMIN_SECURITY: list[dict[str, list[str]]] = [{"admin_key": []}]
 NO_SECURITY: list[dict[str, list[str]]] = []
 
 DESCRIPTION = (
-    "OpenAI's API for text, in front of separate prefill and decode workers. Every response has an "
-    "`x-request-id` header (with your id, if you sent one). Responses of the model also have "
-    "`x-baton-request-id`: pass that id to `baton explain` or `/admin/requests/{request_id}`. "
+    "OpenAI's and Anthropic's APIs for text, in front of separate prefill and decode workers. "
+    "Every response has an `x-request-id` header (with your id, if you sent one). Responses of the "
+    "model also have `x-baton-request-id`: pass that id to `baton explain` or "
+    "`/admin/requests/{request_id}`. "
     "An unknown field that would change the answer is refused; others are ignored, and named in "
     "the response's header `x-baton-ignored-fields`."
 )

@@ -7,8 +7,8 @@ Headers = list[tuple[bytes, bytes]]
 PREFLIGHT_SECONDS = b"600"
 ALLOWED_METHODS = b"GET, POST, DELETE"
 EXPOSED_HEADERS = (
-    b"x-request-id, x-baton-request-id, x-baton-prefill, x-baton-decode, x-baton-transport, "
-    b"x-baton-kv-transfer-bytes, x-baton-bytes-shipped, "
+    b"x-request-id, request-id, x-baton-request-id, x-baton-prefill, x-baton-decode, "
+    b"x-baton-transport, x-baton-kv-transfer-bytes, x-baton-bytes-shipped, "
     b"x-baton-ignored-fields, retry-after"
 )
 EXCLUDED_PATH_PREFIX = "/admin/"

@@ -197,16 +197,23 @@ class BackgroundResponses:
     async def _renew_leases(self) -> None:
         """Renew the leases of all jobs, and cancel those that another router has cancelled or taken
         for dead."""
+        is_reachable = True
         while True:
             await self._clock.sleep(RENEWAL_SECONDS)
-            jobs = list(self._jobs.values())
-            if not jobs:
-                continue
             try:
-                states = await self._leases.renew([job.key for job in jobs])
+                await self._renew_all_leases()
+                is_reachable = True
             except Unavailable as error:
-                log.warning("response_leases_not_renewed", error=str(error))
-                continue
-            for job, state in zip(jobs, states, strict=True):
-                if state is not LeaseState.HELD:
-                    job.cancel()
+                if is_reachable:
+                    log.warning("response_leases_not_renewed", error=str(error))
+                is_reachable = False
+
+    async def _renew_all_leases(self) -> None:
+        """Raises Unavailable."""
+        jobs = list(self._jobs.values())
+        if not jobs:
+            return
+        states = await self._leases.renew([job.key for job in jobs])
+        for job, state in zip(jobs, states, strict=True):
+            if state is not LeaseState.HELD:
+                job.cancel()

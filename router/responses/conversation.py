@@ -43,12 +43,14 @@ class ConversationReader:
 
     async def read(self, previous_id: str | None) -> Conversation:
         """Return the conversation up to a response. Raises ApiError (400, 404) or Unavailable."""
+        if previous_id is not None and self._store is None:
+            raise _nothing_stored()
         turns: list[Sequence[Item]] = []
         next_id = previous_id
         while next_id is not None:
             stored = await self._get(next_id, PREVIOUS_ID)
             if stored is None:
-                raise self._previous_not_found(previous_id or next_id, next_id)
+                raise _previous_not_found(previous_id or next_id, next_id)
             if is_unfinished(stored):
                 message = f"{PREVIOUS_ID}: the response {next_id!r} is not complete yet"
                 raise ApiError(400, message, param=PREVIOUS_ID, code="invalid_value")
@@ -87,17 +89,6 @@ class ConversationReader:
         self._read_ids.add(response_id)
         return await self._store.get(self._tenant, response_id)
 
-    def _previous_not_found(self, previous_id: str, missing_id: str) -> ApiError:
-        message = f"Previous response with id {previous_id!r} not found."
-        if self._store is None:
-            message = f"{message[:-1]}, because no responses are stored here."
-        elif missing_id != previous_id:
-            message = (
-                f"The response with id {missing_id!r}, which {previous_id!r} continues, was not "
-                "found."
-            )
-        return ApiError(404, message, param=PREVIOUS_ID, code="previous_response_not_found")
-
     def _take_items(self, stored: StoredResponse) -> Sequence[Item]:
         items = [*stored.input_items, *stored.response["output"]]
         self._found |= {item["id"]: item for item in items}
@@ -114,6 +105,20 @@ def _is_reference(item: Any) -> bool:
         return False
     kind = item.get("type")
     return kind == "item_reference" or (kind is None and "role" not in item)
+
+
+def _nothing_stored() -> ApiError:
+    message = f"{PREVIOUS_ID}: is not supported, because no responses are stored here"
+    return ApiError(404, message, param=PREVIOUS_ID, code="previous_response_not_found")
+
+
+def _previous_not_found(previous_id: str, missing_id: str) -> ApiError:
+    message = f"Previous response with id {previous_id!r} not found."
+    if missing_id != previous_id:
+        message = (
+            f"The response with id {missing_id!r}, which {previous_id!r} continues, was not found."
+        )
+    return ApiError(404, message, param=PREVIOUS_ID, code="previous_response_not_found")
 
 
 def _too_long(bound: str, path: str) -> ApiError:

@@ -4,6 +4,7 @@ from typing import Any, cast
 
 from baton.core.ids import TenantId
 from baton.registry.redis_client import call_redis, connect_redis
+from baton.registry.redis_scripts import RedisScripts
 from router.responses.response_json import decode_stored, encode_stored, is_response_id
 from router.responses.response_keys import tenant_prefix
 from router.responses.response_limits import ResponseLimits
@@ -62,6 +63,7 @@ class RedisResponseStore:
         self._cluster = cluster
         self._limits = limits
         self._redis = connect_redis(url)
+        self._scripts = RedisScripts(url, self._redis)
 
     async def put(self, tenant: TenantId, stored: StoredResponse) -> None:
         await self._put(tenant, stored, must_exist=False)
@@ -103,7 +105,7 @@ class RedisResponseStore:
         prefix = tenant_prefix(self._cluster, tenant)
         keys = (f"{prefix}order", f"{prefix}sizes")
         values = self._value_prefix(tenant)
-        return await self._call(self._redis.eval(script, len(keys), *keys, values, *arguments))
+        return await self._scripts.run(script, keys, (values, *arguments))
 
     def _value_prefix(self, tenant: TenantId) -> str:
         return f"{tenant_prefix(self._cluster, tenant)}response:"

@@ -9,7 +9,7 @@ import structlog
 
 from baton.concurrency.time_limit import TimeLimit
 from baton.core.ids import TenantId
-from baton.errors import BatonError, Invalid, Unavailable
+from baton.errors import BatonError
 from router.errors import ApiError, to_api_error
 from router.http.raw_body import RawBody
 from router.http.response_writer import JSON_HEADERS, ResponseWriter
@@ -176,7 +176,7 @@ class ResponsesHandler(_ChatSource, ChatHandler):
         tenant = self._admission.tenant.id
         try:
             await self._store.put(tenant, stored)
-        except (Invalid, Unavailable) as error:
+        except BatonError as error:
             log.warning(
                 "response_not_stored", response_id=stored.id, tenant=tenant, error=str(error)
             )

@@ -4,10 +4,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from baton.text.tokenizer import Tokenizer
-from router.anthropic.content import parse_arguments
+from router.anthropic.content import encode_arguments
 from router.generation.fakes import FakeWorker
 from tests.anthropic_harness import CALL, MESSAGES, TOOL, events, message_of, request
 from tests.router_harness import EOS, eventually, model_saying, open_harness
@@ -156,11 +157,18 @@ async def test_tool_calls_of_a_whole_message(hermes: Tokenizer) -> None:
     assert len(message_of(one)["content"]) == 2
 
 
-def test_arguments_that_are_no_object_are_shown_as_text() -> None:
-    assert parse_arguments('{"x": 1}') == {"x": 1}
-    assert parse_arguments(" ") == {}
-    for wrong in ('{"x": ', "[1]", "1"):
-        assert parse_arguments(wrong) == {"INVALID_JSON": wrong}
+@pytest.mark.parametrize(
+    ("text", "encoded"),
+    [
+        ('{"x": 12345678901234567890123}', '{"x": 12345678901234567890123}'),
+        (" ", "{}"),
+        ('{"x": ', '{"INVALID_JSON":"{\\"x\\": "}'),
+        ("[1]", '{"INVALID_JSON":"[1]"}'),
+        ('{"x":' * 900 + "{}" + "}" * 900, '{"x":' * 900 + "{}" + "}" * 900),
+    ],
+)
+def test_arguments_are_as_the_model_wrote_them(text: str, encoded: str) -> None:
+    assert orjson.dumps(encode_arguments(text)).decode() == encoded
 
 
 async def test_an_answer_can_end_at_max_tokens_or_with_the_context(hermes: Tokenizer) -> None:

@@ -293,7 +293,23 @@ async def test_errors_have_types_by_status(hermes: Tokenizer) -> None:
         router.service.tenants.request_limiter._limit = 9
 
 
-async def test_query_parameters_change_nothing(hermes: Tokenizer) -> None:
-    """Claude Code sends ``?beta=true``."""
-    async with open_harness(hermes) as (_, client):
-        message_of(await client.post(MESSAGES + "?beta=true", json=request()))
+async def test_requests_of_claude_code_are_answered(hermes: Tokenizer) -> None:
+    """The fields and the address are those that Claude Code 2.1 sends."""
+    schema = {**TOOL["input_schema"], "$schema": "https://json-schema.org/draft/2020-12/schema"}
+    body = request(
+        user(text("Hi"), text("there", **SHORT)),
+        {"role": "system", "content": "Agents"},
+        max_tokens=32_000,
+        system=[text("x-anthropic-billing-header: cch=1;"), text("a", **SHORT), text("b", **SHORT)],
+        tools=[{**TOOL, "input_schema": schema}],
+        metadata={"user_id": '{"session_id": "x"}'},
+        thinking={"type": "adaptive"},
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        output_config={"effort": "high"},
+        stream=True,
+    )
+    async with open_harness(hermes, "x") as (router, client):
+        answer = await client.post(MESSAGES + "?beta=true", json=body)
+    assert answer.status_code == 200, answer.text
+    prompt = bytes(router.prefill.submitted[0].spec.token_ids)
+    assert prompt == b"[f ]<system>a\n\nb|<user>Hi\n\nthere|<system>Agents|>"

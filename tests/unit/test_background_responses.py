@@ -17,7 +17,7 @@ from router.responses import background_responses
 from router.responses.background_responses import BackgroundResponses
 from router.responses.memory_response_leases import MemoryResponseLeases
 from router.responses.memory_response_store import MemoryResponseStore
-from router.responses.response_lease import LEASE_SECONDS, LeaseKey
+from router.responses.response_lease import LEASE_SECONDS, LeaseKey, LeaseState
 from router.responses.response_limits import ResponseLimits
 from router.responses.response_service import ResponseService
 from router.responses.response_store import StoredResponse
@@ -266,6 +266,26 @@ async def test_a_router_that_was_taken_for_dead_gives_up() -> None:
         assert generations.num_cancelled == 1
         assert router.background.num_running == 0
     assert await shared.status(other) == "failed"
+
+
+async def test_an_outage_of_the_leases_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, generations = Shared(), Generations()
+    router = shared.make_router()
+    async with running(router):
+        await router.background.start(ALICE, queued(), generations.generate)
+        await settle()
+
+        async def renew(keys: object) -> list[LeaseState]:
+            raise Unavailable("gone")
+
+        with monkeypatch.context() as patched, capture_logs() as logs:
+            patched.setattr(shared.leases, "renew", renew)
+            await shared.elapse(5)
+        assert [line["event"] for line in logs] == ["response_leases_not_renewed"]
+        await shared.elapse(2)
+        generations.released.set()
+        await settle()
+        assert await shared.status(router) == "completed"
 
 
 async def test_a_shutdown_stores_what_was_not_generated_as_failed() -> None:

@@ -183,8 +183,9 @@ REJECTED_VALUES: dict[str, Any] = {
 
 ANY_OBJECT = {
     "guided_json", "prompt_cache_options", "client_metadata", "image", "access_programs",
+    "reasoning", "text",
 }  # fmt: skip
-"""Fields that accept any object."""
+"""Fields that accept any object, or an object whose unknown fields are ignored."""
 
 
 def of(table: dict[str, str], *statuses: str) -> list[str]:

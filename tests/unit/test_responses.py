@@ -341,6 +341,30 @@ async def test_answers_follow_their_format(tokenizer: Tokenizer) -> None:
     assert grammar is not None and '"x"' in grammar.text
 
 
+async def test_limit_within_a_call_makes_it_incomplete(thinker: Tokenizer) -> None:
+    for tool, text, name in ((TOOL, CALL, "arguments"), (CUSTOM, CUSTOM_CALL, "input")):
+        body = request(tools=[tool], max_output_tokens=text.index("{", 14) + 3)
+        async with open_harness(thinker, text) as (_, client):
+            response = response_of(await client.post(RESPOND, json=body))
+            events = response_events(await client.post(RESPOND, json={**body, "stream": True}))
+        (call,) = response["output"]
+        assert call[name].startswith("{") and not call[name].endswith("}")
+        assert call.get("status") in ("incomplete", None)
+        assert events[-1]["type"] == "response.incomplete"
+        assert events[-2]["item"][name] == call[name]
+
+
+async def test_limit_within_the_reasoning(thinker: Tokenizer) -> None:
+    body = request(max_output_tokens=10)
+    async with open_harness(thinker, "<think>Hm, well", reasoning_parser="qwen3") as (_, client):
+        response = response_of(await client.post(RESPOND, json=body))
+        events = response_events(await client.post(RESPOND, json={**body, "stream": True}))
+    (item,) = response["output"]
+    assert (item["type"], item["status"]) == ("reasoning", "incomplete")
+    assert item["content"][0]["text"] == "Hm,"
+    assert events[-2]["item"]["content"] == item["content"]
+
+
 # -- failures -------------------------------------------------------------------------------------
 
 

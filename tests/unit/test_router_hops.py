@@ -59,6 +59,7 @@ HANDLER_PATH = [
     "router/openai/request_handler.py RequestHandler._serve",
     "router/http/response_writer.py cancel_on_disconnect",
     "router/openai/request_handler.py GenerationHandler.answer",
+    "router/openai/request_handler.py GenerationHandler._deliver",
     "router/openai/request_handler.py GenerationHandler._stream",
     "router/openai/context.py RouterContext.run_choices",
     "router/openai/context.py RouterContext._run_choice",

@@ -1,14 +1,26 @@
 """The body of POST /v1/messages."""
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, WithJsonSchema
 
 from router.anthropic.schema.prompt_body import Hint, PromptBody
+from router.http.unknown_fields import UnsupportedField
+from router.openai.schema import ChatBody
+from router.openai.schema.chat_hints import ChatHints
 from router.openai.schema.sampling_fields import MAX_STOP_CHARACTERS, MAX_STOPS
 from router.openai.schema.strict_model import StrictModel, unsupported_field
+from router.openai.schema.unsupported_fields import UNSUPPORTED_FIELDS
 
 StopSequence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+
+
+CHAT_FIELDS = {
+    name: UnsupportedField("it is a field of chats", (1,) if name == "n" else (0, [], {}))
+    for name in ChatBody.model_fields.keys() - ChatHints.model_fields.keys() - {"user"}
+}
+"""Fields of chats, most of which change the answer, and their neutral values."""
 
 
 class RequestMetadata(StrictModel):
@@ -16,6 +28,11 @@ class RequestMetadata(StrictModel):
 
 
 class MessagesBody(PromptBody):
+    unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = {
+        **UNSUPPORTED_FIELDS,
+        **CHAT_FIELDS,
+    }
+
     max_tokens: Annotated[int, Field(ge=1)]
     stop_sequences: (
         Annotated[list[StopSequence], Field(max_length=MAX_STOPS, fail_fast=True)] | None
@@ -28,6 +45,11 @@ class MessagesBody(PromptBody):
     service_tier: str | None = None
     container: Annotated[
         Any, unsupported_field("there is no code execution"), WithJsonSchema({"type": "null"})
+    ] = None
+    thread: Annotated[
+        Any,
+        unsupported_field("conversations are not kept; send all messages"),
+        WithJsonSchema({"type": "null"}),
     ] = None
     # Hints without effect
     diagnostics: Hint = None

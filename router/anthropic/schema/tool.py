@@ -3,10 +3,11 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, WrapValidator
+from pydantic import ConfigDict, Field, ValidationInfo, WrapValidator
 
 from router.anthropic.schema.cache_control import CacheControl
-from router.openai.schema.strict_model import StrictModel, validation_error
+from router.http.unknown_fields import UnsupportedField
+from router.openai.schema.strict_model import StrictModel, drop_unknown_keys, validation_error
 from router.openai.schema.tool import MAX_TOOLS
 from router.openai.schema.tool import Tool as ChatTool
 
@@ -48,6 +49,15 @@ class CustomTool(StrictModel):
         return {"type": "function", "function": function}
 
 
+CUSTOM_TOOL_FIELDS = frozenset(CustomTool.model_fields)
+
+CHAT_TOOL_FIELDS = {
+    "function": UnsupportedField("a tool has its name and input_schema itself"),
+    "parameters": UnsupportedField("use input_schema"),
+}
+"""Fields of OpenAI's tools."""
+
+
 class ServerTool(StrictModel):
     """A tool that Anthropic's servers run. It is an offer that the model need not take up, so it is
     left out of the prompt."""
@@ -58,10 +68,13 @@ class ServerTool(StrictModel):
     name: str | None = None
 
 
-def _parse_tool(value: Any, _: Any) -> CustomTool | ServerTool:
-    kind = value.get("type") if isinstance(value, dict) else None
+def _parse_tool(value: Any, _: Any, info: ValidationInfo) -> CustomTool | ServerTool:
+    if not isinstance(value, dict):
+        raise validation_error("a tool must be an object")
+    kind = value.get("type")
     if not isinstance(kind, str) or kind == "custom":
-        return CustomTool.model_validate(value)
+        known = drop_unknown_keys(value, CUSTOM_TOOL_FIELDS, "tools", info, CHAT_TOOL_FIELDS)
+        return CustomTool.model_validate(known)
     if _SERVER_TOOL.fullmatch(kind):
         name = value.get("name")
         return ServerTool(type=kind, name=name if isinstance(name, str) else None)

@@ -1,0 +1,132 @@
+"""Runs Lua scripts in Redis, many in one round trip.
+
+The client library takes 110 µs of CPU per call, and 20 µs per call in a pipeline. So calls that
+come while others are in progress are sent together once those have ended. A call that comes alone
+is sent at once.
+"""
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from baton.errors import Unavailable
+from baton.registry.redis_client import call_redis
+
+MAX_CALLS = 64
+MAX_BYTES = 1 << 20
+"""The bounds of one round trip: others wait while it is sent. One larger call is sent alone."""
+
+
+class _Call:
+    """A call of a script. ``reply`` is None until it is answered; it may be an error."""
+
+    __slots__ = ("arguments", "keys", "reply", "script", "size_bytes")
+
+    def __init__(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> None:
+        self.script = script
+        self.keys = keys
+        self.arguments = arguments
+        self.size_bytes = sum(len(each) for each in arguments if isinstance(each, bytes))
+        self.reply: Any = None
+
+
+class RedisScripts:
+    """Runs scripts that never reply nil, and that may run twice: if the caller that sends a round
+    trip is cancelled, the calls of others in it are sent again."""
+
+    def __init__(self, url: str, redis: Redis) -> None:
+        self._url = url
+        self._redis = redis
+        self._waiting: deque[_Call] = deque()
+        self._lock = asyncio.Lock()
+
+    async def run(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        """Run a script and return its reply. Raises Unavailable."""
+        call = _Call(script, keys, arguments)
+        self._waiting.append(call)
+        try:
+            while call.reply is None:
+                async with self._lock:
+                    await asyncio.sleep(0)  # let calls of this iteration of the event loop join
+                    if call.reply is None:
+                        await self._send()
+        finally:
+            if call in self._waiting:  # cancelled before it was sent
+                self._waiting.remove(call)
+        if isinstance(call.reply, Unavailable):
+            raise Unavailable(str(call.reply)) from call.reply
+        return call.reply
+
+    async def _send(self) -> None:
+        """Send the calls that wait, and set their replies. If this is cancelled, they wait
+        again."""
+        calls = self._take()
+        try:
+            await self._execute(calls, by_digest=True)
+            unknown = [call for call in calls if isinstance(call.reply, NoScriptError)]
+            if unknown:  # Redis has restarted, or has never seen the script
+                await self._execute(unknown, by_digest=False)
+        except Unavailable as error:
+            for call in calls:
+                call.reply = error
+        except asyncio.CancelledError:
+            for call in calls:
+                call.reply = None
+            self._waiting.extendleft(reversed(calls))
+            raise
+
+    def _take(self) -> list[_Call]:
+        calls = [self._waiting.popleft()]
+        size = calls[0].size_bytes
+        while self._waiting and len(calls) < MAX_CALLS:
+            size += self._waiting[0].size_bytes
+            if size > MAX_BYTES:
+                break
+            calls.append(self._waiting.popleft())
+        return calls
+
+    async def _execute(self, calls: Sequence[_Call], *, by_digest: bool) -> None:
+        if len(calls) == 1 and by_digest:
+            await self._execute_one(calls[0])
+            return
+        pipeline = self._redis.pipeline(transaction=False)
+        for call in calls:
+            if by_digest:
+                pipeline.evalsha(_digest(call.script), len(call.keys), *call.keys, *call.arguments)
+            else:
+                pipeline.eval(call.script, len(call.keys), *call.keys, *call.arguments)
+        replies = await call_redis(self._url, pipeline.execute(raise_on_error=False))
+        for call, reply in zip(calls, replies, strict=True):
+            call.reply = _translate(reply)
+
+
+    async def _execute_one(self, call: _Call) -> None:
+        """Send a call without a pipeline, which takes twice the CPU for a single call."""
+        digest, arguments = _digest(call.script), (*call.keys, *call.arguments)
+        sent = self._redis.evalsha(digest, len(call.keys), *arguments)
+        call.reply = _translate(await call_redis(self._url, _error_as_reply(sent)))
+
+
+@cache
+def _digest(script: str) -> str:
+    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
+
+
+async def _error_as_reply(sent: Any) -> Any:
+    """Return the reply, or the error that the script ended with."""
+    try:
+        return await sent
+    except ResponseError as error:
+        return error
+
+
+def _translate(reply: Any) -> Any:
+    if isinstance(reply, RedisError) and not isinstance(reply, NoScriptError):
+        return Unavailable(f"a script failed in Redis: {reply}")
+    return reply
