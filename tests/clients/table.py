@@ -51,6 +51,8 @@ def _row(program: Program, results: Sequence[CaseResult]) -> str:
 
 
 def _summary(results: Sequence[CaseResult]) -> str:
+    if all(result.outcome == "skipped" for result in results):
+        return "skipped"
     passed = sum(result.outcome == "passed" for result in results)
     others = [f"{each.outcome}: {each.case}" for each in results if each.outcome != "passed"]
     return "; ".join([f"{passed} of {len(results)} passed", *others])
