@@ -25,13 +25,21 @@ VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_STAMP := $(VLLM_VENV)/.installed
 WORKER_PACKAGES := redis uhashring nixl nixl-cu12 nixl-cu13 xxhash structlog orjson fastokens uvloop grpcio protobuf
 TEST_PACKAGES := pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
+
+# The newest clients of the APIs, unmodified. Some Python packages can't be installed beside the others.
+CLIENTS := tests/clients
+CLIENTS_VENV := .venv-clients
+CLIENTS_FOLDER := .clients
+CLIENTS_STAMPS := $(CLIENTS_VENV)/.installed $(CLIENTS_FOLDER)/evaluation/.installed \
+  $(if $(shell command -v npm),$(CLIENTS_FOLDER)/.installed)
+
 pinned = $(foreach name,$(1),$(shell sed -n 's/^$(name)==/&/p' constraints.txt))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 SECONDS := 120
 
-.PHONY: help setup setup-vllm up down test test-vllm check sim fuzz neighbour proto bench exact clean
+.PHONY: help setup setup-vllm setup-clients up down test test-vllm test-clients check sim fuzz neighbour proto bench exact clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST)
@@ -69,6 +77,27 @@ endif
 	$(VLLM_BIN)/python -m baton.vllm_engine.versions
 	@touch $@
 
+setup-clients: $(CLIENTS_STAMPS)  ## The newest clients of the APIs, for test-clients: .venv-clients and .clients
+	@command -v npm >/dev/null || echo "npm is not installed: clients for Node.js will not be tested"
+
+$(CLIENTS_VENV)/.installed: $(CLIENTS)/requirements.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install -q --no-deps -r $<
+	@touch $@
+
+$(CLIENTS_FOLDER)/evaluation/.installed: $(CLIENTS)/requirements-evaluation.txt constraints.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -c 'import torch' 2>/dev/null \
+	  || $(@D)/bin/pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(@D)/bin/pip install -q --no-deps -r $<
+	@touch $@
+
+$(CLIENTS_FOLDER)/.installed: $(CLIENTS)/package.json
+	mkdir -p $(@D)
+	cp $< $(@D)/
+	npm install --prefix $(@D) --no-audit --no-fund --no-package-lock --loglevel=error
+	@touch $@
+
 up: setup  ## A cluster with the demo model at http://127.0.0.1:8000; Ctrl-C stops it (ARGS=…)
 	@$(BIN)/baton up $(ARGS)
 
@@ -83,6 +112,9 @@ test: setup  ## All tests (ARGS=…, JOBS=2 at a time)
 test-vllm: setup setup-vllm  ## Tests of engine vllm, in both environments (ARGS=…)
 	$(VLLM_BIN)/python -m pytest -q --vllm tests/vllm --ignore=tests/vllm/e2e $(ARGS)
 	$(BIN)/python -m pytest -q --vllm tests/vllm/e2e $(ARGS)
+
+test-clients: setup setup-clients  ## The newest clients against a cluster with a scripted model (ARGS=…)
+	$(BIN)/python -m pytest -q --clients tests/clients $(ARGS)
 
 check: setup  ## Lint, types, the walls between rooms, stubs in sync
 	$(BIN)/ruff check --no-cache .
@@ -118,4 +150,4 @@ exact: setup  ## Token equality, the full matrix (about an hour)
 	$(BIN)/python -m tools.exactness $(ARGS)
 
 clean:  ## Remove what make made
-	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(CLIENTS_VENV) $(CLIENTS_FOLDER) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

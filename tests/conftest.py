@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-PROCESSES = ("tests/e2e/", "tests/kube/")
+PROCESSES = ("tests/e2e/", "tests/kube/", "tests/clients/")
 """Folders whose tests start processes. These tests run one after the other, in parallel with the
 tests in all other folders."""
 
@@ -17,8 +17,9 @@ tests in all other folders."""
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
-VLLM_FOLDER = Path(__file__).parent / "vllm"
-"""Tests that need vLLM. Without ``--vllm`` they are skipped, and not even imported."""
+LEFT_OUT = ("vllm", "clients")
+"""Folders whose tests need an environment of their own. Without the option of the same name
+(``--vllm``) they are skipped, and not even imported."""
 
 # There are no deadlines, so that no test fails because a machine is slow. A failure can be replayed
 # from the blob that Hypothesis prints.
@@ -35,28 +36,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite", action="store_true", help="rewrite the golden files, for review by diff"
     )
-    parser.addoption("--vllm", action="store_true", help="run tests/vllm, see `make test-vllm`")
+    for name in LEFT_OUT:
+        parser.addoption(
+            f"--{name}", action="store_true", help=f"run tests/{name}, see `make test-{name}`"
+        )
+    parser.addoption(
+        "--write-table", type=Path, help="write the results of tests/clients to this file"
+    )
 
 
 class LeftOutModule(pytest.Module):
     """A test module that is skipped without being imported."""
 
     def collect(self) -> NoReturn:
-        pytest.skip("run `make test-vllm`", allow_module_level=True)
+        pytest.skip(f"run `make test-{_left_out_folder(self.path)}`", allow_module_level=True)
+
+
+def _left_out_folder(module_path: Path) -> str | None:
+    """Return the one of :data:`LEFT_OUT` that a module is in, or None."""
+    folder = module_path.relative_to(Path(__file__).parent).parts[0]
+    return folder if folder in LEFT_OUT else None
 
 
 def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Module | None:
-    if VLLM_FOLDER in module_path.parents and not parent.config.getoption("vllm"):
+    folder = _left_out_folder(module_path)
+    if folder is not None and not parent.config.getoption(folder):
         return LeftOutModule.from_parent(parent, path=module_path)
     return None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    skipped = terminalreporter.stats.get("skipped", [])
-    if any(report.nodeid.startswith("tests/vllm/") for report in skipped):
-        terminalreporter.write_line("tests/vllm was left out: run `make test-vllm`")
+    skipped = [report.nodeid for report in terminalreporter.stats.get("skipped", [])]
+    for name in LEFT_OUT:
+        is_left_out = not terminalreporter.config.getoption(name)
+        if is_left_out and any(nodeid.startswith(f"tests/{name}/") for nodeid in skipped):
+            terminalreporter.write_line(f"tests/{name} was left out: run `make test-{name}`")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,85 @@
+"""One cluster with the scripted model for all tests here, and a table of their results."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.programs import Program
+from tests.clients.scripted_model import make_scripted_model
+from tests.clients.table import CaseResult, render, write
+from tools.local_cluster import LocalCluster, local_cluster
+
+MODEL = "scripted"
+RESULTS = pytest.StashKey[list[CaseResult]]()
+
+RunProgram = Callable[[Program], dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_scripted_model(tmp_path_factory.mktemp("models") / MODEL)
+
+
+@pytest.fixture(scope="session")
+def cluster(model_path: Path) -> Iterator[LocalCluster]:
+    with local_cluster(model_path) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def run_program(cluster: LocalCluster, model_path: Path) -> RunProgram:
+    """Run a program once, and keep the results of its cases for all tests."""
+    results: dict[Program, dict[str, Any]] = {}
+
+    def run(program: Program) -> dict[str, Any]:
+        if program not in results:
+            results[program] = {}  # so that a program that fails is not run again for each case
+            results[program] = program.run(_variables(cluster.url, model_path))
+        return results[program]
+
+    return run
+
+
+def _variables(url: str, model_path: Path) -> dict[str, str]:
+    """Return the environment of a program: nothing that configures Baton or another client, and
+    nothing that makes a client call others than the cluster."""
+    kept = ("PATH", "HOME", "LANG", "TMPDIR")
+    return {
+        **{name: os.environ[name] for name in kept if name in os.environ},
+        "BASE_URL": url,
+        "MODEL": MODEL,
+        "MODEL_PATH": str(model_path),
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[RESULTS] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report: Any = yield
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    if "program" in parameters and (report.when == "call" or not report.passed):
+        result = CaseResult(parameters["program"], parameters["case"], report.outcome)
+        item.config.stash[RESULTS].append(result)
+    return report
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    results = config.stash[RESULTS]
+    if not results:
+        return
+    terminalreporter.section("clients")
+    terminalreporter.write(render(results))
+    path = config.getoption("write_table")
+    if path is not None:
+        write(path, results)
