@@ -16,6 +16,9 @@ from baton.registry.bounded_parser import BoundedParser
 T = TypeVar("T")
 TIMEOUT_SECONDS = 2.0
 
+CALL_SECONDS = 2 * TIMEOUT_SECONDS
+"""How long a call may take, with its wait for a connection."""
+
 MAX_CONNECTIONS = 64
 """Maximum number of connections of one client; further calls wait for a free one."""
 
@@ -43,7 +46,7 @@ def connect_redis(url: str) -> "redis.asyncio.Redis":
     return redis.asyncio.Redis.from_pool(pool)
 
 
-async def call_redis(url: str, call: Awaitable[T], seconds: float = 2 * TIMEOUT_SECONDS) -> T:
+async def call_redis(url: str, call: Awaitable[T], seconds: float = CALL_SECONDS) -> T:
     """Await a Redis call. Raises Unavailable when it fails or takes too long. The client sometimes
     returns an answer although it was cancelled; the caller is cancelled in that case, too."""
     task = asyncio.current_task()
@@ -56,7 +59,12 @@ async def call_redis(url: str, call: Awaitable[T], seconds: float = 2 * TIMEOUT_
         return answer
     except (RedisError, OSError, TimeoutError) as error:
         reason = str(error) or type(error).__name__
-        raise Unavailable(f"the call to Redis at {_address(url)} failed: {reason}") from error
+        raise call_failed(url, reason) from error
+
+
+def call_failed(url: str, reason: str) -> Unavailable:
+    """Return the error of a call that failed for ``reason``."""
+    return Unavailable(f"the call to Redis at {_address(url)} failed: {reason}")
 
 
 def _address(url: str) -> str:

@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from baton.errors import Unavailable
-from baton.registry.redis_client import call_redis
+from baton.registry.redis_client import CALL_SECONDS, call_failed, call_redis
 
 MAX_CALLS = 64
 MAX_BYTES = 1 << 20
@@ -40,28 +40,38 @@ class RedisScripts:
     """Runs scripts that never reply nil, and that may run twice: if the caller that sends a round
     trip is cancelled, the calls of others in it are sent again."""
 
-    def __init__(self, url: str, redis: Redis) -> None:
+    def __init__(self, url: str, redis: Redis, call_seconds: float = CALL_SECONDS) -> None:
         self._url = url
         self._redis = redis
+        self._call_seconds = call_seconds
         self._waiting: deque[_Call] = deque()
         self._lock = asyncio.Lock()
 
     async def run(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        """Run a script and return its reply. Raises Unavailable."""
+        """Run a script and return its reply. Raises Unavailable, also if there is no reply within
+        :data:`~baton.registry.redis_client.CALL_SECONDS`, including the wait for earlier calls."""
         call = _Call(script, keys, arguments)
         self._waiting.append(call)
         try:
-            while call.reply is None:
-                async with self._lock:
-                    await asyncio.sleep(0)  # let calls of this iteration of the event loop join
-                    if call.reply is None:
-                        await self._send()
+            async with asyncio.timeout(self._call_seconds):
+                await self._run(call)
+        except TimeoutError as error:
+            reason = f"no reply within {self._call_seconds:g} s"
+            raise call_failed(self._url, reason) from error
         finally:
             if call in self._waiting:  # cancelled before it was sent
                 self._waiting.remove(call)
         if isinstance(call.reply, Unavailable):
             raise Unavailable(str(call.reply)) from call.reply
         return call.reply
+
+    async def _run(self, call: _Call) -> None:
+        """Wait until the call has its reply. Whoever gets the lock first sends all that wait."""
+        while call.reply is None:
+            async with self._lock:
+                await asyncio.sleep(0)  # let calls of this iteration of the event loop join
+                if call.reply is None:
+                    await self._send()
 
     async def _send(self) -> None:
         """Send the calls that wait, and set their replies. If this is cancelled, they wait

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from router.errors import ApiError
 from router.http.ignored_fields import MAX_NAMES, IgnoredFields
 from router.http.json_limits import MAX_VALUES, check_json_size
+from router.http.large_integers import round_large_integers
 from router.http.unknown_fields import refuse_unknown_field
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -28,14 +29,19 @@ def parse_body(
     data: bytes,
     max_values: int = MAX_VALUES,
     ignored: IgnoredFields | None = None,
+    *,
+    rounds_integers: bool = False,
 ) -> Body:
     """Parse a JSON body. Raises ApiError (400) for its first error, or if it has too many values.
+    If ``rounds_integers`` is set, integers of more than 64 bits become floats.
 
     Unknown fields are ignored and added to ``ignored``, except for those that would change the
     answer (:mod:`router.http.unknown_fields`). If ``ignored`` is None or strict, every unknown
     field is an error. Schemas forbid unknown fields, so a body without any is validated once."""
     data = data.removeprefix(BOM_UTF8)
     check_json_size(data, max_values)
+    if rounds_integers:
+        data = round_large_integers(data)
     try:
         return schema.model_validate_json(data, context=ignored)
     except ValidationError as error:

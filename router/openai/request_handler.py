@@ -83,6 +83,9 @@ class RequestHandler(Response, ABC):
 
     endpoint: str
 
+    repeats_values = False
+    """Whether answers repeat values of the body."""
+
     def __init__(self, context: RouterContext) -> None:
         super().__init__()
         self._context = context
@@ -191,8 +194,11 @@ class RequestHandler(Response, ABC):
         context, data = self._context, raw.take()
         max_values = max_json_values(context.cluster.max_model_tokens)
         self._ignored = ignored = context.ignored_fields(tenant)
+        rounds_integers = self.repeats_values
         body = await context.resources.offload_executor.run(
-            tenant, raw.size_bytes, lambda: parse_body(schema, data, max_values, ignored)
+            tenant,
+            raw.size_bytes,
+            lambda: parse_body(schema, data, max_values, ignored, rounds_integers=rounds_integers),
         )
         self._report_ignored_fields(tenant)
         return body

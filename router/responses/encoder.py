@@ -7,7 +7,6 @@ import orjson
 
 from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
-from router.http.json_encoding import encode_json
 from router.openai.choice_result import ChoiceResult
 from router.openai.choice_stream import ChoiceDelta
 from router.openai.encoders import AnswerEncoder, Usage
@@ -38,7 +37,7 @@ class ResponsesEncoder(AnswerEncoder):
         is_obfuscated: bool,
     ) -> None:
         self._fields = fields
-        self._head = encode_json(fields)[:-1]
+        self._head = orjson.dumps(fields)[:-1]
         self._output = OutputItems(options)
         self._logprobs = TextLogprobs(tokenizer) if tokenizer is not None else None
         self._events = EventStream(is_obfuscated=is_obfuscated)

@@ -11,7 +11,6 @@ from baton.concurrency.time_limit import TimeLimit
 from baton.core.ids import TenantId
 from baton.errors import BatonError
 from router.errors import ApiError, to_api_error
-from router.http.json_encoding import encode_json
 from router.http.raw_body import RawBody
 from router.http.response_writer import JSON_HEADERS, ResponseWriter
 from router.openai.choice_result import ChoiceResult
@@ -39,6 +38,8 @@ log = structlog.get_logger(__name__)
 class _ChatSource(RequestHandler):
     """Turns the requests of its subclasses into chats, and errors about a chat back into errors
     about the request. Without ``store``, responses are not stored, and none are found."""
+
+    repeats_values = True
 
     def __init__(self, context: RouterContext, store: ResponseStore | None = None) -> None:
         super().__init__(context)
@@ -154,7 +155,7 @@ class ResponsesHandler(_ChatSource, ChatHandler):
             self._detach(),
         )
         headers = JSON_HEADERS | self._response_headers
-        await writer.respond(200, headers, encode_json(response))
+        await writer.respond(200, headers, orjson.dumps(response))
 
     async def _generate_in_background(
         self,

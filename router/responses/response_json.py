@@ -7,7 +7,6 @@ import orjson
 import structlog
 
 from baton.errors import Invalid
-from router.http.json_encoding import encode_json
 from router.responses.response_store import StoredResponse
 
 _RESPONSE_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -27,8 +26,8 @@ def encode_stored(stored: StoredResponse) -> bytes:
         "input_items": [dict(item) for item in stored.input_items],
     }
     try:
-        return encode_json(document)
-    except (TypeError, ValueError) as error:
+        return orjson.dumps(document)
+    except orjson.JSONEncodeError as error:
         raise Invalid(f"the response can't be stored: {error}", param="store") from error
 
 

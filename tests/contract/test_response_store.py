@@ -95,6 +95,19 @@ async def test_a_response_is_replaced(stores: Stores) -> None:
     assert await held(store) == [1, 2]
 
 
+async def test_a_large_response_removes_many_small_ones(stores: Stores) -> None:
+    """Tests that the limit holds although a run of the script in Redis removes only 500."""
+    store = stores.make(tenant_bytes=1201 * SIZE_BYTES)
+    for number in range(1201):
+        await store.put(A, stored(str(number)))
+    large = stored("1", "Hi" + "x" * (1200 * SIZE_BYTES))
+    await store.put(A, large)
+    assert await held(store, last=1200) == [1]
+    assert await store.get(A, "resp_1") == large
+    await store.put(A, stored("2"))
+    assert await held(store) == [2]
+
+
 async def test_a_response_is_deleted_once(stores: Stores) -> None:
     store = stores.make(tenant_bytes=2 * SIZE_BYTES)
     for _ in range(3):

@@ -1,0 +1,26 @@
+"""Rounds the integers of a JSON body that have more than 64 bits to floats.
+
+Most encoders of JSON, ours among them, have no such integers, so an answer could not repeat them.
+"""
+
+import re
+
+import orjson
+
+from router.errors import ApiError
+
+_LONG_INTEGER = re.compile(rb"[\[:,\s]-?[1-9]\d{18}")
+"""Finds all integers beyond 64 bits, and some others, also inside of strings."""
+
+
+def round_large_integers(data: bytes) -> bytes:
+    """Return the body with floats in place of integers of more than 64 bits. Raises ApiError (400)
+    for a number that is too large for a float, and for some bodies that are not JSON."""
+    if _LONG_INTEGER.search(data) is None:
+        return data
+    try:
+        return orjson.dumps(orjson.loads(data))
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
+    except orjson.JSONEncodeError:  # nested too deeply, which the parser reports
+        return data
