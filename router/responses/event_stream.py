@@ -18,9 +18,11 @@ class EventStream:
         self._delta_prefix = b""
 
     def encode(self, kind: str, fields: Mapping[str, Any]) -> bytes:
-        event = {"type": kind, "sequence_number": self._num_events, **fields}
+        data = orjson.dumps({"type": kind, "sequence_number": self._num_events, **fields})
         self._num_events += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps(event))
+        if self._is_obfuscated and kind.endswith(".delta"):
+            data = b'%b,"obfuscation":"%b"}' % (data[:-1], _padding(data))
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
     def set_delta(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Set the type of the next deltas, and the fields that all of them have."""
@@ -32,10 +34,10 @@ class EventStream:
         number, data = self._num_events, orjson.dumps(text)
         self._num_events = number + 1
         if self._is_obfuscated:
-            padding = b"0" * (-len(data) % OBFUSCATION_BLOCK_BYTES)
-            return (
-                self._delta_prefix
-                + data
-                + (b',"sequence_number":%d,"obfuscation":"%b"}\n\n' % (number, padding))
-            )
+            end = b',"sequence_number":%d,"obfuscation":"%b"}\n\n' % (number, _padding(data))
+            return self._delta_prefix + data + end
         return self._delta_prefix + data + b',"sequence_number":%d}\n\n' % number
+
+
+def _padding(data: bytes) -> bytes:
+    return b"0" * (-len(data) % OBFUSCATION_BLOCK_BYTES)

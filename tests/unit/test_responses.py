@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from baton.text.tokenizer import Tokenizer
@@ -163,6 +164,18 @@ async def test_obfuscation_hides_the_sizes_of_deltas(tokenizer: Tokenizer) -> No
     assert {
         len(f'"{each["delta"]}"'.encode() + each["obfuscation"].encode()) for each in padded
     } == {256}
+
+
+async def test_obfuscation_hides_the_sizes_of_deltas_with_logprobs(tokenizer: Tokenizer) -> None:
+    fields = request(stream=True, stream_options={"include_obfuscation": True}, top_logprobs=2)
+    fields["include"] = ["message.output_text.logprobs"]
+    async with open_harness(tokenizer) as (_, client):
+        answer = await client.post(RESPOND, json=fields)
+    deltas = [event for event in response_events(answer) if event["type"].endswith(".delta")]
+    assert "".join(event["delta"] for event in deltas) == "Hello, wörld!"
+    for event in deltas:
+        padding = len(event.pop("obfuscation"))
+        assert (len(orjson.dumps(event)) + padding) % 256 == 0
 
 
 NO_ARGUMENTS = '<tool_call>{"name": "g"}</tool_call>'
