@@ -17,7 +17,7 @@ from router.http.large_integers import round_large_integers
             "[18446744073709551615, -9223372036854775808]",
             "[18446744073709551615,-9223372036854775808]",
         ),
-        ('{"a": ": 18446744073709551616"}', '{"a":": 18446744073709551616"}'),
+        ('{"a": "18446744073709551616"}', '{"a":"18446744073709551616"}'),
         ("[1234567890123456789.5e3]", "[1.2345678901234568e+21]"),
     ],
 )
@@ -25,9 +25,7 @@ def test_large_integers_become_floats(data: str, rounded: str) -> None:
     assert round_large_integers(data.encode()).decode() == rounded
 
 
-@pytest.mark.parametrize(
-    "data", ['{"a": [1, -1.5, "ü", null]} ', '{"a": "18446744073709551616"}', "[", ""]
-)
+@pytest.mark.parametrize("data", ['{"a": [1, -1.5, "ü", null, 123456789012345678]} ', "[", ""])
 def test_other_bodies_stay_as_they_are(data: str) -> None:
     assert round_large_integers(data.encode()) == data.encode()
 
