@@ -1,5 +1,6 @@
 """A request's body as it arrives, and a memory budget for the bodies of all requests."""
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -40,6 +41,7 @@ class RawBody:
     __slots__ = (
         "_counted_bytes",
         "_data",
+        "_is_detached",
         "_limiter",
         "_shared",
         "_tenant",
@@ -54,6 +56,7 @@ class RawBody:
         self._shared = shared
         self._data: bytes | bytearray = b""
         self._counted_bytes = 0
+        self._is_detached = False
         self.size_bytes = 0
 
     def add(self, data: bytes) -> None:
@@ -89,6 +92,12 @@ class RawBody:
         self._counted_bytes = kept
         self._data = b""
 
+    def detach(self) -> Callable[[], None]:
+        """Let the counted bytes outlast the ``with`` block. Call the result to return them to the
+        budget."""
+        self._is_detached = True
+        return self.release
+
     def __enter__(self) -> Self:
         return self
 
@@ -98,4 +107,5 @@ class RawBody:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.release()
+        if not self._is_detached:
+            self.release()

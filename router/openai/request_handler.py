@@ -88,6 +88,7 @@ class RequestHandler(Response, ABC):
         self._context = context
         self._response_headers: dict[str, str] = {}
         self._admission: RequestAdmission
+        self._raw: RawBody
         self._ignored: IgnoredFields
         self._min_priority = 0
         self._traceparent: str | None = None
@@ -124,6 +125,7 @@ class RequestHandler(Response, ABC):
         admission = context.tenants.admission.create_admission(tenant, content_length(scope))
         await admission.draw_request_quota()
         with admission as self._admission, context.raw_body(tenant) as raw:
+            self._raw = raw
             self._response_headers |= self._admission.headers()
             await read_body(scope, receive, raw, config.max_body_bytes, config.body_timeout_seconds)
             try:
@@ -151,6 +153,7 @@ class RequestHandler(Response, ABC):
             admission = self._context.tenants.admission.create_admission(tenant, idle=True)
             raw_body = self._context.raw_body(tenant)
             with admission as self._admission, raw_body as raw, TimeLimit(seconds):
+                self._raw = raw
                 raw.add(data)
                 await self.answer(writer, raw, tenant)
         except Exception as error:
@@ -170,10 +173,11 @@ class RequestHandler(Response, ABC):
         return b"data: " + error.json + b"\n\n"
 
     def _detach(self) -> ExitStack:
-        """Take over the request's admission and its trace, so that they outlast its response. Close
-        the result at the end of the work."""
+        """Take over the request's admission, the counted bytes of its body, and its trace, so that
+        they outlast its response. Close the result at the end of the work."""
         held = ExitStack()
         held.callback(self._admission.detach())
+        held.callback(self._raw.detach())
         trace, self._trace = self._trace, None
         held.callback(self._end, trace, 200)
         return held

@@ -219,6 +219,17 @@ def test_a_request_is_charged_for_more_than_its_body() -> None:
     assert budget.num_bytes == 0
 
 
+def test_the_bytes_of_a_detached_body_outlast_its_block() -> None:
+    budget = BodyBudget(100)
+    with budget.new_body(A, 1.0, shared=False) as raw:
+        raw.add(b"x" * (UNMETERED_BYTES + 70))
+        raw.release(kept_bytes=UNMETERED_BYTES + 50)
+        end = raw.detach()
+    assert budget.num_bytes == 50
+    end()
+    assert budget.num_bytes == 0
+
+
 def test_body_can_arrive_in_parts() -> None:
     raw = BodyBudget(100).new_body(A, 1.0, shared=False)
     for part in (b"", b"a", b"bc", b"d"):
