@@ -242,6 +242,7 @@ class GenerationHandler(RequestHandler):
         self._report_ignored_fields(tenant)
         field = body.format[0] if body.format is not None else TOOLS_FIELD
         await context.text.grammar_validator.check(prompts[0].sampling.grammar, field, tenant)
+        self._admission.set_size(raw.size_bytes)
         await self._reserve_tokens(prompts, body)
         choices = context.create_choice_streams(
             request_id, request_context, body, prompts, arrived_at
