@@ -1,5 +1,6 @@
 """A request's body as it arrives, and a memory budget for the bodies of all requests."""
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -7,14 +8,15 @@ from baton.core.ids import TenantId
 from router.tenants.fair_limiter import FairLimiter
 
 UNMETERED_BYTES = 32 * 1024
-"""This many bytes at the beginning of each body do not count against the budget, so that small
-requests are served however much other clients send. ``max_concurrent_requests`` bounds the number
-of bodies."""
+"""This many bytes of each request do not count against the budget, so that small requests are
+served however much other clients send. ``max_concurrent_requests`` bounds the number of
+requests."""
 
 
 class BodyBudget:
-    """Limits the bytes of received bodies that are not processed yet, in total and per tenant
-    (weighted max-min fairness, see :class:`FairLimiter`)."""
+    """Limits the bytes of received bodies that are not processed yet, and of what was read from the
+    store for them, in total and per tenant (weighted max-min fairness, see :class:`FairLimiter`).
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limiter = FairLimiter(limit_bytes, "bytes of request bodies")
@@ -33,11 +35,13 @@ class BodyBudget:
 
 class RawBody:
     """A body that counts against a budget. :meth:`add` the data, then :meth:`take` it once. Leaving
-    the ``with`` block, or :meth:`release`, returns its bytes to the budget."""
+    the ``with`` block, or :meth:`release`, returns its bytes to the budget. ``size_bytes`` is the
+    size of the decompressed body and of all that was added with :meth:`charge`."""
 
     __slots__ = (
         "_counted_bytes",
         "_data",
+        "_is_detached",
         "_limiter",
         "_shared",
         "_tenant",
@@ -52,20 +56,27 @@ class RawBody:
         self._shared = shared
         self._data: bytes | bytearray = b""
         self._counted_bytes = 0
+        self._is_detached = False
         self.size_bytes = 0
 
     def add(self, data: bytes) -> None:
         """Append data. Raises Overloaded when the budget is exhausted."""
-        self.size_bytes += len(data)
-        more = max(self.size_bytes - UNMETERED_BYTES, 0) - self._counted_bytes
-        self._limiter.acquire(more, self._tenant, self._weight, self._shared)
-        self._counted_bytes += more
+        self.charge(len(data))
         if not self._data:
             self._data = data
         elif isinstance(self._data, bytearray):
             self._data += data
         else:  # a body in several parts is rare; its parts may be small, so appending must be cheap
             self._data = bytearray(self._data) + data
+
+    def charge(self, num_bytes: int) -> None:
+        """Count bytes that the request takes in memory besides its body, such as the stored
+        conversation that it continues. Call before :meth:`release`. Raises Overloaded when the
+        budget is exhausted."""
+        self.size_bytes += num_bytes
+        more = max(self.size_bytes - UNMETERED_BYTES, 0) - self._counted_bytes
+        self._limiter.acquire(more, self._tenant, self._weight, self._shared)
+        self._counted_bytes += more
 
     def take(self) -> bytes:
         """Return the data and drop this object's reference to it. The bytes count against the
@@ -81,6 +92,12 @@ class RawBody:
         self._counted_bytes = kept
         self._data = b""
 
+    def detach(self) -> Callable[[], None]:
+        """Let the counted bytes outlast the ``with`` block. Call the result to return them to the
+        budget."""
+        self._is_detached = True
+        return self.release
+
     def __enter__(self) -> Self:
         return self
 
@@ -90,4 +107,5 @@ class RawBody:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.release()
+        if not self._is_detached:
+            self.release()

@@ -91,6 +91,7 @@ class RequestHandler(Response, ABC):
         self._context = context
         self._response_headers: dict[str, str] = {}
         self._admission: RequestAdmission
+        self._raw: RawBody
         self._ignored: IgnoredFields
         self._min_priority = 0
         self._traceparent: str | None = None
@@ -127,6 +128,7 @@ class RequestHandler(Response, ABC):
         admission = context.tenants.admission.create_admission(tenant, content_length(scope))
         await admission.draw_request_quota()
         with admission as self._admission, context.raw_body(tenant) as raw:
+            self._raw = raw
             self._response_headers |= self._admission.headers()
             await read_body(scope, receive, raw, config.max_body_bytes, config.body_timeout_seconds)
             try:
@@ -154,6 +156,7 @@ class RequestHandler(Response, ABC):
             admission = self._context.tenants.admission.create_admission(tenant, idle=True)
             raw_body = self._context.raw_body(tenant)
             with admission as self._admission, raw_body as raw, TimeLimit(seconds):
+                self._raw = raw
                 raw.add(data)
                 await self.answer(writer, raw, tenant)
         except Exception as error:
@@ -173,10 +176,11 @@ class RequestHandler(Response, ABC):
         return b"data: " + error.json + b"\n\n"
 
     def _detach(self) -> ExitStack:
-        """Take over the request's admission and its trace, so that they outlast its response. Close
-        the result at the end of the work."""
+        """Take over the request's admission, the counted bytes of its body, and its trace, so that
+        they outlast its response. Close the result at the end of the work."""
         held = ExitStack()
         held.callback(self._admission.detach())
+        held.callback(self._raw.detach())
         trace, self._trace = self._trace, None
         held.callback(self._end, trace, 200)
         return held
@@ -244,6 +248,7 @@ class GenerationHandler(RequestHandler):
         self._report_ignored_fields(tenant)
         field = body.format[0] if body.format is not None else TOOLS_FIELD
         await context.text.grammar_validator.check(prompts[0].sampling.grammar, field, tenant)
+        self._admission.set_size(raw.size_bytes)
         await self._reserve_tokens(prompts, body)
         choices = context.create_choice_streams(
             request_id, request_context, body, prompts, arrived_at

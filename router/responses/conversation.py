@@ -1,7 +1,7 @@
 """Finds the earlier turns of a conversation in the store."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -20,29 +20,34 @@ PREVIOUS_ID = "previous_response_id"
 Item = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """The items of the earlier turns, the oldest first. ``size_bytes`` is their size as JSON."""
-
-    items: Sequence[Item] = ()
-    size_bytes: int = 0
-
-
 class ConversationReader:
     """Reads the conversation of one request. ``store`` is None if responses are not stored.
-    ``max_bytes`` bounds the size of all that the request takes from the store."""
+    ``max_bytes`` bounds the size of all that the request takes from the store, as JSON. ``charge``
+    is called with the size of each part of it, before the next response is read; it raises
+    Overloaded if there is no memory for the part."""
 
-    def __init__(self, store: ResponseStore | None, tenant: TenantId, max_bytes: int) -> None:
+    def __init__(
+        self,
+        store: ResponseStore | None,
+        tenant: TenantId,
+        max_bytes: int,
+        charge: Callable[[int], None],
+    ) -> None:
         self._store = store
         self._tenant = tenant
         self._max_bytes = max_bytes
+        self._charge = charge
         self._size_bytes = 0
-        self._found: dict[str, Item] = {}
-        """The items of the responses that were read, by their ids."""
+        self._history: Sequence[Item] = ()
+        self._num_references: Mapping[str, int] = {}
+        """How often the input refers to each item, by their ids."""
+        self._referenced: dict[str, Item] = {}
+        """Those of these items that were found, by their ids."""
         self._read_ids: set[str] = set()
 
-    async def read(self, previous_id: str | None) -> Conversation:
-        """Return the conversation up to a response. Raises ApiError (400, 404) or Unavailable."""
+    async def read(self, previous_id: str | None) -> Sequence[Item]:
+        """Return the items of the conversation up to a response, the oldest first. Call before
+        :meth:`resolve_references`. Raises ApiError (400, 404), Overloaded or Unavailable."""
         if previous_id is not None and self._store is None:
             raise _nothing_stored()
         turns: list[Sequence[Item]] = []
@@ -54,15 +59,17 @@ class ConversationReader:
             if is_unfinished(stored):
                 message = f"{PREVIOUS_ID}: the response {next_id!r} is not complete yet"
                 raise ApiError(400, message, param=PREVIOUS_ID, code="invalid_value")
-            turns.append(self._take_items(stored))
-            self._add_size(turns[-1], PREVIOUS_ID)
+            turns.append(_items_of(stored))
+            self._count(len(orjson.dumps(turns[-1])), PREVIOUS_ID)
             next_id = stored.previous_id
-        items = [item for turn in reversed(turns) for item in turn]
-        return Conversation(items, self._size_bytes)
+        self._history = [item for turn in reversed(turns) for item in turn]
+        return self._history
 
     async def resolve_references(self, items: Sequence[Any]) -> list[Any]:
-        """Return the items, each reference replaced by the item that it names. Raises ApiError
-        (400, 404) or Unavailable."""
+        """Return the items, each reference replaced by the item that it names. Call once. Raises
+        ApiError (400, 404), Overloaded or Unavailable."""
+        self._num_references = Counter(item["id"] for item in items if _is_reference(item))
+        self._keep_referenced(self._history, "input")
         return [
             await self._resolve(item["id"], f"input[{number}].id") if _is_reference(item) else item
             for number, item in enumerate(items)
@@ -70,15 +77,14 @@ class ConversationReader:
 
     async def _resolve(self, item_id: str, path: str) -> Item:
         response_id = response_id_of(item_id)
-        if item_id not in self._found and response_id not in self._read_ids:
+        if item_id not in self._referenced and response_id not in self._read_ids:
             stored = await self._get(response_id, path)
             if stored is not None:
-                self._take_items(stored)
-        item = self._found.get(item_id)
+                self._keep_referenced(_items_of(stored), path)
+        item = self._referenced.get(item_id)
         if item is None:
             message = f"Item with id {item_id!r} not found."
             raise ApiError(404, message, param=path, code="item_not_found")
-        self._add_size([item], path)
         return item
 
     async def _get(self, response_id: str, path: str) -> StoredResponse | None:
@@ -89,15 +95,24 @@ class ConversationReader:
         self._read_ids.add(response_id)
         return await self._store.get(self._tenant, response_id)
 
-    def _take_items(self, stored: StoredResponse) -> Sequence[Item]:
-        items = [*stored.input_items, *stored.response["output"]]
-        self._found |= {item["id"]: item for item in items}
-        return items
+    def _keep_referenced(self, items: Sequence[Item], path: str) -> None:
+        """Keep those of the items to which the input refers. Each counts as often as the input
+        refers to it. If several items have the same id, the last one is meant."""
+        found = {item["id"]: item for item in items if item["id"] in self._num_references}
+        for item_id in found.keys() - self._referenced.keys():
+            item = self._referenced[item_id] = found[item_id]
+            self._count(self._num_references[item_id] * len(orjson.dumps(item)), path)
 
-    def _add_size(self, items: Sequence[Item], path: str) -> None:
-        self._size_bytes += len(orjson.dumps(items))
+    def _count(self, num_bytes: int, path: str) -> None:
+        """Count bytes that the request takes. Raises ApiError (400) or Overloaded."""
+        self._size_bytes += num_bytes
         if self._size_bytes > self._max_bytes:
             raise _too_long(f"more than {self._max_bytes} bytes", path)
+        self._charge(num_bytes)
+
+
+def _items_of(stored: StoredResponse) -> Sequence[Item]:
+    return [*stored.input_items, *stored.response["output"]]
 
 
 def _is_reference(item: Any) -> bool:

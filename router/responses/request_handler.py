@@ -49,17 +49,17 @@ class _ChatSource(RequestHandler):
         self._is_parsed = False
 
     async def _build_chat(
-        self, body: InputTokensBody, size_bytes: int, tenant: TenantId
+        self, body: InputTokensBody, raw: RawBody, tenant: TenantId
     ) -> ChatRequest:
+        """Build the chat. Charges ``raw`` for what it reads from the store."""
         self._is_parsed = True
         context = self._context
-        reader = ConversationReader(self._store, tenant, context.config.max_body_bytes)
-        conversation = await reader.read(body.previous_response_id)
+        max_bytes = context.config.max_body_bytes
+        reader = ConversationReader(self._store, tenant, max_bytes, raw.charge)
+        history = await reader.read(body.previous_response_id)
         items = await reader.resolve_references(to_items(body.input))
         request = await context.resources.offload_executor.run(
-            tenant,
-            size_bytes + conversation.size_bytes,
-            lambda: build_chat(body, items, conversation.items),
+            tenant, raw.size_bytes, lambda: build_chat(body, items, history)
         )
         self._input_items = items
         self._message_paths = request.message_paths
@@ -96,7 +96,7 @@ class ResponsesHandler(_ChatSource, ChatHandler):
         if body.background:
             self._check_background(body)
         self._body = body
-        self._request = await self._build_chat(body, raw.size_bytes, tenant)
+        self._request = await self._build_chat(body, raw, tenant)
         return self._request.chat
 
     def _check_background(self, body: ResponsesBody) -> None:
@@ -205,7 +205,7 @@ class InputTokensHandler(_ChatSource):
         context = self._context
         body = await self._parse(InputTokensBody, raw, tenant)
         context.check_model(body.model)
-        request = await self._build_chat(body, raw.size_bytes, tenant)
+        request = await self._build_chat(body, raw, tenant)
         text, limits = context.text, context.limits
         count = await context.resources.offload_executor.run(
             tenant,

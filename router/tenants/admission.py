@@ -47,11 +47,12 @@ class RequestAdmission:
     """The admission of one request, created by :class:`AdmissionController`. Use it as a context
     manager: entering admits the request, and leaving settles the quota however the request ends.
 
-    Call :meth:`reserve_tokens` before the answers are generated, and :meth:`set_records` when their
-    generation begins. If several routers share the tenant's limits, call :meth:`draw_request_quota`
-    before entering and :meth:`draw_token_quota` before :meth:`reserve_tokens`: they draw from the
-    shared quota what this router lacks. Await nothing between a ``draw_…`` and the call that needs
-    it, since other requests could use up the quota meanwhile."""
+    Call :meth:`set_size` once the request is read, :meth:`reserve_tokens` before the answers are
+    generated, and :meth:`set_records` when their generation begins. If several routers share the
+    tenant's limits, call :meth:`draw_request_quota` before entering and :meth:`draw_token_quota`
+    before :meth:`reserve_tokens`: they draw from the shared quota what this router lacks. Await
+    nothing between a ``draw_…`` and the call that needs it, since other requests could use up the
+    quota meanwhile."""
 
     __slots__ = (
         "_answers_per_prompt",
@@ -167,6 +168,11 @@ class RequestAdmission:
         if not self.tenant.is_limited:
             return {}
         return self._quota.headers(self.tenant, self._share, self._controller.now)
+
+    def set_size(self, size_bytes: int) -> None:
+        """Replace the size that the request's headers gave: ``size_bytes`` is that of the
+        decompressed body and of the stored conversation that it continues."""
+        self._size_bytes = size_bytes
 
     def reserve_tokens(
         self, prompt_tokens: Sequence[int], per_prompt: int, answer_tokens: int

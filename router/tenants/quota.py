@@ -38,8 +38,8 @@ class Quota:
         self._slots = ConcurrencyLimiter()
         self._refused_tokens = 0
         self._refused_bytes = 0
-        """The tokens, and the body size in bytes, of the last request that was refused because too
-        few tokens were left. The tokens are 0 if this no longer matters."""
+        """The tokens, and the size in bytes, of the last request that was refused because too few
+        tokens were left. The tokens are 0 if this no longer matters."""
 
     def begin(self, tenant: Tenant, share: QuotaShare, size_bytes: int, now: float) -> None:
         """Count one more request, before its body is read. If that exceeds a limit, raises
@@ -66,8 +66,9 @@ class Quota:
         self, tenant: Tenant, share: QuotaShare, tokens: int, size_bytes: int, now: float
     ) -> None:
         """Reserve ``tokens`` for a request's prompts and answers. If that exceeds the limit, raises
-        RateLimited and reserves nothing. If too few tokens are left at the moment, then until there
-        are enough, :meth:`begin` refuses requests with a body of at least ``size_bytes``."""
+        RateLimited and reserves nothing. ``size_bytes`` is the size of the request, with all that
+        was read for it from the store. If too few tokens are left at the moment, then until there
+        are enough, :meth:`begin` refuses requests with a body of at least this size."""
         limit = tenant.limits.tokens_per_minute
         if limit is not None:
             if tokens > limit:
@@ -248,7 +249,7 @@ class Quota:
 
     def _min_tokens(self, size_bytes: int) -> int:
         """Estimate the fewest tokens of a request before its body is read: if the body is at least
-        as large as that of the last refused request, that request's tokens; else 1."""
+        as large as the last refused request, that request's tokens; else 1."""
         return max(self._refused_tokens, 1) if size_bytes >= self._refused_bytes else 1
 
 

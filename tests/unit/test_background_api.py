@@ -13,6 +13,8 @@ from openai.types.responses import Response
 
 from baton.core.ids import TenantId
 from baton.text.tokenizer import Tokenizer
+from router.http import raw_body
+from router.responses import background_responses
 from router.tenants.tenant import Tenant, TenantLimits
 from router.tenants.tenant_directory import TenantDirectory
 from tests import router_harness
@@ -139,6 +141,29 @@ async def test_a_running_response_holds_its_admission(tokenizer: Tokenizer) -> N
         await router_harness.step_until_done(router, waiting)
         assert waiting.result()["status"] == "completed"
         assert limiter.num_in_use == 0
+
+
+@pytest.mark.parametrize("end", ["completed", "cancelled"])
+async def test_a_running_response_holds_the_bytes_of_its_body(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Other bytes than those of its prompt, which the response's fields may repeat at the end."""
+    monkeypatch.setattr(raw_body, "UNMETERED_BYTES", 100)
+    monkeypatch.setattr(background_responses, "MAX_RUNNING_PER_TENANT", 1)
+    async with serving(tokenizer, automatic=False) as (router, client):
+        budget = router.service.resources.body_budget
+        queued = await start(client, user="x" * 3000)
+        await eventually(lambda: bool(router.prefill.jobs))
+        held = budget.num_bytes
+        assert 2000 < held < 3000
+        wrong_error(await client.post(RESPONSES, json=asking(user="x" * 3000)), 429)
+        assert budget.num_bytes == held
+        if end == "cancelled":
+            await client.post(f"{RESPONSES}/{queued['id']}/cancel")
+        waiting = asyncio.create_task(wait_for_end(client, queued))
+        await router_harness.step_until_done(router, waiting)
+        assert waiting.result()["status"] == end
+        await eventually(lambda: budget.num_bytes == 0)
 
 
 @pytest.mark.parametrize("how", ["cancel", "delete"])

@@ -207,6 +207,29 @@ def test_body_bytes_are_budgeted_across_requests() -> None:
     assert budget.num_bytes == 0
 
 
+def test_a_request_is_charged_for_more_than_its_body() -> None:
+    budget = BodyBudget(100)
+    with budget.new_body(A, 1.0, shared=False) as raw:
+        raw.add(b"x" * (UNMETERED_BYTES - 10))
+        raw.charge(40)
+        assert (raw.size_bytes, budget.num_bytes) == (UNMETERED_BYTES + 30, 30)
+        with pytest.raises(Overloaded):
+            raw.charge(71)
+        assert len(raw.take()) == UNMETERED_BYTES - 10
+    assert budget.num_bytes == 0
+
+
+def test_the_bytes_of_a_detached_body_outlast_its_block() -> None:
+    budget = BodyBudget(100)
+    with budget.new_body(A, 1.0, shared=False) as raw:
+        raw.add(b"x" * (UNMETERED_BYTES + 70))
+        raw.release(kept_bytes=UNMETERED_BYTES + 50)
+        end = raw.detach()
+    assert budget.num_bytes == 50
+    end()
+    assert budget.num_bytes == 0
+
+
 def test_body_can_arrive_in_parts() -> None:
     raw = BodyBudget(100).new_body(A, 1.0, shared=False)
     for part in (b"", b"a", b"bc", b"d"):

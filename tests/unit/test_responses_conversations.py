@@ -1,14 +1,21 @@
 """Stored responses: conversations by ``previous_response_id``, and references to items."""
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
+import orjson
 import pytest
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
 from baton.core.ids import TenantId
 from baton.text.tokenizer import Tokenizer
-from router.responses import conversation
+from router.http import raw_body
+from router.openai import offload_executor
+from router.responses import conversation, request_handler
+from router.responses.chat_request import build_chat
+from router.responses.conversation import ConversationReader
 from router.responses.response_store import StoredResponse
 from tests.responses_harness import (
     RESPOND,
@@ -206,3 +213,117 @@ async def test_unusable_ids_and_statuses_are_replaced(reader: Tokenizer, status:
         listed = await client.get(f"{RESPOND}/{one['id']}/input_items")
     [kept] = listed.json()["data"]
     assert (kept["id"], kept["status"]) == ("msg_0_in0", "completed")
+
+
+# -- memory and threads ---------------------------------------------------------------------------
+
+
+class TracingStore(DictStore):
+    """Two stored turns, of 20 items and about 2,400 bytes each; ``resp_new`` continues
+    ``resp_old``. ``reads`` are the ids of the responses that were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[str] = []
+        for name, previous in (("old", None), ("new", "resp_old")):
+            response: dict[str, Any] = {
+                "id": f"resp_{name}", "status": "completed", "output": [],
+                "previous_response_id": previous,
+            }  # fmt: skip
+            items = tuple(
+                {"type": "message", "id": f"msg_{name}_{number}", "role": "user",
+                 "status": "completed", "content": [{"type": "input_text", "text": "A"}]}
+                for number in range(20)
+            )  # fmt: skip
+            self.stored[ANONYMOUS, f"resp_{name}"] = StoredResponse(response, items)
+
+    async def get(self, tenant: TenantId, response_id: str) -> StoredResponse | None:
+        self.reads.append(response_id)
+        return await super().get(tenant, response_id)
+
+
+CONTINUED = {"input": "B", "previous_response_id": "resp_new"}
+REFERRING = {
+    "input": [
+        {"id": item_id}
+        for item_id in ("msg_new_0", *["msg_new_1"] * 19, "msg_old_0", *["msg_old_1"] * 19)
+    ]
+}
+SMALL_REQUESTS = pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (RESPOND, CONTINUED),
+        (RESPOND, REFERRING),
+        (f"{RESPOND}/input_tokens", CONTINUED),
+        (f"{RESPOND}/input_tokens", REFERRING),
+    ],
+    ids=["continued", "referring", "continued-count", "referring-count"],
+)
+
+
+@SMALL_REQUESTS
+async def test_long_conversations_are_worked_on_in_threads(
+    reader: Tokenizer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    """The body of the request is small, but not what it takes from the store."""
+    threads: dict[str, threading.Thread] = {}
+
+    def noting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def note(*args: Any, **kwargs: Any) -> Any:
+            threads[name] = threading.current_thread()
+            return call(*args, **kwargs)
+
+        return note
+
+    monkeypatch.setattr(offload_executor, "MIN_OFFLOAD_BYTES", 4000)
+    monkeypatch.setattr(request_handler, "build_chat", noting("build_chat", build_chat))
+    monkeypatch.setattr(reader, "encode", noting("encode", reader.encode))
+    async with open_harness(reader, "Yes", response_store=TracingStore()) as (_, client):
+        assert (await client.post(path, json=body)).status_code == 200
+    assert threads.keys() == {"build_chat", "encode"}
+    assert threading.main_thread() not in threads.values()
+
+
+@SMALL_REQUESTS
+async def test_stored_items_count_against_the_memory_for_bodies(
+    reader: Tokenizer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(raw_body, "UNMETERED_BYTES", 100)
+    store = TracingStore()
+    async with open_harness(reader, "Yes", response_store=store, max_inflight_body_bytes=2000) as (
+        router,
+        client,
+    ):
+        budget = router.service.resources.body_budget
+        refused = wrong_error(await client.post(path, json=body), 429)
+        assert "bytes of request bodies" in refused["message"]
+        assert store.reads == ["resp_new"]  # the next response is not even read
+        budget.set_limit(10_000)
+        assert (await client.post(path, json=body)).status_code == 200
+        assert store.reads[1:] == ["resp_new", "resp_old"]
+        assert budget.num_bytes == 0
+
+
+async def test_items_are_charged_as_often_as_they_are_taken() -> None:
+    """Those that the input does not refer to are not kept, and cost nothing."""
+    store, charges = TracingStore(), list[int]()
+    item = store.stored[ANONYMOUS, "resp_old"].input_items[3]
+    size = len(orjson.dumps(item))
+    items = ConversationReader(store, ANONYMOUS, 10**6, charges.append)
+    text = {"role": "user", "content": "B"}
+    found = await items.resolve_references([{"id": "msg_old_3"}, text, {"id": "msg_old_3"}])
+    assert (found, charges, store.reads) == ([item, text, item], [2 * size], ["resp_old"])
+
+
+async def test_items_of_the_history_are_charged_again_for_references() -> None:
+    """An item that several turns repeat is charged once for a reference: the newest one."""
+    store, charges = TracingStore(), list[int]()
+    old, new = store.stored[ANONYMOUS, "resp_old"], store.stored[ANONYMOUS, "resp_new"]
+    changed = {**old.input_items[3], "content": "newer"}
+    repeated = (*old.input_items[:3], changed)
+    await store.put(ANONYMOUS, StoredResponse(new.response, repeated))
+    items = ConversationReader(store, ANONYMOUS, 10**6, charges.append)
+    assert await items.read("resp_new") == [*old.input_items, *repeated]
+    assert await items.resolve_references([{"id": "msg_old_3"}]) == [changed]
+    assert charges == [len(orjson.dumps(taken)) for taken in (repeated, old.input_items, changed)]
+    assert store.reads == ["resp_new", "resp_old"]

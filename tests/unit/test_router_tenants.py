@@ -2,6 +2,7 @@
 usage, and changed keys."""
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,12 +26,23 @@ from baton.serve.lifecycle import Lifecycle
 from baton.text.tokenizer import Tokenizer
 from router.openai.request_handler import CompletionHandler
 from router.program import RouterProgram
+from router.responses.response_store import StoredResponse
 from router.tenants.quota_share import UNSHARED
 from router.tenants.tenant import Tenant, TenantLimits, TokenPrices
 from router.tenants.tenant_directory import build_tenant_directory
 from router.tenants.usage_store import MemoryUsageStore, UsageField
 from tests import router_harness
-from tests.router_harness import CHAT, COMPLETE, RouterHarness, chat, events, open_harness
+from tests.responses_harness import DictStore
+from tests.router_harness import (
+    CHAT,
+    COMPLETE,
+    RESPOND,
+    RouterHarness,
+    chat,
+    events,
+    open_harness,
+    wrong_error,
+)
 from tests.unit import test_router_program
 from tests.unit.test_router_connections import grpc_worker as worker
 from tests.unit.test_router_connections import member
@@ -114,6 +126,41 @@ async def test_invalid_and_failed_requests_cost_no_tokens(tokenizer: Tokenizer) 
         router.placer.decode.append(router.decode)
         answer = await client.post(COMPLETE, json=body | {"max_tokens": 4}, headers=of("a"))
         assert answer.headers["x-ratelimit-remaining-tokens"] == "44"
+
+
+@pytest.mark.parametrize("kind", ["continued", "compressed", "chunked"])
+async def test_refusal_of_a_short_body_with_a_long_prompt_leaves_the_others_alone(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A prompt may be longer than its body's ``content-length``: because the request continues a
+    stored conversation, because the body is compressed, or because there is no such header."""
+    monkeypatch.setattr(router_harness, "CONTEXT", 1024)
+    store, long = DictStore(), "x" * 600
+    message = {"type": "message", "id": "msg_1", "role": "user", "content": long}
+    stored = {"id": "resp_1", "status": "completed", "output": []}
+    await store.put(TenantId("a"), StoredResponse(stored, (message,)))
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield json.dumps({"prompt": long, "max_tokens": 4}).encode()
+
+    settings = {"response_store": store}
+    async with open_router(tokenizer, tenant("a", None, 1000), **settings) as (_, client):
+
+        async def ask() -> httpx.Response:
+            if kind == "continued":
+                body = {"input": "B", "previous_response_id": "resp_1", "max_output_tokens": 16}
+                return await client.post(RESPOND, json=body, headers=of("a"))
+            data = b"".join([part async for part in parts()])
+            if kind == "compressed":
+                headers = of("a") | {"content-encoding": "gzip"}
+                return await client.post(COMPLETE, content=gzip.compress(data), headers=headers)
+            return await client.post(COMPLETE, content=parts(), headers=of("a"))
+
+        assert (await ask()).status_code == 200
+        assert wrong_error(await ask(), 429)["type"] == "tokens"
+        body = {"prompt": "y" * 150, "max_tokens": 4}  # more bytes than the refused request sent
+        answer = await client.post(COMPLETE, json=body, headers=of("a"))
+        assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize(

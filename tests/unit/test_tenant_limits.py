@@ -167,6 +167,20 @@ def test_flood_is_refused_before_its_bodies_are_read() -> None:
     assert [reason for _, reason in admission.usage_sink.refused] == ["tokens"] * 3
 
 
+def test_refused_request_is_judged_by_its_size_once_that_is_known() -> None:
+    admission = Admission(a=TenantLimits(tokens_per_minute=60))
+    with pytest.raises(RateLimited), admission.controller.create_admission(A, 100) as request:
+        request.set_size(1000)
+        request.reserve_tokens([20], 1, 20)
+        request.set_records([record(20, 20)], 1)
+        with admission.controller.create_admission(A, 100) as continued:
+            continued.set_size(1000)
+            continued.reserve_tokens([20], 1, 10)
+    with admission.controller.create_admission(A, 999) as request:
+        request.reserve_tokens([5], 1, 5)
+    admission.refusal(A, 1000)
+
+
 def test_flood_is_read_again_once_tokens_are_available() -> None:
     admission = Admission(a=TenantLimits(tokens_per_minute=60))
     with admission.controller.create_admission(A, 10) as slow:
