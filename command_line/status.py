@@ -35,11 +35,16 @@ def wait_until_ready(name: str, timeout_seconds: float) -> None:
     deadline = clock.monotonic() + timeout_seconds
     with asyncio.Runner() as runner:
         while not (state := folder.read_running()).ready:
+            _check_not_failed(state)
             if clock.monotonic() >= deadline:
                 raise DeadlineExceeded(
                     f"not ready after {timeout_seconds:g} s: {_unready_processes(state)}"
                 )
             runner.run(clock.sleep(POLL_SECONDS))
+    _check_not_failed(state)
+
+
+def _check_not_failed(state: ClusterState) -> None:
     if failed := [each for each in state.processes if each.state == "failed"]:
         raise Unavailable(", ".join(f"{each.id} has failed: {each.message}" for each in failed))
 

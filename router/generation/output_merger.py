@@ -8,13 +8,18 @@ from baton.core.request import RequestOutput
 from baton.errors import Corrupt
 
 
+MAX_EARLY_OUTPUTS = 4096
+"""A decode worker sends so many outputs in half a minute at most; by then, the prefill worker's
+first token has arrived, or its connection has failed."""
+
+
 class OutputMerger:
     """Yields the tokens of one placement from ``next_index`` on, each once and in order.
 
     If ``is_split`` is True, the first token comes from the prefill worker and the other tokens from
     the decode worker. If the decode worker's outputs arrive earlier, they are held back until the
-    first token arrives; the bound of the :class:`OutputQueue` limits how many. Any other missing
-    token is an error.
+    first token arrives, at most :data:`MAX_EARLY_OUTPUTS` of them. Any other missing token is an
+    error.
     """
 
     def __init__(self, epoch: Epoch, next_index: int, *, is_split: bool) -> None:
@@ -27,7 +32,8 @@ class OutputMerger:
         """Yield the outputs that can be delivered now that ``output`` has arrived, without tokens
         that were already delivered.
 
-        Raises Corrupt for a gap. Outputs of other epochs are dropped.
+        Raises Corrupt for a gap, or if too many outputs arrive before the first token. Outputs of
+        other epochs are dropped.
         """
         if output.epoch != self._epoch:
             return
@@ -37,6 +43,8 @@ class OutputMerger:
                 f"{output.first_index} are missing"
             )
         if output.first_index > self.next_index:
+            if len(self._early_outputs) >= MAX_EARLY_OUTPUTS:
+                raise Corrupt(f"the first of {len(self._early_outputs)} outputs is missing")
             self._early_outputs.append(output)
             return
         self._is_split = False

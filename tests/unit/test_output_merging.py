@@ -10,7 +10,7 @@ from baton.core.request import (
     RequestOutput,
 )
 from baton.errors import Corrupt
-from router.generation.output_merger import OutputMerger, coalesce_outputs
+from router.generation.output_merger import MAX_EARLY_OUTPUTS, OutputMerger, coalesce_outputs
 
 
 def out(first: int, *tokens: int, epoch: int = 1, end: bool = False) -> RequestOutput:
@@ -62,3 +62,11 @@ def test_merger_passes_a_final_output_without_tokens() -> None:
 def test_merger_detects_gaps(outputs: list[RequestOutput], handed_over: bool) -> None:
     with pytest.raises(Corrupt, match="missing"):
         merged(outputs, handed_over=handed_over)
+
+
+def test_merger_bounds_the_outputs_before_the_first_token() -> None:
+    merger = OutputMerger(Epoch(1), 0, is_split=True)
+    for number in range(MAX_EARLY_OUTPUTS):
+        assert list(merger.add(out(1 + number, 7))) == []
+    with pytest.raises(Corrupt, match="is missing"):
+        list(merger.add(out(1 + MAX_EARLY_OUTPUTS, 7)))

@@ -39,10 +39,13 @@ def test_waiting_for_a_cluster_names_the_processes_that_do_not_serve(folder: Clu
     wait_until_ready("c", 0)
 
 
-def test_waiting_ends_with_an_error_if_a_process_has_failed_for_good(folder: ClusterFolder) -> None:
+@pytest.mark.parametrize("ready", [True, False])
+def test_waiting_ends_with_an_error_if_a_process_has_failed_for_good(
+    folder: ClusterFolder, ready: bool
+) -> None:
     """Once the routers have been ready, a new worker that can't start doesn't make the cluster
     unready."""
-    failed = state(ready=True)
+    failed = state(ready=ready)
     failed.processes.append(ProcessState("decode-1", "decode", 0, "failed", message="no memory"))
     folder.write_state(failed)
     with pytest.raises(Unavailable, match=r"^decode-1 has failed: no memory$"):
