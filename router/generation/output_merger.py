@@ -7,7 +7,6 @@ from baton.core.ids import Epoch
 from baton.core.request import RequestOutput
 from baton.errors import Corrupt
 
-
 MAX_EARLY_OUTPUTS = 4096
 """A decode worker sends so many outputs in half a minute at most; by then, the prefill worker's
 first token has arrived, or its connection has failed."""

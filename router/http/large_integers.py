@@ -10,8 +10,8 @@ import orjson
 from router.errors import ApiError
 
 _LONG_INTEGER = re.compile(rb"[1-9][0-9]{18}")
-"""Finds all integers of more than 64 bits, and also shorter ones and digits inside of strings. It is
-simple because every body is searched."""
+"""Finds all integers of more than 64 bits, but also shorter ones, and digits inside of strings. It
+is simple because every body is searched."""
 
 
 def round_large_integers(data: bytes) -> bytes:

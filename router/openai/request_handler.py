@@ -64,7 +64,7 @@ from router.tenants.admission import (
 )
 
 BYTES_PER_TOKEN_ENTRY = 64
-"""The approximate size of the JSON for one token of a prompt with logprobs."""
+"""The approximate size of the JSON for one token with its logprob, or one alternative to it."""
 
 MAX_BYTES_PER_PROMPT_TOKEN = 16
 """More bytes of a body per token of its prompts are not in the prompts, such as tools that are not
@@ -336,7 +336,8 @@ class GenerationHandler(RequestHandler):
         await self._context.run_choices(choices, collect)
         best = select_best(choices, answers, body.num_candidates, body.num_choices)
         usage = response_usage(choices, body.num_candidates)
-        size = sum(len(answer.prompt_token_entries) for answer in best) * BYTES_PER_TOKEN_ENTRY
+        num_entries = sum(len(each.prompt_token_entries) + len(each.token_entries) for each in best)
+        size = num_entries * _entry_size(body)
         tenant = self._admission.tenant.id
         return await self._context.resources.offload_executor.run(
             tenant, size, lambda: encoder.encode_response(best, usage)
@@ -375,7 +376,12 @@ class GenerationHandler(RequestHandler):
         if writer.inline_body is not None and not body.wants_running_usage:
             inline_writer = InlineStreamWriter(writer.inline_body, encoder, unopened)
         await self._context.run_choices(choices, send, inline_writer)
-        end = encoder.encode_end(response_usage(choices, body.num_candidates))
+        usage = response_usage(choices, body.num_candidates)
+        # In the Responses API, the last events repeat the whole answer.
+        size = usage.completion_tokens * _entry_size(body)
+        end = await self._context.resources.offload_executor.run(
+            self._admission.tenant.id, size, lambda: encoder.encode_end(usage)
+        )
         await self._on_complete(encoder)
         await writer.end(end)
 
@@ -399,6 +405,12 @@ class GenerationHandler(RequestHandler):
 
     def _debug_headers(self, choice: ChoiceStream) -> dict[str, str]:
         return self._response_headers | choice.record.headers()
+
+
+def _entry_size(body: ChatBody | CompletionBody) -> int:
+    """Return the approximate size of the JSON for one token with logprobs; 0 without logprobs."""
+    wanted = [n for n in (body.num_logprobs, body.num_prompt_logprobs) if n is not None]
+    return (1 + max(wanted)) * BYTES_PER_TOKEN_ENTRY if wanted else 0
 
 
 class ChatHandler(GenerationHandler):

@@ -47,7 +47,7 @@ class ConversationReader:
 
     async def read(self, previous_id: str | None) -> Sequence[Item]:
         """Return the items of the conversation up to a response, the oldest first. Call before
-        :meth:`resolve_references`. Raises ApiError (400, 404), Overloaded or Unavailable."""
+        :meth:`resolve_references`. Raises ApiError (400), Overloaded or Unavailable."""
         if previous_id is not None and self._store is None:
             raise _nothing_stored()
         turns: list[Sequence[Item]] = []
@@ -124,7 +124,7 @@ def _is_reference(item: Any) -> bool:
 
 def _nothing_stored() -> ApiError:
     message = f"{PREVIOUS_ID}: is not supported, because no responses are stored here"
-    return ApiError(404, message, param=PREVIOUS_ID, code="previous_response_not_found")
+    return ApiError(400, message, param=PREVIOUS_ID, code="previous_response_not_found")
 
 
 def _previous_not_found(previous_id: str, missing_id: str) -> ApiError:
@@ -133,7 +133,7 @@ def _previous_not_found(previous_id: str, missing_id: str) -> ApiError:
         message = (
             f"The response with id {missing_id!r}, which {previous_id!r} continues, was not found."
         )
-    return ApiError(404, message, param=PREVIOUS_ID, code="previous_response_not_found")
+    return ApiError(400, message, param=PREVIOUS_ID, code="previous_response_not_found")
 
 
 def _too_long(bound: str, path: str) -> ApiError:

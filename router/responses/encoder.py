@@ -182,12 +182,16 @@ class ResponsesEncoder(AnswerEncoder):
         state = self._end_state(usage)
         return opening + closing + self._encode_state_event(f"response.{state['status']}", state)
 
-    def encode_failure(self, error: ApiError) -> bytes:
+    def fail(self, error: ApiError) -> None:
+        """End the response with an error and the items so far."""
         output = (
             self._closed if self._open is None else [*self._closed, self._open.json("incomplete")]
         )
-        state = _state("failed", output) | {"error": failure(error)}
-        return self._encode_state_event("response.failed", state)
+        self._final_state = _state("failed", output) | {"error": failure(error)}
+
+    def encode_failure(self, error: ApiError) -> bytes:
+        self.fail(error)
+        return self._encode_state_event("response.failed", self._final_state)
 
     def set_token_counts(self, index: int, prompt_tokens: int, completion_tokens: int) -> None:
         """Do nothing: only the last event has a usage."""

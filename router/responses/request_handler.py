@@ -142,11 +142,17 @@ class ResponsesHandler(_ChatSource, ChatHandler):
         encoder: AnswerEncoder,
         body: ChatBody | CompletionBody,
     ) -> None:
+        assert isinstance(encoder, ResponsesEncoder)
         if not self._body.background:
-            await super()._deliver(writer, choices, answers, encoder, body)
+            try:
+                await super()._deliver(writer, choices, answers, encoder, body)
+            except (BatonError, ApiError) as error:
+                if writer.has_started:  # the client knows the response's id
+                    encoder.fail(self._translate(to_api_error(error)))
+                    await self._on_complete(encoder)
+                raise
             return
         assert self._background is not None, "_check_background() comes first"
-        assert isinstance(encoder, ResponsesEncoder)
         generate = partial(self._generate_in_background, choices, answers, encoder, body)
         response = await self._background.start(
             self._admission.tenant.id,
@@ -175,8 +181,8 @@ class ResponsesHandler(_ChatSource, ChatHandler):
         return self._with_input(encoder.response)
 
     async def _on_complete(self, encoder: AnswerEncoder) -> None:
-        """Store the response. If that fails, the client still gets its answer: a request that
-        continues it will then not find it."""
+        """Store the response, complete or failed. If it can't be stored, the client still gets its
+        answer: a request that continues it will then not find it."""
         if self._store is None or not self._is_stored:
             return
         assert isinstance(encoder, ResponsesEncoder)

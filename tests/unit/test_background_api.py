@@ -121,7 +121,7 @@ async def test_without_a_store_there_is_no_background(tokenizer: Tokenizer) -> N
         answer = await client.post(RESPONSES, json=asking(background=False, store=True))
         assert (answer.status_code, answer.json()["store"]) == (200, False)
         body = asking(background=False, previous_response_id=answer.json()["id"])
-        error = wrong_error(await client.post(RESPONSES, json=body), 404)
+        error = wrong_error(await client.post(RESPONSES, json=body), 400)
         assert error["param"] == "previous_response_id"
         assert "no responses are stored here" in error["message"]
 

@@ -80,7 +80,7 @@ async def test_conversation(reader: Tokenizer) -> None:
         async with client_of(router) as client:
             one = await client.responses.create(model="demo", input="A")
             await client.responses.create(model="demo", input="B", previous_response_id=one.id)
-            with pytest.raises(openai.NotFoundError) as missing:
+            with pytest.raises(openai.BadRequestError) as missing:
                 await client.responses.create(model="demo", input="B", previous_response_id="no")
     assert missing.value.code == "previous_response_not_found"
     prompt = bytes(router.prefill.submitted[1].spec.token_ids)
@@ -88,7 +88,8 @@ async def test_conversation(reader: Tokenizer) -> None:
 
 
 async def test_failing_stream(tokenizer: Tokenizer) -> None:
-    async with open_harness(tokenizer, automatic=False) as (router, _), client_of(router) as client:
+    harness = open_harness(tokenizer, automatic=False, stores_responses=True)
+    async with harness as (router, _), client_of(router) as client:
 
         async def listen() -> Any:
             events = await client.responses.create(model="demo", input="Hi", stream=True)
@@ -100,4 +101,6 @@ async def test_failing_stream(tokenizer: Tokenizer) -> None:
         router.decode.step()
         router.decode.fail_jobs("INTERNAL", "went wrong")
         last = await listening
+        stored = await client.responses.retrieve(last.response.id)
+    assert stored == last.response
     assert last.type == "response.failed" and last.response.error.code == "server_error"

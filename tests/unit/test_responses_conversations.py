@@ -136,7 +136,7 @@ async def test_response_that_is_not_to_be_stored(reader: Tokenizer) -> None:
         one = response_of(await client.post(RESPOND, json={"input": "A", "store": False}))
         assert one["store"] is False and not store.stored
         body = {"input": "B", "previous_response_id": one["id"]}
-        error = wrong_error(await client.post(RESPOND, json=body), 404)
+        error = wrong_error(await client.post(RESPOND, json=body), 400)
     assert error["param"] == "previous_response_id"
     assert error["code"] == "previous_response_not_found"
 
@@ -148,7 +148,7 @@ async def test_responses_of_other_tenants_are_not_found(reader: Tokenizer) -> No
         one = response_of(await client.post(RESPOND, json={"input": "A"}, headers=alice))
         body = {"input": "B", "previous_response_id": one["id"]}
         refused = await client.post(RESPOND, json=body, headers=bob)
-        assert wrong_error(refused, 404)["code"] == "previous_response_not_found"
+        assert wrong_error(refused, 400)["code"] == "previous_response_not_found"
         response_of(await client.post(RESPOND, json=body, headers=alice))
 
 
@@ -168,7 +168,7 @@ async def test_conversation_without_its_beginning_is_not_found(reader: Tokenizer
         for _ in range(2):
             body["previous_response_id"] = response_of(await client.post(RESPOND, json=body))["id"]
         await store.delete(ANONYMOUS, "resp_0")
-        error = wrong_error(await client.post(RESPOND, json=body), 404)
+        error = wrong_error(await client.post(RESPOND, json=body), 400)
     assert "'resp_0', which 'resp_1' continues" in error["message"]
 
 
