@@ -1,4 +1,4 @@
-"""Merge the outputs of a prefill and a decode worker into the order of the answer."""
+"""Merges the outputs of a prefill and a decode worker into the order of the answer."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,9 +12,8 @@ class OutputMerger:
     """Yields the tokens of one placement from ``next_index`` on, each once and in order.
 
     If ``is_split`` is True, the first token comes from the prefill worker and the other tokens from
-    the decode worker. If the decode worker's outputs arrive earlier, they are held back until the
-    first token arrives; the bound of the :class:`OutputQueue` limits how many. Any other missing
-    token is an error.
+    the decode worker. Outputs of the decode worker that arrive before the first token are held back
+    until the first token arrives. Any other missing token is an error.
     """
 
     def __init__(self, epoch: Epoch, next_index: int, *, is_split: bool) -> None:
@@ -24,17 +23,17 @@ class OutputMerger:
         self._early_outputs: list[RequestOutput] = []
 
     def add(self, output: RequestOutput) -> Iterator[RequestOutput]:
-        """Yield the outputs that can be delivered now that ``output`` has arrived, without tokens
-        that were already delivered.
+        """Yield the outputs that can be delivered now that ``output`` has arrived, without the
+        tokens that were already delivered.
 
-        Raises Corrupt for a gap. Outputs of other epochs are dropped.
+        Raises Corrupt if tokens before ``output`` are missing. Outputs of other epochs are dropped.
         """
         if output.epoch != self._epoch:
             return
         if output.first_index > self._max_first_index():
             raise Corrupt(
-                f"the answer's tokens from {self._max_first_index()} up to, but not including, "
-                f"{output.first_index} are missing"
+                f"tokens {self._max_first_index()} to {output.first_index - 1} of the answer are "
+                "missing"
             )
         if output.first_index > self.next_index:
             self._early_outputs.append(output)
@@ -68,8 +67,9 @@ class OutputMerger:
 
 
 def coalesce_outputs(outputs: list[RequestOutput]) -> list[RequestOutput]:
-    """Merge consecutive outputs into as few as possible, so that a reader that fell behind needs
-    fewer writes to its client. An output with ``details`` begins a new merged output."""
+    """Merge consecutive outputs into as few as possible, so that a reader that has fallen behind
+    needs fewer writes to its client. An output with ``details`` always begins a new merged
+    output."""
     if len(outputs) == 1:
         return outputs
     runs: list[list[RequestOutput]] = []

@@ -1,4 +1,4 @@
-"""Encodes JSON that contains values of clients."""
+"""Encodes JSON that contains values from clients."""
 
 import json
 from typing import Any
@@ -9,8 +9,9 @@ MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1
 
 
 def encode_json(value: Any) -> bytes:
-    """Encode a value. Integers of more than 64 bits, which orjson refuses, become floats, and those
-    beyond floats become null. Raises TypeError or ValueError for a value that is not JSON."""
+    """Encode a value. Integers of more than 64 bits, which orjson refuses, become floats; integers
+    that are too large for a float become null. Raises TypeError or ValueError for a value that is
+    not JSON."""
     try:
         return orjson.dumps(value)
     except TypeError:

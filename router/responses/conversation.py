@@ -13,7 +13,8 @@ from router.responses.response_status import is_unfinished
 from router.responses.response_store import ResponseStore, StoredResponse
 
 MAX_RESPONSES = 256
-"""The maximum number of stored responses that one request may read, one store call for each."""
+"""The maximum number of stored responses that one request may read. Each takes one call to the
+store."""
 
 PREVIOUS_ID = "previous_response_id"
 
@@ -30,7 +31,7 @@ class Conversation:
 
 class ConversationReader:
     """Reads the conversation of one request. ``store`` is None if responses are not stored.
-    ``max_bytes`` bounds the size of all that the request takes from the store."""
+    ``max_bytes`` bounds the total size of the items that the request takes from the store."""
 
     def __init__(self, store: ResponseStore | None, tenant: TenantId, max_bytes: int) -> None:
         self._store = store
@@ -42,7 +43,8 @@ class ConversationReader:
         self._read_ids: set[str] = set()
 
     async def read(self, previous_id: str | None) -> Conversation:
-        """Return the conversation up to a response. Raises ApiError (400, 404) or Unavailable."""
+        """Return the conversation up to and including the response ``previous_id``. Raises ApiError
+        (400, 404) or Unavailable."""
         if previous_id is not None and self._store is None:
             raise _nothing_stored()
         turns: list[Sequence[Item]] = []
@@ -61,7 +63,7 @@ class ConversationReader:
         return Conversation(items, self._size_bytes)
 
     async def resolve_references(self, items: Sequence[Any]) -> list[Any]:
-        """Return the items, each reference replaced by the item that it names. Raises ApiError
+        """Return the items, with each reference replaced by the item that it names. Raises ApiError
         (400, 404) or Unavailable."""
         return [
             await self._resolve(item["id"], f"input[{number}].id") if _is_reference(item) else item
@@ -85,7 +87,7 @@ class ConversationReader:
         if self._store is None:
             return None
         if len(self._read_ids) == MAX_RESPONSES:
-            raise _too_long(f"more than {MAX_RESPONSES} responses", path)
+            raise _too_long(f"the conversation has more than {MAX_RESPONSES} responses", path)
         self._read_ids.add(response_id)
         return await self._store.get(self._tenant, response_id)
 
@@ -97,7 +99,7 @@ class ConversationReader:
     def _add_size(self, items: Sequence[Item], path: str) -> None:
         self._size_bytes += len(orjson.dumps(items))
         if self._size_bytes > self._max_bytes:
-            raise _too_long(f"more than {self._max_bytes} bytes", path)
+            raise _too_long(f"the conversation has more than {self._max_bytes} bytes", path)
 
 
 def _is_reference(item: Any) -> bool:
@@ -121,6 +123,6 @@ def _previous_not_found(previous_id: str, missing_id: str) -> ApiError:
     return ApiError(404, message, param=PREVIOUS_ID, code="previous_response_not_found")
 
 
-def _too_long(bound: str, path: str) -> ApiError:
-    message = f"{path}: the conversation has {bound}; begin a new one"
+def _too_long(problem: str, path: str) -> ApiError:
+    message = f"{path}: {problem}; begin a new one"
     return ApiError(400, message, param=path, code="context_length_exceeded")

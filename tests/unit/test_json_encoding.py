@@ -1,4 +1,4 @@
-"""JSON with values of clients."""
+"""Tests how values that come from clients are encoded as JSON."""
 
 from typing import Any
 
