@@ -59,8 +59,9 @@ class MoeConfig:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Format:
-    """How a checkpoint stores matrices in FP8 (E4M3). ``block`` is the number of outputs and of
-    inputs that share a scale; None means one scale per output, or per matrix."""
+    """The format in which a checkpoint stores matrices in FP8 (E4M3). ``block`` is the number of
+    outputs and the number of inputs of a block that shares a scale; None means one scale per
+    output, or per matrix."""
 
     block: tuple[int, int] | None
 
@@ -105,9 +106,10 @@ class ModelLimits:
 
 
 def resolve_model(model: str | Path) -> Path:
-    """Return a model directory; a name of the form ``owner/name`` is fetched from the hub.
+    """Return the model's directory. A model that is given by its hub id, ``owner/name``, is fetched
+    from the Hugging Face hub.
 
-    Raises Invalid if ``model`` is neither a directory nor such a name, and Unavailable if the hub
+    Raises Invalid if ``model`` is neither a directory nor a hub id, and Unavailable if the hub
     can't be reached.
     """
     path = Path(model).expanduser()
@@ -123,11 +125,12 @@ def resolve_model(model: str | Path) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except Exception as error:  # the hub's client raises a dozen unrelated types
-        raise Unavailable(f"model: can't fetch {name!r} from the hub: {error}") from error
+        raise Unavailable(f"can't fetch model {name!r} from the hub: {error}") from error
 
 
 def load_model_config(path: Path) -> ModelConfig:
-    """Load the model's configuration. Raises Invalid, naming the file and the key."""
+    """Load the model's configuration. Raises Invalid, naming the file and the key, if a value is
+    missing, wrong or not supported."""
     raw = _Json(path / "config.json")
     architecture = _architecture(raw)
     num_heads = raw.positive_int("num_attention_heads")
@@ -157,8 +160,9 @@ def load_model_config(path: Path) -> ModelConfig:
 
 
 def load_model_limits(path: Path) -> ModelLimits:
-    """Load the limits of a model of any architecture. A multimodal model's are those of its
-    language model. Raises Invalid, naming the file and the key."""
+    """Load the limits of a model of any architecture. For a multimodal model, load the limits of
+    its language model. Raises Invalid, naming the file and the key, if a value is missing or
+    wrong."""
     raw = _Json(path / "config.json")
     text = raw.part("text_config")
     return ModelLimits(
@@ -169,12 +173,12 @@ def load_model_limits(path: Path) -> ModelLimits:
 
 
 def list_shards(path: Path) -> list[Path]:
-    """The model's safetensors files, ordered by name. Raises Invalid if one is missing."""
+    """Return the model's safetensors files, ordered by name. Raises Invalid if one is missing."""
     index_path = path / "model.safetensors.index.json"
     if index_path.exists():
         weight_map = _Json(index_path).get("weight_map")
         if not isinstance(weight_map, dict):
-            raise Invalid(f"{index_path}: weight_map is missing")
+            raise Invalid(f"{index_path}: weight_map is missing, or is not an object")
         shards = [path / name for name in sorted(set(weight_map.values()))]
     else:
         shards = [path / "model.safetensors"]
@@ -191,7 +195,9 @@ def read_shard_header(shard: Path) -> tuple[dict[str, Any], int]:
     with shard.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or not 2 <= length <= min(size - 8, 100_000_000):
-            raise Invalid(f"{shard}: not a safetensors file, or truncated in its header")
+            raise Invalid(
+                f"{shard}: the file is not in safetensors format, or is truncated in its header"
+            )
         try:
             header: dict[str, Any] = json.loads(file.read(length))
             entries = [entry for key, entry in header.items() if key != "__metadata__"]
@@ -200,13 +206,13 @@ def read_shard_header(shard: Path) -> tuple[dict[str, Any], int]:
             raise Invalid(f"{shard}: invalid safetensors header: {error}") from error
     expected = 8 + length + max(ends, default=0)
     if size < expected:
-        raise Invalid(f"{shard}: truncated: it has {size} of {expected} bytes")
+        raise Invalid(f"{shard}: the file is truncated: it has {size} of {expected} bytes")
     return header, 8 + length
 
 
 def _tensor_end(entry: dict[str, Any]) -> int:
-    """Offset of a tensor's end in the data, in bytes. Raises ValueError, KeyError, or TypeError
-    for a malformed entry."""
+    """Return the offset of a tensor's end in the data, in bytes. Raises ValueError, KeyError, or
+    TypeError for a malformed entry."""
     start, end = entry["data_offsets"]
     numbers = [start, end, *entry["shape"]]
     if not isinstance(entry["dtype"], str) or not all(type(n) is int and n >= 0 for n in numbers):
@@ -215,8 +221,9 @@ def _tensor_end(entry: dict[str, Any]) -> int:
 
 
 def model_digest(path: Path) -> bytes:
-    """A digest of 16 bytes that identifies config and weights for all practical purposes. It covers
-    config.json and each shard's name, size, header, and 16 evenly spaced samples of 64 KiB."""
+    """Return a digest of 16 bytes that identifies config and weights for all practical purposes. It
+    covers config.json and each shard's name, size, header, and 16 evenly spaced samples of 64
+    KiB."""
     digest = hashlib.blake2b(digest_size=16, person=b"baton.model.v1")
     digest.update((path / "config.json").read_bytes())
     for shard in list_shards(path):
@@ -239,14 +246,14 @@ class _Json:
         self.path = path
         try:
             if path.stat().st_size > MAX_JSON_BYTES:
-                raise Invalid(f"{path}: larger than {MAX_JSON_BYTES} bytes")
+                raise Invalid(f"{path}: the file is larger than {MAX_JSON_BYTES} bytes")
             value = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise Invalid(f"{path}: the file is missing") from error
         except (OSError, ValueError) as error:
             raise Invalid(f"{path}: {error}") from error
         if not isinstance(value, dict):
-            raise Invalid(f"{path}: not a JSON object")
+            raise Invalid(f"{path}: the file is not a JSON object")
         self._values = value
 
     def part(self, key: str) -> "_Json":
@@ -265,13 +272,13 @@ class _Json:
     def positive_int(self, key: str, default: int | None = None) -> int:
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise Invalid(f"{self.path}: {key} is {value!r}, and must be a positive integer")
+            raise Invalid(f"{self.path}: {key} is {value!r}; it must be a positive integer")
         return value
 
     def positive_float(self, key: str, default: float | None = None) -> float:
         value = self.get(key, default)
         if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-            raise Invalid(f"{self.path}: {key} is {value!r}, and must be a positive number")
+            raise Invalid(f"{self.path}: {key} is {value!r}; it must be a positive number")
         return float(value)
 
 
@@ -281,13 +288,14 @@ def _architecture(raw: _Json) -> str:
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]
     raise Invalid(
-        f"{raw.path}: architectures is {names!r}; supported are {', '.join(ARCHITECTURES)}"
+        f"{raw.path}: architectures is {names!r}; supported architectures: "
+        f"{', '.join(ARCHITECTURES)}"
     )
 
 
 def _reject_unsupported(raw: _Json) -> None:
-    """Reject models that need features which the engine lacks: it would silently generate wrong
-    tokens. Raises Invalid."""
+    """Raise Invalid for a model that needs features which the engine lacks, since the engine would
+    silently generate wrong tokens."""
     activation = raw.get("hidden_act", "silu")
     if activation != "silu":
         raise Invalid(f"{raw.path}: hidden_act is {activation!r}; only 'silu' is supported")
@@ -299,13 +307,16 @@ def _reject_unsupported(raw: _Json) -> None:
             "attention is not supported: lower max_position_embeddings to the window"
         )
     if raw.get("mlp_bias"):
-        raise Invalid(f"{raw.path}: mlp_bias is not supported")
+        raise Invalid(
+            f"{raw.path}: mlp_bias is true; models with biases in the MLP are not supported"
+        )
 
 
 def _fp8(raw: _Json) -> Fp8Format | None:
-    """Parse the FP8 format, as transformers (``fp8``) and llm-compressor (``compressed-tensors``)
-    write it. Return None if the checkpoint is not quantized; raises Invalid for any other format.
-    The settings for activations are ignored: the engine decides how to quantize those."""
+    """Parse ``quantization_config`` as transformers (``fp8``) and llm-compressor
+    (``compressed-tensors``) write it for FP8. Return None if the checkpoint is not quantized.
+    Raises Invalid for any other format. The settings for activations are ignored: the engine
+    decides how to quantize activations."""
     config = raw.get("quantization_config")
     if config is None:
         return None
@@ -320,15 +331,15 @@ def _fp8(raw: _Json) -> Fp8Format | None:
 
 
 def _huggingface_fp8(config: dict[str, Any]) -> Fp8Format:
-    """Parse transformers' format. Raises ValueError or TypeError for anything else."""
+    """Parse transformers' format. Raises ValueError or TypeError for any other format."""
     if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise ValueError(config["fmt"])
     return Fp8Format(_block(config.get("weight_block_size")))
 
 
 def _compressed_tensors(config: dict[str, Any]) -> Fp8Format:
-    """Parse llm-compressor's format. It must have exactly one group of layers. That this group
-    contains all linear layers except the ignored ones is not checked."""
+    """Parse llm-compressor's format, which must have exactly one group of layers. Whether this
+    group contains all linear layers except the ignored ones is not checked."""
     (group,) = config["config_groups"].values()
     weights = group["weights"]
     kind = (weights["num_bits"], weights["type"], weights["symmetric"])
@@ -359,9 +370,11 @@ def _rope(raw: _Json) -> RopeConfig:
     values = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
     kind = values.get("rope_type", values.get("type", "default"))
     if kind not in ROPE_TYPES:
-        raise Invalid(f"{raw.path}: rope type {kind!r}; supported are {', '.join(ROPE_TYPES)}")
+        raise Invalid(
+            f"{raw.path}: rope type is {kind!r}; supported types: {', '.join(ROPE_TYPES)}"
+        )
     if values.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise Invalid(f"{raw.path}: partial_rotary_factor other than 1 is not supported")
+        raise Invalid(f"{raw.path}: partial_rotary_factor must be 1; no other value is supported")
     return RopeConfig(
         theta=float(values.get("rope_theta") or raw.positive_float("rope_theta", 10_000.0)),
         type=kind,
@@ -390,18 +403,18 @@ def _moe(raw: _Json, num_layers: int) -> MoeConfig:
 def _dtype(raw: _Json) -> str:
     name = str(raw.get("dtype", raw.get("torch_dtype", "float32"))).removeprefix("torch.")
     if name not in DTYPES:
-        raise Invalid(f"{raw.path}: dtype is {name!r}; supported are {', '.join(DTYPES)}")
+        raise Invalid(f"{raw.path}: dtype is {name!r}; supported dtypes: {', '.join(DTYPES)}")
     return name
 
 
 def _eos_token_ids(raw: _Json, path: Path) -> tuple[int, ...]:
-    """The EOS tokens. generation_config.json takes precedence over config.json, as in
-    transformers."""
+    """Return the ids of the EOS tokens. generation_config.json takes precedence over config.json,
+    as in transformers."""
     generation = path / "generation_config.json"
     value = _Json(generation).get("eos_token_id") if generation.exists() else None
     if value is None:
         value = raw.get("eos_token_id", [])
     values = value if isinstance(value, list) else [value]
     if not all(isinstance(token, int) for token in values):
-        raise Invalid(f"{path}: eos_token_id is {value!r}, and must be a number or a list")
+        raise Invalid(f"{path}: eos_token_id is {value!r}; it must be a token id or a list of them")
     return tuple(values)

@@ -1,4 +1,5 @@
-"""Clocks, passed as arguments: the system's, or one that a test advances by hand."""
+"""Clocks, which are passed as arguments: the system's clock, and one that a test advances by
+hand."""
 
 import asyncio
 import heapq
@@ -9,12 +10,12 @@ from typing import Protocol
 
 class Clock(Protocol):
     def monotonic(self) -> float:
-        """Seconds since an arbitrary start; never decreases."""
+        """Return the seconds since an arbitrary start. The value never decreases."""
         ...
 
     def wall_nanoseconds(self) -> int:
-        """Nanoseconds since 1970, for timestamps and the generations of processes
-        (:data:`baton.core.ids.Incarnation`). It may jump."""
+        """Return the nanoseconds since 1970, for timestamps and for the generations of processes
+        (:data:`baton.core.ids.Incarnation`). The value may jump."""
         ...
 
     async def sleep(self, seconds: float) -> None: ...

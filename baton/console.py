@@ -1,4 +1,4 @@
-"""A console for tables, on terminals and in pipes."""
+"""Opens the console on which commands print tables, to a terminal or into a pipe."""
 
 from rich.console import Console
 
@@ -6,6 +6,7 @@ PIPE_COLUMNS = 160
 
 
 def open_console() -> Console:
-    """A console whose tables are not cut off in a pipe, which has no width of its own."""
+    """Return a console for printing tables. A pipe has no width of its own, so there the console is
+    ``PIPE_COLUMNS`` wide, and tables are not cut off."""
     console = Console()
     return console if console.is_terminal else Console(width=PIPE_COLUMNS)

@@ -1,14 +1,14 @@
-"""The exception hierarchy, ordered by what the caller can do about an error.
+"""The exception hierarchy, grouped by what the caller can do about an error.
 
 Errors of other libraries are translated where they occur (``raise … from``). The table and the
-functions at the end are the only place that maps errors to gRPC and HTTP statuses.
+functions at the end of this module are the only place that maps errors to gRPC and HTTP statuses.
 """
 
 from dataclasses import dataclass
 
 
 class BatonError(Exception):
-    """Base of all expected errors. Any other exception that escapes is a bug in Baton."""
+    """The base class of all expected errors. Any other exception that escapes is a bug in Baton."""
 
     retryable = False
 
@@ -28,7 +28,7 @@ class NotFound(BatonError):
 
 
 class Unauthorized(BatonError):
-    """The key is missing or wrong."""
+    """Credentials (for example an API key or a signature) are missing, wrong or insufficient."""
 
 
 class Overloaded(BatonError):
@@ -71,12 +71,14 @@ class RequestKilledWorkers(BatonError):
 
 
 class Cancelled(BatonError):
-    """The caller, or the client for which it calls, has cancelled or disconnected."""
+    """The caller, or the client on whose behalf it calls, has cancelled the operation or
+    disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorMapping:
-    """How a kind of error appears to a peer (gRPC status name) and to a client (HTTP)."""
+    """The gRPC status (by name) that reports a kind of error to a peer, and the HTTP status and the
+    error type of OpenAI's API that report it to a client."""
 
     grpc_status: str
     http_status: int
@@ -98,7 +100,8 @@ ERROR_MAPPINGS: dict[type[BatonError], ErrorMapping] = {
 
 
 def error_mapping(error: BaseException) -> ErrorMapping:
-    """Return the mapping of the nearest base class that has one; INTERNAL for other exceptions."""
+    """Return the mapping of the error's class, or of its nearest base class that has a mapping.
+    Exceptions that are not a BatonError are mapped like BatonError, to INTERNAL."""
     for kind in type(error).__mro__:
         if kind in ERROR_MAPPINGS:
             return ERROR_MAPPINGS[kind]

@@ -13,9 +13,9 @@ POINTS_PER_WORKER = 256
 
 
 def ring_successors(ids: tuple[str, ...], key: bytes) -> Iterator[str]:
-    """Yield every id once, in the order of the ring from ``key`` on. When a member joins or leaves,
-    about one key in len(ids) moves. ``ids`` must be sorted, so that equal sets share one cached
-    ring."""
+    """Yield every id once, in the order of the ring, starting at the position of ``key``. When an
+    id is added or removed, about one key in len(ids) gets another first id. ``ids`` must be sorted,
+    so that equal sets of ids share one cached ring."""
     positions, names = _ring(ids)
     start = bisect(positions, _position(key))
     seen: set[str] = set()
@@ -30,7 +30,7 @@ def ring_successors(ids: tuple[str, ...], key: bytes) -> Iterator[str]:
 
 @lru_cache(maxsize=64)
 def _ring(ids: tuple[str, ...]) -> tuple[list[int], list[str]]:
-    """The sorted positions of the virtual nodes, and the id at each."""
+    """Return the positions of the virtual nodes in ascending order, and the id at each position."""
     assert list(ids) == sorted(ids), "ids must be sorted"
     ring = uhashring.HashRing(list(ids), vnodes=POINTS_PER_WORKER, hash_fn=_position)
     points = ring.get_points()

@@ -1,4 +1,5 @@
-"""Checked access to the fields of a JSON object from a file. Errors say where the field is."""
+"""Checked access to the fields of a JSON object from a file. Errors say where in the file the field
+is."""
 
 import json
 import math
@@ -13,8 +14,8 @@ MAX_SHOWN_CHARS = 60
 
 @dataclass(frozen=True, slots=True)
 class JsonFields:
-    """A JSON object. ``where`` begins every error: ``file:line``, or a file and the object's path
-    in it.
+    """A JSON object. ``where`` is the object's location, with which every error message begins:
+    ``file:line``, or a file and the object's path in it.
 
     All accessors raise Invalid for a field that is missing or wrong."""
 
@@ -22,14 +23,14 @@ class JsonFields:
     values: Mapping[str, object]
 
     def integer(self, name: str, minimum: int, maximum: int) -> int:
-        """A whole number from ``minimum`` to ``maximum``."""
+        """Return the field ``name``: a whole number from ``minimum`` to ``maximum``."""
         value = self._value(name)
         if type(value) is not int or not minimum <= value <= maximum:
             raise self.invalid_field(name, f"a whole number from {minimum:,} to {maximum:,}")
         return value
 
     def number(self, name: str) -> float:
-        """A finite number, whole or not."""
+        """Return the field ``name``: a finite number, whole or not."""
         value = self._value(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.invalid_field(name, "a number")
@@ -42,14 +43,15 @@ class JsonFields:
         return number
 
     def positive(self, name: str) -> float:
-        """A finite number above 0."""
+        """Return the field ``name``: a finite number above 0."""
         number = self.number(name)
         if number <= 0:
             raise self.invalid_field(name, "above 0")
         return number
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A string. If the field is missing and ``default`` is given, return ``default``."""
+        """Return the field ``name``: a string. If the field is missing and ``default`` is given,
+        return ``default``."""
         if default is not None and name not in self.values:
             return default
         value = self._value(name)
@@ -58,14 +60,14 @@ class JsonFields:
         return value
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """A list of whole numbers."""
+        """Return the field ``name``: a list of whole numbers."""
         values = self._value(name)
         if not isinstance(values, list) or any(type(value) is not int for value in values):
             raise self.invalid_field(name, "a list of whole numbers")
         return tuple(values)
 
     def objects(self, name: str) -> list["JsonFields"]:
-        """A list of objects."""
+        """Return the field ``name``: a list of objects."""
         values = self._value(name)
         if not isinstance(values, list) or any(not isinstance(row, dict) for row in values):
             raise self.invalid_field(name, "a list of objects")
@@ -80,8 +82,10 @@ class JsonFields:
 
     def _value(self, name: str) -> object:
         if name not in self.values:
-            there = ", ".join(self.values) or "no fields"
-            raise Invalid(f"{self.where}: {name} is missing; the object has {_cut(there)}")
+            found = (
+                f"only the fields {_cut(', '.join(self.values))}" if self.values else "no fields"
+            )
+            raise Invalid(f"{self.where}: {name} is missing; the object has {found}")
         return self.values[name]
 
 
@@ -90,7 +94,9 @@ def parse_fields(text: str, where: str) -> JsonFields:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Invalid(f"{where}: not JSON ({_cut(str(error))}); it must be an object") from error
+        raise Invalid(
+            f"{where}: not JSON ({_cut(str(error))}); it must be a JSON object"
+        ) from error
     if not isinstance(values, dict):
         raise Invalid(f"{where}: {_shown(values)} is not a JSON object; it must be one")
     return JsonFields(where, values)

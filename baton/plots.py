@@ -1,4 +1,5 @@
-"""Plots of simulation results. matplotlib is an extra: pip install 'baton[plots]'."""
+"""Plots of simulation results. They need matplotlib, which is an optional dependency: pip install
+'baton[plots]'."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,8 @@ ParetoPoint = tuple[float, float, str]
 
 
 def prepare_plots(folder: Path | None) -> None:
-    """Create the folder and check for matplotlib before a long simulation. Raises Invalid."""
+    """Check that matplotlib is installed and create ``folder``, before a long simulation begins.
+    Raises Invalid if either fails. Without a folder, do nothing."""
     if folder is None:
         return
     if find_spec("matplotlib") is None:
@@ -36,9 +38,9 @@ def prepare_plots(folder: Path | None) -> None:
 
 
 def plot_cdfs(path: Path, latencies: Mapping[str, Latencies]) -> None:
-    """Plot the distribution functions of TTFT and ITL, one line per policy. The suffix of ``path``
-    determines the format of this and all other figures. Raises Invalid if matplotlib is not
-    installed or ``path`` cannot be written."""
+    """Plot the distribution functions of TTFT and ITL, one line per policy. For this and all other
+    figures, the suffix of ``path`` determines the format, and Invalid is raised if matplotlib is
+    not installed or ``path`` cannot be written."""
     with open_figure(path, num_axes=2) as (ttft_axes, itl_axes):
         for policy, (ttft_seconds, itl_seconds) in latencies.items():
             _draw_cdf(ttft_axes, ttft_seconds, policy)
@@ -76,8 +78,9 @@ def plot_pareto(path: Path, points: Sequence[ParetoPoint]) -> None:
 
 
 def pareto_frontier(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
-    """The Pareto-optimal points, slowest first: no other point is both at least as fast and at
-    least as cheap, and better in one of them. Of equal points, only the first is returned."""
+    """Return the Pareto-optimal points, slowest first. A point is Pareto-optimal if no other point
+    is at least as fast and at least as cheap, and better in one of the two. Of equal points, only
+    the first is returned."""
     best: list[ParetoPoint] = []
     for point in sorted(points, key=lambda point: (-point[0], point[1])):
         if not best or point[1] < best[-1][1]:
@@ -87,8 +90,9 @@ def pareto_frontier(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
 
 @contextmanager
 def open_figure(path: Path, num_axes: int = 1) -> Iterator[list[Any]]:
-    """Yield axes side by side, and write the figure to ``path`` at the end. The canvas is Agg,
-    which needs no display, and no pyplot state is touched."""
+    """Context manager that yields axes side by side, and writes the figure to ``path`` at the end.
+    It draws on an Agg canvas, which needs no display, and leaves the global state of pyplot alone.
+    Raises Invalid if matplotlib is not installed or ``path`` cannot be written."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

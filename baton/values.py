@@ -19,69 +19,69 @@ _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20
 
 
 def _size(value: Any) -> Any:
-    """Parse bytes from a number, or from text like ``512MiB``."""
+    """Parse a number of bytes, given as a number or as text like ``512MiB``."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"(\d+)\s*([KMG]?I?)B?", value.strip().upper())
     if match is None:
-        raise ValueError("must be a number of bytes, like 536870912 or 512MiB")
+        raise ValueError("it must be a number of bytes, like 536870912 or 512MiB")
     return int(match[1]) * _SUFFIXES[match[2]]
 
 
 def _names(value: Any) -> Any:
-    """Parse a comma-separated list."""
+    """Parse a comma-separated list of names."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value
 
 
 def _transports(value: Any) -> Any:
-    """Parse names of transports; ``auto`` becomes the empty list."""
+    """Parse a list of transports; ``auto`` becomes the empty list."""
     names = _names(value)
     if names in (("auto",), ["auto"]):
         return ()
     if isinstance(names, (tuple, list)):
         for name in names:
             if name not in TRANSPORTS:
-                raise ValueError(f"must be auto, or some of {','.join(TRANSPORTS)}")
+                raise ValueError(f"it must be auto, or some of {','.join(TRANSPORTS)}")
     return names
 
 
 def _switch(value: Any) -> Any:
-    """Turn booleans into ``on`` and ``off``, since YAML reads these as true and false."""
+    """Turn booleans into ``on`` and ``off``, since YAML reads these two words as booleans."""
     return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
 
 def _known_order(value: str) -> str:
     if value not in PREFILL_ORDERS:
-        raise ValueError(f"must be one of {', '.join(PREFILL_ORDERS)}")
+        raise ValueError(f"it must be one of {', '.join(PREFILL_ORDERS)}")
     return value
 
 
 def _reachable_ray(value: str) -> str:
     if value != "auto" and not re.fullmatch(r"([^\s/:]+|\[[0-9a-fA-F:]+\]):\d{1,5}", value):
-        raise ValueError("must be auto, or HOST:PORT of a running Ray")
+        raise ValueError("it must be auto, or HOST:PORT of a running Ray")
     return value
 
 
 def _collector_url(value: str) -> str:
     if not re.fullmatch(r"https?://([^\s/:@]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?/?", value):
-        raise ValueError("must be the URL of an OTLP/gRPC collector, like http://collector:4317")
+        raise ValueError("it must be the URL of an OTLP/gRPC collector, like http://collector:4317")
     return value
 
 
 def _pairs(value: Any) -> Any:
-    """Parse a mapping from JSON, or from text like ``key=tenant,key2=tenant2``."""
+    """Parse a mapping from JSON, or from text like ``key=value,key2=value2``."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("{"):
         try:
             return json.loads(value)
         except ValueError as error:
-            raise ValueError(f"must be a JSON object or key=tenant,…: {error}") from error
+            raise ValueError(f"it must be a JSON object or key=value,…: {error}") from error
     pairs = [part.partition("=") for part in _names(value)]
     if not all(key and tenant for key, _, tenant in pairs):
-        raise ValueError("must look like key=tenant,key2=tenant2")
+        raise ValueError("it must look like key=value,key2=value2")
     return {key: tenant for key, _, tenant in pairs}
 
 
@@ -90,7 +90,9 @@ def _origins(value: Any) -> Any:
     names = _names(value)
     for name in names if isinstance(names, (tuple, list)) else ():
         if name != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#]+", str(name)):
-            raise ValueError("must be *, or origins like https://chat.example.com, without a path")
+            raise ValueError(
+                "it must be *, or origins like https://chat.example.com, without a path"
+            )
     return names
 
 
@@ -100,7 +102,7 @@ def _hosts(value: Any) -> Any:
     names = _names(value)
     for name in names if isinstance(names, (tuple, list)) else ():
         if name != "*" and not re.fullmatch(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+", str(name)):
-            raise ValueError("must be *, or names like baton.example.com, without a port")
+            raise ValueError("it must be *, or names like baton.example.com, without a port")
     return names
 
 
@@ -108,7 +110,7 @@ def _check_pool_targets(value: dict[str, str]) -> dict[str, str]:
     for pool, target in value.items():
         if not re.fullmatch(r"(prefill|decode)/[a-z0-9]([a-z0-9.-]*[a-z0-9])?", target):
             raise ValueError(
-                "must look like POOL=ROLE/DEPLOYMENT, as in decode-big=decode/baton-decode-big;"
+                "it must look like POOL=ROLE/DEPLOYMENT, as in decode-big=decode/baton-decode-big;"
                 f" {pool}={target} does not"
             )
     return value

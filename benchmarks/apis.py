@@ -1,10 +1,11 @@
-"""Compare the router's CPU time per request of the APIs that it speaks.
+"""Compare the router's CPU time per request between the APIs that it speaks.
 
     python -m benchmarks.apis [--apis chat,responses,…] [--rounds N] [--concurrency 1,32,128]
 
 Sends the same prompts of 512 uncached tokens, with 16 streamed tokens each, through one router with
-mock workers (as ``benchmarks.router``), API after API, round by round. Ratios are to chats of the
-same round. Prints a table, and JSON as the last line.
+mock workers (as ``benchmarks.router`` does). In each round, one API is measured after the other.
+Ratios are to the CPU time of chat completions in the same round. Prints a table, and JSON as the
+last line.
 """
 
 import argparse
@@ -55,7 +56,7 @@ APIS: Mapping[str, Callable[[str], tuple[str, dict[str, Any]]]] = {
 
 
 def requests(api: str, prompts: ChatPrompts, count: int) -> list[bytes]:
-    """Make streaming requests of one API, each with a prompt of its own."""
+    """Make streaming requests of one API. Each has a prompt of its own."""
     made = []
     for _ in range(count):
         path, body = APIS[api](prompts.text())
@@ -92,7 +93,8 @@ def main() -> None:
 
 
 def _median_ratio(values: list[float], reference: list[float] | None) -> float | None:
-    """Return the median of the rounds' ratios; None if there is no reference."""
+    """Return the median, over the rounds, of ``values`` divided by ``reference``; None if there is
+    no reference."""
     if not reference:
         return None
     return statistics.median(a / b for a, b in zip(values, reference, strict=True))

@@ -2,16 +2,16 @@
 
     python -m benchmarks.autoscale [--trace FILE] [--only NAME …] [--processes 2] [--seed 1]
 
-Workers are L40S with Qwen3-8B (prefill at half of the peak, decode at 0.7 of the bandwidth) and
-take a minute to start. ``day`` is synthetic chat over two days, each shortened to an hour, in which
-the rate rises from ``low`` to ``high`` requests per second and falls again. ``conversation`` is a
-trace (Mooncake's) at half its speed. ``tide`` has the same requests in the same order, with the
-arrival times of a synthetic day. SLO: a TTFT of 2 s plus the prompt's own prefill time, and a mean
-inter-token latency of 50 ms.
+Workers are L40S GPUs with Qwen3-8B (prefill at half of the peak FLOPS, decode at 0.7 of the memory
+bandwidth) and take a minute to start. ``day`` is synthetic chat over two days, each shortened to an
+hour, in which the rate rises from ``low`` to ``high`` requests per second and falls again.
+``conversation`` is a trace (Mooncake's) at half its speed. ``tide`` has the same requests in the
+same order, with the arrival times of a synthetic day. SLO: a TTFT of 2 s plus the prompt's own
+prefill time, and a mean inter-token latency of 50 ms.
 
 Each run begins with the pools that the first minutes need. Autoscaled pools are compared with the
 best fixed pools that cost no more, and with the cheapest fixed pools in which at least as many
-requests meet the SLO. A worker's hours count from when it is requested until it is gone. All
+requests meet the SLO. A worker's hours count from when it is requested until it has stopped. All
 figures except the measured run time are the same in every run. Prints a table, and JSON as the last
 line.
 """
@@ -54,9 +54,9 @@ MAX_WORKERS = 16
 
 @dataclass(frozen=True, slots=True)
 class AutoscaleScenario:
-    """A load. ``kind`` names synthetic traffic; if it is empty, the trace is used. The arrivals
-    follow ``tide``; if that is None, they are the trace's own, ``factor`` times as fast. ``start``
-    has the numbers of prefill and decode workers at the beginning."""
+    """A load. ``kind`` names synthetic traffic; if it is empty, the trace is used. Requests arrive
+    at the rate ``tide``; if that is None, they arrive as in the trace, but ``factor`` times as
+    fast. ``start`` has the numbers of prefill and decode workers at the beginning."""
 
     name: str
     num_requests: int
@@ -167,7 +167,8 @@ def fixed(
     split: tuple[int, int],
     most_misses: int,
 ) -> AutoscaleRow | None:
-    """Simulate pools of fixed sizes. Return None after more than ``most_misses`` SLO misses."""
+    """Simulate pools of fixed sizes. If more than ``most_misses`` requests miss their SLO, stop and
+    return None."""
     traffic = _traffic(scenario, file, seed)
     cluster = SimulatedCluster(cluster_config(*split), traffic, get_policy("baton"))
     cluster.run(most_misses + 1)

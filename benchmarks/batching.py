@@ -1,17 +1,20 @@
-"""Compare batching of mixed-length requests: Baton, one at a time, and transformers' two methods.
+"""Compare how Baton and transformers batch requests of mixed lengths.
 
     python -m benchmarks.batching [--shape 50m|0.6b] [--layers N] [--dtype bfloat16|float32]
                                   [--threads N] [--requests N] [--without one|padded|…]
 
-All contenders have the same random weights and threads, answer the same requests greedily, and get
-all requests at once, except ``one``, which is Baton with one request at a time. ``continuous`` is
-transformers' continuous batching with paged attention by SDPA, its only method for a CPU. That
-attention is dense: each token of a step is compared with the cached tokens of all requests in the
-step, and a mask excludes those of other requests. To limit this cost, ``--rows`` limits the number
-of requests per step. ``padded`` is transformers' ``generate`` on batches of ``--rows`` prompts of
-similar length, each batch until its longest answer has ended. The requested tokens are divided by
-the wall time and by the CPU seconds, including the prefill. Answers are compared with Baton's: in
-FP32 they should be equal. Prints a table, and JSON as the last line.
+All contenders have the same random weights and number of threads, and answer the same requests
+greedily. All get the requests at once, except ``one``, which is Baton with one request at a time;
+``at once`` is Baton with a batch. ``continuous`` is transformers' continuous batching with paged
+attention by SDPA, its only method for a CPU. That attention is dense: each token of a step is
+compared with the cached tokens of all requests in the step, and a mask excludes those of other
+requests. To limit this cost, ``--rows`` limits the number of requests per step. ``padded`` is
+transformers' ``generate`` on batches of ``--rows`` prompts of similar length; each batch runs until
+its longest answer has ended.
+
+The requested tokens are divided by the wall time and by the CPU seconds, including the prefill.
+Answers are compared with Baton's: in FP32 they should be equal. Prints a table, and JSON as the
+last line.
 """
 
 import argparse
@@ -120,8 +123,8 @@ class TransformersBatching:
         self._rows = options.rows
 
     def continuous(self, requests: Sequence[WorkloadRequest]) -> Answers:
-        """Generate with transformers' continuous batching, without a prefix cache, as there are no
-        shared prefixes."""
+        """Generate with transformers' continuous batching. The prefix cache is off, since no
+        prefixes are shared."""
         config = ContinuousBatchingConfig(
             page_size=PAGE_TOKENS,
             num_blocks=KV_TOKENS // PAGE_TOKENS,
@@ -145,7 +148,9 @@ class TransformersBatching:
                         raise RuntimeError(f"continuous batching failed: {result.error}")
                     answers[result.request_id] = list(result.generated_tokens)
                 elif result is None and not manager.is_running():
-                    raise RuntimeError("continuous batching ended early")
+                    raise RuntimeError(
+                        "continuous batching ended before all requests were answered"
+                    )
         return [answers[name] for name in names]
 
     def padded(self, requests: Sequence[WorkloadRequest]) -> Answers:
@@ -197,7 +202,8 @@ def timed(
 def run(
     options: argparse.Namespace, requests: Sequence[WorkloadRequest]
 ) -> Iterator[dict[str, Any]]:
-    """Run all contenders. ``equal`` is the number of answers that equal those of Baton's batch."""
+    """Run all contenders. ``equal`` is the number of answers that equal Baton's answers in a
+    batch."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         write_model(path, options)

@@ -1,10 +1,9 @@
-"""Compare one prefill and one decode worker with the engine alone: TTFT, KV transfer, start-up,
-memory.
+"""Compare a cluster of one prefill and one decode worker with the engine alone.
 
     python -m benchmarks.cluster [--model DIR] [--rounds N]
 
-The cluster and the engine take turns in one run, with prompts that are not cached. Prints a table,
-and JSON as the last line.
+Measures TTFT, KV transfer, start-up and memory. The cluster and the engine take turns in one run,
+with prompts that are not cached. Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -34,7 +33,7 @@ ANSWER_TOKENS = 16
 
 
 class Alone:
-    """The engine of ``baton generate``, in this process."""
+    """Runs the engine of ``baton generate`` in this process."""
 
     def __init__(self, model: Path) -> None:
         runner = ModelRunner.load(

@@ -36,7 +36,8 @@ class EngineContender(Protocol):
 
     def prepare(self, work: BenchCase) -> str:
         """Prepare a case. Afterwards, :meth:`run_steps` can be called any number of times. Return
-        the method of computation, or an empty string if the contender has only one."""
+        the name of the method of computation, or an empty string if the contender has only one
+        method."""
         ...
 
     def run_steps(self, count: int) -> ElapsedTime:
@@ -140,8 +141,8 @@ class TransformersEngine:
 
 
 class Llama:
-    """llama.cpp, run by the interpreter of another environment (benchmarks/peers/llama.py), which
-    measures its own times."""
+    """Runs llama.cpp with the Python interpreter of another environment
+    (benchmarks/peers/llama.py). That process measures its own times."""
 
     shares_pool = False
 
@@ -166,7 +167,7 @@ class Llama:
         return torch.tensor(self._ask(logits=tokens))
 
     def close(self) -> None:
-        """Close the process's input. The process then removes its files and exits."""
+        """Close the process's standard input. The process then removes its files and exits."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()

@@ -4,11 +4,12 @@
                                      [--batches N …] [--context N] [--sampling NAME]
 
 Runs a worker's own code from the engine's ``step()`` to the bytes of the message for its router, in
-one thread, so that each part can be timed alone: ``schedule`` (makes the plan), ``tensors`` (of the
-plan), ``model``, ``sample`` (logits to tokens), ``run else`` (the rest of the runner), ``apply``
-(updates the requests), ``deliver`` (from the engine's result to the router's stream) and
-``encode``. The figures are medians over the steps, in microseconds of that thread's CPU time.
-Prints a table, and JSON as the last line.
+one thread, so that each part can be timed alone: ``schedule`` (makes the plan), ``tensors`` (makes
+the plan's tensors), ``model`` (computes the logits), ``sample`` (picks tokens from the logits),
+``run else`` (the rest of the runner), ``apply`` (updates the requests), ``deliver`` (passes the
+engine's results to the router's stream) and ``encode`` (makes the message). The figures are medians
+over the steps, in microseconds of that thread's CPU time. Prints a table, and JSON as the last
+line.
 """
 
 import argparse
@@ -97,7 +98,8 @@ class StepProfiler:
             setattr(place, name, inner)
 
     def pop_step_seconds(self) -> dict[str, float]:
-        """Return the seconds of each part since the last call, without the parts nested in it."""
+        """Return the seconds that each part has taken since the last call. The time of nested parts
+        is not included."""
         seconds, self.seconds = self.seconds, defaultdict(float)
         within = seconds["tensors"] + seconds["model"] + seconds["sample"]
         seconds["run else"] = seconds["run"] - within

@@ -5,17 +5,18 @@
                                 [--llama PYTHON] [--without torch transformers] [--most-gib G]
                                 [--quantized int8 int4] [--instructions avx512|avx2]
 
-All contenders have the same random weights, which their logits confirm, and take turns in each
-round; the figures are medians. Two times are reported: the wall-clock time, for which a user waits,
-and the CPU seconds of all threads, which other load on the machine distorts less. The KV of a
-decode's context is random in our kernels and in transformers, and that of one prompt in llama.cpp;
-its values do not affect the time. The ceilings, measured in the same run with the same number of
-threads, are printed too: products that stay in registers, and sequential memory reads.
+All contenders have the same random weights, which is checked by comparing their logits. They take
+turns in each round; the figures are medians. Two times are reported: the wall-clock time, for which
+a user waits, and the CPU seconds of all threads, which other load on the machine distorts less.
+Before a decode, Baton's kernels and transformers fill the context with random KV, and llama.cpp
+with the KV of one prompt; the values do not affect the time. Two ceilings are measured in the same
+run with the same number of threads, and are printed too: matrix products whose operands stay in
+registers, and sequential memory reads.
 
 ``--llama`` is the interpreter of another environment that has llama-cpp-python and gguf
 (benchmarks/peers/llama.py). All KV and weights take ``--most-gib`` in total at most: contenders
 that don't fit are left out of a case, beginning with the last in the list; a case that fits for no
-contender is left out. ``--instructions`` limits our kernels to the instruction set of a smaller
+contender is left out. ``--instructions`` limits Baton's kernels to the instruction set of a smaller
 processor. Prints a table, and JSON as the last line.
 """
 
@@ -65,8 +66,8 @@ PROMPT = [1 + 37 * n % 1000 for n in range(48)]
 
 @dataclass(frozen=True)
 class EngineComparison:
-    """The results of one case. ``ways`` has the method that was used by each contender that has
-    several; ``left_out`` are the contenders that did not fit into memory."""
+    """The results of one case. ``ways`` maps each contender that has several methods to the one
+    that was used. ``left_out`` are the contenders that did not fit into memory."""
 
     figures: dict[str, BenchCaseResult]
     ways: dict[str, str]
@@ -96,7 +97,7 @@ class EngineComparison:
         }
 
     def ratios(self) -> dict[str, tuple[float, float]]:
-        """Return the time of each other contender relative to that of Baton's kernels, by wall
+        """Return the time of each other contender divided by the time of Baton's kernels, by wall
         clock and by CPU time."""
         ours = self.ours.elapsed
         return {
@@ -186,7 +187,7 @@ def check_logits(everybody: dict[str, EngineContender], dtype: str) -> None:
         )
         near = (ours[best] - ours[their_best]).item() <= most * ours[best].abs().item()
         if not (apart <= most and near):
-            raise SystemExit(f"the logits of {name} differ too much from ours")
+            raise SystemExit(f"the logits of {name} differ too much from those of Baton's kernels")
 
 
 def shape_of(options: argparse.Namespace) -> tuple[int, ...]:

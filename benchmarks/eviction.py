@@ -31,7 +31,7 @@ TRACE = Path(__file__).parents[2] / "shared" / "traces" / "conversation_trace.js
 
 @dataclass(frozen=True, slots=True)
 class TracePrompt:
-    """A prompt as the ``keys`` of its blocks. The first ``num_full`` blocks are full."""
+    """A prompt, given by the ``keys`` of its blocks. The first ``num_full`` blocks are full."""
 
     keys: tuple[BlockKey, ...]
     num_tokens: int
@@ -47,7 +47,7 @@ class TracePrompt:
 
 @dataclass(slots=True)
 class CacheHits:
-    """The cache hits of a replay."""
+    """The numbers of cache hits in a replay."""
 
     blocks: int = 0
     tokens: int = 0

@@ -2,13 +2,13 @@
 
     python -m benchmarks.goodput --trace FILE [--only 8+8 …] [--policies baton,…] [--processes 2]
 
-H100 workers with Qwen3-8B (prefill at half of the peak, decode at 0.7 of the bandwidth), 0.35
-million tokens of KV on each device and 3 million in each host's DRAM. SLO: a TTFT of 2 s plus the
-prompt's prefill time with an empty cache, and a mean inter-token latency of 50 ms. Goodput is the
-highest rate at which 90 % of the requests meet both. With the first seed, every rate of a coarse
-grid is tried, then of a finer grid. With four other seeds, only rates near the first seed's result
-are tried, in a wider range for synthetic traffic, since each seed generates different traffic.
-Figures are medians over the seeds. Prints tables, and JSON as the last line.
+Simulates H100 workers with Qwen3-8B (prefill at half of the peak FLOPS, decode at 0.7 of the memory
+bandwidth), 0.35 million tokens of KV on each device and 3 million in each host's DRAM. SLO: a TTFT
+of 2 s plus the prompt's prefill time with an empty cache, and a mean inter-token latency of 50 ms.
+Goodput is the highest rate at which 90 % of the requests meet both. With the first seed, every rate
+of a coarse grid is tried, then of a finer grid. With four other seeds, only rates near the first
+seed's result are tried, in a wider range for synthetic traffic, since each seed generates different
+traffic. Figures are medians over the seeds. Prints tables, and JSON as the last line.
 
 ``as deployed`` simulates the other policies as published: prompts first come first served, and no
 prefix from a peer's store (except Mooncake's). Otherwise all policies run with Baton's workers.
@@ -164,8 +164,8 @@ def search_goodput(setting: GoodputCase, policy: str, trace: Path | None) -> dic
 def _of_first_seed(
     setting: GoodputCase, runs: Callable[[float, int], SimulatedCluster]
 ) -> SeedGoodput:
-    """Return the goodput with the first seed: search all rates in coarse steps, and then upwards
-    from the highest good one in fine steps."""
+    """Return the goodput with the first seed: try all rates in coarse steps, and then rates in fine
+    steps, upwards from the highest rate that meets the SLO."""
     coarse = rates_between(setting.low, setting.high, GRID_STEPS[0])
     met = [rate for rate in coarse if _attained(runs, rate, SEEDS[0])]
     if not met:

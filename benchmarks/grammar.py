@@ -2,10 +2,9 @@
 
     python -m benchmarks.grammar [--model DIR] [--vocabulary DIR] [--batch N] [--steps N]
 
-Masks are over the model's vocabulary, or over that of ``--vocabulary`` (a directory with a
-tokenizer.json). Steps of the model with and without a grammar alternate, so that both run under the
-same conditions. Answers are sampled at temperature 1 with a fixed seed. Prints a table, and JSON as
-the last line.
+Masks cover the model's vocabulary, or that of the tokenizer.json in the directory ``--vocabulary``.
+Steps of the model with and without a grammar alternate, so that both run under the same conditions.
+Answers are sampled at temperature 1 with a fixed seed. Prints a table, and JSON as the last line.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Sends streaming requests over HTTP with as little client CPU as possible.
 
-It parses just enough of HTTP/1.1 to find the beginning and end of a response, so that it costs
-little compared with the measured server.
+The client parses just enough of HTTP/1.1 to find the beginning and end of a response, so that it
+costs little compared with the measured server.
 """
 
 import asyncio
@@ -114,7 +114,7 @@ async def stream_all(
 
 
 def post(path: str, body: bytes) -> bytes:
-    """Return the bytes of a POST request."""
+    """Return a POST request as bytes."""
     head = (
         f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n\r\n"

@@ -164,7 +164,7 @@ def build_service(worker: FakeWorker, num_streams: int) -> RouterContext:
 
 
 class DiscardingList(list[Any]):
-    """A list that stays empty: the in-memory worker would otherwise record all requests, which
+    """A list that stays empty. Otherwise, the in-memory worker would record all requests, which
     would count as the router's memory."""
 
     def append(self, item: Any) -> None:
@@ -183,7 +183,7 @@ def request(stream: str) -> bytes:
 
 
 class IdleConnection(asyncio.Protocol):
-    """One connection; ``arrived`` is set when data is received."""
+    """A connection to the router. ``arrived`` is set when data is received."""
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -256,7 +256,7 @@ def summary(gaps: list[float]) -> dict[str, float]:
 
 
 class RoleProcess:
-    """A process of this module that is controlled by lines on stdin and stdout."""
+    """A process that runs this module and is controlled by lines on stdin and stdout."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process

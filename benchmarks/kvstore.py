@@ -2,11 +2,12 @@
 
     python -m benchmarks.kvstore [--rounds N] [--peer-python PATH]
 
-A value is a run of blocks of up to 2 MiB each, put and got as a whole; the times include checksums,
-leases and verification. All pages are touched beforehand, and values are copied between addresses
-that are in no CPU cache. This also holds for memcpy and bare NIXL, which are the upper bounds. If
-``--peer-python`` is given (an interpreter that has the package mooncake-transfer-engine-non-cuda),
-Mooncake's store is measured in the same run. Prints tables, and JSON as the last line.
+A value consists of blocks of up to 2 MiB each, which are put and got together; the times include
+checksums, leases and verification. All pages are touched beforehand, and values are copied between
+addresses that are in no CPU cache. This also holds for memcpy and bare NIXL, which are the upper
+bounds. If ``--peer-python`` is given (an interpreter that has the package
+mooncake-transfer-engine-non-cuda), Mooncake's store is measured in the same run. Prints tables, and
+JSON as the last line.
 """
 
 import argparse
@@ -71,7 +72,7 @@ def node(disk_bytes: int = 0, folder: str = "", arena: int = ARENA) -> Iterator[
 
 @dataclass
 class StoreBenchClient:
-    """One worker's memory, and its client of the store."""
+    """The memory of one worker, and the client with which it uses the store."""
 
     memory: HostMemory
     transport: Transport
@@ -80,7 +81,7 @@ class StoreBenchClient:
     numbers: "count[int]"
 
     def layout(self, size: int) -> KvLayout:
-        """Return the layout of a worker whose blocks have ``size`` bytes."""
+        """Return the KV layout of a worker whose blocks have ``size`` bytes."""
         block, view = min(size, BLOCK), self.memory.view
 
         def checksums(block_ids: Sequence[BlockId]) -> list[int]:
@@ -140,7 +141,7 @@ async def client(name: str, address: str, socket_path: str) -> AsyncIterator[Sto
 
 
 async def put_and_get(who: StoreBenchClient, size: int, rounds: int) -> dict[str, list[float]]:
-    """Time puts and gets, each of a different value and at different memory addresses."""
+    """Time puts and gets. Each one has a different value, at different memory addresses."""
     times: dict[str, list[float]] = {"put": [], "get": []}
     places = POOL // size
     for turn in range(rounds + 2):
@@ -226,8 +227,8 @@ def disk_ceiling(folder: Path, size: int) -> dict[str, float]:
 
 
 async def through_disk(size: int) -> dict[str, float]:
-    """Time demoting a prefix of ``size`` bytes, and leasing it again. This work of the node is run
-    in this process, so that it can be timed alone."""
+    """Time the demotion of a prefix of ``size`` bytes from DRAM to disk, and then a lease, which
+    promotes it again. The store node's code runs in this process, so that it can be timed alone."""
     from baton.core.ids import Incarnation
     from kvstore.disk_tier import DiskTier
     from kvstore.dram_tier import DramTier

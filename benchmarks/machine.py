@@ -42,5 +42,5 @@ def median_seconds(action: Callable[[], object], rounds: int) -> float:
 
 
 def pause(seconds: float) -> None:
-    """Sleep between two polls of a state that gives no notification."""
+    """Sleep between two polls of a state whose changes are not notified."""
     threading.Event().wait(seconds)

@@ -67,8 +67,9 @@ def remove_chains(mirror: StoreMirror, kept: Sequence[tuple[WorkerId, list[Block
 def look_up(
     mirror: StoreMirror, queries: Sequence[Sequence[BlockKey]], expected: int
 ) -> tuple[float, float]:
-    """Look up LOOK_UPS times the prefix of one of ``queries``, which must have ``expected`` blocks.
-    Return the median and 99th percentile of the time, in microseconds."""
+    """Look up one of ``queries`` at a time, LOOK_UPS times in total. Every look-up must find a
+    prefix of ``expected`` blocks. Return the median and 99th percentile of the time, in
+    microseconds."""
     times = []
     for turn in range(LOOK_UPS):
         keys = queries[turn % len(queries)]

@@ -2,10 +2,10 @@
 
     python -m benchmarks.observability
 
-Runs in one process with a fake model, and measures CPU seconds of the thread, on which other load
-has little effect. First measures a worker's telemetry of a step, compared with the step itself
-(most of which is the fake model's arithmetic). Then measures how much a request's spans cost the
-event loops of a router and of a worker when the request is traced, when it was not sampled, and
+Runs in one process with a fake model, and measures the thread's CPU seconds, on which other load
+has little effect. First compares the time to record a step's telemetry with the time of the step
+itself (most of which is the fake model's arithmetic). Then measures how much a request's spans cost
+the event loops of a router and of a worker when the request is traced, when it was not sampled, and
 when tracing is off.
 """
 
@@ -65,7 +65,7 @@ def engine_with(batch: int, answer_tokens: int) -> Engine:
 
 
 def step_seconds(batch: int, steps: int) -> tuple[float, float]:
-    """Return the median seconds of a step alone, and of recording its telemetry."""
+    """Return the median time of a step alone, and of recording its telemetry, in seconds."""
     engine = engine_with(batch, steps + 8)
     telemetry = WorkerTelemetry("w", CollectorRegistry(), CLOCK)
     engine.step()
@@ -82,7 +82,7 @@ def step_seconds(batch: int, steps: int) -> tuple[float, float]:
 
 
 def per_call(work: Callable[[], object], times: int) -> float:
-    """Return the median over batches of a hundred calls, in seconds per call."""
+    """Return the seconds per call: the median over batches of a hundred calls each."""
     batches = []
     for _ in range(max(times // 100, 1)):
         began = time.thread_time()

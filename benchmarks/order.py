@@ -3,11 +3,12 @@
     python -m benchmarks.order [--seeds N] [--json]
 
 The engine is the production one, with a runner that computes nothing and takes as long as a GPU
-would: 20,000 tokens a second, and 1.5 times as long at 70,000 tokens of context. Arrivals are
-Poisson; one prompt in twenty has 30,000 to 100,000 tokens, and these prompts are two thirds of the
-work. A request meets the SLO when its TTFT is within 2 s plus the prompt's own prefill time. Two
-tenants send the same mix, one of them four times as often. ``fair`` is Jain's index of each
-tenant's computed tokens relative to its max-min share, while requests arrived: 1 is fair.
+would: 20,000 tokens a second, and 1.5 times as long per token for a prompt of 70,000 tokens.
+Arrivals are Poisson; one prompt in twenty has 30,000 to 100,000 tokens, and these prompts are two
+thirds of the work. A request meets the SLO when its TTFT is within 2 s plus the prompt's own
+prefill time. Two tenants send the same mix, one of them four times as often. ``fair`` is Jain's
+index of each tenant's computed tokens relative to its max-min share, while requests arrived: 1 is
+fair.
 
 Prints a table per load, and JSON as the last line; with ``--json``, only the JSON line. All figures
 except the measured run time are the same in every run.
@@ -114,9 +115,9 @@ class IdleRunner(FakeRunner):
 
 
 def workload(seed: int, load: float) -> list[PrefillRequest]:
-    """Generate the requests that arrive within HORIZON_SECONDS. Their rate is such that the worker
-    is busy prefilling them for the share ``load`` of the time, on average; above 1, more arrives
-    than it can compute."""
+    """Generate the requests that arrive within HORIZON_SECONDS. On average, prefilling them takes
+    the share ``load`` of that time. If ``load`` is above 1, more requests arrive than the worker
+    can compute."""
     chance = np.random.default_rng(seed)
     lengths = np.exp(chance.normal(math.log(1200), 0.8, 100_000)).clip(64, 8000).astype(int)
     is_long = chance.random(100_000) < LONG_SHARE

@@ -4,10 +4,10 @@
                                  [--threads N] [--batches N …] [--context N] [--rounds N]
 
 Runs a worker's own code and threads: the engine steps in one thread, the event loop delivers and
-encodes in another, and with async scheduling (``async_scheduling``) the model has a third. The two
-modes take turns, ``--steps`` at a time, with the same requests. Measures the wall-clock time of a
-step and the process's CPU time for it. Reports medians over the rounds, and the median ratio over
-pairs of neighbouring rounds. Prints a table, and JSON as the last line.
+encodes in another, and with async scheduling (``async_scheduling``) the model runs in a third. In
+each round, the two modes take turns of ``--steps`` steps each, with the same requests. Measures the
+wall-clock time of a step and the process's CPU time for it. Reports medians over the rounds, and
+the median ratio over pairs of neighbouring rounds. Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -43,7 +43,7 @@ computed when the turn begins."""
 
 
 class SchedulingMode:
-    """One of the two modes, with its own model and requests, which only progress in
+    """One of the two modes. It has its own model and requests; the requests progress only in
     :meth:`steps`."""
 
     def __init__(self, runner: ModelRunner, overlaps: bool) -> None:
@@ -68,7 +68,8 @@ class SchedulingMode:
         self._pause()
 
     async def steps(self, count: int) -> tuple[float, float]:
-        """Run steps; return the seconds per step by wall clock, and by the process's CPU time."""
+        """Run ``count`` steps. Return the seconds per step, by wall clock and by the process's CPU
+        time."""
         first = self._num_steps + WARM_STEPS
         marks = [self._mark(first), self._mark(first + count)]
         self._gate.set()
@@ -83,7 +84,7 @@ class SchedulingMode:
         await self._thread.stop()
 
     def _pause(self) -> None:
-        """Pause the engine after the running step."""
+        """Pause the engine when the running step has ended."""
         self._gate.clear()
         self._thread.send(lambda engine: self._gate.wait())
 
@@ -117,7 +118,7 @@ async def encode(stream: OutputStream) -> None:
 async def measure(
     runners: Sequence[ModelRunner], batch: int, options: argparse.Namespace
 ) -> dict[str, float]:
-    """Measure both modes; return microseconds per step."""
+    """Measure both modes. Return their times in microseconds per step."""
     off, on = sides = SchedulingMode(runners[0], False), SchedulingMode(runners[1], True)
     for side in sides:
         await side.open(batch, runners[0].model_config.vocab_size, options)

@@ -74,8 +74,8 @@ def member(number: int, role: Role, host: str, generator: np.random.Generator) -
 async def conductor_with(
     num_workers: int, num_blocks: int
 ) -> tuple[Conductor, list[tuple[BlockKey, ...]]]:
-    """Set up a conductor's view of a cluster. Return the conductor, and some chains that stores
-    have."""
+    """Set up a conductor with a view of a cluster. Return the conductor, and some of the chains of
+    block keys that stores have."""
     generator = np.random.default_rng(1)
     registry, mirror = MemoryRegistry(CLOCK), StoreMirror()
     membership = Membership(registry, CLOCK)

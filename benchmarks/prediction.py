@@ -1,13 +1,13 @@
-"""Compare the conductor's predicted TTFT with the measured one, and with the time by which KV
-transfers delay the second token.
+"""Compare the conductor's predicted TTFT with the measured TTFT, and measure exposed KV transfers.
 
     python -m benchmarks.prediction [--engine vllm] [--loads 64-2048x1,64-2048x4] [--requests 40]
 
-A load is SHORTEST-LONGESTxCONCURRENCY: streams that each send one request after the other, with a
-random prompt of so many tokens. Warm-up requests let the workers measure their steps. Prints, for
-each load, percentiles of the predicted and the measured TTFT and of the ratio between them, and
-JSON as the last line. The measured TTFT is the router's: until the first token reached it.
-``exposed_share`` is the time from the last chunk's announcement until it has been read, divided by
+A load is SHORTEST-LONGESTxCONCURRENCY: that many concurrent streams, each of which sends one
+request after the other. A prompt is random and has SHORTEST to LONGEST tokens. Warm-up requests let
+the workers measure their steps. Prints, for each load, percentiles of the predicted and the
+measured TTFT and of the ratio between them, and JSON as the last line. The measured TTFT is the
+router's: until the first token reached it. ``exposed_share`` is the time from the last chunk's
+announcement until it has been read, by which the KV transfer delays the second token, divided by
 the measured TTFT (medians over the requests whose KV was transferred).
 """
 
@@ -33,7 +33,8 @@ ANSWER_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class PredictionLoad:
-    """``concurrency`` streams of prompts whose length is uniform in [shortest, longest]."""
+    """``concurrency`` concurrent streams of prompts whose length is uniform in [shortest,
+    longest]."""
 
     shortest: int
     longest: int
@@ -51,9 +52,9 @@ class PredictionLoad:
 
 @dataclass(frozen=True, slots=True)
 class PredictionRow:
-    """The result of a load, over ``num_predicted`` requests; times in milliseconds. ``p50_error``
-    is the relative error of the median predicted TTFT; ``ratio_p10`` to ``ratio_p90`` are
-    percentiles of a request's predicted divided by its measured TTFT."""
+    """The result of a load, over ``num_predicted`` requests; times are in milliseconds.
+    ``p50_error`` is the relative error of the median predicted TTFT. ``ratio_p10`` to ``ratio_p90``
+    are percentiles of a request's predicted TTFT divided by its measured TTFT."""
 
     load: str
     num_predicted: int
@@ -69,8 +70,8 @@ class PredictionRow:
 @dataclass(frozen=True, slots=True)
 class MeasuredRequest:
     """The TTFT of a request, predicted and measured, and the exposed time of its KV transfer; in
-    seconds. ``predicted`` is None if the worker had not measured enough steps, ``exposed`` if one
-    worker did everything."""
+    seconds. ``predicted`` is None if the worker had not measured enough steps. ``exposed`` is None
+    if one worker did everything."""
 
     predicted: float | None
     measured: float

@@ -4,9 +4,10 @@
 
 Quality is the mean loss (nats per token) over text that the demo model was not trained on: held-out
 files of Python's standard library, in rows of 512 tokens; other models get the same text. Also
-measures how often the likeliest token equals that of the original weights, and the Kullback-Leibler
-divergence from the original weights' distribution. All formats see the same rows. For speed, see
-``python -m benchmarks.engine --quantized int8 int4``. Prints a table, and JSON as the last line.
+measures how often the likeliest token is the same as with the original weights, and the
+Kullback-Leibler divergence from the original weights' distribution. All formats see the same rows.
+For speed, see ``python -m benchmarks.engine --quantized int8 int4``. Prints a table, and JSON as
+the last line.
 """
 
 import argparse

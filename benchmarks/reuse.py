@@ -63,7 +63,7 @@ BLOCK_TOKENS = 16
 
 
 class ReuseBench:
-    """A model with its KV pool, and the transports by which the pool exchanges blocks with
+    """A model with its KV pool, and the transports with which blocks are moved between the pool and
     stores."""
 
     def __init__(self, num_tokens: int, model: Path = DEMO_MODEL, chunk: int = 512) -> None:
@@ -113,8 +113,8 @@ class ReuseBench:
     async def worker(
         self, address: str, socket_path: str, over: str, prefer: ReloadMode | None = None
     ) -> AsyncIterator["ReuseWorker"]:
-        """Start a worker with an empty device cache, and with the store at the address, reached
-        over the transport ``over``; an empty address means no store."""
+        """Start a worker with an empty device cache. It uses the store at ``address`` over the
+        transport ``over``; an empty address means that it has no store."""
         registry = MemoryRegistry(CLOCK)
         store = Member(
             WorkerId("s"), Role.KVSTORE, address, Incarnation(1), WorkerState.READY,

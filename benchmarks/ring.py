@@ -61,7 +61,8 @@ def evenness(num_keys: int) -> dict[str, Any]:
 
 
 def bounded(num_requests: int) -> dict[str, Any]:
-    """Place requests that all share one prefix and never end: the worst case of bounded loads."""
+    """Place requests that all share one prefix and never end, which is the worst case for bounded
+    loads."""
     views = [PrefillView(WorkerId(worker), COST, worker) for worker in WORKERS]
     pool, most = WorkerPool(views), 0.0
     caches = SimulatedCaches({view.id: view.node for view in views}, [], 1, 1)
@@ -88,8 +89,8 @@ def decode_pool() -> WorkerPool[DecodeView]:
 
 
 def shared_heads(path: Path) -> dict[str, Any]:
-    """Count a real trace's requests per worker, placed by the ring's key and, for comparison, by
-    the hash of the first block."""
+    """Count a real trace's requests per worker, placed with the ring's key and, for comparison,
+    with the hash of the first block."""
     trace = read_trace(path)
     views = [PrefillView(WorkerId(worker), COST, worker) for worker in WORKERS]
     pool = WorkerPool(views)

@@ -115,8 +115,8 @@ def measure(router: Running, requests: list[bytes], concurrency: int) -> Figures
 
 
 def check(load: StreamLoadResult, name: str) -> None:
-    """Raise RuntimeError if there are fewer events than responses: a router that drops tokens would
-    seem faster."""
+    """Raise RuntimeError if there are fewer events than responses, since a router that drops tokens
+    would seem faster."""
     if load.num_events < len(load.whole_seconds):
         raise RuntimeError(
             f"{name} streamed {load.num_events} events for {len(load.whole_seconds)} responses; "

@@ -1,10 +1,11 @@
-"""Compare the simulator, with a live cluster's measured costs, with that cluster on a scaled trace.
+"""Compare the simulator with a live cluster, whose measured costs it uses, on a scaled trace.
 
     python -m benchmarks.sim_life --trace FILE [--requests N] [--rate R]
 
-Starts a 2+2 cluster with the demo model, measures its costs, and replays the first requests of the
-trace on it; lengths are divided by 32, so that the trace's blocks of 512 tokens have 16. Then
-simulates the same requests with the measured costs. Prints both results, and JSON as the last line.
+Starts a cluster of 2 prefill and 2 decode workers with the demo model, measures its costs, and
+replays the first requests of the trace on it. Lengths are divided by 32, so that the trace's blocks
+of 512 tokens become blocks of 16. Then simulates the same requests with the measured costs. Prints
+both results, and JSON as the last line.
 """
 
 import argparse
@@ -69,7 +70,7 @@ def prompt_of(arrival: TraceRequest) -> list[int]:
 
 
 async def replay(url: str, trace: Trace) -> list[dict[str, Any]]:
-    """Replay the trace; return each request's TTFT and workers."""
+    """Replay the trace. Return each request's TTFT and the workers that served it."""
     limits = httpx.Limits(max_connections=256)
     async with httpx.AsyncClient(base_url=url, timeout=REQUEST_SECONDS, limits=limits) as client:
         began = CLOCK.monotonic()

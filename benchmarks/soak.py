@@ -4,10 +4,10 @@
 
 The users are of all kinds in ``loadtest/locustfile.py`` except reasoning, with prompts and answers
 a seventh as long, to fit the demo model's context. Each step of a ramp has twice the users of the
-previous step, until the rate of answers hardly grows; capacity is the highest rate of answers.
-Between two steps, the rate is interpolated linearly by users. Prints a table, each kind of failure
-as locust counts it, and JSON as the last line; exits with 1 if a request failed. In that case, the
-logs of all processes are copied to the folder ``--logs``.
+previous step, until the rate of answers hardly grows; capacity is the highest rate of answers. The
+number of users for the long run is interpolated linearly between two steps of the ramp. Prints a
+table, each kind of failure as locust counts it, and JSON as the last line; exits with 1 if a
+request failed. In that case, the logs of all processes are copied to the folder ``--logs``.
 """
 
 import argparse
@@ -45,9 +45,10 @@ SETTLE_SHARE = 0.2
 
 @dataclass
 class SoakRun:
-    """The result of one run. ``rate_rps`` counts complete answers. Milliseconds are as seen by
-    users. ``failures`` counts by kind of user and reason. ``memory_mib`` is by role and kind
-    (``own`` or ``shared``), over time."""
+    """The result of one run. ``rate_rps`` counts complete answers. The latencies, in milliseconds,
+    are measured at the client. ``failures`` counts failures by kind of user and reason.
+    ``memory_mib`` has the memory of each role over time, by role and kind (``own`` or
+    ``shared``)."""
 
     users: int
     seconds: float
@@ -62,8 +63,8 @@ class SoakRun:
 
     @property
     def growth_mib(self) -> dict[str, float]:
-        """Return the growth of each memory after the first ``SETTLE_SHARE`` of the run: the median
-        of the last fifth of that time minus the median of its first fifth."""
+        """How much each memory grew, in MiB. Without the first ``SETTLE_SHARE`` of the run, this is
+        the median of the last fifth of the samples minus the median of the first fifth."""
         return {name: _growth(sizes) for name, sizes in self.memory_mib.items()}
 
 
@@ -93,8 +94,8 @@ def run(cluster: LocalCluster, users: int, seconds: int, watch: bool = False) ->
 
 
 def sample_memory(cluster: LocalCluster, locust: subprocess.Popen[bytes]) -> dict[str, list[float]]:
-    """Sample, until ``locust`` has exited, the MiB of anonymous and of shared memory of each role's
-    processes, each in total."""
+    """Until ``locust`` has exited, sample the anonymous and the shared memory of each role, in MiB.
+    Each sample is the sum over the role's processes."""
     sizes: dict[str, list[float]] = defaultdict(list)
     processes = [(entry["role"], entry["pid"]) for entry in cluster.status()["processes"]]
     while locust.poll() is None:
@@ -143,7 +144,8 @@ def _run_of(
 
 
 def _percentile(rows: Sequence[dict[str, Any]], method: str, share: float) -> float:
-    """Return a percentile of the milliseconds in a method's rows, which locust keeps as counts."""
+    """Return a percentile, in milliseconds, of the response times in one method's rows. Each row
+    has the number of requests by response time."""
     counts: dict[float, int] = defaultdict(int)
     for row in rows:
         if row["method"] == method:

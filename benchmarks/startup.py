@@ -3,13 +3,14 @@
     python -m benchmarks.startup [--shape 0.6b|50m] [--shards 1 4] [--dtypes bfloat16 float32]
                                  [--threads N] [--rounds N] [--folder DIR]
 
-A BF16 checkpoint with random weights is written once for each number of shards. Then, in turn and
-each in its own process: its bytes are read in order, one thread touches as much memory as the
-weights need, the digest is computed, the model is loaded (without the imports), and a whole worker
-is started, from the command to the report that it serves. In a cold start, the files' pages were
-dropped from the page cache just before. ``beside`` is a worker that starts while another worker on
-this host serves the same model; its reads from the disk are counted. Prints each median with the
-CPU seconds and the ratio to reading the files equally cold or warm, and JSON as the last line.
+A BF16 checkpoint with random weights is written once for each number of shards. Then these are
+measured in turn, each in its own process: reading the checkpoint's bytes in order, touching as much
+memory as the weights need in one thread, computing the digest, loading the model (without the
+imports), and starting a whole worker, from the command to the report that it serves. In a cold
+start, the files' pages were dropped from the page cache just before. ``beside`` is a worker that
+starts while another worker on this host serves the same model; the bytes that it reads from the
+disk are counted. Prints each median with the CPU seconds and the ratio to reading the files equally
+cold or warm, and JSON as the last line.
 """
 
 import argparse
@@ -44,7 +45,7 @@ NUM_BLOCKS = "256"
 @dataclass(frozen=True)
 class StartupCost:
     """The cost of one start. ``disk_bytes`` is the number of bytes that the process read from the
-    disk, as counted by Linux, ``most_bytes`` its peak resident memory."""
+    disk, as counted by Linux. ``most_bytes`` is its peak resident memory."""
 
     seconds: float
     cpu_seconds: float
@@ -54,8 +55,8 @@ class StartupCost:
 
 @dataclass(frozen=True)
 class StartupRow:
-    """One row of the table. ``ratio`` is the time relative to reading the files, equally cold or
-    warm."""
+    """One row of the table. ``ratio`` is the time divided by the time to read the files, equally
+    cold or warm."""
 
     what: str
     shards: int
@@ -209,8 +210,8 @@ def in_child(what: str, path: Path, dtype: str, options: argparse.Namespace) -> 
 
 
 def write_in_child(path: Path, shards: int, options: argparse.Namespace) -> None:
-    """Write the checkpoint in a child, so that this process stays small: the measured processes are
-    forked from it."""
+    """Write the checkpoint in a child process, so that this process, from which the measured
+    processes are forked, stays small."""
     command = [
         sys.executable, "-m", "benchmarks.startup", "--child", "write", "--child-path", str(path),
         "--shape", options.shape, "--shards", str(shards), "--seed", str(options.seed),
@@ -267,7 +268,7 @@ def await_serving(status: Iterator[str]) -> None:
             return
         if report["state"] == "failed":
             raise RuntimeError(report["message"])
-    raise RuntimeError("the worker exited before it served")
+    raise RuntimeError("the worker exited before it reported that it serves")
 
 
 def used_by(process: int) -> tuple[float, int, int]:

@@ -1,4 +1,4 @@
-"""A store node without Redis, for benchmarks: prints its address and its local RPC socket."""
+"""Runs a store node without Redis, for benchmarks. Prints its address and its local RPC socket."""
 
 import asyncio
 import sys

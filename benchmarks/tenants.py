@@ -116,9 +116,9 @@ async def _quiet(url: str, seconds: float, rate: float, num_tokens: int, seed: i
 
 @contextmanager
 def _other(url: str, rate: float, num_tokens: int, seed: int) -> Iterator[Any]:
-    """Run the tenant that sends requests beside the quiet tenant, in its own process, while the
-    block lasts. Yields a function that returns the number of its responses by status once the block
-    has ended."""
+    """While the block lasts, run the tenant that sends requests beside the quiet tenant, in its own
+    process. Yields a function that, once the block has ended, returns the number of its responses
+    by status."""
     statuses: dict[str, int] = {}
     if not rate:
         yield lambda: statuses
@@ -161,9 +161,9 @@ async def _send(url: str, rate: float, num_tokens: int, seed: int, ended: Any) -
 def _summary(
     seconds: dict[str, list[list[float]]], statuses: dict[str, dict[str, int]]
 ) -> dict[str, Any]:
-    """Summarize all arms, and compare the flood with the others. ``p99_ratio`` compares the p99
-    over all samples; ``median_p99_ratio`` is the median of the ratios in each round. If they differ
-    much, a few short disturbances are the cause: see ``p99_by_round``."""
+    """Summarize all arms, and compare the arm ``flood`` with the other arms. ``p99_ratio`` compares
+    the p99 over all samples; ``median_p99_ratio`` is the median of the ratios in each round. If
+    they differ much, a few short disturbances are the cause: see ``p99_by_round``."""
     figures: dict[str, Any] = {}
     for arm, rounds in seconds.items():
         together = [each for one in rounds for each in one]

@@ -94,8 +94,8 @@ class TimedStream(asyncio.Protocol):
 
 @dataclass
 class LatencySamples:
-    """Latencies in seconds: inter-token latencies ``alone`` and ``beside`` prefills of prompts, and
-    the prompts' TTFTs."""
+    """Latencies in seconds: the inter-token latencies of answers that run ``alone`` and ``beside``
+    prefills, and the TTFTs of the prefilled prompts."""
 
     alone: list[float] = field(default_factory=list)
     beside: list[float] = field(default_factory=list)

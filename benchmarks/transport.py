@@ -1,10 +1,9 @@
-"""Measure KV transfers between two processes, in GB/s per transport, compared with memcpy and bare
-NIXL.
+"""Measure KV transfers between two processes, compared with memcpy and bare NIXL.
 
     python -m benchmarks.transport [--rounds N]
 
 Transfers the same bytes in blocks of 64 KiB and 2 MiB, scattered on both sides as in a fragmented
-pool. Prints a table with ratios, and JSON as the last line.
+pool. Prints a table with GB/s and ratios for each transport, and JSON as the last line.
 """
 
 import argparse

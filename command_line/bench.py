@@ -68,7 +68,7 @@ class ServerOptions:
 
     @property
     def target(self) -> "BenchTarget":
-        """Return the server that requests are sent to. Raises Invalid."""
+        """The server that requests are sent to. Raises Invalid for wrong options."""
         from load_generator.target import parse_target
 
         url, ca = (self.url, self.ca) if self.url else default_target(self.ca)
@@ -76,8 +76,8 @@ class ServerOptions:
 
     @property
     def limits(self) -> "DriverLimits":
-        """Return the timeout of a request and the maximum number of requests in flight. Raises
-        Invalid for values that are too low."""
+        """The timeout of a request and the maximum number of requests in flight. Raises Invalid for
+        values that are too low."""
         from load_generator.driver import DriverLimits
         from simulator.scenario import check_at_least, check_positive
 
@@ -88,7 +88,8 @@ class ServerOptions:
 
 def default_target(ca: Path | None) -> tuple[str, Path | None]:
     """Return the URL of the running cluster's router, and the file of the certificates to trust:
-    ``ca``, else the router's own. If no cluster is running, return the default URL."""
+    ``ca`` or, if that is None, the router's own. If no cluster is running, return the default
+    URL."""
     from baton.config import baton_home
     from command_line.common_options import cluster_name
     from orchestrator.cluster_state import ClusterFolder
@@ -121,7 +122,7 @@ class LengthOptions:
 
     @property
     def lengths(self) -> "RequestLengths":
-        """Return the lengths of plain requests. Raises Invalid."""
+        """The lengths of plain requests. Raises Invalid for lengths that are out of range."""
         from load_generator.load_spec import RequestLengths
 
         return RequestLengths(**vars(self))
@@ -170,7 +171,8 @@ class LoadOptions:
     seed: Annotated[int, typer.Option(help="The same seed gives the same load.")] = 0
 
     def spec(self, lengths: "RequestLengths") -> "LoadSpec":
-        """Return the load, with plain requests of these lengths. Raises Invalid."""
+        """Return the load. ``lengths`` are the lengths of its plain requests. Raises Invalid for
+        wrong options."""
         from load_generator.load_spec import LoadSpec
 
         return LoadSpec(lengths=lengths, **vars(self))
@@ -200,7 +202,7 @@ class BodyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions:
-    """The latencies that answers should have."""
+    """Options for the latencies that answers should have."""
 
     slo_ttft: Annotated[float | None, typer.Option(help="TTFT SLO, in seconds.")] = None
     slo_tbt: Annotated[
@@ -209,7 +211,7 @@ class TargetOptions:
 
     @property
     def latency_targets(self) -> "LatencyTargets":
-        """Return the SLO. Raises Invalid."""
+        """The latencies that the SLO allows. Raises Invalid if one is not above 0."""
         from load_generator.result import LatencyTargets
         from simulator.scenario import check_positive
 

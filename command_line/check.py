@@ -1,4 +1,4 @@
-"""``baton check``: the integrity check of every worker and store node."""
+"""``baton check`` runs the integrity check of every worker and store node."""
 
 import asyncio
 import json
@@ -12,8 +12,9 @@ from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
 
 
 def show_check(name: str, as_json: bool) -> None:
-    """Print each member's integrity check. Raises Unavailable if a member doesn't respond, and
-    BatonError if a check fails, in both cases after all members were checked."""
+    """Run the integrity check of each worker and store node, and print the results. Raises
+    Unavailable if one of them doesn't respond, and BatonError if a check fails, in both cases after
+    all were checked."""
     report = asyncio.run(_check_members(ClusterFolder(baton_home(), name).read_running()))
     entries = [*report["workers"], *report["stores"]]
     if as_json:

@@ -95,8 +95,8 @@ class TargetCluster:
     @property
     def kubernetes_settings(self) -> "Settings":
         """The settings of the cluster that the options name. If the options name another cluster or
-        namespace than the environment (in a conductor's container, for example), the settings'
-        list of pools is dropped, since it is not that cluster's."""
+        namespace than the environment (in a conductor's container, for example),
+        ``kubernetes_pools`` is emptied, since it lists the pools of the environment's cluster."""
         from baton.config import load_settings
 
         own = load_settings(self.config)
@@ -107,14 +107,15 @@ class TargetCluster:
 
 
 def cluster_name(name: str | None) -> str:
-    """Return the given name of the cluster, or if it is None, the one in the settings."""
+    """Return ``name``, or if it is None, the name of the cluster in the settings."""
     from baton.config import load_settings
 
     return load_settings(cluster=name).cluster
 
 
 def _parse_pairs(pairs: list[str]) -> dict[str, Any]:
-    """Return the ``--set NAME=VALUE`` pairs as settings. Raises Invalid."""
+    """Return the ``--set NAME=VALUE`` pairs as settings. Raises Invalid for a pair of another
+    form."""
     parts = [pair.partition("=") for pair in pairs]
     for name, equals, _ in parts:
         if not equals or not name:

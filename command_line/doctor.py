@@ -22,7 +22,8 @@ MIN_PYTHON = (3, 11)
 
 
 def run_doctor() -> None:
-    """Print a line per check. Raises Unavailable when something essential is missing."""
+    """Print a line per check. Raises Unavailable when an essential part of the installation is
+    missing."""
     checks: list[tuple[str, bool, Callable[[], str]]] = [
         ("python", True, _python),
         ("torch", True, _torch),
@@ -44,12 +45,13 @@ def run_doctor() -> None:
             if essential:
                 missing.append(name)
     if missing:
-        raise Unavailable(f"missing: {', '.join(missing)}")
+        raise Unavailable(f"essential parts of the installation are missing: {', '.join(missing)}")
 
 
 def show_sockets(name: str, as_json: bool) -> None:
     """Print the listening sockets of a cluster on this machine, as a table or a JSON list. Raises
-    NotFound if the cluster isn't running, Unavailable if a socket is missing in docs/network.md."""
+    NotFound if the cluster isn't running, and Unavailable if docs/network.md does not list one of
+    the sockets."""
     folder = ClusterFolder(baton_home(), name)
     found = listening_sockets(folder.read_running(), folder)
     if as_json:
@@ -57,7 +59,7 @@ def show_sockets(name: str, as_json: bool) -> None:
     else:
         _print_sockets(found)
     if unknown := [f"{each.process} at {each.address}" for each in found if not each.is_documented]:
-        raise Unavailable(f"sockets that are not documented: {', '.join(unknown)}")
+        raise Unavailable(f"docs/network.md does not list these sockets: {', '.join(unknown)}")
 
 
 def _print_sockets(found: list[SocketReport]) -> None:

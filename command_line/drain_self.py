@@ -1,4 +1,4 @@
-"""``baton drain --self``: a preStop hook, which Kubernetes runs before it stops a container."""
+"""``baton drain --self``, for a preStop hook, which Kubernetes runs before it stops a container."""
 
 import asyncio
 from http.client import HTTPConnection, HTTPException
@@ -15,9 +15,9 @@ LOOPBACK_BY_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def run_drain_self(settings: Settings, timeout_seconds: float | None) -> None:
-    """Drain the process whose ops server listens on ``ops_port``; return when it has no work left.
-    Raises Invalid if the port is not set, Unavailable if nothing responds or the process does not
-    drain, DeadlineExceeded if work is left after the timeout."""
+    """Drain the process whose ops server listens on ``ops_port``; return when the process has no
+    work left. Raises Invalid if the port is not set, Unavailable if nothing responds or the process
+    does not drain, and DeadlineExceeded if the process still has work after the timeout."""
     if not settings.ops_port:
         raise Invalid(
             f"ops_port is {settings.ops_port}: --self needs the port of the process's ops server"
@@ -37,7 +37,9 @@ async def _drain(host: str, port: int, timeout_seconds: float, clock: Clock) -> 
         if status != 202:
             raise Unavailable(f"the program at {host}:{port} does not drain: {status} {text}")
         if clock.monotonic() >= until:
-            raise DeadlineExceeded(f"work is left after {timeout_seconds:.0f} s: {text}")
+            raise DeadlineExceeded(
+                f"the program still has work after {timeout_seconds:.0f} s: {text}"
+            )
         await clock.sleep(POLL_SECONDS)
 
 

@@ -14,8 +14,8 @@ NOT_FLAT_FIELDS = ("predicted", "actual", "alternatives", "placements", "choices
 
 def render_explanation(explanation: dict[str, Any]) -> Iterator[RenderableType]:
     """Render a router's ``explanation``: first the facts line by line, then predicted and actual
-    latencies, then the workers that were considered, with a star at the chosen worker, and at the
-    end the earlier placements."""
+    latencies, then the workers that were considered, with a star before the chosen worker, and at
+    the end the earlier placements of the request."""
     facts = {key: value for key, value in explanation.items() if key not in NOT_FLAT_FIELDS}
     yield "\n".join(flat_lines(facts))
     yield _latency_table(explanation["predicted"], explanation["actual"])

@@ -8,7 +8,7 @@ from baton.errors import Invalid
 
 def parse_grammar(json_schema: str | None, regex: str | None) -> Grammar | None:
     """Return the grammar that the answer must follow, if any. ``json_schema`` is JSON or the path
-    of a JSON file. Raises Invalid."""
+    of a JSON file. Raises Invalid if both options are given, or if the file can't be read."""
     if json_schema is not None and regex is not None:
         raise Invalid("--json-schema and --regex can't be combined")
     if regex is not None:

@@ -138,7 +138,7 @@ def _find_worker(pods: "Sequence[Pod]", worker: str) -> "Pod":
 
 
 def parse_named_pool_sizes(texts: list[str]) -> dict[str, int]:
-    """Parse texts like ``decode=3`` into sizes by pool name. Raises Invalid."""
+    """Parse texts like ``decode=3`` into sizes by pool name. Raises Invalid for any other text."""
     wanted: dict[str, int] = {}
     for text in texts:
         name, _, count = text.partition("=")

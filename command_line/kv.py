@@ -33,7 +33,8 @@ _AGES = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_age(text: str) -> float:
-    """Return an age like ``90``, ``15m``, ``2h`` or ``3d`` in seconds. Raises Invalid."""
+    """Return an age like ``90``, ``15m``, ``2h`` or ``3d`` in seconds. Raises Invalid for any other
+    text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     if match is None:
         raise Invalid(f"the age is {text!r}; it must be like 90, 15m, 2h or 3d")
@@ -136,8 +137,8 @@ def block_filter(
 
 
 def read_prompts(texts: Sequence[str], path: Path | None) -> list[str]:
-    """Return ``texts`` and the prompts in the file, which has one prompt per line, as a JSON string
-    or plain text. Raises Invalid if there is no prompt, or the file can't be read."""
+    """Return ``texts`` and the prompts in the file. The file has one prompt per line, as a JSON
+    string or plain text. Raises Invalid if there is no prompt, or the file can't be read."""
     prompts = list(texts)
     if path is not None:
         try:
@@ -175,7 +176,8 @@ def _warm_one(client: Any, prompt: str, chat: bool) -> Any:
 async def _call_each_node(
     state: ClusterState, call: Callable[[KvStoreClient], Awaitable[T]]
 ) -> dict[str, T]:
-    """Return each store node's response by its id. Raises NotFound when there is no store node."""
+    """Call each store node that is ready, and return the responses by the node's id. Raises
+    NotFound when no store node is ready."""
     responses: dict[str, T] = {}
     for member in await _ready_members(state, (Role.KVSTORE,)):
         client = KvStoreClient(member.address, state.credentials)
@@ -201,7 +203,10 @@ async def _ready_members(state: ClusterState, roles: tuple[Role, ...]) -> list[M
 async def _any_ready_worker(state: ClusterState) -> Member:
     workers = await _ready_members(state, WORKER_ROLES)
     if not workers:
-        raise Unavailable("no worker is ready, and block keys depend on a worker's model")
+        raise Unavailable(
+            "no worker is ready; without one, a prompt's block keys can't be computed, since they "
+            "depend on the worker's model"
+        )
     return workers[0]
 
 

@@ -21,7 +21,7 @@ from command_line.option_groups import with_option_groups
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """The model, and the engine of the workers."""
+    """Options for the model, and for the engine of the workers."""
 
     model: ModelPath = None
     engine: Annotated[
@@ -39,7 +39,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """The processes of a cluster, and their addresses."""
+    """Options for the processes of a cluster, and for their addresses."""
 
     prefill: Annotated[int | None, typer.Option(help="Number of prefill workers.")] = None
     decode: Annotated[int | None, typer.Option(help="Number of decode workers.")] = None
@@ -142,7 +142,7 @@ def drain(
     from command_line.drain_self import run_drain_self
 
     if own == (worker is not None):
-        raise Invalid("drain takes a worker's name, or --self")
+        raise Invalid("drain takes either a worker's name or --self")
     if worker is None:
         run_drain_self(load_ops_settings(target.config), timeout)
     elif target.is_kubernetes:

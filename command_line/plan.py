@@ -52,8 +52,8 @@ def run_plan(
     plots: Path | None,
     as_json: bool,
 ) -> None:
-    """Simulate every split and print the results, best first. Raises Invalid before anything runs,
-    and BatonError if no split meets the target."""
+    """Simulate every split and print the results, best first. Raises Invalid for a wrong option,
+    before the first simulation begins, and BatonError if no split meets the target."""
     prepare_plots(plots)
     num_workers = _num_workers(num_gpus, hardware.gpus_per_worker)
     if not 0 < target <= 1:
@@ -123,7 +123,8 @@ def _evaluate_split(cluster: SimulatedCluster, dollars_per_hour: float, target: 
 
 
 def _sort_key(split: PoolSplit) -> tuple[float, float]:
-    """Sort by attainment, highest first, since all splits cost the same; then by token rate."""
+    """Return a key that sorts splits by attainment, highest first, since all splits cost the same;
+    then by token rate."""
     return -split.attainment, -(split.tokens_per_second_per_user or 0.0)
 
 

@@ -1,5 +1,5 @@
-"""``baton scale`` and ``baton drain`` send their command to the supervisor, and show its
-progress."""
+"""``baton scale`` and ``baton drain`` send their command to the supervisor, and show the progress
+of the change."""
 
 import asyncio
 import sys
@@ -26,8 +26,8 @@ up waiting."""
 
 
 def run_scale(name: str, sizes: list[str], wait: bool) -> None:
-    """Resize a local cluster's pools. Raises Invalid, and Unavailable if a worker fails to
-    start."""
+    """Resize a local cluster's pools. Raises Invalid for wrong sizes, and Unavailable if a worker
+    fails to start."""
     wanted = parse_role_pool_sizes(sizes)
     folder = ClusterFolder(baton_home(), name)
     state = folder.read_running()
@@ -63,7 +63,7 @@ def run_drain(name: str, worker: str, wait: bool) -> None:
 
 
 def parse_role_pool_sizes(texts: list[str]) -> dict[Role, int]:
-    """Parse texts like ``decode=3`` into sizes by role. Raises Invalid."""
+    """Parse texts like ``decode=3`` into sizes by role. Raises Invalid for any other text."""
     wanted: dict[str, int] = {}
     for text in texts:
         role, _, count = text.partition("=")
@@ -158,8 +158,8 @@ DescribeProgress = Callable[[list[PoolWorker], dict[str, Member]], str]
 
 
 def _watch_until_done(socket: Path, state: ClusterState, look: DescribeProgress) -> bool:
-    """Show progress until ``look`` returns an empty text. Return False if interrupted by Ctrl-C,
-    which does not stop the change itself."""
+    """Show progress until ``look`` returns an empty text. Return False if Ctrl-C interrupts the
+    watching, which does not stop the change itself."""
     try:
         asyncio.run(_show_progress(socket, state, look))
     except KeyboardInterrupt:

@@ -92,7 +92,7 @@ def _build_program(role: Role, settings: Settings) -> Program:
 
 
 def _settings_watcher(settings: Settings, role: Role) -> SettingsWatcher | None:
-    """Return the watcher of the config file; None if there is none."""
+    """Return the watcher of the config file; None if there is no config file."""
     path = config_file()
     if path is None:
         return None
@@ -113,13 +113,13 @@ def _settings_watcher(settings: Settings, role: Role) -> SettingsWatcher | None:
 
 def drain_timeout_of(settings: Settings, role: Role) -> float:
     """Return the maximum duration of a drain, in seconds. For a router this includes
-    ``endpoint_grace_seconds``, for which it continues to serve when the drain begins."""
+    ``endpoint_grace_seconds``, during which the router still serves."""
     grace = settings.endpoint_grace_seconds if role is Role.ROUTER else 0.0
     return grace + settings.drain_timeout_seconds
 
 
 def _open_ops_server(ops: OpsServer, settings: Settings) -> str:
-    """Return host:port of the ops server; empty when the settings disable it."""
+    """Open the ops server, and return its host:port; empty when the settings disable it."""
     if settings.ops_port is None:
         return ""
     return ops.open(settings.ops_host, settings.ops_port)

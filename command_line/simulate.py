@@ -34,8 +34,8 @@ def run_simulate(
     plots: Path | None,
     as_json: bool,
 ) -> None:
-    """Simulate each policy and print the results. Raises Invalid before anything runs, if an option
-    is wrong."""
+    """Simulate each policy and print the results. Raises Invalid for a wrong option, before the
+    first simulation begins."""
     prepare_plots(plots)
     check_at_least("--seeds", num_seeds, 1)
     trace = traffic.trace_at_requested_rate
@@ -94,7 +94,7 @@ def _search_goodput(
 
 
 def _object(outcomes: dict[str, SimulationResult], found: dict[str, Goodput]) -> dict[str, Any]:
-    """Return the JSON output. Its top-level fields are those of the first policy; if there are
+    """Return the JSON output. Its top-level fields are those of the first policy. If there are
     several policies, its field ``policies`` maps each policy's name to that policy's fields."""
     by_policy = {policy: outcome.as_dict() for policy, outcome in outcomes.items()}
     for policy, best in found.items():

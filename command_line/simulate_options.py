@@ -81,9 +81,9 @@ class TrafficOptions:
     seed: Seed = 0
 
     def traffic(self, rate: float | None, rate_factor: float = 1.0) -> "Traffic":
-        """Return the traffic at ``rate`` requests per second. If that is None, a trace file keeps
-        its own rate, and a synthetic trace gets the default rate. ``rate_factor`` multiplies the
-        rate in each case. Raises Invalid."""
+        """Return the traffic at ``rate`` requests per second. If ``rate`` is None, a trace file
+        keeps its own rate, and a synthetic trace gets the default rate. ``rate_factor`` multiplies
+        the rate in each case. Raises Invalid for wrong options."""
         from simulator.scenario import Traffic
 
         return Traffic(rate=rate, rate_factor=rate_factor, **vars(self))
@@ -91,7 +91,7 @@ class TrafficOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareOptions:
-    """The workers, the links and memory of their hosts, and the SLO to meet."""
+    """Options for the workers, the links and memory of their hosts, and the SLO to meet."""
 
     model: SimulatedModel = "qwen3-8b"
     gpu: Gpu = "H100"
@@ -114,7 +114,7 @@ class HardwareOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ScenarioOptions:
-    """The size of the cluster, its policies and its faults."""
+    """Options for the size of the cluster, its policies and its faults."""
 
     prefill: Annotated[int, typer.Option(help="Prefill workers.")] = 2
     decode: Annotated[int, typer.Option(help="Decode workers.")] = 2

@@ -9,8 +9,8 @@ from orchestrator.cluster_state import ClusterState, ProcessState
 
 
 class StartupView:
-    """Shows the progress of the cluster's start; once the cluster is ready, prints a line
-    each time the state of a process changes."""
+    """Shows the progress of the cluster's start. Once the cluster is ready, it prints a line each
+    time the state of a process changes."""
 
     def __init__(self) -> None:
         self.has_been_ready = False
@@ -61,8 +61,8 @@ class StartupView:
 
 
 def startup_fraction(process: ProcessState) -> float:
-    """Return how much of a process's start is done, from 0 to 1, mostly determined by the weights
-    loaded."""
+    """Return how much of a process's start is done, from 0 to 1. Most of it is the loading of the
+    weights."""
     if process.state != "starting":
         return 1.0 if process.state == "serving" else 0.0
     return 0.95 * process.loaded_bytes / process.total_bytes if process.total_bytes else 0.0

@@ -28,8 +28,8 @@ PLAN_TIMEOUT_SECONDS = 2.0
 
 def wait_until_ready(name: str, timeout_seconds: float) -> None:
     """Wait until every process of the cluster serves. Raises NotFound if the cluster isn't running,
-    Unavailable if a process has failed for good, and DeadlineExceeded, with the state of each
-    process that doesn't serve."""
+    Unavailable if a process has failed for good, and DeadlineExceeded after ``timeout_seconds``,
+    with the state of each process that doesn't serve."""
     folder = ClusterFolder(baton_home(), name)
     clock = SystemClock()
     deadline = clock.monotonic() + timeout_seconds
@@ -38,7 +38,8 @@ def wait_until_ready(name: str, timeout_seconds: float) -> None:
             _check_not_failed(state)
             if clock.monotonic() >= deadline:
                 raise DeadlineExceeded(
-                    f"not ready after {timeout_seconds:g} s: {_unready_processes(state)}"
+                    f"the cluster is not ready after {timeout_seconds:g} s: "
+                    f"{_unready_processes(state)}"
                 )
             runner.run(clock.sleep(POLL_SECONDS))
     _check_not_failed(state)
@@ -55,8 +56,8 @@ def _unready_processes(state: ClusterState) -> str:
 
 
 def show_status(name: str, as_json: bool) -> None:
-    """Print the cluster's state. If the cluster isn't running, raises NotFound, or with ``as_json``
-    prints that it is not ready."""
+    """Print the cluster's state. If the cluster isn't running, raise NotFound, or with ``as_json``
+    print that it is not ready."""
     try:
         state: ClusterState | None = ClusterFolder(baton_home(), name).read_running()
     except NotFound:
@@ -103,16 +104,17 @@ def engine_lines(members: dict[str, Member]) -> list[str]:
 
 
 def settings_lines(state: ClusterState) -> list[str]:
-    """Describe how the settings of the processes, and of ``baton up`` itself, differ from those at
-    the start."""
+    """Describe how the settings of the processes, and of ``baton up`` itself, differ from the
+    settings with which they were started."""
     by_id = {process.id: process.settings for process in state.processes}
     return describe_settings_by_id(by_id | {"baton up": state.settings})
 
 
 def describe_settings_by_id(statuses: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Describe how the settings of processes differ from those at the start: one line per set of
-    differences, which names all processes that have it; no line for processes without differences.
-    ``statuses`` maps a process's id to its status, in the form of :func:`describe_settings`."""
+    """Describe how the settings of processes differ from the settings with which they were started.
+    There is one line per set of differences, which names all processes that have it, and no line
+    for processes without differences. ``statuses`` maps a process's id to its status, in the form
+    of :func:`describe_settings`."""
     by_text: dict[str, list[str]] = {}
     for process_id, status in statuses.items():
         by_text.setdefault(describe_settings(status), []).append(process_id)
@@ -148,7 +150,9 @@ def show_log(name: str, process: str) -> None:
     path = folder.logs / f"{process}.log"
     if not path.is_file():
         names = sorted(entry.stem for entry in folder.logs.glob("*.log"))
-        raise NotFound(f"no log of {process!r}; known logs: {', '.join(names) or 'none'}")
+        raise NotFound(
+            f"process {process!r} has no log; there are logs of: {', '.join(names) or 'none'}"
+        )
     print(path.read_text(errors="replace"), end="")
 
 
@@ -163,7 +167,8 @@ class RouterAdminAddress:
 
     @classmethod
     def of_cluster(cls, name: str) -> "RouterAdminAddress":
-        """Return the address of a local cluster's router. Raises NotFound."""
+        """Return the address of a local cluster's router. Raises NotFound if the cluster isn't
+        running."""
         state = ClusterFolder(baton_home(), name).read_running()
         return cls(state.url, state.admin_key, state.tls_certificate)
 
@@ -192,8 +197,8 @@ def show_explanation(address: RouterAdminAddress, request_id: str, as_json: bool
 
 
 async def _pool_plan_lines(state: ClusterState) -> list[str]:
-    """Describe each conductor's plan for the pools' sizes, if it has one; empty if a conductor does
-    not respond."""
+    """Describe the plan of each conductor that has one for the pools' sizes. Return an empty list
+    if a conductor does not respond."""
     from baton.rpc.conductor_client import fetch_pool_plan
 
     addresses = [each.address for each in state.processes if each.role == Role.CONDUCTOR]

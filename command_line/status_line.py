@@ -1,10 +1,11 @@
-"""The progress of a command, on terminals and in pipes."""
+"""Shows the progress of a command, on terminals and in pipes."""
 
 from rich.console import Console
 
 
 class StatusLine:
-    """On a terminal, a line that is updated in place; otherwise, a new line per new text."""
+    """Shows the progress in one line that is updated in place if the output is a terminal;
+    otherwise prints a line for each new text."""
 
     def __init__(self) -> None:
         self._console = Console()

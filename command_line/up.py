@@ -104,9 +104,9 @@ def _install_signal_handlers(stop: asyncio.Event, stop_now: asyncio.Event) -> No
 
 
 def _detach(settings: Settings, folder: ClusterFolder) -> None:
-    """Start the supervisor in a session of its own; return when the cluster is ready. If there is a
-    config file, the supervisor reads it itself. Raises the error that prevents the cluster from
-    starting."""
+    """Start the supervisor in a session of its own, and return when the cluster is ready. If there
+    is a config file, the supervisor reads it itself. Raises the error that prevents the cluster
+    from starting."""
     folder.create()
     in_file = Settings.model_fields.keys() - pinned_settings(settings) if config_file() else ()
     log_path = folder.logs / SUPERVISOR_LOG
@@ -149,7 +149,7 @@ def _startup_error(code: int, log_path: Path) -> BatonError:
 
 
 def run_down(name: str) -> None:
-    """Stop a cluster; return when every process has exited."""
+    """Stop a cluster, and return when every process has exited."""
     folder = ClusterFolder(baton_home(), name)
     try:
         folder.signal_supervisor(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""``baton usage``: what tenants used, and what it costs."""
+"""``baton usage`` shows what tenants used, and what it costs."""
 
 import json
 import re
@@ -46,7 +46,8 @@ def run_usage(name: str, since: str | None, as_json: bool) -> None:
 
 def parse_since(since: str, today: date) -> date:
     """Parse ``--since`` and return the first day of the period. ``since`` is a date like
-    ``2030-12-31``, ``today``, or ``7d`` (today and the six days before it). Raises Invalid."""
+    ``2030-12-31``, ``today``, or ``7d`` (today and the six days before it). Raises Invalid for any
+    other text."""
     age = re.fullmatch(r"(\d{1,4})d", since)
     if since == "today" or (age and int(age[1]) > 0):
         return today - timedelta(days=int(age[1]) - 1 if age else 0)

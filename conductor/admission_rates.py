@@ -22,7 +22,7 @@ requests. Over only 100, it is mostly chance which quartile has the lowest rate.
 
 
 class AdmissionTracker:
-    """Moving averages of the admission rate, per quartile of prompt length."""
+    """Keeps moving averages of the admission rate, per quartile of prompt length."""
 
     def __init__(self) -> None:
         self._lengths: deque[int] = deque(maxlen=WINDOW_REQUESTS)

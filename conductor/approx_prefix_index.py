@@ -1,5 +1,5 @@
-"""The conductor's memory of recent traffic: popular prefixes, and which worker was sent which
-blocks."""
+"""The conductor's memory of recent traffic: popular prefixes, and the blocks of the requests that
+each worker was sent."""
 
 from bisect import bisect_left
 from collections import Counter, OrderedDict, deque
@@ -49,24 +49,26 @@ class PrefixPopularity:
                     del self._counts[key]
 
     def request_share(self, key: AnyBlockKey) -> float:
-        """Return the share of recent requests with this key; 0 for the first 15 requests."""
+        """Return the share of recent requests that contain this key. It is 0 until 16 requests have
+        been recorded."""
         if len(self._window) < 16:
             return 0.0
         return self._counts[key] / len(self._window)
 
 
 class ApproxPrefixIndex:
-    """Records which workers were sent which blocks, as an estimate of their caches' contents. The
-    index has at most :data:`MAX_INDEXED_KEYS` keys, and no more than all workers together have
+    """Estimates which blocks each worker has cached, from the requests that the worker was sent.
+    The index has at most :data:`MAX_INDEXED_KEYS` keys, and no more than all workers together have
     blocks (:meth:`set_capacity`).
 
     A worker gets a new incarnation number each time it is added, so that it can be removed in O(1),
-    without searching all keys."""
+    without searching all keys.
+    """
 
     def __init__(self) -> None:
         self._incarnations_by_key: OrderedDict[AnyBlockKey, int | dict[int, None]] = OrderedDict()
-        """The numbers of the incarnations that were sent a key. Most keys have one, which is stored
-        without a dict to save about 200 bytes per key."""
+        """For each key, the numbers of the incarnations that were sent requests with it. Most keys
+        have one incarnation, which is stored without a dict to save about 200 bytes per key."""
         self._incarnation_of: dict[WorkerId, int] = {}
         self._worker_of: dict[int, WorkerId] = {}
         self._num_incarnations = 0
@@ -88,22 +90,24 @@ class ApproxPrefixIndex:
             self._incarnations_by_key.popitem(last=False)
 
     def remove_worker(self, worker: WorkerId) -> None:
-        """Remove a worker that has left or restarted. Unknown workers are ignored."""
+        """Remove a worker that has left or restarted. An unknown worker is ignored."""
         life = self._incarnation_of.pop(worker, None)
         if life is not None:
             del self._worker_of[life]
 
     def num_cached_blocks(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> int:
-        """Return how many leading blocks were sent to the worker, rounded down to an indexed prefix
-        length. Assumes that a worker that was sent a block was sent all blocks before it."""
+        """Return how many leading blocks were in requests to the worker, rounded down to an indexed
+        prefix length. Assumes that a worker that was sent a block was also sent all blocks before
+        it."""
         life = self._incarnation_of.get(worker)
         if life is None:
             return 0
         return _deepest_indexed(keys, lambda key: life in self._incarnations_with(key))
 
     def workers_with_prefix(self, keys: Sequence[AnyBlockKey], count: int) -> list[WorkerId]:
-        """Return up to ``count`` workers that were sent a prefix of ``keys``, in descending order
-        of the prefix's length. The cost does not depend on the number of workers."""
+        """Return up to ``count`` workers that were sent requests with a prefix of ``keys``, in
+        descending order of the prefix's length. The cost does not depend on the number of
+        workers."""
         found: dict[WorkerId, None] = {}
         depth = self._deepest_shared_by(keys, 0)
         while depth and len(found) < count:
@@ -115,12 +119,13 @@ class ApproxPrefixIndex:
         return list(found)
 
     def _deepest_shared_by(self, keys: Sequence[AnyBlockKey], num_lives: int) -> int:
-        """Return how many leading blocks were sent to more than ``num_lives`` incarnations."""
+        """Return how many leading blocks were in requests to more than ``num_lives``
+        incarnations."""
         return _deepest_indexed(keys, lambda key: len(self._incarnations_with(key)) > num_lives)
 
     def _incarnations_with(self, key: AnyBlockKey) -> Collection[int]:
-        """Return the incarnations that were sent a key, in the order in which they first received
-        it. Some of them may have been removed since."""
+        """Return the incarnations that were sent requests with this key, in the order of their
+        first such request. Some of them may have been removed since."""
         lives = self._incarnations_by_key.get(key, ())
         return (lives,) if isinstance(lives, int) else lives
 

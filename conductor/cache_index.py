@@ -42,9 +42,9 @@ class CacheIndex:
         self._workers_by_node = workers_by_node
 
     def store_hint(self, node: str, keys: Sequence[BlockKey]) -> StoreHint | None:
-        """Return the store node from which a worker should fetch its prefix: ``node``, the one on
-        the worker's host, unless another node has more blocks. Return None if no node has any of
-        them."""
+        """Return the store node from which a worker should fetch its prefix. This is ``node``, the
+        store node on the worker's host, unless another node has more blocks. Return None if no node
+        has any of the blocks."""
         own, best = self._mirror.num_leading_blocks(WorkerId(node), keys), self._best_node(keys)
         if own and best is not None and best.num_blocks <= own:
             return StoreHint(WorkerId(node), own)
@@ -58,9 +58,9 @@ class CacheIndex:
         return max(device, self._mirror.num_leading_blocks(WorkerId(view.node), _block_keys(keys)))
 
     def workers_with_prefix(self, keys: Sequence[AnyBlockKey], count: int) -> list[WorkerId]:
-        """Return up to ``count`` prefill workers, those with the most leading blocks on the device
-        or host first. Of workers with equally many blocks, those that were sent the blocks come
-        first, then those whose host's store node has them."""
+        """Return up to ``count`` prefill workers, starting with those that have the most leading
+        blocks on their device or in the store on their host. Among workers with equally many
+        blocks, those that have the blocks on their device come first."""
         names = self.prefill_index.workers_with_prefix(keys, count)
         depths = {name: self.prefill_index.num_cached_blocks(name, keys) for name in names}
         best = self._best_node(keys)
@@ -77,8 +77,8 @@ class CacheIndex:
         return self.popularity.request_share(key)
 
     def _best_node(self, keys: Sequence[AnyBlockKey]) -> StoreHint | None:
-        """Return the node with the longest prefix; None if no node has any of it. The result is
-        cached, since each decision needs it three times."""
+        """Return the node with the longest prefix; None if no node has any block of it. The result
+        is cached, since each decision needs it three times."""
         asked, num_changes = self._best_node_query
         if asked is not keys or num_changes != self._mirror.num_changes:
             self._best_node_query = keys, self._mirror.num_changes

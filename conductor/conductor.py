@@ -1,5 +1,5 @@
-"""The live conductor: maintains the policies' inputs, applies a policy, and records its
-decisions."""
+"""The live conductor. It maintains the inputs of the placement policy, applies the policy, and
+records its decisions."""
 
 import math
 from collections.abc import Sequence
@@ -30,9 +30,10 @@ the loads that it knows are outdated."""
 
 @dataclass(frozen=True, slots=True)
 class ConductorConfig:
-    """``admission`` says whether requests may be rejected; None means True unless a worker runs on
-    a CPU. If ``local_prefill`` is True, decode workers may prefill prompts themselves; if None,
-    only those that do not run on a CPU. If ``ttft_slo_seconds`` is 0, there is no TTFT SLO."""
+    """A conductor's settings. ``admission`` says whether requests may be rejected; None means True
+    unless a worker runs on a CPU. If ``local_prefill`` is True, decode workers may prefill prompts
+    themselves; if None, only decode workers that do not run on a CPU may. If ``ttft_slo_seconds``
+    is 0, there is no TTFT SLO."""
 
     policy: str = DEFAULT_POLICY
     admission: bool | None = None
@@ -64,7 +65,7 @@ class Conductor:
 
     def place(self, query: PlacementQuery) -> Placement:
         """Place a request. Raises Unavailable if no worker is ready, Overloaded if the request is
-        rejected, Invalid if it fits no worker. The query's trace is not used here:
+        rejected, and Invalid if it fits no worker. The query's trace is not used here:
         :class:`ConductorTelemetry` handles it."""
         snapshot = self.snapshot()
         num_tokens, keys = query.num_tokens, query.block_keys
@@ -126,8 +127,8 @@ class Conductor:
         self._directory.set_leaving_workers(leaving)
 
     def plan_pools(self) -> PoolPlan | None:
-        """Make a new plan from the load's trend, updated with the requests since the last plan;
-        None before the first request."""
+        """Make a new plan from the load's trend, after updating the trend with the requests since
+        the last plan. Return None before the first request."""
         return self._planner.plan(self.snapshot(), self._load_tracker.num_conductors)
 
     def pool_plan(self) -> PoolPlan | None:

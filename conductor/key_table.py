@@ -61,13 +61,13 @@ class KeyTable:
         return self._fingerprints.nbytes + self._tiers.nbytes
 
     def add(self, keys: Sequence[BlockKey], tier: int) -> None:
-        """Add keys; those that are present get the new tier."""
+        """Add keys. Keys that are already present get the new tier."""
         assert 0 < tier < 256, tier
         for start in range(0, len(keys), BATCH_KEYS):
             self._add_chunk(keys[start : start + BATCH_KEYS], tier)
 
     def remove(self, keys: Sequence[BlockKey]) -> None:
-        """Remove keys; unknown ones are ignored."""
+        """Remove keys. Unknown keys are ignored."""
         for start in range(0, len(keys), BATCH_KEYS):
             self._remove_chunk(keys[start : start + BATCH_KEYS])
         if self._len < MIN_LOAD_FACTOR * self._num_slots and self._num_slots > self._min_slots:
@@ -94,8 +94,8 @@ class KeyTable:
         return {tier: int(counts[tier]) for tier in np.flatnonzero(counts).tolist() if tier}
 
     def check_integrity(self) -> None:
-        """Check that every fingerprint is found at its slot, which implies that it is unique. Takes
-        O(slots)."""
+        """Check that every fingerprint is found at its slot, which implies that no fingerprint is
+        stored twice. Takes O(slots) time."""
         used = np.flatnonzero(self._tiers)
         assert len(used) == self._len <= MAX_LOAD_FACTOR * self._num_slots, (len(used), self._len)
         for place in used.tolist():
@@ -127,9 +127,9 @@ class KeyTable:
                 self._insert(_fingerprint(key), tier)
 
     def _insert_many(self, prints: Fingerprints, tier: int) -> None:
-        """Insert distinct fingerprints. All of them advance one slot at a time, so each passes over
-        used slots only. If several claim the same free slot, exactly one of them is stored
-        there."""
+        """Insert distinct fingerprints. All of them are tried in parallel, each in its home slot
+        first and then one slot further at a time, so each passes over used slots only. If several
+        of them claim the same free slot, exactly one is stored there."""
         places = _homes(prints, self._num_slots)
         while len(places):
             free = self._tiers[places] == 0
@@ -150,8 +150,9 @@ class KeyTable:
                 self._len -= 1
 
     def _remove_many(self, prints: Fingerprints) -> None:
-        """Remove fingerprints, and reinsert those that were displaced beyond a removed one. The
-        walk from each hole ends at the next hole, so no slot is visited twice."""
+        """Remove fingerprints, and reinsert the fingerprints that were displaced beyond a removed
+        one. The search for these starts at each freed slot and ends at the next free slot, so no
+        slot is visited twice."""
         holes = self._find_many(prints)
         holes = holes[self._tiers[holes] > 0]
         self._tiers[holes] = 0
@@ -184,8 +185,8 @@ class KeyTable:
         return places
 
     def _close_hole(self, hole: int) -> None:
-        """Shift back the fingerprints that were displaced beyond the hole, so that probing still
-        finds them."""
+        """Free the slot ``hole``: shift back the fingerprints that were displaced beyond it, so
+        that probing still finds them."""
         prints, tiers, places = self._fingerprint_at, self._tier_at, self._num_slots
         place = hole
         while True:
@@ -207,8 +208,9 @@ class KeyTable:
             self._resize(num_keys)
 
     def _resize(self, num_keys: int) -> None:
-        """Rehash in one pass over the old slots, in pieces that end at a free slot: no probe chain
-        crosses it, so sorting each piece sorts the whole table."""
+        """Rehash into a table for ``num_keys`` keys, in one pass over the old slots. The pass
+        handles pieces of slots that end at a free slot. No probe chain crosses a free slot, so
+        sorting each piece sorts the whole table."""
         prints, tiers, tier_at = self._fingerprints, self._tiers, self._tier_at
         old_places, start, taken = self._num_slots, 0, 0
         leftover: list[tuple[int, int]] = []
@@ -231,9 +233,9 @@ class KeyTable:
     def _append(
         self, prints: Fingerprints, tiers: TierArray, taken: int
     ) -> tuple[int, list[tuple[int, int]]]:
-        """Insert sorted fingerprints, each at its home slot or behind the previous one, none before
-        slot ``taken``. Returns the slot behind the last one, and the (fingerprint, tier) pairs that
-        did not fit before the table's end."""
+        """Insert sorted fingerprints, each at its home slot or after the previous one, and none
+        before slot ``taken``. Return the slot after the last one, and the (fingerprint, tier) pairs
+        that did not fit before the table's end."""
         index = np.arange(len(prints))
         places = index + np.maximum.accumulate(
             np.maximum(_homes(prints, self._num_slots) - index, taken)
@@ -266,7 +268,8 @@ def _fingerprints(keys: Sequence[BlockKey]) -> Fingerprints:
 
 
 def _homes(prints: Fingerprints, places: int) -> SlotArray:
-    """Return each fingerprint's slot in an empty table; monotonic in the fingerprint."""
+    """Return each fingerprint's home slot, which is its slot in an otherwise empty table. Home
+    slots are monotonic in the fingerprint."""
     scaled = (prints >> np.uint64(32)) * np.uint64(places)
     return (scaled >> np.uint64(32)).astype(np.int64)
 

@@ -75,8 +75,8 @@ class LeaderAutoscaler:
                 )
 
     async def run(self) -> None:
-        """Take part in the election, and resize the pools while leading. When cancelled, release
-        the lease."""
+        """Take part in the leader election, and resize the pools while this instance is the leader.
+        When cancelled, release the lease."""
         settings, clock = self._settings, self._clock
         async with (
             open_kubernetes_pools(settings, clock, autoscaler.log_decision) as pools,
@@ -100,7 +100,7 @@ class LeaderAutoscaler:
                 await election.resign()
 
     async def _repair_pools(self, pools: "KubernetesPools", election: LeaderElection) -> None:
-        """Each time this instance becomes the leader, return to service the workers that the
+        """Each time this instance becomes the leader, put workers back into service that the
         previous leader may have left drained."""
         while self._settings.autoscale == "on":
             await self._became_leader.wait()

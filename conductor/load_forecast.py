@@ -12,15 +12,17 @@ TREND_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class HoltSmoother:
-    """The ``level`` at ``at_seconds``, and its ``trend`` per second. Observations may come at
-    irregular times: smoothing depends on the time that has passed."""
+    """The smoothed state of one value: its ``level`` at ``at_seconds``, and its ``trend`` per
+    second. Observations may come at irregular times: smoothing depends on the time that has
+    passed."""
 
     at_seconds: float
     level: float
     trend: float = 0.0
 
     def updated(self, now_seconds: float, value: float) -> "HoltSmoother":
-        """Add an observation. One that is not newer than the last one changes nothing."""
+        """Return a smoother with one more observation. An observation that is not newer than the
+        last one changes nothing."""
         passed = now_seconds - self.at_seconds
         if passed <= 0:
             return self
@@ -61,7 +63,7 @@ class LoadTrend:
 
     @classmethod
     def start(cls, now_seconds: float, load: LoadForecast) -> "LoadTrend":
-        """Start with the first observation."""
+        """Start a trend with its first observation."""
         return cls(
             HoltSmoother(now_seconds, load.requests_per_second),
             HoltSmoother(now_seconds, load.prompt_tokens),
@@ -78,9 +80,9 @@ class LoadTrend:
         )
 
     def forecast(self, seconds: float) -> LoadForecast:
-        """Return for each component the higher of the values now and ``seconds`` later (for the
-        cached share, the lower), so that a pool is not shrunk if its workers are needed now or will
-        be needed soon."""
+        """Return, for each component, the higher of its values now and ``seconds`` later (for the
+        cached share, the lower one), so that a pool is not shrunk if its workers are needed now or
+        will be needed soon."""
         cached = min(self.cached_share.forecast(0.0), self.cached_share.forecast(seconds), 1.0)
         return LoadForecast(
             max(self.requests_per_second.forecast(0.0), self.requests_per_second.forecast(seconds)),

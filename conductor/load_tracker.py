@@ -39,7 +39,8 @@ class PrefillLoadReport:
 
 @dataclass(frozen=True, slots=True)
 class DecodeLoadReport:
-    """A decode worker's load at ``at_seconds``; None means unchanged."""
+    """A decode worker's load at ``at_seconds``. If ``cost`` or ``capacity_tokens`` is None, its
+    last known value stays."""
 
     at_seconds: float
     num_requests: int
@@ -66,8 +67,8 @@ class _DispatchedAnswer:
 class LoadTracker:
     """Tracks the load of both pools as the policies see them. Each of ``num_conductors`` conductors
     is assumed to send equally many requests based on the same reports. So until a worker's next
-    report, the prefill work that this conductor sends to the worker is multiplied by that
-    number."""
+    report, the prefill work that this conductor sends to the worker is multiplied by the number of
+    conductors."""
 
     def __init__(self, num_conductors: int = 1) -> None:
         self.num_conductors = num_conductors
@@ -131,8 +132,8 @@ class LoadTracker:
         self.decodes.put(view)
 
     def advance(self, now_seconds: float, answer_tokens: float) -> None:
-        """Update every decode worker's load, at most ten times a second. Assumes that since its
-        last report a worker has finished its answers at an even rate: all of them within the
+        """Update every decode worker's load, at most ten times a second. This assumes that, since
+        its last report, a worker has finished its answers at an even rate: all of them within the
         duration of one answer."""
         if now_seconds - self._advanced_seconds < MIN_ADVANCE_SECONDS:
             return
@@ -197,8 +198,8 @@ def _add_prompt(view: PrefillView, prompt: _DispatchedPrompt) -> None:
 
 
 def _advance_queue(view: PrefillView, now_seconds: float) -> None:
-    """Remove from the queue the work that must have been computed by now, including the finished
-    part of the prompt that is being computed."""
+    """Remove from the queue the prompts that must have been computed by now, and from the next
+    prompt the part of its work that must have been done by now."""
     num_done = 0
     for queued in view.queue:
         if view.busy_until_seconds + queued.work_seconds > now_seconds:

@@ -1,4 +1,4 @@
-"""A conductor's Prometheus metrics: its decisions, and its view of the cluster."""
+"""Prometheus metrics of a conductor's decisions and of its view of the cluster."""
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
@@ -91,8 +91,8 @@ class ConductorMetrics:
 
 
 class ClusterGauges(Collector):
-    """Gauges of the conductor's view of the cluster. A scrape reads it in another thread, so every
-    value read here is replaced as a whole, never modified."""
+    """Gauges of the conductor's view of the cluster. A scrape reads the view in another thread, so
+    every value read here is replaced as a whole, never modified."""
 
     def __init__(
         self,
@@ -164,8 +164,8 @@ class ClusterGauges(Collector):
 
 def placement_kind(placement: Placement) -> str:
     """Classify a placement. It is disaggregated if a prefill and a decode worker were chosen. If
-    one worker was chosen for the whole request, it is a local prefill if both pools had candidates,
-    and a placement in a single pool if only one pool had candidates."""
+    one worker was chosen for the whole request, the placement is a local prefill if both pools had
+    candidates, and a placement in a single pool if only one pool had candidates."""
     if placement.prefill is not None:
         return DISAGGREGATED
     had_both = placement.prefill_alternatives and placement.decode_alternatives

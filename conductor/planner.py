@@ -30,8 +30,8 @@ measurement."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerConfig:
-    """``start_seconds`` is the time that a worker takes to start; the load is forecast that far
-    ahead. ``max_batch`` bounds a decode worker's batch."""
+    """The planner's settings. ``start_seconds`` is the time that a worker takes to start; the load
+    is forecast that far ahead. ``max_batch`` limits a decode worker's batch."""
 
     sizing: SizingConfig = field(default_factory=SizingConfig)
     start_seconds: float = 60.0
@@ -72,9 +72,9 @@ class _PrefillThroughput:
 
 @dataclass(slots=True)
 class Planner:
-    """Call :meth:`record_placed` and :meth:`record_rejected` as requests come, and :meth:`plan`
-    every :data:`PLAN_SECONDS`. Several conductors are assumed to get equal shares of the
-    requests."""
+    """Plans the sizes of the pools. Call :meth:`record_placed` and :meth:`record_rejected` as
+    requests come, and :meth:`plan` every :data:`PLAN_SECONDS`. Several conductors are assumed to
+    get equal shares of the requests."""
 
     config: PlannerConfig
     window_started_seconds: float
@@ -107,7 +107,7 @@ class Planner:
     # -- plans -----------------------------------------------------------------------------
 
     def plan(self, snapshot: Snapshot, num_conductors: int = 1) -> PoolPlan | None:
-        """Make a plan; None before the first request."""
+        """Make a plan. Return None before the first request."""
         self._close_window(snapshot, num_conductors)
         if self._trend is None:
             return None
@@ -151,7 +151,7 @@ class Planner:
         return LoadForecast(rate, window.prompt_tokens / window.num_requests, answer_tokens, cached)
 
     def _capacity(self, snapshot: Snapshot, load: LoadForecast) -> PoolCapacity:
-        """Return the capacity of both pools; values without a measurement are 0."""
+        """Return the capacity of both pools. Values that have not been measured are 0."""
         sizing = self._sizing
         has_prefill_cost = any(view.is_measured for view in snapshot.prefills)
         decodes = [view for view in snapshot.decodes if view.is_measured]
@@ -180,8 +180,8 @@ class Planner:
 def decode_tokens_per_second(
     cost: DecodeCost, context_tokens: float, itl_slo_seconds: float, max_batch: int
 ) -> float:
-    """Return the throughput of the largest batch that meets the ITL SLO, or of a batch of one if
-    none does."""
+    """Return the throughput of the largest batch that meets the ITL SLO. If no batch meets the SLO,
+    return the throughput of a batch of one request."""
 
     def seconds(batch: int) -> float:
         return cost.seconds(batch, int(batch * context_tokens))
@@ -197,8 +197,8 @@ def decode_tokens_per_second(
 
 
 def _cached_blocks(decision: Decision) -> int:
-    """Return how many of the prompt's blocks are cached on, or fetched to, the prefill worker. For
-    a local prefill, count those of the best prefill candidate instead."""
+    """Return how many of the prompt's blocks are cached on the prefill worker or fetched to it. For
+    a local prefill, count the blocks of the best prefill candidate instead."""
     scores = decision.prefill_scores
     chosen = [scored for scored in scores if scored.worker == decision.prefill]
     return max((s.local_blocks + s.fetched_blocks for s in chosen or scores[:1]), default=0)

@@ -1,5 +1,5 @@
-"""Estimates the prefill cost of each worker: the pool's cost, unless the worker's differs
-significantly from it."""
+"""Estimates the prefill cost of each worker. It is the pool's cost, unless the worker's own cost
+differs significantly from that."""
 
 import math
 from collections.abc import Mapping
@@ -81,8 +81,8 @@ class PrefillCosts:
             self.pool_cost, self._error = median.cost, median.error or 0.0
 
     def cost_of(self, worker: WorkerId, now_seconds: float) -> PrefillCost:
-        """Return the worker's own cost if it differs significantly from the pool's, else the
-        pool's."""
+        """Return the worker's own cost if it differs significantly from the pool's cost; otherwise
+        return the pool's cost."""
         measured = self._measured.get(worker)
         if measured is None or measured.error is None or not measured.is_fresh(now_seconds):
             return self.pool_cost

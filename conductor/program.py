@@ -74,8 +74,8 @@ class ConductorProgram:
 
     async def start(self) -> None:
         """Start serving. Raises Unavailable if the registry does not respond or a port can't be
-        bound, Invalid for an unknown placement policy, for certificates that can't be read, or if
-        pools in Kubernetes can't be watched or resized as the settings require."""
+        bound. Raises Invalid for an unknown placement policy, for certificates that can't be read,
+        or if pools in Kubernetes can't be watched or resized as the settings require."""
         settings = self._settings
         get_policy(settings.placement_policy)
         if self._autoscaler is not None:
@@ -209,7 +209,8 @@ def _config(settings: Settings) -> ConductorConfig:
 
 
 def _planner_config(settings: Settings) -> PlannerConfig:
-    """Build the planner's configuration. Without a TTFT SLO, the default one is used for sizing."""
+    """Build the planner's configuration. If the settings have no TTFT SLO, the pools are sized with
+    the default TTFT SLO."""
     default = SizingConfig()
     sizing = SizingConfig(
         min_prefill=settings.min_prefill,

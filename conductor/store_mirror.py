@@ -32,7 +32,7 @@ of the node); raises when the watch ends."""
 @dataclass(slots=True)
 class _NodeContents:
     """The known contents of a node. ``number`` is the last change that ``table`` contains. While a
-    snapshot is being received, or if ``is_full``, the table has only a part of the node's
+    snapshot is being received, or if ``is_full`` is True, the table has only a part of the node's
     blocks."""
 
     generation: Incarnation
@@ -51,13 +51,14 @@ class StoreMirror:
         self.num_changes = 0
 
     def position(self, node: WorkerId) -> tuple[Incarnation, int]:
-        """Return the last known (generation, change number) of a node; generation 0 if unknown."""
+        """Return the last known (generation, change number) of a node; the generation is 0 if the
+        node is unknown."""
         view = self._contents.get(node)
         return (view.generation, view.number) if view is not None else (Incarnation(0), 0)
 
     def apply(self, node: WorkerId, page: WatchEvent) -> bool:
-        """Apply an event. Returns False, and applies nothing, if the event does not follow the last
-        one, which means that an event was missed."""
+        """Apply an event. If the event does not follow the last one, an event was missed: then
+        apply nothing and return False."""
         view = self._contents.get(node)
         if page.is_reset:
             view = _NodeContents(page.generation, page.number)
@@ -87,8 +88,9 @@ class StoreMirror:
 
     def best_node(self, keys: Sequence[BlockKey]) -> StoreHint | None:
         """Return the node that stores the longest prefix of ``keys``; of several such nodes, the
-        first by id. Return None if no node has the first block. Each node takes one lookup; a
-        search follows only if the node has the next block after the longest prefix found so far."""
+        first by id. Return None if no node has the first block. Each node takes one lookup, for the
+        block after the longest prefix found so far; the node is searched further only if it has
+        that block."""
         best: StoreHint | None = None
         num_blocks = 0
         for node, view in self._contents.items():
@@ -111,7 +113,7 @@ class StoreMirror:
         return len(self._contents)
 
     def describe(self) -> str:
-        """Return one line per node."""
+        """Return a text with one line per node."""
         return "\n".join(
             f"{node}: generation {view.generation}, change {view.number}, {len(view.table)} blocks"
             for node, view in self._contents.items()

@@ -37,11 +37,11 @@ class ConductorTelemetry:
         self._num_traced = 0
 
     def use_spans(self, spans: SpanSink | None) -> None:
-        """From now on, emit spans to another sink, or trace nothing if ``spans`` is None."""
+        """From now on, emit spans to ``spans``, or trace nothing if it is None."""
         self._spans = spans
 
     def place(self, query: PlacementQuery) -> Placement:
-        """Place a request; raises what the wrapped core raises."""
+        """Place a request. Raises the errors of the wrapped core."""
         start, epoch, trace = self._clock.monotonic(), query.epoch, query.trace
         parent = parse_traceparent(trace) if trace and self._spans is not None else None
         try:
@@ -79,8 +79,8 @@ class ConductorTelemetry:
         attributes: dict[str, Value],
         error: str = "",
     ) -> None:
-        """Emit a span. Each call gets its own span, since a router may request several placements
-        of one request, from this conductor and from others."""
+        """Emit the span of one decision. Each decision gets a span of its own, since a router may
+        request several placements of one request, from this conductor and from others."""
         assert self._spans is not None
         self._num_traced += 1
         context = parent.child(self._name, self._num_traced)

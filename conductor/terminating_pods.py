@@ -1,4 +1,4 @@
-"""Watches for worker pods that Kubernetes is deleting, so that no requests are placed there."""
+"""Watches for worker pods that Kubernetes is deleting, so that no requests are placed on them."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from baton.pools.kubernetes.open import kubernetes_client_for
 
 class TerminatingPodWatcher:
     """Calls ``on_change`` in the event loop with the set of all workers whose pods are being
-    deleted, whenever it changes. Starts on construction. Raises Invalid if no API server is
-    configured."""
+    deleted, whenever that set changes. The watch starts on construction. Raises Invalid if no API
+    server is configured."""
 
     def __init__(
         self, settings: Settings, on_change: Callable[[frozenset[WorkerId]], None]

@@ -99,7 +99,7 @@ class WorkerDirectory:
 
     def _is_ready(self, member: Member) -> bool:
         """Whether a worker is ready, is not about to terminate, and computes the same logits as the
-        other workers: see :attr:`baton.registry.membership.Membership.incompatible_ids`."""
+        other workers (see :attr:`baton.registry.membership.Membership.incompatible_ids`)."""
         unwanted = member.id in self._leaving or member.id in self._membership.incompatible_ids
         return member.state is WorkerState.READY and not unwanted
 
@@ -120,8 +120,9 @@ class WorkerDirectory:
 
     def _apply_member(self, member: Member, before: Member | None, looked_at: float) -> None:
         """Add a worker or apply its new report; each report is applied once. ``looked_at`` is the
-        time of the refresh before this one. A known worker's new report was not there yet, so it
-        counts as made at that time at the earliest, even if the worker's clock says otherwise."""
+        time of the previous refresh. A known worker's new report was not in the registry at that
+        time, so it counts as made at ``looked_at`` or later, even if the worker's clock says
+        otherwise."""
         tracker, node = self._load_tracker, self._nodes.get(member.host, "")
         pool = tracker.prefills if member.role is Role.PREFILL else tracker.decodes
         if member.id not in pool:
@@ -157,8 +158,8 @@ class WorkerDirectory:
         self._cache_index.set_workers_by_node(workers_by_node)
 
     def _update_prefill_costs(self, ready: Iterable[Member]) -> None:
-        """Update the cost of all prefill workers together, also of those without a new report, so
-        that workers of equal speed have equal costs."""
+        """Update the cost of all prefill workers together, including workers without a new report,
+        so that workers of equal speed have equal costs."""
         for member in ready:
             if member.role is Role.PREFILL:
                 view = self._load_tracker.prefills[member.id]

@@ -1,4 +1,4 @@
-"""The decode side of a worker: importing the KV of prompts, and writing their answers.
+"""The decode side of a worker: importing the KV of prompts, and generating their answers.
 
 - :class:`~decode_worker.handler.DecodeHandler`: starts to decode once the KV is imported,
   quarantines the blocks of transfers that have not ended, and takes an answer out of the batch if

@@ -55,7 +55,7 @@ class DecodeHandler:
                 lambda engine: engine.start_decoding(request_id, token_id, constraint)
             )
         except Invalid as error:  # the request was validated before; only the token is new
-            raise Corrupt(f"source {source.id} sent token {token_id}: {error}") from error
+            raise Corrupt(f"source {source.id} sent invalid token {token_id}: {error}") from error
         return True
 
     def _record_link_speed(self, stats: KvTransferStats) -> None:
@@ -64,8 +64,8 @@ class DecodeHandler:
             self._link_meter.record(REMOTE_KV_IMPORTS, stats.size_bytes, stats.read_seconds)
 
     def _quarantine(self, job: Job, kv_import: KvImport) -> None:
-        """Quarantine the blocks until the unfinished transfers have ended. A later sweep releases
-        them."""
+        """Quarantine the blocks of a failed import until its unfinished transfers have ended. A
+        later sweep releases the blocks."""
         assert kv_import.transport is not None and kv_import.reservation is not None
         request_id, reservation = job.spec.request_id, kv_import.reservation
         blocks = reservation.block_ids[reservation.num_cached_blocks :]

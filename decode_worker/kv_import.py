@@ -1,4 +1,4 @@
-"""The receiving side of a KV transfer, which reserves blocks, reads and verifies them, and
+"""The receiving side of a KV transfer: it reserves blocks, reads and verifies them, and
 acknowledges them to the source."""
 
 import asyncio
@@ -32,14 +32,14 @@ from baton.worker.kv_transfer_stats import KvTransferStats
 from decode_worker.reservation_queue import ReservationQueue
 
 READ_ATTEMPTS = 2
-"""Maximum number of attempts to read a chunk. If the last one fails or its data is damaged, the
+"""Maximum number of attempts to read a chunk. If the last attempt fails or its data is damaged, the
 import fails and the request is placed again."""
 
 
 @dataclass(slots=True)
 class KvImport:
-    """The state of one request's import. ``unfinished_transfers`` are those that could not be
-    stopped: until they have ended, the reservation's blocks must be quarantined."""
+    """The state of one request's import. ``unfinished_transfers`` are the transfers that could not
+    be stopped. Until they have ended, the reservation's blocks must be quarantined."""
 
     reservation: Reservation | None = None
     transport: Transport | None = None
@@ -51,9 +51,9 @@ class KvImport:
 
 @dataclass(frozen=True, slots=True)
 class KvImportTimeouts:
-    """Limits of an import. ``queue_seconds`` bounds the wait until the prompt is nearly prefilled,
-    ``chunk_seconds`` the wait for each later event (a prefill may be paused for other prompts),
-    ``read_seconds`` a single read, and ``reserve_seconds`` the wait for free blocks."""
+    """Time limits of an import. ``queue_seconds`` bounds the wait until the prompt is nearly
+    prefilled, ``chunk_seconds`` the wait for each later event (a prefill may be paused for other
+    prompts), ``read_seconds`` a single read, and ``reserve_seconds`` the wait for free blocks."""
 
     queue_seconds: float = 240.0
     chunk_seconds: float = 120.0
@@ -91,9 +91,9 @@ class KvImporter:
         unless the answer migrates), or None if the answer ended with that token.
 
         The resources that the import takes are recorded in ``kv_import``. The caller starts the
-        request in the engine, or aborts it if this raises or is cancelled. Raises Unavailable,
-        DeadlineExceeded, Invalid, NotFound, or Corrupt if the source violates the protocol, in
-        which case another source may succeed.
+        request in the engine, or aborts it if this raises or is cancelled. Raises Corrupt if the
+        source violates the protocol; another source may succeed then. Raises Unavailable,
+        DeadlineExceeded, Invalid or NotFound if the import fails for another reason.
         """
         async with self._connector.open_kv_import(
             source.address, self._build_open_message(spec, source)
@@ -101,7 +101,8 @@ class KvImporter:
             scheduled = await self._next_event(reader, self._timeouts.queue_seconds)
             if not isinstance(scheduled, KvTransferScheduled):
                 raise Corrupt(
-                    f"a KV transfer must begin with `scheduled`, not {type(scheduled).__name__}"
+                    "a KV transfer must begin with KvTransferScheduled, not "
+                    f"{type(scheduled).__name__}"
                 )
             await self._connect_and_reserve(spec, chain, source, scheduled, kv_import)
             while not isinstance(
@@ -109,7 +110,9 @@ class KvImporter:
                 KvTransferDone,
             ):
                 if not isinstance(event, KvTransferChunk):
-                    raise Corrupt(f"unexpected {type(event).__name__} in a KV transfer")
+                    raise Corrupt(
+                        f"the source sent an unexpected {type(event).__name__} in a KV transfer"
+                    )
                 await self._read_chunk(reader, event, kv_import)
             if event.is_finished:
                 return None
@@ -142,11 +145,12 @@ class KvImporter:
         scheduled: KvTransferScheduled,
         kv_import: KvImport,
     ) -> None:
-        """Check the source's offer, connect to its memory and reserve blocks."""
+        """Check the source's offer, connect to the source's memory, and reserve blocks."""
         endpoint = scheduled.endpoint
         if scheduled.num_tokens != len(spec.token_ids):
             raise Corrupt(
-                f"the source offers KV of {scheduled.num_tokens} tokens, not {len(spec.token_ids)}"
+                f"the source offers KV of {scheduled.num_tokens} tokens, but the request has "
+                f"{len(spec.token_ids)}"
             )
         if scheduled.checksum_algorithm != self._layout.checksum_algorithm:
             raise Corrupt(
@@ -155,13 +159,15 @@ class KvImporter:
             )
         if (endpoint.owner, endpoint.generation) != (source.id, source.generation):
             raise Corrupt(
-                f"{source.id} (generation {source.generation}) offers the memory of "
+                f"{source.id} (generation {source.generation}) must offer its own memory, "
+                "but offers the memory of "
                 f"{endpoint.owner!r} (generation {endpoint.generation})"
             )
         transport = self._transports.get(endpoint.transport)
         if transport is None:
             raise Corrupt(
-                f"the source chose transport {endpoint.transport!r}, which was not offered"
+                f"the source chose transport {endpoint.transport!r}, which this worker did not "
+                "offer"
             )
         kv_import.transport = transport
         kv_import.stats.transport = transport.name
@@ -224,7 +230,7 @@ class KvImporter:
             except Unavailable:
                 if attempt + 1 == READ_ATTEMPTS or kv_import.unfinished_transfers:
                     raise
-        raise Corrupt(f"blocks arrived damaged over {kv_import.stats.transport}")
+        raise Corrupt(f"blocks arrived damaged over transport {kv_import.stats.transport}")
 
     async def _read_once(
         self, blocks: Sequence[BlockRef], block_ids: Sequence[BlockId], kv_import: KvImport
@@ -249,15 +255,17 @@ class KvImporter:
             kv_import.unfinished_transfers = error.unfinished_transfers
             raise
         except Invalid as error:  # the source announced blocks outside of its memory
-            raise Corrupt(f"source {kv_import.peer.endpoint.owner}: {error}") from error
+            raise Corrupt(
+                f"source {kv_import.peer.endpoint.owner} announced invalid blocks: {error}"
+            ) from error
         kv_import.stats.size_bytes += result.size_bytes
         kv_import.stats.read_seconds += result.seconds
         return result.num_verified == len(blocks)
 
 
 def _check_complete(kv_import: KvImport) -> None:
-    """Raise Corrupt unless every reserved block was transferred, since a request must not be
-    decoded from blocks that were never written."""
+    """Raise Corrupt unless every reserved block was transferred: a request must not be decoded from
+    blocks that were never written."""
     assert kv_import.reservation is not None
     num_blocks = len(kv_import.reservation.block_ids)
     if kv_import.num_read_blocks < num_blocks:
@@ -272,7 +280,7 @@ async def _connect(transport: Transport, endpoint: Endpoint) -> Peer:
     try:
         return await run_in_thread(lambda: transport.connect(endpoint))
     except Invalid as error:
-        raise Corrupt(f"source {endpoint.owner}: {error}") from error
+        raise Corrupt(f"source {endpoint.owner} sent an invalid endpoint: {error}") from error
 
 
 async def _read_while_exported(reader: KvImportStream, reading: Coroutine[Any, Any, None]) -> None:

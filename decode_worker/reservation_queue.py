@@ -1,4 +1,5 @@
-"""The queue of requests that wait for free KV blocks, shortest predicted answer first."""
+"""The queue of requests that wait for free KV blocks, ordered by arrival, predicted length of the
+answer, and priority."""
 
 import asyncio
 from bisect import insort
@@ -12,8 +13,8 @@ from baton.core.priority import Priority
 T = TypeVar("T")
 
 TOKENS_PER_WAITED_SECOND = 200.0
-"""A request whose answer is predicted to be this many tokens shorter is treated as if it had waited
-one second longer."""
+"""If the answer of a request is predicted to be this many tokens shorter than another's, the
+request is treated as if it had waited one second longer."""
 
 PATIENCE_SECONDS = 15.0
 """A request is never overtaken by one of the same priority that arrives more than this many seconds

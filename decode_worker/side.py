@@ -1,5 +1,5 @@
-"""Builds the decode side of a worker's process, with its connections to the workers it reads KV
-from."""
+"""Builds the decode side of a worker's process, with its connections to the workers from which it
+reads KV."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -23,7 +23,7 @@ class Demoter:
         self._wakeup = asyncio.Event()
 
     def wake_if_low(self) -> None:
-        """Wake up if few slots are free. Called after slots were allocated."""
+        """Wake up :meth:`run` if few slots are free. Call this after slots were allocated."""
         if self._tiers.can_demote and any(self._is_low(size) for size in self._sizes()):
             self._wakeup.set()
 
@@ -38,7 +38,7 @@ class Demoter:
 
     async def demote_all(self) -> int:
         """Write all blocks that are only in DRAM to the disk, the most recently used first, and
-        return how many were written. Called when the node is about to stop."""
+        return how many were written. Call this when the node is about to stop."""
         tiers, flushed = self._tiers, 0
         if tiers.disk is None:
             return 0

@@ -1,5 +1,5 @@
-"""The SSD tier, which keeps blocks in preallocated segment files. Their block tables survive a
-restart."""
+"""The SSD tier, which keeps blocks in preallocated segment files. Each file contains a table of its
+blocks, so the blocks survive a restart."""
 
 import contextlib
 import fcntl
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 @dataclass(slots=True, eq=False)
 class DiskBlock:
     """A block's record and its slot. ``num_references`` counts its readers and writers. A block
-    that is not ``sealed`` is being written; a ``doomed`` one is freed when its last reference is
+    that is not ``sealed`` is being written; a ``doomed`` block is freed when its last reference is
     released."""
 
     record: BlockRecord
@@ -46,7 +46,7 @@ class DiskBlock:
 
 @dataclass(slots=True)
 class NewSegment:
-    """A segment that is to be created, between :meth:`DiskTier.plan_segment` and
+    """A segment that is to be created between the calls of :meth:`DiskTier.plan_segment` and
     :meth:`DiskTier.add_segment`. ``segment`` is None until it is created, and remains None if the
     disk has no space for it."""
 
@@ -68,7 +68,7 @@ class NewSegment:
 class DiskTier:
     """The blocks on the SSD. :meth:`write`, :meth:`read`, :meth:`flush` and :meth:`close` wait for
     the disk and may run in any thread; :meth:`write` and :meth:`read` need a reference to the
-    block. All other methods never wait for the disk, and must run in one thread."""
+    block. The other methods never wait for the disk, and must all run in one thread."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class DiskTier:
         segment_bytes: int | None = None,
     ) -> None:
         """Lock the folder and recover the blocks of earlier runs. Raises Invalid if ``size_bytes``
-        is less than one segment, Unavailable if the folder can't be used."""
+        is less than one segment, and Unavailable if the folder can't be used."""
         self.segment_bytes = segment_bytes or min(SEGMENT_BYTES, max(size_bytes // 4, 1))
         if size_bytes < self.segment_bytes or self.segment_bytes < MIN_SEGMENT_BYTES:
             raise Invalid(
@@ -105,7 +105,7 @@ class DiskTier:
             self._recover()
         except OSError as error:
             self.close()
-            raise Unavailable(f"store_folder {folder}: {error}") from error
+            raise Unavailable(f"store_folder {folder} can't be used: {error}") from error
 
     # -- lookup ----------------------------------------------------------------------------
 
@@ -131,9 +131,9 @@ class DiskTier:
 
     def plan_segment(self, size_bytes: int, num_blocks: int) -> NewSegment | None:
         """Return a segment to be created if fewer than ``num_blocks`` slots for blocks of
-        ``size_bytes`` are free. Return None if enough are free, if the maximum number of segments
-        is reached, or if such a block is too large for a segment. The caller must call
-        :meth:`add_segment` afterwards."""
+        ``size_bytes`` are free. The caller must then create the segment's file and call
+        :meth:`add_segment`. Return None if enough slots are free, if the maximum number of segments
+        is reached, or if such a block is too large for a segment."""
         slot_bytes = round_up_to_page(size_bytes)
         free = sum(len(slots) for slots in self._free.get(slot_bytes, {}).values())
         taken = self._segments.keys() | self._planned_segments
@@ -146,8 +146,8 @@ class DiskTier:
         return NewSegment(number, self._path(number), self.segment_bytes, slot_bytes)
 
     def add_segment(self, new_segment: NewSegment) -> None:
-        """Add a segment after its creation. If its creation failed, the disk is considered full,
-        and no more segments are created."""
+        """Add a segment after its file was created. If creating the file failed, the disk is
+        considered full, and no more segments are created."""
         self._planned_segments.discard(new_segment.number)
         if new_segment.segment is not None:
             self._register_segment(new_segment.number, new_segment.segment, {})
@@ -157,8 +157,9 @@ class DiskTier:
 
     def reserve(self, record: BlockRecord) -> tuple[DiskBlock, list[BlockKey]] | None:
         """Reserve a slot for a block, with one reference for the caller, evicting other blocks if
-        necessary. Return the block and the evicted keys, or None if every block is referenced or
-        the block is too large. This never adds segments: call :meth:`plan_segment` beforehand."""
+        necessary. Return the block and the keys of the evicted blocks, or None if too many blocks
+        are referenced or the block is too large. This never adds segments: call
+        :meth:`plan_segment` beforehand."""
         assert record.key not in self._blocks, "check `in` before"
         slot_bytes = round_up_to_page(record.size_bytes)
         if not num_slots_in(self.segment_bytes, slot_bytes):
@@ -179,7 +180,7 @@ class DiskTier:
         return block, evicted
 
     def write(self, block: DiskBlock, data: memoryview) -> None:
-        """Write a block's data to its slot. Raises Unavailable."""
+        """Write a block's data to its slot. Raises Unavailable if the disk fails."""
         block.segment.write(block.slot, block.record, data)
 
     def seal(self, block: DiskBlock) -> None:
@@ -193,7 +194,8 @@ class DiskTier:
         self._free_slot(block)
 
     def read(self, block: DiskBlock, into: memoryview) -> None:
-        """Read and verify a block. Raises Corrupt, Unavailable."""
+        """Read and verify a block. Raises Corrupt if its data is damaged, and Unavailable if the
+        disk fails."""
         block.segment.read(block.slot, block.record, into)
 
     def add_reference(self, block: DiskBlock) -> None:
@@ -270,10 +272,10 @@ class DiskTier:
         for size, policy in self._policies.items():
             idle = [b for b in self._blocks.values() if b.segment.slot_bytes == size]
             assert len(policy) == sum(not b.num_references for b in idle), f"slots of {size}"
-        assert len(self._segments) <= self._max_segments, "more segments than may be"
+        assert len(self._segments) <= self._max_segments, "more segments than the maximum"
 
     def describe(self) -> str:
-        """Return one line per segment."""
+        """Return a text with one line per segment."""
         return "\n".join(
             f"{segment.path.name}: {len(self._used[segment])} of {segment.num_slots} slots of "
             f"{segment.slot_bytes} bytes"
@@ -292,9 +294,10 @@ class DiskTier:
         return None
 
     def _evict_for(self, slot_bytes: int) -> list[BlockKey] | None:
-        """Evict a block from a slot of ``slot_bytes``, chosen by the policy. If there is none,
-        evict all blocks of a segment with another slot size (it may be empty) and reformat it.
-        Return the evicted keys, or None if neither is possible."""
+        """Evict the block that the policy chooses among the blocks in slots of ``slot_bytes``
+        bytes. If there is none, evict all blocks, if any, of a segment with another slot size, and
+        reformat that segment. Return the keys of the evicted blocks, or None if neither is
+        possible."""
         key = self._policy(slot_bytes).next_victim()
         if key is not None:
             self._evict(self._blocks[key])
@@ -309,8 +312,9 @@ class DiskTier:
         return [block.key for block in blocks]
 
     def _coldest_segment(self, slot_bytes: int) -> Segment | None:
-        """Among the segments with other slot sizes and without a referenced block, return an empty
-        one, or else the least recently used one; None if there are no such segments."""
+        """Return the least recently used segment among those with another slot size and without a
+        referenced block; empty segments count as the least recently used. Return None if there is
+        no such segment."""
         idle = [
             segment
             for segment, used in self._used.items()
@@ -363,8 +367,8 @@ class DiskTier:
             self._free.setdefault(segment.slot_bytes, {})[segment] = free
 
     def _recover(self) -> None:
-        """Recover the blocks of earlier runs by reading only the segments' tables. Of two blocks
-        with the same key, the one stored later is kept."""
+        """Recover the blocks of earlier runs; only the segments' tables are read. Of two blocks
+        with the same key, the block that was stored later is kept."""
         found: list[DiskBlock] = []
         for path in sorted(self._folder.glob("segment-*.kv")):
             number = _segment_number(path)
@@ -411,12 +415,12 @@ def _segment_name(number: int) -> str:
 
 
 def _lock_folder(folder: Path) -> int:
-    """Lock the folder for as long as the process lives. Returns the lock's file descriptor."""
+    """Lock the folder, so that no other store node uses it. Return the lock's file descriptor."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise Unavailable(f"store_folder {folder}: {error}") from error
+        raise Unavailable(f"store_folder {folder} can't be used: {error}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -1,5 +1,5 @@
-"""The DRAM tier, which keeps track of where blocks are in the arena, who references them, and which
-are evicted next."""
+"""The DRAM tier, which keeps track of where blocks are in the arena, which blocks are referenced,
+and which are evicted next."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
@@ -45,8 +45,8 @@ DRAM_BLOCK_TRANSITIONS: dict[DramBlockState, frozenset[DramBlockState]] = {
 class DramBlock:
     """A block and its slot in the arena. ``checksum`` (by ``algorithm``) is set when the block is
     sealed. ``depth`` is the number of blocks before it in its prefix. ``tenant`` and ``model`` are
-    tags. ``stored_at`` is wall-clock time in seconds. ``last_used`` is the tick of the last
-    release. ``pinned_until`` (monotonic seconds) is 0 unless the block is pinned."""
+    tags. ``stored_at`` is wall-clock time in seconds. ``last_used`` is the tick at which its last
+    reference was released. ``pinned_until`` (monotonic seconds) is 0 unless the block is pinned."""
 
     key: BlockKey
     offset: int
@@ -75,8 +75,8 @@ class _Lease:
 
 @dataclass(slots=True)
 class _TenantUsage:
-    """The memory used by one tenant. ``idle`` has the keys of its evictable blocks, least recently
-    used first."""
+    """The memory used by one tenant. ``idle`` contains the keys of its evictable blocks, least
+    recently used first."""
 
     num_bytes: int
     idle: OrderedDict[BlockKey, None]
@@ -85,8 +85,8 @@ class _TenantUsage:
 
 class DramTier:
     """The blocks in DRAM. All methods are synchronous and get the time as an argument. A block is
-    evictable while nothing references it; writing, reading, demoting and pinning it take a
-    reference. A tenant whose bytes would exceed ``tenant_bytes`` has its own blocks evicted
+    evictable while it has no reference; writing, reading, demoting and pinning a block take a
+    reference. If a tenant's blocks would exceed ``tenant_bytes``, its own blocks are evicted
     first."""
 
     def __init__(
@@ -126,7 +126,7 @@ class DramTier:
         return key in self._slots
 
     def get(self, key: BlockKey) -> DramBlock | None:
-        """Return the sealed block with that key, if any."""
+        """Return the sealed block with that key; None if there is none."""
         slot = self._slots.get(key)
         return slot if slot is not None and slot.state is DramBlockState.SEALED else None
 
@@ -138,7 +138,7 @@ class DramTier:
         if not self._slabs.fits(size_bytes):
             raise Invalid(
                 f"a block has {size_bytes} bytes; it must have 1 to {self._slabs.slab_bytes}, the "
-                "size of a slab of the arena: raise store_bytes",
+                "size of a slab of the arena; raise store_bytes to make slabs larger",
                 param="blocks",
             )
 
@@ -184,7 +184,8 @@ class DramTier:
     def select_victims(self, size_bytes: int) -> list[DramBlock]:
         """Return the blocks to evict so that one more block of ``size_bytes`` can be stored: one
         block of the same size, or all blocks of a slab of another size if that slab has been unused
-        for longer. The result is empty if every block is referenced. This call evicts nothing."""
+        for longer. The result is empty if too many blocks are referenced. This call evicts
+        nothing."""
         key = self._policy(size_bytes).next_victim()
         own = [] if key is None else [self._slots[key]]
         slab = self._coldest_slab(size_bytes)
@@ -206,7 +207,10 @@ class DramTier:
             freed += victims[-1].size_bytes
             if entry.num_bytes + size_bytes - freed <= self._tenant_bytes:
                 return victims
-        raise Overloaded(f"the tenant's quota of {self._tenant_bytes} bytes of the store is in use")
+        raise Overloaded(
+            f"the tenant's quota of {self._tenant_bytes} bytes is used up, and too many of its "
+            "blocks are in use, so they can't be evicted"
+        )
 
     def evict(self, slot: DramBlock, *, for_quota: bool = False) -> None:
         assert slot.state is DramBlockState.SEALED and slot.num_references == 0, slot
@@ -269,14 +273,15 @@ class DramTier:
 
     def lease(self, slots: Sequence[DramBlock], seconds: float, now: float) -> str:
         """Reference sealed blocks until :meth:`release` is called or ``seconds`` have passed; the
-        caller keeps its own references. Return the lease's id. Raises Invalid, Overloaded."""
+        caller keeps its own references. Return the lease's id. Raises Invalid if ``seconds`` is out
+        of range, and Overloaded if there are too many leases."""
         if not 0 < seconds <= MAX_LEASE_SECONDS:
             raise Invalid(
                 f"a lease lasts {seconds:g} s; it must last more than 0 and up to "
                 f"{MAX_LEASE_SECONDS:g} s"
             )
         if len(self._leases) >= MAX_LEASES:
-            raise Overloaded(f"{MAX_LEASES} leases are active, the maximum")
+            raise Overloaded(f"{MAX_LEASES} leases are active, which is the maximum")
         for slot in slots:
             self.add_reference(slot)
         self._num_leases += 1
@@ -287,7 +292,8 @@ class DramTier:
     def pin(self, slots: Sequence[DramBlock], seconds: float, now: float) -> None:
         """Pin the sealed blocks of one prefix for ``seconds``. If a block is already pinned, only
         its time is extended: all pins of a block together take one reference, and its bytes count
-        once. Raises Invalid, Overloaded."""
+        once. Raises Invalid if ``seconds`` is out of range, and Overloaded if too many bytes are
+        pinned."""
         if not 0 < seconds <= MAX_PIN_SECONDS:
             raise Invalid(
                 f"a pin lasts {seconds:g} s; it must last more than 0 and up to "
@@ -337,9 +343,9 @@ class DramTier:
             held[self._slabs.slab_of(offset)] += slot.num_references > 0
             idle = slot.key in self._tenants[slot.tenant].idle
             assert (idle and found) == (found and slot.num_references == 0), slot
-        assert +held == +self._num_referenced, "held per slab"
+        assert +held == +self._num_referenced, "referenced slots per slab"
         pinned = [slot for slot in self._slot_at.values() if slot.pinned_until]
-        assert sum(slot.size_bytes for slot in pinned) == self.pinned_bytes, "pinned"
+        assert sum(slot.size_bytes for slot in pinned) == self.pinned_bytes, "pinned bytes"
         assert {id(slot) for slot in pinned} <= {id(pin[2]) for pin in self._pins}, "pins that stay"
         for size, policy in self._policies.items():
             idle_slots = [s for s in self._slots.values() if s.size_bytes == size]
@@ -416,13 +422,14 @@ class DramTier:
         return [self._slot_at[offset] for offset in self._slabs.used_slots(coldest)]
 
     def _on_unreferenced(self, slot: DramBlock) -> None:
-        """Account for a slot whose last reference was released."""
+        """Update the reference count of a slot's slab, and its time of last use, after the slot's
+        last reference was released."""
         slab = self._slabs.slab_of(slot.offset)
         self._num_referenced[slab] -= 1
         self._last_used_of_slab[slab] = self._clock
 
     def _slab_age(self, slot: DramBlock) -> int:
-        """Return the tick at which a slot of the same slab was last released."""
+        """Return the tick at which a slot in the same slab as ``slot`` was last released."""
         return self._last_used_of_slab[self._slabs.slab_of(slot.offset)]
 
     def _drop(self, slot: DramBlock) -> None:

@@ -1,4 +1,4 @@
-"""A log of the node's numbered changes, for watchers that are a little behind."""
+"""A log of the numbered changes of a store node, for watchers that are only a little behind."""
 
 import asyncio
 from collections import deque
@@ -15,7 +15,7 @@ MAX_CHANGED_KEYS = 1_048_576
 
 class EventLog:
     """The latest changes of the store's contents. They are numbered from 1; ``last_number`` is the
-    number of the latest one."""
+    number of the latest change."""
 
     def __init__(self) -> None:
         self.last_number = 0

@@ -1,4 +1,4 @@
-"""Eviction policies by name. The DRAM tier, the SSD tier and trace replays use the same ones.
+"""Eviction policies by name. The DRAM tier, the SSD tier and trace replays use the same policies.
 
 Policies do no I/O and read no clock: they only see keys, and their time is a number of requests. A
 block is *in use* while it is being written or read, and evictable otherwise. Callers release a
@@ -24,16 +24,16 @@ MAX_DOUBLINGS = 4
 
 
 class EvictionPolicy(Protocol):
-    """Decides which block is evicted next. Every method is O(1) or O(log n). Passing an unknown key
-    is a bug in the caller."""
+    """Decides which block is evicted next. Every method takes O(1) or O(log n) time. Passing an
+    unknown key is a bug in the caller."""
 
     def tick(self) -> None:
         """Advance the policy's clock, which counts requests."""
         ...
 
     def admit(self, key: BlockKey, depth: int) -> None:
-        """Add a new block, ``depth`` blocks from the start of its prefix (0 = first), with one use.
-        It is in use, so it is not evictable until :meth:`mark_evictable` is called."""
+        """Add a new block with one use. ``depth`` is the number of blocks before it in its prefix.
+        The block is in use, so it is not evictable until :meth:`mark_evictable` is called."""
         ...
 
     def record_use(self, key: BlockKey) -> None:
@@ -46,11 +46,11 @@ class EvictionPolicy(Protocol):
         ...
 
     def mark_evictable(self, key: BlockKey) -> None:
-        """Mark a block in use as evictable; it is then the most recently used one."""
+        """Mark a block that is in use as evictable; it is then the most recently used block."""
         ...
 
     def remove(self, key: BlockKey) -> None:
-        """Remove a block, in use or not, and its use count."""
+        """Remove a block and its use count, whether the block is in use or not."""
         ...
 
     def next_victim(self) -> BlockKey | None:
@@ -68,8 +68,8 @@ class EvictionPolicy(Protocol):
 
 @dataclass(slots=True)
 class _Block:
-    """``bucket`` is the number of the block's bucket or, while the block is in use, that of the
-    last bucket it was in."""
+    """A block's state in the policy. ``bucket`` is the number of the bucket that contains the block
+    or, while the block is in use, of the last bucket that contained it."""
 
     depth: int
     uses: int = 1
@@ -89,9 +89,9 @@ class BucketPolicy:
     """Keeps evictable blocks in numbered buckets, ordered by last use. The least recently used
     block of the lowest bucket is evicted next.
 
-    ``bucket_of`` returns the bucket of a block. LRU uses one bucket, LFU one per use count. The
-    bucket numbers are kept in a heap. An empty bucket stays in the heap until it comes to the front
-    or all empty buckets are removed.
+    ``bucket_of`` returns the bucket of a block. LRU uses one bucket, and LFU uses one bucket per
+    use count. The bucket numbers are kept in a heap. An empty bucket stays in the heap until it
+    comes to the front or all empty buckets are removed.
     """
 
     def __init__(self, bucket_of: BucketOf) -> None:
@@ -206,14 +206,15 @@ def _lru() -> BucketPolicy:
 
 
 def _lfu() -> BucketPolicy:
-    """Return a policy that evicts the block with the fewest uses; of several, the least recently
-    used one."""
+    """Return a policy that evicts the block with the fewest uses; of several such blocks, the least
+    recently used one."""
     return BucketPolicy(lambda block: block.uses)
 
 
 def _length_aware() -> BucketPolicy:
-    """Return a policy that evicts the block deepest in its prefix; of several, the least recently
-    used one. This is LengthAwareCache of the Mooncake paper (Qin et al., FAST '25)."""
+    """Return a policy that evicts the block deepest in its prefix; of several such blocks, the
+    least recently used one. This is LengthAwareCache of the Mooncake paper (Qin et al., FAST
+    '25)."""
     return BucketPolicy(lambda block: -block.depth)
 
 

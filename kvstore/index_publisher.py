@@ -1,4 +1,4 @@
-"""Publishes the node's contents to the KV index, in the background."""
+"""Publishes a store node's contents to the KV index, in the background."""
 
 import asyncio
 from collections.abc import Iterable

@@ -28,7 +28,8 @@ class LeaseHandler:
 
     async def lease(self, query: LeaseRequest) -> LeasedBlocks:
         """Lease the leading blocks, reading them from the disk if necessary. If ``query.max_bytes``
-        is 0, only count the blocks and lease nothing. Raises Invalid, Overloaded."""
+        is 0, only count the blocks and lease nothing. Raises Invalid or Overloaded, as
+        :meth:`DramTier.lease` does."""
         leased = self.lease_from_dram(query)
         if leased is not None:
             return leased
@@ -40,7 +41,7 @@ class LeaseHandler:
             return self._grant_lease(query, num_held, slots, len(promoted))
 
     def lease_from_dram(self, query: LeaseRequest) -> LeasedBlocks | None:
-        """Like :meth:`lease`, but return None if that would have to wait for the disk."""
+        """Lease as :meth:`lease` does, but return None if that would have to wait for the disk."""
         self._dram.expire(self._clock.monotonic())
         num_held = self._tiers.num_leading_stored(query.keys)
         if not num_held or query.max_bytes <= 0:
@@ -75,8 +76,8 @@ class LeaseHandler:
         self._dram.release(lease_id)
 
     def pin(self, keys: Sequence[BlockKey], seconds: float) -> int:
-        """Pin for ``seconds`` the leading blocks that are in DRAM; return how many. Raises Invalid,
-        Overloaded."""
+        """Pin for ``seconds`` the leading blocks that are in DRAM; return how many they are. Raises
+        Invalid or Overloaded, as :meth:`DramTier.pin` does."""
         now = self._clock.monotonic()
         self._dram.expire(now)
         slots: list[DramBlock] = []
@@ -90,8 +91,8 @@ class LeaseHandler:
         return len(slots)
 
     async def pin_with_promotion(self, keys: Sequence[BlockKey], seconds: float) -> int:
-        """Like :meth:`pin`, but first read blocks that are only on the disk into DRAM, up to the
-        limit for pinned bytes. Raises Invalid, Overloaded."""
+        """Pin as :meth:`pin` does, but first read blocks that are only on the disk into DRAM, up to
+        the limit for pinned bytes."""
         num_held = self._tiers.num_leading_stored(keys)
         limit = LeaseRequest(tuple(keys), seconds, int(MAX_PINNED_SHARE * self._dram.arena_bytes))
         with self._referenced_slots() as slots:

@@ -1,4 +1,4 @@
-"""A store node's Prometheus metrics, as of its last sweep."""
+"""A store node's Prometheus metrics, with the values of the node's last sweep."""
 
 from collections.abc import Iterator
 

@@ -35,8 +35,8 @@ from kvstore.tiered_store import TieredStore
 
 
 class StoreNode:
-    """Implements :class:`baton.rpc.kvstore_methods.KvStoreCore`: puts, leases and watchers are
-    handled by other classes, administration here. All methods run in one event loop."""
+    """Implements :class:`baton.rpc.kvstore_methods.KvStoreCore`. Other classes handle puts, leases
+    and watchers; this class handles the administration. All methods run in one event loop."""
 
     def __init__(
         self,
@@ -72,28 +72,28 @@ class StoreNode:
 
     async def lease(self, query: LeaseRequest) -> LeasedBlocks:
         """Lease the leading blocks that are stored, reading them from the disk if necessary. Raises
-        Invalid, Overloaded."""
+        Invalid or Overloaded."""
         return await self._leases.lease(query)
 
     def lease_from_dram(self, query: LeaseRequest) -> LeasedBlocks | None:
-        """Like :meth:`lease`, but return None if that would have to wait for the disk."""
+        """Lease as :meth:`lease` does, but return None if that would have to wait for the disk."""
         return self._leases.lease_from_dram(query)
 
     def release(self, lease_id: str) -> None:
         self._leases.release(lease_id)
 
     def pin(self, keys: Sequence[BlockKey], seconds: float) -> int:
-        """Pin for ``seconds`` the leading blocks that are in DRAM; return how many. Raises Invalid,
-        Overloaded."""
+        """Pin for ``seconds`` the leading blocks that are in DRAM; return how many they are. Raises
+        Invalid or Overloaded."""
         return self._leases.pin(keys, seconds)
 
     async def pin_with_promotion(self, keys: Sequence[BlockKey], seconds: float) -> int:
-        """Like :meth:`pin`, but first read blocks that are only on the disk into DRAM."""
+        """Pin as :meth:`pin` does, but first read blocks that are only on the disk into DRAM."""
         return await self._leases.pin_with_promotion(keys, seconds)
 
     async def report_damaged(self, keys: Sequence[BlockKey]) -> int:
-        """Handle a reader's report of damaged blocks: verify those in DRAM, and drop the damaged
-        ones. Return how many were damaged."""
+        """Handle a reader's report of damaged blocks: verify the reported blocks that are in DRAM,
+        and drop those that are damaged. Return how many were damaged."""
         num_damaged = 0
         for key in keys:
             slot = self._dram.get(key)
@@ -110,15 +110,16 @@ class StoreNode:
         return num_damaged
 
     def watch(self, generation: Incarnation, number: int) -> AsyncGenerator[WatchEvent]:
-        """Yield a snapshot of the stored keys, then every change. A watcher that has everything up
-        to change ``number`` of this ``generation`` gets only the changes after it."""
+        """Yield a snapshot of the stored keys, then every change. A watcher that already knows
+        everything up to change ``number`` of this ``generation`` gets only the later changes,
+        without a snapshot, if the event log still has them."""
         return self._feed.watch(generation, number)
 
     # -- administration --------------------------------------------------------------------
 
     def stats(self, *, check: bool = True) -> StoreStats:
-        """Return the counters. If ``check`` is True, also check the integrity, which visits every
-        block; a violation is not raised but returned as the text ``violation``."""
+        """Return the counters. If ``check`` is True, also check the integrity of both tiers, which
+        visits every block; a violation is not raised, but returned as the text ``violation``."""
         dram, disk = self._dram, self._tiers.disk
         dram.expire(self._clock.monotonic())
         return StoreStats(
@@ -146,8 +147,8 @@ class StoreNode:
         return found[skip : skip + limit], len(found)
 
     async def purge(self, filter_: BlockFilter) -> int:
-        """Delete the matching blocks from both tiers; return how many. A block that is being read
-        is freed when the read ends."""
+        """Delete the matching blocks from both tiers; return how many there were. A block that is
+        being read is freed when the read ends."""
         keys = {block.key for block in self._matching(filter_)}
         purged = sum(self._tiers.drop(key) for key in keys)
         self._tiers.counters.purged_blocks += purged
@@ -155,18 +156,20 @@ class StoreNode:
         return purged
 
     async def flush(self) -> None:
-        """Apply the changes to the disk that were deferred to keep them off the request path."""
+        """Apply the changes to the disk that were deferred so that requests need not wait for
+        them."""
         await self._tiers.flush()
 
     def sweep(self) -> None:
-        """Free the slots of unfinished transfers that have ended, and expire leases and pins."""
+        """Free the slots of reads that were given up and have ended since, and end the leases and
+        pins that have expired."""
         self._puts.sweep()
 
     def keys(self) -> dict[Tier, list[BlockKey]]:
         return self._tiers.keys()
 
     def _matching(self, filter_: BlockFilter) -> Iterator[StoredBlock]:
-        """Yield the matching blocks; a block in both tiers counts as in DRAM."""
+        """Yield the matching blocks. A block in both tiers is yielded once, as a block in DRAM."""
         for slot in self._dram.sealed():
             if filter_.matches(slot.tenant, slot.model, slot.stored_at):
                 yield _stored(slot, Tier.DRAM, slot.num_references)

@@ -64,7 +64,7 @@ class KvStoreProgram:
         return self._address
 
     async def start(self) -> None:
-        """Start serving and register. Raises Invalid, Unavailable."""
+        """Start serving. Raises Invalid or Unavailable if a component can't start."""
         settings = self._settings
         await wait_for_registry(self._registry, self._clock, settings.redis_wait_seconds)
         self._memory = _allocate_arena(settings.store_bytes)
@@ -119,8 +119,9 @@ class KvStoreProgram:
             tasks.create_task(self._sweep())
 
     async def drain(self) -> None:
-        """Write blocks that are only in DRAM to the SSD, as far as there is time. This does not
-        wait for readers: a worker that can't read a prefix any more computes it."""
+        """Write the blocks that are only in DRAM to the SSD, as many as the time limit of the drain
+        allows. This does not wait for readers: a worker that can't read a prefix any more computes
+        it."""
         self._state = WorkerState.DRAINING
         self._heartbeat.announce_now()
         flushed = await self._node.demoter.demote_all()

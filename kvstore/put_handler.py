@@ -31,7 +31,8 @@ READ_TIMEOUT_SECONDS = 5.0
 @dataclass(slots=True)
 class _PutInProgress:
     """The state of a put. ``present`` are the blocks that are already in DRAM, which the put
-    references; ``incoming`` are those to be read into newly allocated slots."""
+    references; ``incoming`` are the blocks to be read into newly allocated slots. ``num_present``
+    is the number of blocks of the request that are already in a tier."""
 
     present: list[DramBlock]
     incoming: list[tuple[BlockRef, DramBlock]]
@@ -58,15 +59,19 @@ class PutHandler:
         """Store blocks by reading them from the caller. If there is not enough space, the last
         blocks are left out, since a shorter prefix is useful, too. Raises Overloaded if too many
         puts are running or there is no space for any block, Invalid if this node lacks the
-        transport or the blocks are too large, Corrupt if a checksum doesn't match (the blocks
-        before that one are kept), Unavailable if reading from the caller fails."""
+        transport or the blocks are too large, Corrupt if a block doesn't match its checksum (the
+        blocks before it are kept), and Unavailable if reading from the caller fails."""
         if self._num_puts >= MAX_PUTS:
             raise Overloaded(
-                f"{MAX_PUTS} puts are already running, the maximum", retry_after_seconds=0.2
+                f"{MAX_PUTS} puts are already running, which is the maximum",
+                retry_after_seconds=0.2,
             )
         transport = self._transports.get(request.source.transport)
         if transport is None:
-            raise Invalid(f"this node has no transport {request.source.transport!r}")
+            raise Invalid(
+                f"this store node has no transport {request.source.transport!r}; its transports: "
+                f"{', '.join(sorted(self._transports))}"
+            )
         if request.blocks:
             self._dram.check_block_size(request.blocks[0].size_bytes)
         self._num_puts += 1
@@ -109,8 +114,8 @@ class PutHandler:
         return PutResult(num_good, put.num_present)
 
     def _reserve(self, request: PutRequest, put: _PutInProgress) -> None:
-        """Reference the blocks that are in DRAM, and allocate slots for those that are in no tier,
-        as far as there is space. The references keep the put from evicting its own blocks."""
+        """Reference the blocks that are in DRAM, and allocate slots for the blocks that are in no
+        tier, as far as there is space. The references keep the put from evicting its own blocks."""
         now = self._clock.wall_nanoseconds() / 1e9
         for key in request.preceding_keys:
             self._reference_present(key, put)
@@ -152,7 +157,8 @@ class PutHandler:
             )
             if slot is None:
                 raise Overloaded(
-                    "every block in the store's DRAM is in use: leased, pinned or being copied"
+                    "no block in the store's DRAM can be evicted to make room: too many blocks are "
+                    "leased, pinned or being copied"
                 )
         except Overloaded:
             if put.incoming or put.num_present:
@@ -205,7 +211,8 @@ class PutHandler:
             self._dram.discard(slot)
 
     def sweep(self) -> None:
-        """Free the slots of unfinished transfers that have ended, and expire leases and pins."""
+        """Free the slots of reads that were given up and have ended since, and end the leases and
+        pins that have expired."""
         self._unfinished_transfers.sweep()
         self._dram.expire(self._clock.monotonic())
 

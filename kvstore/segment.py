@@ -34,7 +34,7 @@ RECORD_BYTES = 128
 
 
 def round_up_to_page(size_bytes: int) -> int:
-    """Round up to whole pages."""
+    """Round a size up to whole pages."""
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
@@ -66,7 +66,7 @@ class BlockRecord:
 
     @classmethod
     def unpack(cls, data: bytes) -> "BlockRecord | None":
-        """Unpack a record; None if it is empty or damaged."""
+        """Unpack a record. Return None if it is empty or damaged."""
         body = data[: _RECORD.size]
         (crc,) = _CRC.unpack_from(data, _RECORD.size)
         if not any(body) or zlib.crc32(body) != crc:
@@ -130,8 +130,8 @@ class Segment:
 
     @classmethod
     def open(cls, path: Path, segment_bytes: int) -> "Segment | None":
-        """Open a segment of an earlier run; None if the file is not a complete segment of that
-        size."""
+        """Open a segment of an earlier run. Return None if the file is not a complete segment of
+        ``segment_bytes`` bytes."""
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         header = os.pread(file, _HEADER.size, 0)
         if len(header) == _HEADER.size:
@@ -145,20 +145,21 @@ class Segment:
         return None
 
     def format_later(self, slot_bytes: int, num_slots: int) -> None:
-        """Discard all blocks and change the slot size. No read or write may be in progress. Until
-        :meth:`flush`, the file keeps the old blocks, which a restart would recover."""
+        """Discard all blocks and change the slot size. No read or write may be in progress. The
+        file keeps the old blocks until :meth:`flush` or the next write; a restart before that would
+        recover them."""
         self._to_erase.clear()
         self._layout = slot_bytes, num_slots
         self._is_unformatted = True
 
     def erase_later(self, slot: int) -> None:
-        """Queue the erasure of a slot's record, which is cancelled if the slot is written again
-        first."""
+        """Queue the erasure of a slot's record. The erasure is cancelled if the slot is written
+        again first."""
         self._to_erase.add(slot)
 
     def flush(self) -> None:
-        """Apply the queued changes. Call this in a thread. It may be called again after an
-        OSError."""
+        """Apply the queued changes. Call this in a thread. After an OSError, it may be called
+        again."""
         with self._table_lock:
             self._format_if_needed()
             while self._to_erase:
@@ -189,8 +190,8 @@ class Segment:
         os.pwrite(self._file, table, PAGE_BYTES)
 
     def records(self) -> Iterator[tuple[int, BlockRecord]]:
-        """Yield (slot, record) of the valid records whose slot lies within the file. Other records
-        are erased: otherwise a later run could accept them once the file has grown again."""
+        """Yield (slot, record) of each valid record whose slot lies within the file. Erase the
+        other records: otherwise a later run could accept them once the file has grown again."""
         table = os.pread(self._file, self.num_slots * RECORD_BYTES, PAGE_BYTES)
         end = os.fstat(self._file).st_size
         for slot in range(len(table) // RECORD_BYTES):
@@ -202,7 +203,8 @@ class Segment:
                 self.erase(slot)
 
     def write(self, slot: int, record: BlockRecord, data: memoryview) -> None:
-        """Write a block to a slot: first its data, then its record. Raises Unavailable."""
+        """Write a block to a slot: first its data, then its record. Raises Unavailable if the disk
+        fails."""
         assert len(data) == record.size_bytes <= self.slot_bytes, "would spill into the next slot"
         try:
             with self._table_lock:
@@ -214,20 +216,20 @@ class Segment:
                 written += os.pwrite(self._file, data[written:], self.slot_offset(slot) + written)
             os.pwrite(self._file, record.pack(), self._record_offset(slot))
         except OSError as error:
-            raise Unavailable(f"{self.path}: {error}") from error
+            raise Unavailable(f"writing to {self.path} failed: {error}") from error
 
     def erase(self, slot: int) -> None:
         """Erase a slot's record. Raises OSError."""
         os.pwrite(self._file, bytes(RECORD_BYTES), self._record_offset(slot))
 
     def read(self, slot: int, record: BlockRecord, into: memoryview) -> None:
-        """Read and verify a block. Raises Corrupt if the data is not what was written, Unavailable
-        if the disk fails."""
+        """Read and verify a block. Raises Corrupt if the data is not what was written, and
+        Unavailable if the disk fails."""
         try:
             count = os.preadv(self._file, [into], self.slot_offset(slot))
             table = os.pread(self._file, RECORD_BYTES, self._record_offset(slot))
         except OSError as error:
-            raise Unavailable(f"{self.path}: {error}") from error
+            raise Unavailable(f"reading {self.path} failed: {error}") from error
         if count != record.size_bytes:
             raise Corrupt(f"{self.path}: slot {slot} is truncated")
         # A missing or damaged record does not matter here: the checksum decides.
@@ -255,8 +257,8 @@ class Segment:
 
 
 def num_slots_in(segment_bytes: int, slot_bytes: int) -> int:
-    """Return how many slots fit into a segment together with their records and the header; possibly
-    0."""
+    """Return how many slots, together with their records and the header, fit into a segment. The
+    result may be 0."""
     if slot_bytes <= 0:
         return 0
     count = max((segment_bytes - PAGE_BYTES) // (slot_bytes + RECORD_BYTES), 0)

@@ -1,4 +1,5 @@
-"""A slab allocator for slots of several sizes in one arena, adjacent where possible."""
+"""A slab allocator for slots of several sizes in one arena. Slots of one slab are allocated next to
+each other where possible."""
 
 import heapq
 from collections.abc import Iterable
@@ -9,8 +10,8 @@ SLABS_PER_ARENA = 64
 
 
 def default_slab_bytes(arena_bytes: int) -> int:
-    """Choose a slab size: enough slabs for several slot sizes, and slabs large enough for the
-    blocks of large models."""
+    """Choose a slab size that gives enough slabs for several slot sizes, with slabs large enough
+    for the blocks of large models."""
     share = arena_bytes // SLABS_PER_ARENA
     return min(max(share, MIN_SLAB_BYTES), MAX_SLAB_BYTES, arena_bytes)
 
@@ -72,7 +73,7 @@ class SlabAllocator:
         return offset // self._slab_bytes
 
     def used_slots(self, slab: int) -> frozenset[int]:
-        """Return the slab's used slots."""
+        """Return the offsets of the slab's used slots."""
         return frozenset(self._used_slots.get(slab, ()))
 
     def slabs_of_other_sizes(self, size_bytes: int) -> list[int]:
@@ -96,7 +97,7 @@ class SlabAllocator:
     def check_integrity(self) -> None:
         assert sum(len(slabs) for slabs in self._slabs_by_size.values()) == len(
             self._slot_bytes_of
-        ), "owners"
+        ), "slabs with a slot size"
         for slab, size in self._slot_bytes_of.items():
             assert slab in self._slabs_by_size[size], f"slab {slab} of {size}"
             used, free = self._used_slots[slab], set(self._free_slots[slab])

@@ -1,4 +1,4 @@
-"""The stream of a store's contents and changes, for watchers."""
+"""The stream of a store's contents and changes that watchers receive."""
 
 from collections.abc import AsyncGenerator
 
@@ -12,8 +12,8 @@ page."""
 
 
 class StoreFeed:
-    """Reports to watchers what a store contains. ``generation`` is the node's incarnation, within
-    which changes are numbered."""
+    """Reports to watchers what a store contains. ``generation`` is the incarnation of the node; the
+    numbers of changes are unique within it."""
 
     def __init__(self, generation: Incarnation, tiers: TieredStore) -> None:
         self._generation = generation
@@ -21,8 +21,9 @@ class StoreFeed:
         self._events = tiers.events
 
     async def watch(self, generation: Incarnation, number: int) -> AsyncGenerator[WatchEvent]:
-        """Yield a snapshot of the stored keys, then every change. A watcher that has everything up
-        to change ``number`` of this ``generation`` gets only the changes after it."""
+        """Yield a snapshot of the stored keys, then every change. A watcher that already knows
+        everything up to change ``number`` of this ``generation`` gets only the later changes,
+        without a snapshot, if the event log still has them."""
         known = generation == self._generation and self._events.changes_after(number) is not None
         while True:
             if not known:

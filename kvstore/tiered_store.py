@@ -1,4 +1,4 @@
-"""Combines the two tiers of a node into one store, with lookup, allocation, demotion and
+"""Combines the two tiers of a store node into one store, with lookup, allocation, demotion and
 promotion."""
 
 from collections import Counter
@@ -81,16 +81,16 @@ class TieredStore:
         return {Tier.DRAM: dram, Tier.DISK: [b.key for b in blocks if b.key not in in_dram]}
 
     def num_leading_stored(self, keys: Sequence[BlockKey]) -> int:
-        """Return how many leading keys are stored, in either tier."""
+        """Return the number of keys before the first key that is in neither tier."""
         for count, key in enumerate(keys):
             if self.tier_of(key) is Tier.NONE:
                 return count
         return len(keys)
 
     def matches_checksum(self, slot: DramBlock) -> bool:
-        """Whether the block's bytes match its checksum. This reads them, so don't call it in the
-        event loop. Only XXH3 is verified here; checksums by other algorithms are verified by the
-        reader, and count as matching here."""
+        """Whether the block's bytes match its checksum. This reads all bytes, so don't call it in
+        the event loop. Only XXH3 is verified here; checksums by other algorithms are verified by
+        the reader, and count as matching here."""
         if slot.algorithm != CHECKSUM_XXH3:
             return True
         return bool(xxhash.xxh3_64_intdigest(self.slot_view(slot)) == slot.checksum)
@@ -118,7 +118,7 @@ class TieredStore:
         self.evict(self.dram.victims_over_quota(tenant, size_bytes), for_quota=True)
 
     def evict(self, slots: Sequence[DramBlock], *, for_quota: bool = False) -> None:
-        """Evict blocks from DRAM, whether they are on the disk or not."""
+        """Evict blocks from DRAM, whether they are also on the disk or not."""
         for slot in slots:
             self.dram.evict(slot, for_quota=for_quota)
             if self.disk is not None and slot.key not in self.disk:
@@ -133,7 +133,7 @@ class TieredStore:
         self.events.append(Tier.DRAM, [slot.key for slot in slots])
 
     def drop(self, key: BlockKey) -> bool:
-        """Remove a block from both tiers; return whether it was in either."""
+        """Remove a block from both tiers. Return whether it was in at least one of them."""
         slot = self.dram.get(key)
         if slot is not None:
             self.dram.doom(slot)
@@ -163,9 +163,9 @@ class TieredStore:
         return self.disk is not None and self._clock.monotonic() >= self._disk_backoff_until
 
     async def demote(self, slots: Sequence[DramBlock]) -> int:
-        """Copy referenced blocks to the disk unless they are there already; return how many were
-        written. Blocks for which the disk has no space are left out; so are, after a failed write,
-        all that follow."""
+        """Copy referenced blocks to the disk unless they are there already, and return how many
+        were written. Blocks for which the disk has no space are left out. If a write fails, the
+        blocks after it are left out, too."""
         assert self.disk is not None
         await self._add_segments(slots)
         pairs = []
@@ -190,7 +190,7 @@ class TieredStore:
 
     async def promote(self, keys: Sequence[BlockKey]) -> list[DramBlock]:
         """Read blocks from the disk into DRAM, in order, until one fails. The caller gets one
-        reference to each. All reads run in one thread call."""
+        reference to each block that was read. All reads run in one thread, one after the other."""
         disk = self.disk
         assert disk is not None
         pairs: list[tuple[DiskBlock, DramBlock]] = []
@@ -229,8 +229,8 @@ class TieredStore:
     def _read_all(
         self, pairs: Sequence[tuple[DiskBlock, DramBlock]]
     ) -> tuple[BatonError | None, int]:
-        """Read blocks in order. Return the error that ended this early, if any, and the number of
-        good blocks."""
+        """Read blocks in order until one fails. Return the error, or None if all were read, and the
+        number of blocks that were read."""
         assert self.disk is not None
         for count, (block, slot) in enumerate(pairs):
             try:
@@ -242,8 +242,8 @@ class TieredStore:
     def _write_all(
         self, pairs: Sequence[tuple[DramBlock, DiskBlock]]
     ) -> tuple[BatonError | None, int]:
-        """Write blocks in order. Return the error that ended this early, if any, and the number of
-        blocks written."""
+        """Write blocks in order until one fails. Return the error, or None if all were written, and
+        the number of blocks that were written."""
         assert self.disk is not None
         for count, (slot, block) in enumerate(pairs):
             try:
@@ -267,7 +267,7 @@ class TieredStore:
         )
 
     async def _add_segments(self, slots: Sequence[DramBlock]) -> None:
-        """Create the segments that are missing for ``slots``, in a thread."""
+        """Create the segments that the disk lacks for storing ``slots``, in a thread."""
         assert self.disk is not None
         sizes = Counter(slot.size_bytes for slot in slots if slot.key not in self.disk)
         for size_bytes, count in sizes.items():
@@ -303,8 +303,8 @@ class TieredStore:
         return block
 
     def _log_tier_changes(self, keys: Sequence[BlockKey]) -> None:
-        """Append to the event log which tier, if any, now holds the blocks that were removed from
-        one tier."""
+        """Append to the event log in which tier, if any, the blocks ``keys`` are now. They were
+        just removed from one tier."""
         by_tier: dict[Tier, list[BlockKey]] = {}
         for key in keys:
             by_tier.setdefault(self.tier_of(key), []).append(key)

@@ -22,8 +22,8 @@ ENDPOINTS = ("chat", "completions")
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig:
-    """If ``chat``, chat completions are requested, else completions. If ``as_tokens``, prompts are
-    sent as token ids. ``salt`` is the text that every prompt begins with."""
+    """If ``chat`` is true, chat completions are requested, else completions. If ``as_tokens`` is
+    true, prompts are sent as token ids. ``salt`` is the text with which every prompt begins."""
 
     target: BenchTarget
     model: str | None
@@ -41,11 +41,12 @@ class BenchConfig:
 
 
 def parse_prompt_format(endpoint: str | None, prompts: str) -> tuple[bool, bool]:
-    """Return whether to use chat completions, and whether prompts are token ids. Raises Invalid."""
+    """Return whether to request chat completions, and whether to send prompts as token ids. Raises
+    Invalid for an unknown value, and for token ids in chat completions."""
     if prompts not in PROMPT_FORMATS:
-        raise Invalid(f"--prompts {prompts}: it must be text or tokens")
+        raise Invalid(f"--prompts is {prompts!r}; it must be text or tokens")
     if endpoint not in (None, *ENDPOINTS):
-        raise Invalid(f"--endpoint {endpoint}: it must be chat or completions")
+        raise Invalid(f"--endpoint is {endpoint!r}; it must be chat or completions")
     as_tokens = prompts == "tokens"
     if as_tokens and endpoint == "chat":
         raise Invalid("--prompts tokens needs --endpoint completions: chat messages are text")
@@ -63,11 +64,11 @@ def parse_extra(text: str, ignore_eos: bool) -> dict[str, Any]:
         raise Invalid(f"--extra must be a JSON object, not {text}")
     for name in RESERVED_FIELDS:
         if name in extra:
-            raise Invalid(f"--extra has {name!r}, which bench sets itself")
+            raise Invalid(f"--extra has {name!r}, which baton bench sets itself")
     return {**extra, "ignore_eos": True} if ignore_eos else extra
 
 
 def prompt_salt(given: str | None) -> str:
-    """Return the given salt, or else one made from the current time, so that no server has cached
-    the prompts of this run."""
+    """Return the given salt. If there is none, make one from the current time, so that no server
+    has cached the prompts of this run."""
     return f"{SystemClock().wall_nanoseconds():x}-" if given is None else given

@@ -1,6 +1,6 @@
 """A small HTTP/1.1 client: one request at a time per connection, with streamed responses.
 
-It is used instead of a general client, since a load generator must use much less CPU than the
+The load generator uses it instead of a general client, since it must use much less CPU than the
 server that it measures.
 """
 
@@ -24,9 +24,9 @@ CONNECT_SECONDS = 10.0
 
 
 class ClientConnection(asyncio.Protocol):
-    """One connection. ``on_free`` is called when it can send the next request. ``on_retry`` is
-    called with a request that was lost on a reused connection before any data was received, because
-    the server had closed the connection."""
+    """One connection to the server. ``on_free`` is called when the connection can send the next
+    request. ``on_retry`` is called with a request that must be sent again because the server had
+    closed this reused connection before it sent any data in response."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """End the request in progress, if any. If the connection was reused and nothing was
         received, retry the request. If the answer's finish reason was received, complete the
-        request, since a response without a length ends with its connection. Otherwise fail it."""
+        request, since a response of unknown length ends with its connection. Otherwise fail it."""
         self.is_alive = False
         call = self._request
         if call is None:
@@ -119,8 +119,8 @@ class ClientConnection(asyncio.Protocol):
 
 
 class ConnectionPool:
-    """Connections to one server, as many as there are requests in flight. The caller must limit
-    their number."""
+    """Connections to one server. Each request in flight has its own connection, so the caller must
+    limit the number of requests."""
 
     def __init__(self, target: BenchTarget, clock: Clock) -> None:
         self._target = target
@@ -130,8 +130,8 @@ class ConnectionPool:
         self._connecting: set[asyncio.Task[None]] = set()
 
     def send(self, call: BenchRequest, data: bytes) -> None:
-        """Send a request on a free connection, else on a new one. Never raises: an error is
-        reported to the request."""
+        """Send a request on a free connection, or on a new one if none is free. Never raises an
+        error: if the server can't be reached, the request fails."""
         call.sent_at = self._clock.monotonic()
         while self._free:
             connection = self._free.pop()

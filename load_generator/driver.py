@@ -1,5 +1,5 @@
-"""Sends a load. In an open loop, requests are sent at given times; in a closed loop, each is sent
-after the user's previous answer."""
+"""Sends a load. In an open loop, requests are sent at given times. In a closed loop, each user
+sends the next request after the answer to the previous one."""
 
 import asyncio
 from collections import deque
@@ -34,8 +34,8 @@ class DriverLimits:
 
 
 class LoadDriver:
-    """One run against one server. ``records`` and ``inter_token_latencies`` (in seconds)
-    cover the measured requests that have ended."""
+    """Sends one load to one server. ``records`` and ``inter_token_latencies`` (in seconds) cover
+    the measured requests that have ended."""
 
     def __init__(
         self,
@@ -105,8 +105,8 @@ class LoadDriver:
             self._send(arrival, due, number >= warm_up)
 
     async def _wait_until_due(self, due: float, number: int) -> None:
-        """Wait until ``due``, and until fewer requests than the limit are in flight. If a request
-        is sent late because of the limit, its record shows that."""
+        """Wait until ``due``, and until fewer requests than the limit are in flight. If the limit
+        delays a request, its record shows by how much."""
         seconds = due - self._clock.monotonic()
         if seconds > 0:
             await self._clock.sleep(seconds)
@@ -127,8 +127,8 @@ class LoadDriver:
     def send(
         self, arrival: TraceRequest, measured: bool, repetition: int, on_end: Callable[[], None]
     ) -> None:
-        """Send a request of a closed loop now; call ``on_end`` when it has ended. ``repetition``
-        counts the repetitions of the trace."""
+        """Send a request of a closed loop now; call ``on_end`` when it has ended. ``repetition`` is
+        the number of times that the trace has been sent before."""
         self._send(arrival, self._clock.monotonic(), measured, repetition, on_end)
 
     def _send(
@@ -163,7 +163,7 @@ class LoadDriver:
             self.inter_token_latencies.add(call.inter_token_seconds)
 
     async def _drop_timed_out_requests(self, on_sweep: Callable[[], None]) -> None:
-        """Drop requests that time out, and report progress, once per ``SWEEP_SECONDS``."""
+        """Every ``SWEEP_SECONDS``, abort the requests that have timed out, and report progress."""
         timeout = self._limits.timeout_seconds
         while True:
             await self._clock.sleep(SWEEP_SECONDS)
@@ -234,8 +234,9 @@ class ClosedLoopUsers:
         return out_of_time or all_sent or self._driver.interrupted
 
     def _next_conversation(self) -> deque[tuple[TraceRequest, int]]:
-        """Return the turns of the next conversation; after the last one, start again with the
-        first and the next ``repetition``."""
+        """Return the turns of the next conversation, each with its ``repetition``. After the last
+        conversation, begin again with the first one, with a ``repetition`` that is higher by
+        one."""
         lap, index = divmod(self._next_session, len(self._sessions))
         self._next_session += 1
         return deque((arrival, lap) for arrival in self._sessions[index])

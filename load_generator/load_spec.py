@@ -30,9 +30,10 @@ loop starts again from the first, with different prompts."""
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLengths:
-    """The lengths of requests of kind ``plain``, in tokens. A spread is the sigma of a log-normal
-    distribution with that mean; if it is 0, all have the same length. The first ``shared_tokens``
-    are the same in all prompts."""
+    """The lengths, in tokens, of the prompts and answers of kind ``plain``. Lengths have a
+    log-normal distribution: ``input_tokens`` and ``output_tokens`` are the means, and a spread is
+    the sigma. If a spread is 0, all lengths equal the mean. The first ``shared_tokens`` tokens are
+    the same in all prompts."""
 
     input_tokens: int
     output_tokens: int
@@ -41,7 +42,7 @@ class RequestLengths:
     shared_tokens: int
 
     def __post_init__(self) -> None:
-        """Check the values. Raises Invalid."""
+        """Raise Invalid if a value is out of range."""
         for flag, tokens in (("input", self.input_tokens), ("output", self.output_tokens)):
             if not 1 <= tokens <= MAX_TOKENS:
                 raise Invalid(f"--{flag}-tokens is {tokens}; it must be from 1 to {MAX_TOKENS:,}")
@@ -75,7 +76,7 @@ class LoadSpec:
     seed: int
 
     def __post_init__(self) -> None:
-        """Check the values. Raises Invalid."""
+        """Raise Invalid if a value is out of range, or if options conflict."""
         if self.trace is not None and self.kind is not None:
             raise Invalid("--trace and --kind can't be combined")
         if self.kind is not None and self.kind not in (PLAIN, *TRACE_GENERATORS):
@@ -95,7 +96,7 @@ class LoadSpec:
             check_at_least("--requests", self.requests, 1)
         check_at_least("--seed", self.seed, 0)
         if not 0 <= self.burstiness <= MAX_BURSTINESS:
-            raise Invalid(f"--burstiness is {self.burstiness:g}; it must be from 0 (even) to 10")
+            raise Invalid(f"--burstiness is {self.burstiness:g}; it must be from 0 to 10")
         for flag, seconds in (("--think-seconds", self.think_seconds), ("--warm-up", self.warm_up)):
             if seconds is not None and not 0 <= seconds < math.inf:
                 raise Invalid(f"{flag} is {seconds:g}; it must be finite and at least 0")
@@ -104,7 +105,7 @@ class LoadSpec:
         if self.jitter_seconds and self.trace is None:
             raise Invalid("--jitter-seconds needs --trace FILE")
         if self.trace is None and self.concurrency is None and self.rate is None:
-            raise Invalid("bench needs --rate R, --concurrency N, or --trace FILE")
+            raise Invalid("baton bench needs --rate R, --concurrency N, or --trace FILE")
 
     @property
     def is_closed_loop(self) -> bool:
@@ -129,7 +130,8 @@ class LoadSpec:
         return num_requests // 10 if counted else 0
 
     def make_trace(self) -> Trace:
-        """Return the requests to send; a closed loop ignores their times. Raises Invalid."""
+        """Return the requests to send. In a closed loop, their arrival times are ignored. Raises
+        Invalid if the trace can't be read, or if an option is out of range."""
         if self.trace is None and (self.kind or PLAIN) == PLAIN:
             rate = self._rate * self.rate_factor
             return self._limit(
@@ -161,7 +163,9 @@ class LoadSpec:
             return CLOSED_REQUESTS
         count = math.ceil(self.duration * self._rate * self.rate_factor * OVERSAMPLING) + 16
         if count > MAX_REQUESTS:
-            raise Invalid(f"{count:,} requests: at most {MAX_REQUESTS:,} can be generated")
+            raise Invalid(
+                f"--duration and the rate give {count:,} requests; the maximum is {MAX_REQUESTS:,}"
+            )
         return count
 
     def _limit(self, trace: Trace) -> Trace:
@@ -174,8 +178,8 @@ class LoadSpec:
 def plain_trace(
     lengths: RequestLengths, count: int, rate: float, burstiness: float, seed: int
 ) -> Trace:
-    """Generate independent requests. Their inter-arrival times are Gamma-distributed with
-    ``burstiness`` as coefficient of variation: 1 is Poisson, 0 is even."""
+    """Generate independent requests. Their inter-arrival times have a Gamma distribution with
+    ``burstiness`` as coefficient of variation: 1 gives Poisson arrivals, 0 gives even intervals."""
     generator = seeded_generator(seed)
     gaps = np.full(count, 1 / rate)
     if burstiness:

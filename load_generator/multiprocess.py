@@ -37,9 +37,9 @@ RunPart = Callable[[LoadSpec, Trace], DriverResult]
 
 
 def split_load(load: LoadSpec, trace: Trace, processes: int) -> list[LoadPart]:
-    """Split a load into ``processes`` parts by dealing out, in turn, the requests of an open loop
-    or the conversations of a closed loop. Raises Invalid if ``processes`` is out of range or a part
-    would be empty."""
+    """Split a load into ``processes`` parts. The requests of an open loop, or the conversations of
+    a closed loop, are assigned to the parts in turn. Raises Invalid if ``processes`` is out of
+    range or a part would be empty."""
     if not 1 <= processes <= MAX_PROCESSES:
         raise Invalid(f"--processes is {processes}; it must be from 1 to {MAX_PROCESSES}")
     if processes == 1:
@@ -82,9 +82,9 @@ def run_processes(parts: Sequence[LoadPart], drive: RunPart) -> DriverResult:
 
 
 def _fork(part: LoadPart, drive: RunPart) -> tuple[int, int]:
-    """Run ``drive`` in a child; return its process id and the pipe with its result. A fork is safe
-    here, since no event loop and no thread runs yet, and it lets the child share the prepared
-    trace."""
+    """Run ``drive`` in a child process; return its process id and the pipe from which its result
+    can be read. A fork is safe here, since no event loop and no thread runs yet. It lets the child
+    share the prepared trace."""
     reading, writing = os.pipe()
     process_id = os.fork()
     if process_id:

@@ -1,4 +1,4 @@
-"""Plots of a run."""
+"""Draws the plots of a benchmark run."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,8 +14,9 @@ SECOND = 1.0
 
 
 def draw_latencies(folder: Path, records: Sequence[RequestRecord], gaps: LatencyHistogram) -> None:
-    """Write ``latency.png``, the distributions of TTFT and inter-token latency, and ``time.png``,
-    the requests that arrived, were answered and failed in each second."""
+    """Write two plots: ``latency.png`` with the distributions of TTFT and inter-token latency, and
+    ``time.png`` with the numbers of requests that arrived, were answered and failed in each
+    second."""
     ttfts = [each.ttft_seconds for each in records if each.ttft_seconds is not None]
     plot_cdfs(folder / "latency.png", {"measured": (ttfts, gaps.sample_percentiles(POINTS))})
     lines = {

@@ -1,4 +1,4 @@
-"""A progress bar of a run, on stderr, if that is a terminal."""
+"""Shows a progress bar of a run on stderr, if stderr is a terminal."""
 
 import sys
 from types import TracebackType

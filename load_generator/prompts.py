@@ -1,9 +1,9 @@
 """Generates prompts of a given length that share prefixes wherever the trace's requests share
 blocks.
 
-Each block is a unique marker followed by words cut from one text. So equal blocks have equal text,
-different blocks differ in their first word, and making a prompt of any length takes only a few
-slices.
+Each block is a unique marker followed by words cut from one text. Therefore, equal blocks have
+equal text, different blocks differ in their first word, and making a prompt of any length takes
+only a few slices.
 """
 
 from collections.abc import Sequence
@@ -37,8 +37,8 @@ _IDS = [FIRST_ID + number * 389 % NUM_IDS for number in range(NUM_TEXT_WORDS)]
 
 @dataclass(frozen=True, slots=True)
 class TokenCalibration:
-    """The server's token counts: the number per word, and the number that it adds to each prompt
-    (for example by its chat template)."""
+    """How the server counts tokens: the number of tokens per word, and the number of tokens that it
+    adds to each prompt (for example with its chat template)."""
 
     tokens_per_word: float = 1.0
     overhead_tokens: float = 0.0
@@ -58,8 +58,8 @@ class PromptText:
             self._word_offsets.append(self._word_offsets[-1] + len(word) + 1)
 
     def make_prompt(self, arrival: TraceRequest, block_tokens: int, repetition: int = 0) -> str:
-        """Return the prompt of a request. ``repetition`` counts the repetitions of the trace; each
-        repetition has different prompts."""
+        """Return the prompt of a request. ``repetition`` is the number of times that the trace has
+        been sent before; each repetition has different prompts."""
         around, per_word = self._calibration.overhead_tokens, self._calibration.tokens_per_word
         words = max(round((arrival.num_prompt_tokens - around) / per_word), 1)
         per_block = max(round(block_tokens / per_word), 1)
@@ -86,7 +86,7 @@ class PromptText:
 def token_ids(
     arrival: TraceRequest, block_tokens: int, salt: int, repetition: int = 0
 ) -> list[int]:
-    """Return the prompt of a request as token ids, of exactly its length."""
+    """Return the prompt of a request as token ids. It has exactly the request's prompt length."""
     ids: list[int] = []
     for block in arrival.block_ids:
         name, marker = (salt + repetition) * 1_000_003 + block, []
@@ -103,8 +103,9 @@ def token_ids(
 
 @dataclass(frozen=True, slots=True)
 class RequestBodyEncoder:
-    """Encodes request bodies. If ``as_tokens``, prompts are token ids, else text. If ``chat``, the
-    text is a user message. ``extra`` holds additional fields for every body."""
+    """Encodes request bodies. If ``as_tokens`` is true, prompts are token ids, else text. If
+    ``chat`` is true, the text is a user message. ``extra`` holds additional fields for every
+    body."""
 
     model: str
     chat: bool

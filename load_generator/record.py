@@ -19,10 +19,11 @@ NUM_BINS = 24 * BINS_PER_FACTOR_E
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """The measurements of one request. Times are in seconds since the load began; latencies count
-    from ``scheduled_at``, when the user wanted to send it. Token counts are the server's, where it
-    reports them; otherwise the planned prompt length and the number of events. ``code`` is None
-    when the request succeeded. ``tbt_seconds`` is the mean inter-token latency."""
+    """The measurements of one request. Times are in seconds since the load began. Latencies count
+    from ``scheduled_at``, the time at which the request should have been sent. Token counts are the
+    server's. Where the server reports none, they are the planned length of the prompt and the
+    number of events of the answer. ``code`` is None when the request succeeded. ``tbt_seconds`` is
+    the mean inter-token latency."""
 
     scheduled_at: float
     lag_seconds: float
@@ -73,7 +74,8 @@ def make_record(call: BenchRequest, began_at: float) -> RequestRecord:
 
 
 class LatencyHistogram:
-    """A histogram of seconds between two events, with bins of logarithmic width."""
+    """A histogram of the times between two events, in seconds. The width of its bins is
+    logarithmic."""
 
     def __init__(self, counts: Iterable[int] = ()) -> None:
         self.counts = array("q", counts) or array("q", bytes(8 * NUM_BINS))
@@ -92,7 +94,8 @@ class LatencyHistogram:
         return sum(self.counts)
 
     def percentile(self, percent: float) -> float:
-        """Return the middle of the percentile's bin. The histogram must not be empty."""
+        """Return the middle of the bin in which the percentile lies. The histogram must not be
+        empty."""
         cumulated = np.cumsum(self.counts)
         index = int(np.searchsorted(cumulated, cumulated[-1] * percent / 100))
         return MIN_SECONDS * math.exp((min(index, NUM_BINS - 1) + 0.5) / BINS_PER_FACTOR_E)
@@ -103,8 +106,8 @@ class LatencyHistogram:
         return float(np.average(middles, weights=self.counts))
 
     def sample_percentiles(self, num_points: int) -> list[float]:
-        """Return ``num_points`` evenly spaced percentiles, to plot; none if the histogram is
-        empty."""
+        """Return ``num_points`` evenly spaced percentiles for a plot, or no percentiles if the
+        histogram is empty."""
         if not len(self):
             return []
         return [self.percentile(100 * (index + 0.5) / num_points) for index in range(num_points)]

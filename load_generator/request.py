@@ -24,8 +24,8 @@ TIMEOUT, CONNECTION_LOST, UNREACHABLE, MALFORMED = (
 
 @dataclass(frozen=True, slots=True)
 class RequestError:
-    """The reason why a request failed. ``status`` is 0 if there was no response; ``code`` is
-    OpenAI's, or one of the constants above."""
+    """The reason why a request failed. ``status`` is 0 if there was no response. ``code`` is the
+    error code that the server sent, or one of the constants of this module."""
 
     status: int
     code: str
@@ -34,10 +34,10 @@ class RequestError:
 
 @dataclass(slots=True, eq=False)
 class BenchRequest:
-    """One request and its timestamps, in seconds of the monotonic clock. ``scheduled_at`` is when
-    the request was to be sent; latencies count from then. ``inter_token_seconds`` are the seconds
-    between the events that have a piece of the answer. ``on_end`` is called once, when the request
-    ends."""
+    """One request and its timestamps, in seconds of the monotonic clock. ``scheduled_at`` is the
+    time at which the request should be sent; latencies count from then. ``inter_token_seconds`` are
+    the times between consecutive events that contain a piece of the answer. ``on_end`` is called
+    once, when the request ends."""
 
     arrival: TraceRequest
     is_measured: bool
@@ -130,7 +130,7 @@ class BenchRequest:
 
 
 def _has_other_output(delta: dict[str, Any]) -> bool:
-    """Whether a piece contains output other than text: reasoning, or tool calls."""
+    """Whether a piece of the answer contains output other than text: reasoning, or tool calls."""
     return bool(
         delta.get("reasoning_content") or delta.get("reasoning") or delta.get("tool_calls")
     )  # fmt: skip
@@ -147,7 +147,7 @@ def _parse_error_body(status: int, body: bytes) -> RequestError:
 
 
 def _parse_error(status: int, error: Any) -> RequestError:
-    """Parse an error in OpenAI's format, or a similar one."""
+    """Parse an error in OpenAI's format or in a similar one."""
     if not isinstance(error, dict):
         return RequestError(status, "", str(error))
     code = error.get("code") or error.get("type") or ""

@@ -39,8 +39,8 @@ class LatencyTargets:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorUsage:
-    """The load generator's own resource usage. ``wall_seconds`` is per process, ``cpu_seconds`` the
-    sum over all ``processes``."""
+    """The load generator's own resource usage. ``wall_seconds`` is the duration of the longest
+    process, ``cpu_seconds`` the sum over all ``processes``."""
 
     cpu_seconds: float
     wall_seconds: float
@@ -53,7 +53,8 @@ class GeneratorUsage:
 class BenchResult:
     """The result over all measured requests. ``tbt_seconds`` summarizes each answer's mean
     inter-token latency, ``itl_seconds`` the individual times between two events. ``goodput_rps`` is
-    the rate of requests within the SLO. ``lag_seconds`` is how late the generator sent requests."""
+    the rate of requests that met the SLO. ``lag_seconds`` is how late the generator sent
+    requests."""
 
     num_requests: int
     completed: int
@@ -91,7 +92,7 @@ def summarize(
     slo: LatencyTargets,
     usage: GeneratorUsage,
 ) -> BenchResult:
-    """Summarize the records. ``seconds`` is the duration by which rates are computed."""
+    """Summarize the records. Rates are the counts divided by ``seconds``."""
     good = [record for record in records if record.ok]
     met = sum(record.meets_slo(slo.ttft_seconds, slo.mean_itl_seconds) for record in records)
     lag = summarize_values([record.lag_seconds for record in records])
@@ -142,8 +143,8 @@ def _summary_of(gaps: LatencyHistogram) -> Summary:
 
 
 def _by_length(records: Sequence[RequestRecord], slo: LatencyTargets) -> list[float | None]:
-    """Return the attainment of each quartile of prompt lengths, shortest first. Among equally long
-    prompts, earlier ones count as shorter."""
+    """Return the share of requests that met the SLO in each quartile of prompt lengths, shortest
+    first. Among equally long prompts, earlier ones count as shorter."""
     ordered = sorted(records, key=lambda record: record.prompt_tokens)
     edges = [len(records) * quarter // QUARTILES for quarter in range(QUARTILES + 1)]
     quarters = [ordered[start:end] for start, end in pairwise(edges)]
@@ -159,7 +160,8 @@ def _by_length(records: Sequence[RequestRecord], slo: LatencyTargets) -> list[fl
 
 
 def _hit_ratio(good: Sequence[RequestRecord]) -> float | None:
-    """Return the share of cached prompt tokens; None if the server does not report them."""
+    """Return the share of prompt tokens that were cached; None if the server does not report cached
+    tokens."""
     reported = [each for each in good if each.cached_tokens is not None]
     if not reported:
         return None

@@ -40,7 +40,7 @@ EXTRA_FILES = 64
 
 def run_bench(config: BenchConfig) -> None:
     """Run the benchmark and report its result. Raises Invalid, before anything is sent, if an
-    option is wrong; BatonError if the server can't be queried, or answers no request."""
+    option is wrong, and BatonError if the server can't be queried or answers no request."""
     prepare_plots(config.plots)
     _check_output(config.output)
     trace = config.load.make_trace()
@@ -139,12 +139,12 @@ def _outcome(config: BenchConfig, measured: DriverResult) -> BenchResult:
 
 
 def _measured_seconds(load: LoadSpec, measured: DriverResult) -> float:
-    """Return the length of the measured period, by which rates are computed. For a load without a
-    duration, the period lasts from the first measured request to the last answer. Otherwise it
-    lasts from the end of the warm-up to the end of the duration or, in an open loop, to the last
-    answer if that is later. (In a closed loop, answers that end later make up for answers that
-    began during the warm-up.) If the load was interrupted, the period ends with the last answer at
-    the latest."""
+    """Return the length of the measured period, by which counts are divided to get rates. For a
+    load without a duration, the period lasts from the first measured request to the last answer.
+    Otherwise it lasts from the end of the warm-up to the end of the duration or, in an open loop,
+    to the last answer if that is later. (In a closed loop, answers that end after the duration make
+    up for those that were begun during the warm-up.) If the load was interrupted, the period ends
+    with the last answer at the latest."""
     if not measured.records:
         return 0.0
     last = max(record.ended_at for record in measured.records)
@@ -221,8 +221,8 @@ def _cpu_seconds() -> float:
 
 
 def _allow_files(connections: int) -> None:
-    """Raise this process's limit of open files as needed. Raises Invalid when the system does not
-    allow enough."""
+    """Raise this process's limit of open files as far as needed. Raises Invalid if the system does
+    not allow that many."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + EXTRA_FILES
     if hard not in (resource.RLIM_INFINITY,) and hard < needed:

@@ -36,8 +36,9 @@ class ServerInfo:
 
 
 async def query_server(target: BenchTarget, model: str | None) -> ServerInfo:
-    """Return the given model, else the server's first one, and its context length. Raises
-    Unavailable, Unauthorized, NotFound; Invalid when the server lists no model."""
+    """Return the given model, or else the server's first one, together with its context length.
+    Raises Unavailable, Unauthorized or NotFound if the server can't be queried, and Invalid if no
+    model is given and the server lists none."""
     listed = (await _request_json(target, "GET", "/models")).get("data") or []
     listed = [each for each in listed if isinstance(each, dict)]
     names = [str(each.get("id")) for each in listed]
@@ -51,7 +52,7 @@ async def query_server(target: BenchTarget, model: str | None) -> ServerInfo:
 
 async def calibrate_tokens(target: BenchTarget, encoder: RequestBodyEncoder) -> TokenCalibration:
     """Measure how the server counts tokens, with two short requests. Return the default calibration
-    if it does not report counts that can be used. Raises BatonError when the server refuses the
+    if the server reports no usable counts. Raises BatonError when the server refuses the
     requests."""
     exact = replace(encoder, block_tokens=PROBE_BLOCK_TOKENS)
     counts = [await _count_prompt_tokens(target, exact, words) for words in PROBE_WORDS]
@@ -118,7 +119,7 @@ async def _request_json(
     try:
         fields = response.json()
     except ValueError as error:
-        raise Unavailable(f"{url} did not return JSON: is it OpenAI's API?") from error
+        raise Unavailable(f"{url} did not return JSON; OpenAI's API does") from error
     if not isinstance(fields, dict):
         raise Unavailable(f"{url} did not return a JSON object; OpenAI's API returns one")
     return fields

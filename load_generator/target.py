@@ -1,4 +1,5 @@
-"""The server under load: its address, credentials and TLS, and the head of a request to it."""
+"""The server under load: its address, credentials and TLS settings, and the head of a request to
+it."""
 
 import ssl
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class BenchTarget:
-    """``base_path`` is the path before ``/v1``; ``tls`` is None for plain HTTP."""
+    """The server's address and credentials. ``base_path`` is the path before ``/v1``; ``tls`` is
+    None for plain HTTP."""
 
     host: str
     port: int
@@ -44,7 +46,8 @@ class BenchTarget:
 
 
 def parse_target(url: str, api_key: str, ca: Path | None, insecure: bool) -> BenchTarget:
-    """Parse the URL of a server, with or without ``/v1``. Raises Invalid."""
+    """Parse the URL of a server, with or without ``/v1``, and the options for connecting to it.
+    Raises Invalid if one of them is wrong."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
         port = parts.port

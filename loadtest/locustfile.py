@@ -3,7 +3,7 @@
     locust -f loadtest/locustfile.py --host http://127.0.0.1:8000
     locust -f loadtest/locustfile.py --host URL --headless -u 100 -r 10 -t 5m
 
-It needs only locust, and works with any server that has OpenAI's API. See docs/loadtest.md.
+This file needs only locust, and works with any server that has OpenAI's API. See docs/loadtest.md.
 """
 
 import json
@@ -46,7 +46,8 @@ def add_options(parser: Any) -> None:
 
 @events.init.add_listener
 def set_weights(environment: Any, **_: Any) -> None:
-    """Set the weights of user classes from ``--user-weights``; leave out those with weight 0."""
+    """Set the weights of user classes from ``--user-weights``. Classes with weight 0 are left
+    out."""
     options = environment.parsed_options
     if not options or not options.user_weights:
         return
@@ -54,7 +55,7 @@ def set_weights(environment: Any, **_: Any) -> None:
     known = {each.kind: each for each in (Chat, Completion, Rag, Agent, Reasoning)}
     unknown = sorted(set(weights) - set(known))
     if unknown:
-        raise SystemExit(f"--user-weights: unknown {unknown[0]!r}; known users: {', '.join(known)}")
+        raise SystemExit(f"--user-weights names {unknown[0]!r}; known users: {', '.join(known)}")
     for kind, weight in weights.items():
         known[kind].weight = weight
     chosen = [known[kind] for kind, weight in weights.items() if weight]
@@ -90,7 +91,8 @@ class Ramp(LoadTestShape):
 
 
 class SeededNumbers:
-    """Pseudo-random numbers, the same for the same user: a linear congruential generator."""
+    """Pseudo-random numbers from a linear congruential generator. The same seed gives the same
+    numbers."""
 
     def __init__(self, seed: int) -> None:
         self._state = seed * 2_654_435_761 % 2**32
@@ -106,8 +108,8 @@ def words(count: int, start: int = 0) -> str:
 
 
 class Failed(Exception):
-    """A failed request. The message, by which locust groups failures, has OpenAI's status and
-    code."""
+    """Says that a request failed. The message contains OpenAI's status and code; locust groups
+    failures by it."""
 
 
 class ModelUser(FastHttpUser):
@@ -219,7 +221,7 @@ class StreamReading:
         self._ended = False
 
     def read(self, lines: Iterator[bytes]) -> None:
-        """Read the stream. Raises Failed if it has an error, or ends prematurely."""
+        """Read the stream. Raises Failed if it contains an error, or ends prematurely."""
         for line in lines:
             payload = line.removeprefix(b"data:").strip()
             if not line.startswith(b"data:") or payload == b"[DONE]":
@@ -243,7 +245,7 @@ class StreamReading:
 
     def _take(self, event: dict[str, Any]) -> None:
         if event.get("error"):
-            raise Failed(f"in the stream: {_code(event['error'])}")
+            raise Failed(f"error in the stream: {_code(event['error'])}")
         for choice in event["choices"]:
             delta = choice.get("delta") or choice
             piece = delta.get("content") or delta.get("text") or ""
@@ -284,7 +286,7 @@ def _code(error: Any) -> str:
 
 
 class Chat(ModelUser):
-    """Conversations of some turns, over a system prompt that all users share."""
+    """A user who has conversations of several turns. All users share the same system prompt."""
 
     kind = "chat"
     weight = 5
@@ -304,7 +306,7 @@ class Chat(ModelUser):
 
 
 class Completion(ModelUser):
-    """Code completion in an editor: frequent short answers."""
+    """An editor that completes code: frequent requests with short answers."""
 
     kind = "completion"
     weight = 2
@@ -317,7 +319,7 @@ class Completion(ModelUser):
 
 
 class Rag(ModelUser):
-    """Questions about one of a few hundred documents, some of which are popular."""
+    """A user who asks questions about one of a few hundred documents, some of which are popular."""
 
     kind = "rag"
     weight = 2
@@ -336,7 +338,8 @@ class Rag(ModelUser):
 
 
 class Agent(ModelUser):
-    """Consecutive tool calls: each prompt is the previous prompt plus the result of the call."""
+    """An agent that calls one tool after the other: each prompt is the previous prompt plus the
+    answer and the result of the call."""
 
     kind = "agent"
     weight = 2
@@ -361,7 +364,7 @@ class Agent(ModelUser):
 
 
 class Reasoning(ModelUser):
-    """Short questions with very long answers."""
+    """A user who asks short questions that have very long answers."""
 
     kind = "reasoning"
     weight = 1

@@ -1,4 +1,4 @@
-"""Opens a supervisor with the backend that the settings name: local processes, Ray or mock.
+"""Opens a supervisor with the backend that the settings name: local processes, Ray or mock workers.
 
 Ray is imported only here and in ``orchestrator/ray``, and only when the settings ask for it.
 """
@@ -22,18 +22,19 @@ OnState = Callable[[ClusterState], None]
 
 
 def check_backend(settings: Settings) -> None:
-    """Raise Invalid for a backend that is not installed, or that conflicts with other settings."""
+    """Raise Invalid if the backend is not installed, or conflicts with other settings."""
     if settings.on == "ray" and importlib.util.find_spec("ray") is None:
         raise Invalid("on is 'ray', but Ray is not installed: pip install 'baton[ray]'")
     if settings.on != "ray" and settings.ray_address is not None:
-        raise Invalid(f"ray_address is {settings.ray_address!r}: it needs --on ray")
+        raise Invalid(f"ray_address is {settings.ray_address!r}, which needs --on ray")
     if settings.mock and (settings.on == "ray" or settings.autoscale != "off"):
-        raise Invalid("mock is true: mock workers need on=local and autoscale=off")
+        raise Invalid("mock is true, but mock workers need on=local and autoscale=off")
 
 
 def check_model(settings: Settings) -> None:
-    """Raise Invalid if the engine can't run the model, or if it is vLLM and not installed. A model
-    from the hub is downloaded here, so that not every process downloads it."""
+    """Raise Invalid if the engine can't run the model, or if the engine is vLLM and the workers'
+    Python has no supported vLLM. A model from the Hugging Face hub is downloaded here, so that not
+    every process downloads it."""
     path = resolve_model(settings.model)
     if settings.engine == "baton":
         load_model_config(path)
@@ -46,7 +47,8 @@ def check_model(settings: Settings) -> None:
 async def open_supervisor(
     settings: Settings, folder: ClusterFolder, clock: Clock, on_change: OnState
 ) -> AsyncIterator[Supervisor]:
-    """Open the supervisor, and close its backend on exit. Raises Invalid, Unavailable."""
+    """Open the supervisor, and close its backend on exit. Raises Invalid if the settings don't
+    allow the backend, and Unavailable if Ray can't be reached."""
     check_backend(settings)
     if settings.on == "ray":
         async with _open_on_ray(settings, folder, clock, on_change) as supervisor:

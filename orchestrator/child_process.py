@@ -57,8 +57,8 @@ log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class ChildProcessSpec:
     """How to start a process. If ``probe`` is None, ``--status-fd N`` is appended to ``command``,
-    and the process reports its state on that descriptor. Otherwise, the process is serving at
-    ``address`` as soon as ``probe``, which may block for seconds, returns True."""
+    and the process reports its state on that descriptor. Otherwise, ``probe``, which may block for
+    seconds, is called until it returns True; from then on, the process serves at ``address``."""
 
     id: str
     role: str
@@ -126,7 +126,7 @@ class ChildProcess:
             self._set_state("stopped" if self.is_stopping else "failed")
 
     async def stop(self) -> None:
-        """Make the process drain, and kill it if that takes too long. Returns when it has
+        """Make the process drain, and kill it if that takes too long. Return when the process has
         exited."""
         self._stop_requested.set()
         if not self._ended.is_set():
@@ -252,9 +252,10 @@ class ChildProcess:
             await self._clock.sleep(HEARTBEAT_SECONDS)
 
     async def _kill_if_hung(self) -> None:
-        """Kill the process when it has missed too many heartbeats. Missed heartbeats are counted
-        rather than time measured, so that a pause of the supervisor itself has no effect. The
-        start-up time is not limited."""
+        """Kill the process when it has missed too many heartbeats. Missed heartbeats are counted,
+        instead of measuring the time since the last one, so that a pause of the supervisor itself
+        has no effect. No heartbeat is expected before the process first serves, so its start may
+        take any time."""
         num_missed = 0
         max_missed = max(self._hang_timeout_seconds / HEARTBEAT_SECONDS, MIN_MISSED_HEARTBEATS)
         while self._hang_timeout_seconds and num_missed < max_missed:
@@ -296,7 +297,7 @@ class ChildProcess:
 
 
 def last_log_line(log_file: Path) -> str:
-    """Return the last line of a process's log, or if the log is empty, a text with its path."""
+    """Return the last line of a process's log. If the log is empty, return a text with its path."""
     try:
         lines = log_file.read_text(errors="replace").strip().splitlines()
     except OSError:

@@ -46,10 +46,10 @@ class ProcessState:
 
 @dataclass(slots=True)
 class ClusterState:
-    """The cluster's state as the supervisor last wrote it, with the addresses and secrets that a
-    command needs; only the user's own account may read it. ``failure`` is the reason why the
-    supervisor gave up. ``settings`` describes how the supervisor's settings differ from those at
-    its start, in the form of :attr:`ProcessState.settings`."""
+    """The cluster's state as the supervisor last wrote it, with the addresses and secrets that
+    ``baton`` commands need; only the user's own account may read it. ``failure`` is the reason why
+    the supervisor gave up. ``settings`` describes how the supervisor's settings differ from those
+    at its start, in the form of :attr:`ProcessState.settings`."""
 
     supervisor_pid: int
     url: str

@@ -55,13 +55,15 @@ async def _respond(pools: Pools, line: bytes) -> dict[str, Any]:
 
 
 async def _execute(pools: Pools, request: dict[str, Any]) -> dict[str, Any]:
-    """Execute one command, and return the pools' sizes and workers after the command."""
+    """Execute one command. Return the sizes of the pools and the workers after it."""
     if request["command"] == "scale":
         await pools.scale(parse_pool_sizes({str(k): int(v) for k, v in request["pools"].items()}))
     elif request["command"] == "drain":
         await pools.remove(WorkerId(str(request["worker"])))
     elif request["command"] != "pools":
-        raise Invalid(f"unknown command {request['command']!r}")
+        raise Invalid(
+            f"unknown command {request['command']!r}; known commands: scale, drain, pools"
+        )
     sizes = await pools.sizes()
     return {
         "sizes": {role.value: count for role, count in sizes.items()},

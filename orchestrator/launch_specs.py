@@ -48,10 +48,10 @@ def serve_command(role: Role) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RemoteWorkerSpec:
-    """How to start a worker on another machine, in plain values. ``command`` holds the arguments
-    for the remote machine's Python; ``settings`` are all settings except those specific to a
-    machine. ``log`` is a path below ``home`` if that folder exists on the remote machine, else
-    below the remote machine's own Baton home."""
+    """How to start a worker on another machine, as plain values. ``command`` holds the arguments
+    for the remote machine's Python. ``settings`` are the worker's settings by name, without the
+    path of the demo model. ``log`` is a path below ``home`` if that folder exists on the remote
+    machine, else below the remote machine's own Baton home."""
 
     id: str
     role: str
@@ -147,8 +147,8 @@ class LaunchSpecs:
         return self._program_spec(role, self._next_id(role), threads)
 
     def with_role(self, spec: ChildProcessSpec, role: Role) -> ChildProcessSpec:
-        """Return the spec of the same worker in another role. The worker keeps its id, even though
-        the id contains its first role."""
+        """Return ``spec`` with another role. The worker keeps its id, even though the id contains
+        its first role."""
         return replace(spec, role=role.value, command=self._command(role))
 
     def remote_worker(self, role: Role) -> RemoteWorkerSpec:
@@ -167,7 +167,8 @@ class LaunchSpecs:
         )
 
     def _command(self, role: Role) -> tuple[str, ...]:
-        """Return the command line of a role. Workers run in the Python that has the engine."""
+        """Return the command line of a role. Workers run in ``engine_python``, if that is set,
+        since it has the engine."""
         command = self._role_command(role)
         if role in WORKER_ROLES and self._settings.engine_python:
             return (self._settings.engine_python, *command[1:])
@@ -185,9 +186,9 @@ class LaunchSpecs:
         environment: dict[str, str],
         overrides: dict[str, str] | None = None,
     ) -> ChildProcessSpec:
-        """Return the spec of a process, whose settings are in its environment. Settings that can
-        change while the process runs are left out if they come from the config file: the process
-        reads them there itself."""
+        """Return the spec of a process that gets its settings through its environment. Settings
+        that can change while the process runs are left out if they come from the config file, since
+        the process reads them there itself."""
         config = config_environment()
         live = live_settings(Reader.of_role(role)) if config else frozenset[str]()
         unpinned = live - pinned_settings(self._settings)
@@ -201,8 +202,8 @@ class LaunchSpecs:
         )
 
     def _settings_of(self, child_id: str, unpinned: Collection[str] = ()) -> dict[str, str]:
-        """Return a process's settings by name, without those in ``unpinned``. Every port is 0,
-        since the processes can't share one; :meth:`routers` then sets the HTTP host and port."""
+        """Return a process's settings by name, without those in ``unpinned``. Every port is 0, so
+        that each process gets free ports; :meth:`routers` then sets the HTTP host and port."""
         return {
             **to_environment(self._settings, unpinned),
             "id": child_id,
@@ -215,8 +216,8 @@ class LaunchSpecs:
         }
 
     def _without_demo_model(self, settings: dict[str, str]) -> dict[str, str]:
-        """Remove the demo model's path from the settings: each machine's installation has its own
-        copy."""
+        """Return the settings without ``model`` if that is the demo model, since each machine's
+        installation has its own copy of it."""
         is_demo = self._settings.model == str(DEMO_MODEL)
         return {name: value for name, value in settings.items() if name != "model" or not is_demo}
 

@@ -13,8 +13,8 @@ from orchestrator.supervised_pools import OnChange, SupervisedPools, SupervisedP
 
 
 class MockPools(SupervisedPools):
-    """Pools whose sizes are set once, when they start. All workers of both pools run in one
-    process."""
+    """Pools of mock workers, whose sizes are set once, when they start. All workers of both pools
+    run in one process."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class MockPools(SupervisedPools):
         self._hang_timeout_seconds = hang_timeout_seconds
 
     async def scale(self, wanted: Mapping[Role, int]) -> None:
-        """Start the workers. Raises Invalid when called again."""
+        """Start the workers. Raises Invalid if they were started before."""
         tasks = self._check_open()
         if self._sizes:
             raise Invalid("the number of mock workers can't be changed after the start")
@@ -38,7 +38,7 @@ class MockPools(SupervisedPools):
         self._start(tasks, Role.MOCK)
 
     async def remove(self, worker_id: WorkerId) -> None:
-        raise Invalid(f"{worker_id}: the number of mock workers can't be changed after the start")
+        raise Invalid(f"{worker_id} is a mock worker, which can't be drained on its own")
 
     async def workers(self) -> list[PoolWorker]:
         return [

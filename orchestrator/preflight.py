@@ -33,7 +33,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def check_redis(url: str) -> None:
-    """Raise Invalid if ``url`` is not a Redis URL, Unavailable if no Redis responds at this URL."""
+    """Raise Invalid if ``url`` is not a Redis URL, and Unavailable if no Redis responds there."""
     import redis
 
     shown = without_password(url)
@@ -57,7 +57,8 @@ def is_redis_reachable(url: str) -> bool:
 
 
 def is_router_ready(host: str, port: int, certificate: str | None = None) -> bool:
-    """Whether a router accepts requests, that is, returns 200 for ``/ready``. Uses no proxy."""
+    """Whether a router accepts requests, that is, returns 200 for ``/ready``. The request does not
+    go through a proxy."""
     tls = pinned_tls_context(certificate)
     connection = (
         http.client.HTTPConnection(host, port, timeout=PROBE_TIMEOUT_SECONDS)

@@ -3,7 +3,7 @@
 A socket is documented if its process has announced it, or if it is one of those that Redis, Ray,
 UCX, vLLM or the supervisor open without announcing them. Any other socket is reported as
 undocumented, and so is a socket that is less protected than announced. In a worker with vLLM, any
-TCP socket on loopback that was not announced is taken for one of gloo's.
+TCP socket on loopback that was not announced is assumed to belong to gloo, which vLLM uses.
 """
 
 import contextlib
@@ -41,7 +41,8 @@ _DATAGRAM = 2
 
 @dataclass(frozen=True, slots=True)
 class OpenSocket:
-    """``family`` is tcp, udp or unix; ``address`` is host:port, a path, or @NAME (abstract)."""
+    """A socket. ``family`` is tcp, udp or unix; ``address`` is host:port, a path, or @NAME for an
+    abstract Unix socket."""
 
     family: str
     address: str
@@ -81,7 +82,7 @@ def listening_sockets(state: ClusterState, folder: ClusterFolder) -> list[Socket
 
 
 def open_sockets(process: psutil.Process) -> list[OpenSocket]:
-    """Return the sockets to which other processes can connect or send. Raises psutil.Error or
+    """Return the sockets to which other processes can connect or send data. Raises psutil.Error or
     OSError if the process has exited."""
     inet = [
         OpenSocket(family, _plain(host_port(each.laddr.ip, each.laddr.port)))
@@ -144,7 +145,8 @@ def _identity(
     state: ClusterState,
     folder: ClusterFolder,
 ) -> tuple[str, str]:
-    """Return the socket's name in ``LISTENERS`` and its authentication; both empty if unknown."""
+    """Return the socket's name in ``LISTENERS`` and its authentication. Both are empty if the
+    socket is unknown."""
     if owner is not None:
         return (
             _match_announced(each, owner)

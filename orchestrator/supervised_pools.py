@@ -54,9 +54,9 @@ OnChange = Callable[[SupervisedProcess], None]
 
 
 class SupervisedPools(ABC):
-    """A :class:`~baton.pools.base.Pools` over supervised processes. Nothing can be changed before
-    ``open`` and after ``close``. If ``can_convert``, a worker that one pool gives up while the
-    other pool grows changes its role; otherwise it stops, and a new worker starts."""
+    """A :class:`~baton.pools.base.Pools` whose workers are supervised processes. Pools can be
+    changed only between ``open`` and ``close``. If ``can_convert`` is true, workers change their
+    role when one pool shrinks while the other grows; otherwise they stop, and new workers start."""
 
     can_convert: ClassVar[bool] = False
 
@@ -71,21 +71,23 @@ class SupervisedPools(ABC):
 
     @abstractmethod
     def _create_process(self, role: Role, on_change: OnChange) -> SupervisedProcess:
-        """Create the process, not yet started, of a new worker."""
+        """Create the process of a new worker, but do not start it."""
 
     async def check_capacity(self, sizes: Mapping[Role, int]) -> None:  # noqa: B027
         """Raise Unavailable if ``sizes`` has more workers than this backend can ever run."""
 
     def _change_role(self, process: SupervisedProcess, role: Role) -> None:
-        """Set the role in the process's state; if the worker restarts, it starts in that role."""
+        """Set the role in the process's state. If the worker restarts, it starts in that role."""
         raise NotImplementedError
 
     async def _convert(self, process: SupervisedProcess) -> None:
-        """Make the worker change to the role in ``process.state``. Raises BatonError."""
+        """Make the worker change to the role in ``process.state``. Raises BatonError if that
+        fails."""
         raise NotImplementedError
 
     def open(self, tasks: asyncio.TaskGroup, on_change: OnChange) -> None:
-        """Run workers in ``tasks``, and call ``on_change`` with each new state of each of them."""
+        """Run the workers in ``tasks``, and call ``on_change`` whenever a worker has a new
+        state."""
         self._tasks, self._on_change = tasks, on_change
 
     def close(self) -> None:
@@ -146,7 +148,7 @@ class SupervisedPools(ABC):
 
     def _check_open(self) -> asyncio.TaskGroup:
         if self._tasks is None:
-            raise Unavailable("the cluster is starting or stopping")
+            raise Unavailable("pools can't be changed while the cluster is starting or stopping")
         return self._tasks
 
     def _start(self, tasks: asyncio.TaskGroup, role: Role) -> None:
@@ -156,8 +158,9 @@ class SupervisedPools(ABC):
         self._on_change(keeper)
 
     def _convert_surplus(self, tasks: asyncio.TaskGroup, sizes: Mapping[Role, int]) -> None:
-        """Convert workers that one pool gives up, up to as many as the other pool lacks. A worker
-        that does not serve yet is not converted but replaced, since it has no state to lose."""
+        """Convert surplus workers of the shrinking pool, at most as many as the growing pool lacks.
+        A worker that does not serve yet has no state to lose, so it is not converted but
+        replaced."""
         surplus = {
             role: len(self._remaining_processes(role)) - count for role, count in sizes.items()
         }
@@ -171,8 +174,8 @@ class SupervisedPools(ABC):
                 tasks.create_task(self._convert_to_current_role(keeper))
 
     async def _convert_to_current_role(self, process: SupervisedProcess) -> None:
-        """Notify a worker of its new role, and if the role changes meanwhile, notify the worker
-        again. If that fails, replace the worker."""
+        """Notify a worker of its new role. If the role changes again meanwhile, notify the worker
+        again. If the worker can't be notified, replace it."""
         worker_id, sent_role = WorkerId(process.state.id), ""
         try:
             while sent_role != process.state.role:
@@ -185,8 +188,8 @@ class SupervisedPools(ABC):
             self._converting.discard(worker_id)
 
     async def _replace(self, process: SupervisedProcess) -> None:
-        """Remove a worker, then start a new one, so that the two never need resources at the same
-        time. Do nothing if the worker has died meanwhile: it then restarts in its new role
+        """Remove a worker, and then start a new one, so that the two never need resources at the
+        same time. If the worker has died meanwhile, do nothing, since it restarts in its new role
         anyway."""
         if process.state.id in self._removing or process.state.state != "converting":
             return
@@ -223,7 +226,7 @@ class SupervisedPools(ABC):
 
 
 def removal_order(processes: list[SupervisedProcess]) -> list[SupervisedProcess]:
-    """Return the processes in the order of removal: first those that don't serve yet, then from the
-    newest to the oldest."""
+    """Return the processes in the order of removal: first those that don't serve, then those that
+    do. In both groups, the newest comes first."""
     newest_first = processes[::-1]
     return sorted(newest_first, key=lambda keeper: keeper.is_serving)

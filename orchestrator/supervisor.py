@@ -77,18 +77,20 @@ class Supervisor:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the routers accept requests, and every process that is not stopping serves."""
+        """Whether the routers accept requests and all processes serve, except for those that are
+        stopping."""
         return self._routers_ready and self._all_serve()
 
     def set_settings_status(self, status: dict[str, Any]) -> None:
-        """Publish how the settings differ from those with which the cluster was started."""
+        """Publish in the cluster's state how the settings differ from those with which the cluster
+        was started."""
         self._settings_status = status
         self._publish_state()
 
     async def run(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
-        """Start all processes and keep them running until ``stop`` is set; then drain them, unless
-        ``stop_now`` is set. Raises Invalid or Unavailable if the cluster can't start; in this case
-        no process is left running."""
+        """Start all processes and keep them running until ``stop`` is set. Then drain them; if
+        ``stop_now`` is set, kill them instead. Raises Invalid or Unavailable if the cluster can't
+        start; in this case no process is left running."""
         check_port(self._settings.host, self._settings.port)
         if not self._launch_specs.has_embedded_redis:
             await asyncio.to_thread(check_redis, self._launch_specs.redis_url)
@@ -111,8 +113,8 @@ class Supervisor:
     # -- starting and stopping --------------------------------------------------------------
 
     async def _start_all(self, stop: asyncio.Event) -> None:
-        """Start Redis first, then all other processes at the same time: each waits for those that
-        it needs."""
+        """Start Redis first, then all other processes at the same time. Each process waits for the
+        processes that it needs."""
         if self._launch_specs.has_embedded_redis:
             self._start(self._launch_specs.redis())
             await self._wait_until(self._all_serve, stop)

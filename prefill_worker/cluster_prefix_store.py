@@ -47,8 +47,8 @@ ALL_REMOTE_LINKS = "far"
 links to single nodes contain a ``/``."""
 
 MAX_USED_LINKS = 4096
-"""Maximum number of links that are remembered as used. Beyond it, all links are treated as new
-again."""
+"""Maximum number of links that are remembered as used. If there are more, all links are treated as
+new again."""
 
 MAX_SPLIT_FETCHES = 8
 SWEEP_SECONDS = 1.0
@@ -245,7 +245,8 @@ class ClusterPrefixStore:
         self, fetch: PrefixFetch, lease: StoreLease, first: int, after: Sequence[BlockKey]
     ) -> int:
         """Read leased blocks, which begin at index ``first`` of the chain, into the device's prefix
-        cache, and end the lease. Return how many leading blocks were read and verified."""
+        cache, and end the lease. ``after`` are preceding keys of the chain, whose cached blocks are
+        pinned meanwhile. Return how many leading blocks were read and verified."""
         start = self._clock.monotonic()
         keys = fetch.keys[first : first + len(lease.blocks)]
         num_good = 0
@@ -300,7 +301,8 @@ class ClusterPrefixStore:
         return num_good
 
     def _record_failed_piece(self, lease: StoreLease, num_blocks: int, seconds: float) -> None:
-        """Record a failed read as if it had completed now, so that the next piece is smaller."""
+        """Record a failed read as if it had completed just now. The recorded speed is low then, so
+        the next piece is smaller."""
         link = _link_name(lease.node, lease.leased.num_promoted > 0)
         self._record_piece(link, num_blocks * self._layout.block_bytes, seconds)
 

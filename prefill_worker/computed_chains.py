@@ -13,8 +13,9 @@ many blocks."""
 
 
 class ComputedChains:
-    """Keeps the chains; a chain replaces the one that it continues. While the chains have more than
-    ``max_keys`` keys in total, the least recently added chain is dropped."""
+    """Keeps the chains of blocks that were computed last. A chain replaces the chain that it
+    continues. While the chains have more than ``max_keys`` keys in total, the least recently added
+    chain is dropped."""
 
     def __init__(self, max_keys: int = MAX_KEYS) -> None:
         self._max_keys = max_keys

@@ -33,8 +33,8 @@ class PrefillHandler:
 
         def add(engine: Engine) -> int | None:
             """Add the request to the engine and return None. But if the store has more of the
-            prefix than the device, add nothing and return the number of blocks cached on the
-            device."""
+            prefix than the device, and this part was not fetched yet, add nothing and return the
+            number of blocks cached on the device."""
             cached = engine.count_cached_blocks(chain.keys)
             if fetch.num_stored_blocks > cached and not fetch.is_fetched:
                 return cached

@@ -62,7 +62,7 @@ class KvExport:
     def is_complete(self) -> bool:
         """Whether all blocks were computed, read and acknowledged, or need not be read because the
         answer ended with its first token. In the latter case the export still stays open until its
-        reader has left, because a read may be in progress."""
+        reader has disconnected, because a read may be in progress."""
         return self._done is not None and (
             self._done.is_finished or self._num_acknowledged >= len(self._block_ids)
         )
@@ -82,8 +82,8 @@ class KvExport:
 
     def finish_prefill(self, token_id: TokenId, finished: bool) -> None:
         """Record that all KV is computed. ``token_id`` is the answer's next token: the first one,
-        unless the answer migrates. If ``finished``, the answer ended with it, and the export
-        closes: at once if it has no reader, otherwise when the reader leaves."""
+        unless the answer migrates. If ``finished`` is set, the answer ended with that token, and
+        the export closes: at once if it has no reader, otherwise when the reader disconnects."""
         self._done = KvTransferDone(token_id, finished)
         self._changed.set()
         if finished and not self.has_reader:
@@ -99,8 +99,8 @@ class KvExport:
         self._endpoint = endpoint
 
     def acknowledge(self, num_blocks: int) -> None:
-        """Record that the reader has the first ``num_blocks`` blocks, or all blocks that were
-        announced to it if these are fewer."""
+        """Record that the reader has the first ``num_blocks`` blocks. If fewer blocks were
+        announced to it, only those count."""
         acknowledged = min(num_blocks, len(self._announced_blocks))
         self._num_acknowledged = max(self._num_acknowledged, acknowledged)
         self._changed.set()

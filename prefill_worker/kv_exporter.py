@@ -1,4 +1,4 @@
-"""The exports of all requests on this worker whose KV other workers import."""
+"""The KV exports of this worker: one for each request whose KV another worker imports."""
 
 import asyncio
 from collections.abc import Callable
@@ -80,7 +80,7 @@ class KvExporter:
         if opening.model_digest != context.model_digest.hex():
             raise Invalid(
                 "the prefill and the decode worker have different models or different "
-                "quantization; all workers of a cluster must have the same",
+                "quantization; all workers of a cluster must have the same model and quantization",
                 param="model_digest",
             )
         if opening.kv_layout != context.layout.name:

@@ -15,14 +15,14 @@ class PrefixStore(Protocol):
 
     async def find_prefix(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> PrefixFetch:
         """Look up how much of the prefix of ``spec`` the store has. ``keys`` are the keys of the
-        full blocks of the prompt. Does not wait for the engine. A store failure counts as a miss
-        and never raises."""
+        full blocks of the prompt. This does not wait for the engine. A failure of the store is not
+        raised, but counts as a miss."""
         ...
 
     async def fetch_prefix(self, fetch: PrefixFetch, num_cached: int) -> None:
         """Fetch the blocks found by :meth:`find_prefix` into the device's prefix cache, as far as
         that is faster than computing them. The device already has the first ``num_cached`` blocks.
-        Store failures never raise."""
+        Failures of the store are not raised."""
         ...
 
     def start_split_fetch(self, fetch: PrefixFetch) -> None:
@@ -35,8 +35,8 @@ class PrefixStore(Protocol):
         ...
 
     async def publish_remaining(self) -> None:
-        """Publish the blocks on this worker that the store does not have, because the worker is
-        leaving. Store failures never raise."""
+        """Publish the blocks on this worker that the store does not have. This is called before the
+        worker leaves the cluster. Failures of the store are not raised."""
         ...
 
     @property
@@ -46,5 +46,6 @@ class PrefixStore(Protocol):
         ...
 
     async def run(self) -> None:
-        """Until cancelled, publish blocks, and fetch those of :meth:`start_split_fetch`."""
+        """Publish blocks, and fetch the blocks for which :meth:`start_split_fetch` was called,
+        until cancelled."""
         ...

@@ -61,7 +61,7 @@ class StorePublisher:
                 self._runs.task_done()
 
     async def publish_remaining(self) -> None:
-        """Publish the blocks on this worker that the store does not have, newest first, until the
+        """Publish the blocks on this worker that the store does not have, newest first. Stop if the
         store can't be reached. Call it while :meth:`run` runs, after the last run was enqueued."""
         await self._runs.join()
         num_blocks = 0

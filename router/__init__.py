@@ -1,8 +1,8 @@
-"""The router: the HTTP front door of a cluster, with OpenAI's API.
+"""The router, which serves OpenAI's API over HTTP and runs requests on the cluster's workers.
 
-- :func:`~router.app.build_app` puts the HTTP routes together.
+- :func:`~router.app.build_app` builds the HTTP routes.
 - :class:`~router.program.RouterProgram` is one router process.
-- ``http`` has the HTTP server, ``openai`` the API, ``tenants`` keys and quotas, ``batches`` the
-  batch API, ``generation`` placement, failover and streams, ``telemetry`` metrics and traces,
-  ``admin`` the admin API.
+- The packages are ``http`` (the HTTP server), ``openai`` (the API), ``tenants`` (keys and quotas),
+  ``batches`` (the batch API), ``generation`` (placement, failover and streams), ``telemetry``
+  (metrics and traces) and ``admin`` (the admin API).
 """

@@ -1,5 +1,5 @@
-"""The router's HTTP routes. Only this module and the routes of administrators, batches and stored
-responses depend on FastAPI."""
+"""The router's HTTP routes. Only this module and the modules with the admin, batch and
+stored-response routes depend on FastAPI."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
@@ -53,8 +53,8 @@ def build_app(
     batch_service: BatchService | None = None,
     response_service: ResponseService | None = None,
 ) -> HttpFrontend:
-    """Build the router's ASGI app; file and batch routes exist only with a ``batch_service``, and
-    responses are stored only with a ``response_service``."""
+    """Build the router's ASGI app. File and batch routes exist only if ``batch_service`` is given,
+    and responses are stored only if ``response_service`` is given."""
     config = context.config
     return HttpFrontend(
         build_routes(context, batch_service, response_service),
@@ -73,7 +73,8 @@ def build_app(
 def handler_factories(
     context: RouterContext, response_service: ResponseService | None
 ) -> Mapping[str, HandlerFactory]:
-    """Return the POST routes whose handlers read the request body themselves."""
+    """Return, by path, the handler factories of the POST routes whose handlers read the request
+    body themselves."""
     store = response_service.store if response_service is not None else None
     background = response_service.background if response_service is not None else None
     return {
@@ -94,7 +95,8 @@ def build_routes(
     response_service: ResponseService | None = None,
 ) -> FastAPI:
     """Build the FastAPI routes. FastAPI's own OpenAPI schema is off: handlers read and check
-    request bodies themselves (:mod:`router.openai.request_handler`), so FastAPI knows none."""
+    request bodies themselves (:mod:`router.openai.request_handler`), so FastAPI does not know the
+    bodies' fields."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
     for path, new_handler in handler_factories(context, response_service).items():
         app.post(path)(_handler_endpoint(new_handler))
@@ -138,7 +140,8 @@ def _add_models(app: FastAPI, context: RouterContext) -> None:
 
 
 def _add_probes(app: FastAPI, context: RouterContext) -> None:
-    """Add the routes of probes, also under the names that other servers have for them."""
+    """Add the routes that report health, readiness and load, also under the paths that other
+    servers use for them."""
 
     @app.get("/health")
     @app.get("/healthz")
@@ -203,7 +206,7 @@ def _add_operations(app: FastAPI, context: RouterContext) -> None:
         if explanation is None and peers and PEER_HEADER not in request.headers:
             explanation = await peers.explain(request_id)
         if explanation is None:
-            raise ApiError(404, f"no record of request {request_id} (it may be too old)")
+            raise ApiError(404, f"there is no record of request {request_id}; it may be too old")
         return _json(explanation)
 
 

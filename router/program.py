@@ -102,8 +102,8 @@ class RouterProgram:
     # -- Program ------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start all components of the router, and return once its sockets listen. Raises Invalid,
-        Unavailable."""
+        """Start all components of the router, and return once its sockets listen. Raises Invalid or
+        Unavailable if a component can't start."""
         settings = self._settings
         await wait_for_registry(self._registry, self._clock, settings.redis_wait_seconds)
         model_dir = await asyncio.to_thread(resolve_model, settings.model)
@@ -148,9 +148,10 @@ class RouterProgram:
                 tasks.create_task(self._response_service.background.run())
 
     async def drain(self) -> None:
-        """Return when no request is in flight. New requests go to the other routers that share the
-        port, or to those that the load balancer picks once it has noticed that this router is
-        draining; if there are no other routers, new requests are refused."""
+        """Announce the drain, and return when no request is in flight. New requests go to the other
+        routers that share the port, or to the routers that the load balancer picks once it has
+        noticed that this router is draining. If there are no other routers, new requests are
+        refused."""
         self._context.draining = True
         self._state = WorkerState.DRAINING
         self._heartbeat.announce_now()
@@ -309,7 +310,8 @@ class RouterProgram:
         )
 
     def _build_response_service(self) -> ResponseService | None:
-        """Return None if the settings say that responses are not stored."""
+        """Build the service for stored responses. Return None if the settings say that responses
+        are not stored."""
         if not self._settings.response_ttl_seconds:
             return None
         store, leases, authenticator = (
@@ -355,9 +357,10 @@ class RouterProgram:
 def tune_garbage_collector() -> None:
     """Exempt everything allocated so far from garbage collection, and collect rarely.
 
-    Objects created at start live as long as the process, and reference counting frees those of
-    requests. A full collection over thousands of idle streams blocks the event loop for a tenth of
-    a second."""
+    Objects that are created at the start live as long as the process, and reference counting frees
+    the objects of requests. A full collection over thousands of idle streams blocks the event loop
+    for a tenth of a second.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
@@ -368,8 +371,8 @@ def build(settings: Settings) -> Program:
 
 
 def _is_behind_load_balancer(settings: Settings) -> bool:
-    """Whether new clients reach another router once this one stops listening, because routers share
-    the port or a load balancer picks one."""
+    """Whether new clients reach another router once this router stops listening, because several
+    routers share the port or a load balancer picks a router."""
     return settings.reuse_port or settings.endpoint_grace_seconds > 0
 
 

@@ -1,4 +1,4 @@
-"""The simulated conductors' statistics of answer lengths."""
+"""Statistics of answer lengths, which all simulated conductors use."""
 
 from baton.worker.answer_lengths import AnswerLengthStats
 
@@ -11,8 +11,8 @@ window."""
 
 
 class ClusterAnswerLengths:
-    """``mean`` and ``short`` (10th percentile), in tokens, of the answers of all workers; defaults
-    until there are enough answers."""
+    """Statistics of the latest answers of all workers: ``mean`` and ``short`` (the 10th
+    percentile), in tokens. Both have default values until enough answers have ended."""
 
     def __init__(self) -> None:
         self.mean = 256.0

@@ -1,23 +1,25 @@
-"""The parameters, KV cache size and FLOPs of a layer's attention."""
+"""The numbers of parameters, KV elements and FLOPs of a layer's attention, computed from its
+dimensions."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 
 class AttentionShape(Protocol):
-    """The attention of one layer."""
+    """The dimensions of one layer's attention, and the sizes and costs that follow from them."""
 
     def parameters(self, hidden: int) -> int: ...
 
     @property
     def kv_elements_per_token(self) -> int:
-        """How many numbers this layer's KV cache stores for each token."""
+        """The number of elements that this layer's KV cache stores per token."""
         ...
 
     @property
     def prefill_pair_flops(self) -> int:
-        """The FLOPs of a prefill for each pair of a query token and a key token: for the
-        products of query and key, and of attention weight and value, over this layer's heads."""
+        """The FLOPs that a prefill takes for each pair of a query token and a key token, over all
+        heads of this layer. Two products are counted: query times key, and attention weight times
+        value."""
         ...
 
     @property
@@ -26,14 +28,15 @@ class AttentionShape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupedQueryAttention:
-    """Query heads in groups that share a key and a value (Ainslie et al., 2023)."""
+    """Grouped-query attention, in which several query heads share one key head and one value head
+    (Ainslie et al., 2023)."""
 
     query_heads: int
     kv_heads: int
     head_dim: int
 
     def parameters(self, hidden: int) -> int:
-        """Parameters of the query, output, key and value projections."""
+        """Return the number of parameters in the query, key, value and output projections."""
         return 2 * hidden * self.head_dim * (self.query_heads + self.kv_heads)
 
     @property

@@ -25,8 +25,8 @@ from simulator.event_queue import EventQueue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedAutoscalingConfig:
-    """``start_seconds`` is the time that a worker really takes to start; the planner's assumption
-    may differ."""
+    """``start_seconds`` is the time that a simulated worker takes to start. The planner may assume
+    a different time (``planner.start_seconds``)."""
 
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
@@ -52,9 +52,9 @@ class Resizable(Protocol):
 
 @dataclass(slots=True, eq=False)
 class WorkerLifetime:
-    """A worker's lifetime, in seconds of virtual time; -1 for events that have not happened. The
-    worker is paid for from the time of its request until it has stopped. ``id`` is None while the
-    worker starts."""
+    """The events in a worker's life, as seconds of virtual time; -1 means that the event has not
+    happened. A worker costs money from the time at which it is requested until it has stopped.
+    ``id`` is None while the worker starts."""
 
     role: Role
     requested_at_seconds: float
@@ -101,15 +101,16 @@ class SimulatedAutoscaler:
     def record_request(
         self, snapshot: Snapshot, num_tokens: int, decision: Decision | None
     ) -> None:
-        """Tell the planner of a request that arrived at the conductor that plans, which is the
-        cluster's first one. If ``decision`` is None, the request was rejected."""
+        """Tell the planner about a request that the cluster's first conductor, which does the
+        planning, has received. ``decision`` is None if the request was rejected."""
         if decision is None:
             self._planner.record_rejected(num_tokens)
         else:
             self._planner.record_placed(snapshot, num_tokens, decision)
 
     def worker_seconds(self, until_seconds: float) -> Counter[Role]:
-        """Return the seconds of worker time paid for until ``until_seconds``, by pool."""
+        """Return, for each pool, the worker time in seconds that has to be paid for until the
+        virtual time ``until_seconds``."""
         paid: Counter[Role] = Counter()
         for lifetime in self._lifetimes:
             end = lifetime.stopped_at_seconds if lifetime.stopped_at_seconds >= 0 else until_seconds
@@ -154,8 +155,8 @@ class SimulatedAutoscaler:
             self._retire(lifetime)
 
     def _removal_order(self, lifetime: WorkerLifetime) -> tuple[bool, float, float]:
-        """Sort key for removal: workers that are still starting come first, the others follow by
-        ascending load; of equal ones, the newest comes first."""
+        """Return the sort key for removals: workers that are still starting come first, then the
+        other workers by ascending load. Among workers with equal load, the newest comes first."""
         load = 0.0 if lifetime.id is None else self._cluster.load_of(lifetime.id)
         return lifetime.id is not None, load, -lifetime.requested_at_seconds
 

@@ -9,8 +9,9 @@ from simulator.lru import HolderIndex, LruTier
 
 
 class SimulatedCaches:
-    """The blocks on each worker's device and in each host's store. Also implements the policies'
-    :class:`CacheView` without any delay, since a live conductor's view is only milliseconds old."""
+    """The cached blocks on each worker's device and in each host's store. The policies query this
+    class as their :class:`CacheView`. It has no delay, since that of a live conductor's view is
+    only milliseconds."""
 
     def __init__(
         self,
@@ -54,8 +55,9 @@ class SimulatedCaches:
         self._popularity.record(keys)
 
     def clear_worker(self, worker: WorkerId) -> None:
-        """Clear the device of a worker that crashed or left, and leave the worker out of
-        :meth:`workers_with_prefix` until :meth:`restore_worker`; its host's store remains."""
+        """Empty the device cache of a worker that crashed or was retired. Until
+        :meth:`restore_worker` is called, :meth:`workers_with_prefix` does not return the worker.
+        The store of its host keeps its blocks."""
         self._gone.add(worker)
         self._devices[worker] = LruTier(self._devices[worker].num_blocks)
 
@@ -92,7 +94,8 @@ class SimulatedCaches:
 
 
 class SimulatedNetwork:
-    """One inbound and one outbound link per host; each carries one transfer at a time."""
+    """The network between the hosts. Each host has one inbound and one outbound link, and each link
+    carries one transfer at a time."""
 
     def __init__(self, hosts: Sequence[str], link: LinkSpeed) -> None:
         self._link = link
@@ -100,7 +103,7 @@ class SimulatedNetwork:
         self._free_out = dict.fromkeys(hosts, 0.0)
 
     def add_host(self, host: str) -> None:
-        """Add a host, if it is new."""
+        """Add a host, unless it was added before."""
         self._free_in.setdefault(host, 0.0)
         self._free_out.setdefault(host, 0.0)
 

@@ -32,8 +32,8 @@ admitted."""
 
 
 class SimulatedCluster:
-    """Runs one trace, once. ``stopped_early`` says whether the run stopped before all requests had
-    ended."""
+    """Simulates a cluster that serves one trace; :meth:`run` can be called only once.
+    ``stopped_early`` says whether the run stopped before all requests had ended."""
 
     def __init__(
         self, config: ClusterConfig, trace: Trace, place: PlacementPolicy, faults: Faults = Faults()
@@ -77,9 +77,9 @@ class SimulatedCluster:
     def run(
         self, give_up_misses: int | None = None, check_always: bool = False
     ) -> list[SimulatedRequest]:
-        """Run the trace. If ``give_up_misses`` is given, stop as soon as this many requests have
-        certainly missed their SLO, and leave other requests unfinished. If ``check_always``, check
-        the workers' integrity after every event."""
+        """Run the trace. If ``give_up_misses`` is given, stop as soon as this many requests are
+        certain to miss their SLO; the remaining requests then stay unfinished. If ``check_always``
+        is true, check the workers' integrity after every event."""
         for number, arrival in enumerate(self._trace.requests):
             own = self.config.prefill_cost.seconds(arrival.num_prompt_tokens)
             deadline = arrival.arrival_seconds + self.config.ttft_slo_seconds + own
@@ -104,8 +104,8 @@ class SimulatedCluster:
         return self.jobs
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the accounting is inconsistent, or a request did not end exactly
-        once."""
+        """Raise AssertionError if a worker's counters don't match its requests, or if a request did
+        not end exactly once."""
         if not self.stopped_early:  # otherwise the run may have stopped between simultaneous events
             self._fleet.check_integrity()
             self._fleet.check_idle()
@@ -169,8 +169,8 @@ class SimulatedCluster:
         self._record_slo_miss(job)
 
     def _handle_empty_pool(self, job: SimulatedRequest) -> None:
-        """Handle a request while a pool is empty: retry it if it has already been admitted, else
-        reject it."""
+        """Handle a request while a pool has no worker: try again later if the request was admitted
+        before, otherwise reject it."""
         if job.num_restarts:
             again = self._events.now_seconds + RETRY_SECONDS
             self._events.schedule(again, partial(self._on_arrival, job))
@@ -194,7 +194,8 @@ class SimulatedCluster:
             )
 
     def _on_prefix_fetched(self, job: SimulatedRequest, epoch: int) -> None:
-        """Continue after a prefix fetch for a local prefill on the decode worker."""
+        """Continue a request that is prefilled locally on the decode worker, which has now fetched
+        the cached prefix. Do nothing if the request has been restarted since ``epoch``."""
         if epoch == job.num_restarts:
             self._on_last_chunk(job)
 
@@ -211,11 +212,12 @@ class SimulatedCluster:
             self._transfer_kv(job, min(job.num_prompt_tokens, self.config.step_tokens))
 
     def _on_room(self, job: SimulatedRequest) -> None:
-        """Continue a request when the decode worker has reserved memory for it. There are three
-        cases. The KV of a preempted request is reloaded. A request that is prefilled locally joins
-        the batch. Any other request's KV is transferred from the prefill worker: if the prompt has
-        been computed already, as a whole and now; else later, when the prompt has been computed and
-        usually only its last chunk is left to transfer."""
+        """Continue a request for which the decode worker has reserved memory.
+
+        If the request was preempted, its KV is reloaded. If it is prefilled locally, it joins the
+        batch. Otherwise its KV comes from the prefill worker. If the prompt has been computed
+        already, all of its KV is transferred now. If not, :meth:`_on_prefilled` starts the transfer
+        later; then usually only the last chunk is left to transfer."""
         if job.has_room:
             self._wait_for_kv(job, self._kv_traffic.reload(job))
             return
@@ -267,8 +269,9 @@ class SimulatedCluster:
     # -- faults ----------------------------------------------------------------------------
 
     def _crash_worker(self, death: WorkerCrash) -> None:
-        """Crash a worker, unless it is already down. Its requests restart elsewhere once the crash
-        is detected, and the worker recovers after a while."""
+        """Crash a worker, unless it is already down. Its requests are placed again once the crash
+        is detected. The worker recovers after ``death.down_seconds``, but not before the crash is
+        detected."""
         if death.worker in self._fleet.crashed:
             return
         worker = self._fleet.worker(death.worker)
@@ -281,8 +284,9 @@ class SimulatedCluster:
         self._events.schedule(back, partial(self._on_worker_recovered, worker.id))
 
     def _restart_lost(self, job: SimulatedRequest, dead: WorkerId) -> None:
-        """Restart a request that was on the crashed worker ``dead``, and cancel it on the other
-        worker of its pair. It is placed again once the crash is detected."""
+        """Restart a request that was on the crashed worker ``dead``: cancel it on its other worker,
+        and place it again once the crash is detected. If the client already has the whole answer,
+        finish the request instead."""
         assert job.decode is not None
         if job.prefill is not None and job.prefill != dead:
             self._fleet.prefill_by_id[job.prefill].cancel(job)
@@ -297,8 +301,8 @@ class SimulatedCluster:
             self._events.schedule(self._fleet.crashed[dead], partial(self._on_arrival, job))
 
     def _retry_after_detection(self, job: SimulatedRequest, workers: Sequence[WorkerId]) -> None:
-        """Handle a request that was sent to a worker whose crash was not detected yet: place it
-        again once the crash has been detected."""
+        """Handle a request that was placed on a crashed worker whose crash is not detected yet:
+        place the request again once the crash is detected."""
         job.num_restarts += 1
         detected = max(self._fleet.crashed.get(worker, 0.0) for worker in workers)
         self._conductors.expect_report(workers[0])  # its load lacks this request

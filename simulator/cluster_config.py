@@ -10,12 +10,13 @@ from simulator.autoscaling import SimulatedAutoscalingConfig
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """Workers are spread over ``num_hosts`` hosts; if that is 0, every worker has its own host.
-    Each host has a store of ``node_tokens`` tokens. Workers report every ``report_seconds``; 0
-    means that conductors always have current reports. If ``peer_fetch``, prefixes are fetched from
-    the store node that the decision names (``fetch_source``). If ``allow_local_prefill``, decode
-    workers may prefill prompts themselves. The requests are distributed round-robin over
-    ``num_conductors``; each conductor knows of the others' requests only from the workers' reports.
-    If ``autoscaling`` is given, both pools start at the configured sizes and follow the load."""
+    Each host has a store of ``node_tokens`` tokens. Workers report their load every
+    ``report_seconds``; 0 means that conductors always have current reports. If ``peer_fetch`` is
+    true, prefixes are fetched from the store node that the decision names (``fetch_source``). If
+    ``allow_local_prefill`` is true, decode workers may prefill prompts themselves. The requests are
+    distributed round-robin over ``num_conductors``; each conductor knows of the others' requests
+    only from the workers' reports. If ``autoscaling`` is given, both pools start at the configured
+    sizes and follow the load."""
 
     num_prefill: int
     num_decode: int

@@ -22,8 +22,9 @@ class SimulatedConductor:
 
 
 class SimulatedConductors:
-    """Each conductor places an equal part of the requests. They all get the workers' reports, and
-    know of each other's placements only from these reports."""
+    """The conductors of a simulated cluster, each of which places an equal share of the requests.
+    All conductors get the workers' load reports, and know of each other's placements only from
+    these reports."""
 
     def __init__(
         self, config: ClusterConfig, block_tokens: int, events: EventQueue, fleet: SimulatedFleet
@@ -46,7 +47,7 @@ class SimulatedConductors:
         return self._conductors[0]
 
     def for_request(self, number: int) -> SimulatedConductor:
-        """The conductor that places request ``number``."""
+        """Return the conductor that places the request with this number."""
         return self._conductors[number % len(self._conductors)]
 
     def add_worker(self, worker: WorkerId) -> None:
@@ -61,11 +62,13 @@ class SimulatedConductors:
             conductor.load_tracker.remove(worker)
 
     def expect_report(self, worker: WorkerId) -> None:
-        """Make a worker report its load again, even if it has not changed."""
+        """Make :meth:`report_workers` include a prefill worker once even if its load has not
+        changed."""
         self._reported.pop(worker, None)
 
     def report_workers(self) -> None:
-        """Apply the reports of all workers that are not down."""
+        """Give all conductors the current load reports of all workers that are not down. Prefill
+        workers whose load has not changed are skipped."""
         for worker in self._fleet.prefills:
             if (
                 worker.id not in self._fleet.crashed

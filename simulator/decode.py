@@ -14,11 +14,11 @@ from simulator.request import SimulatedRequest
 
 
 class SimulatedDecodeWorker:
-    """Memory for a request's prompt and expected answer is reserved before its KV is transferred,
-    first come first served. ``on_room`` is called when the memory is reserved, ``on_done`` after
-    the last token. When answers get longer than expected and memory is full, the request that
-    joined the batch last is preempted; it is the first to get memory again, and its KV is kept in
-    the host's store meanwhile."""
+    """Simulates a decode worker. Memory for a request's prompt and expected answer is reserved
+    before the request's KV is transferred, first come first served. ``on_room`` is called when the
+    memory is reserved, ``on_done`` after the answer's last token. When answers get longer than
+    expected and memory is full, the request that joined the batch last is preempted. Its KV is kept
+    in the host's store, and it is the first request to get memory again."""
 
     def __init__(
         self,
@@ -73,7 +73,8 @@ class SimulatedDecodeWorker:
         self._reserve_rooms()
 
     def join(self, job: SimulatedRequest) -> None:
-        """Add to the batch a request whose KV has arrived. It takes part from the next step on."""
+        """Add a request to the batch, from the next step on. Its KV has arrived, or its prompt is
+        prefilled locally as soon as it joins."""
         self._joining.append(job)
         self._account_until_now()
 
@@ -91,8 +92,8 @@ class SimulatedDecodeWorker:
         self._events.schedule(self._events.now_seconds, self._reserve_rooms)
 
     def finish_received(self, job: SimulatedRequest) -> None:
-        """Finish a request whose KV has arrived but whose answer was complete after the prefill, so
-        that it never joins the batch."""
+        """Finish a request whose answer is already complete with the token from its prefill. Its KV
+        has arrived, but it never joins the batch."""
         self._arriving_tokens -= job.context_tokens
         self._release_room(job)
         job.finished_at_seconds = self._events.now_seconds
@@ -100,7 +101,8 @@ class SimulatedDecodeWorker:
         self._reserve_rooms()
 
     def crash(self) -> list[SimulatedRequest]:
-        """Crash: lose all state. Returns the requests that were on this worker or announced."""
+        """Lose all state, as in a crash. Return all unfinished requests that were placed on this
+        worker."""
         if self._batch:
             self._advance(self._steps_until(self._events.now_seconds))
         for _, _, job in self._ends:
@@ -123,7 +125,7 @@ class SimulatedDecodeWorker:
         return DecodeLoadReport(self._events.now_seconds, requests, context, promised)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the accounting is inconsistent."""
+        """Raise AssertionError if the counters of tokens and memory don't match the requests."""
         incoming = [*self._announced, *self._waiting]
         assert sum(job.num_prompt_tokens for job in incoming) == self._incoming_tokens, "incoming"
         expected = sum(job.expected_tokens for job in incoming)
@@ -149,11 +151,12 @@ class SimulatedDecodeWorker:
 
     @property
     def _used_tokens(self) -> int:
-        """Tokens of KV that is in use or is being transferred to this worker."""
+        """The number of tokens whose KV is in use on this worker or is being transferred to it."""
         return self._context_tokens + self._arriving_tokens
 
     def _count_incoming(self, job: SimulatedRequest, sign: int) -> None:
-        """Count one more incoming request (``sign`` 1) or one less (-1)."""
+        """Add an incoming request to the token counters (``sign`` is 1), or subtract it from them
+        (-1)."""
         self._incoming_tokens += sign * job.num_prompt_tokens
         self._incoming_expected_tokens += sign * job.expected_tokens
 
@@ -180,8 +183,9 @@ class SimulatedDecodeWorker:
     # -- steps -----------------------------------------------------------------------------
 
     def _account_until_now(self) -> None:
-        """Count the steps that the batch has finished since the last event, and replace the next
-        event, since a request now waits to join the batch."""
+        """Count the steps that the batch has completed since steps were last counted. Then schedule
+        the next event anew, since another request waits to join the batch. If the batch is empty,
+        the request joins at once."""
         now = self._events.now_seconds
         if not self._batch:
             self._accounted_until_seconds = now
@@ -200,8 +204,8 @@ class SimulatedDecodeWorker:
 
     def _steps_until(self, now: float) -> int:
         """Return how many steps have been completed from ``_accounted_until_seconds`` to ``now``:
-        the inverse of ``_seconds``. The step in which the next request finishes is never counted,
-        since the event that was scheduled for it does that."""
+        the inverse of ``_seconds``. The step in which the next request finishes is never included,
+        since the event that is scheduled for the end of that step counts it."""
         cost, batch = self._cost, len(self._ends)
         elapsed = max(now - self._accounted_until_seconds, 0.0) / self.slowdown_factor
         half = cost.per_context_token_seconds * batch / 2
@@ -222,8 +226,9 @@ class SimulatedDecodeWorker:
         self.max_context_tokens = max(self.max_context_tokens, self._context_tokens)
 
     def _schedule_next_event(self) -> None:
-        """Schedule the next event: either a request finishes, or the step ends after which waiting
-        requests join the batch."""
+        """Schedule the next event. If requests wait to join the batch, this is the end of the
+        current step; otherwise it is the step in which a request finishes or memory is full,
+        whichever is first."""
         self._plan_number += 1
         if not self._batch:
             return
@@ -280,8 +285,8 @@ class SimulatedDecodeWorker:
         self._context_tokens -= job.context_tokens
 
     def _add_joining(self) -> None:
-        """Add the joining requests to the batch. Their first token was generated by the prefill; a
-        local prefill delays the whole batch."""
+        """Add the waiting requests to the batch. Each has its first token from its prefill. If the
+        prefill is local, it is run here and delays the whole batch."""
         for job in self._joining:
             if job.num_remaining:
                 self._prefill_locally(job)

@@ -20,7 +20,8 @@ class EventQueue:
         heapq.heappush(self._heap, (at, next(self._numbers), callback))
 
     def run(self, after_each: Callable[[], None] | None = None) -> None:
-        """Run until no event is left, or :meth:`stop` is called."""
+        """Run callbacks until none is left, or :meth:`stop` is called. Call ``after_each``, if
+        given, after every callback."""
         heap = self._heap
         while heap and not self._stopped:
             self.now_seconds, _, happen = heapq.heappop(heap)
@@ -29,5 +30,5 @@ class EventQueue:
                 after_each()
 
     def stop(self) -> None:
-        """Stop after the current event."""
+        """Make :meth:`run` return after the current callback."""
         self._stopped = True

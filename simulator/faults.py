@@ -7,8 +7,8 @@ from baton.core.ids import WorkerId
 
 @dataclass(frozen=True, slots=True)
 class WorkerCrash:
-    """The worker loses its state, and is back after ``down_seconds``, but not before its crash is
-    detected."""
+    """At ``at_seconds``, the worker loses its state. It is back after ``down_seconds``, but not
+    before its crash is detected."""
 
     worker: WorkerId
     at_seconds: float

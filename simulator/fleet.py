@@ -19,9 +19,10 @@ RequestCallback = Callable[[SimulatedRequest], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCallbacks:
-    """The functions that workers call: a prefill worker when it starts a prompt's last chunk and
-    when the prompt has been computed; a decode worker when it has reserved memory and when the
-    answer is complete."""
+    """The functions that workers call. A prefill worker calls ``on_last_chunk`` when it starts a
+    prompt's last chunk, and ``on_prefilled`` when the prompt has been computed. A decode worker
+    calls ``on_room`` when it has reserved memory for a request, and ``on_answered`` when the answer
+    is complete."""
 
     on_last_chunk: RequestCallback
     on_prefilled: RequestCallback
@@ -30,8 +31,8 @@ class WorkerCallbacks:
 
 
 class SimulatedFleet:
-    """All workers that were ever started. ``crashed`` maps the workers that are down to the time at
-    which the crash is detected; ``retired`` has the workers that get no more requests."""
+    """All workers that were ever started. ``crashed`` maps each worker that is down to the time at
+    which its crash is detected; ``retired`` contains the workers that get no more requests."""
 
     def __init__(
         self,
@@ -93,13 +94,14 @@ class SimulatedFleet:
         return DecodeView(worker, self._config.decode_cost, tokens, host, prefill_cost=reads)
 
     def check_idle(self) -> None:
-        """Raise AssertionError if a worker has requests."""
+        """Raise AssertionError if a worker still has requests."""
         busy = [each.id for each in self.prefills if not each.is_idle]
         busy += [each.id for each in self.decodes if not each.is_idle]
         assert not busy, f"{busy} have requests after the end"
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if a worker's accounting is inconsistent."""
+        """Raise AssertionError if a worker's counters of tokens and memory don't match its
+        requests."""
         for prefill in self.prefills:
             prefill.check_integrity()
         for decode in self.decodes:

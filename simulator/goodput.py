@@ -22,8 +22,9 @@ stop early once :func:`min_hopeless_misses` requests have missed their SLO."""
 
 @dataclass(frozen=True, slots=True)
 class SeedGoodput:
-    """The goodput with one seed; all 0 if no rate meets the target. ``attainments`` are pairs
-    (rate, attainment) of the runs that did not stop early."""
+    """The highest rate that meets the target with one seed, and the goodput and attainment at that
+    rate; all three are 0 if no rate meets the target. ``attainments`` has a pair (rate, attainment)
+    for each run that did not stop early."""
 
     seed: int
     rate_rps: float
@@ -34,8 +35,8 @@ class SeedGoodput:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """``rate_rps`` and ``goodput_rps`` are medians over the seeds; ``by_seed`` has the goodput with
-    each seed."""
+    """The goodput over several seeds. ``rate_rps`` and ``goodput_rps`` are medians over the seeds;
+    ``by_seed`` has the result with each seed."""
 
     rate_rps: float
     goodput_rps: float
@@ -48,7 +49,8 @@ def min_hopeless_misses(num_requests: int, target: float = TARGET_ATTAINMENT) ->
 
 
 def rates_between(low: float, high: float, step: float = COARSE_STEP) -> tuple[float, ...]:
-    """Return rates from ``low`` on, each ``step`` times the one before, ending with ``high``."""
+    """Return rates from ``low`` to ``high``. Each is ``step`` times the previous one, except that
+    the last one is exactly ``high``."""
     assert 0 < low <= high and step > 1
     count = math.ceil(math.log(high / low) / math.log(step) - 1e-9)
     return *(low * step**number for number in range(count)), high
@@ -59,10 +61,10 @@ def find_goodput(
 ) -> Goodput:
     """Return the highest rate that meets the SLO, as the median over the seeds.
 
-    For each seed, run every one of ``rates`` and find the highest at which at least the share
-    ``target`` of the requests meets the SLO; then run every rate between it and the next higher one
-    of ``rates``, each 1 % above the one before. No rate is skipped by bisection, since attainment
-    is not monotonic in the rate: at each rate, different requests coincide."""
+    For each seed, run all ``rates``, and find the highest one at which at least the share
+    ``target`` of the requests meets the SLO. Then run the rates between it and the next higher one
+    of ``rates``, in steps of 1 %. Rates are not searched by bisection, since the attainment does
+    not always fall when the rate rises: at each rate, different requests overlap."""
     found = tuple(_seed_goodput(run, sorted(rates), seed, target) for seed in seeds)
     return Goodput(
         median(each.rate_rps for each in found),
@@ -85,7 +87,7 @@ def _seed_goodput(run: RunAtRate, rates: Sequence[float], seed: int, target: flo
 
 
 def _run_at_rate(run: RunAtRate, rate: float, seed: int) -> SeedGoodput:
-    """Run at one rate. A run that stopped early is marked by an attainment below 0."""
+    """Run at one rate. If the run stopped early, the attainment in the result is negative."""
     cluster = run(rate, seed)
     if cluster.stopped_early:
         return SeedGoodput(seed, rate, 0.0, -1.0)

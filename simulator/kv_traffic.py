@@ -21,12 +21,13 @@ class KvTraffic:
         self._fleet = fleet
 
     def fetch_prefix(self, job: SimulatedRequest, reader: WorkerId, decision: Decision) -> None:
-        """Fetch the cached prefix of the job's prompt to the worker ``reader``: set the job's
-        ``num_computed`` to the prefix's tokens, and its ``ready_at_seconds`` to the time when all
-        of these have arrived. Blocks on the device are used in place, blocks in the host's store
-        are loaded, and blocks in the store that the decision names are fetched over the network if
-        ``peer_fetch`` is set and that is faster than computing them. The prompt's last token is
-        always computed."""
+        """Fetch the cached prefix of the job's prompt to the worker ``reader``. This sets the job's
+        ``num_computed`` to the number of tokens in the prefix, and its ``ready_at_seconds`` to the
+        time at which their KV has arrived.
+
+        Blocks on the device are used in place, and blocks in the host's store are loaded. Blocks in
+        the store that the decision names are fetched over the network if ``peer_fetch`` is set and
+        fetching them is faster than computing them. The prompt's last token is always computed."""
         now, block = self._events.now_seconds, self._block_tokens
         max_cached = job.num_prompt_tokens - 1
         size, caches = self._config.kv_bytes_per_token, self._fleet.caches
@@ -58,7 +59,8 @@ class KvTraffic:
 
     def transfer(self, job: SimulatedRequest, num_tokens: int) -> float:
         """Transfer the KV of the last ``num_tokens`` tokens of a prompt to the decode worker,
-        except tokens that it already has. Returns the time at which the transfer is complete."""
+        except for tokens that are in its prefix cache. Returns the time at which the transfer is
+        complete."""
         assert job.prefill is not None and job.decode is not None
         caches, host_of = self._fleet.caches, self._fleet.host_of
         cached = caches.num_device_blocks(job.decode, job.keys) * self._block_tokens

@@ -8,24 +8,25 @@ from conductor.policy.snapshot import AnyBlockKey
 
 
 class LruTier:
-    """An LRU of at most ``num_blocks`` blocks. Using a prefix renews its last block first and its
-    first block last, so that its first blocks are evicted last."""
+    """An LRU cache of at most ``num_blocks`` blocks. When a prefix is used, its blocks are renewed
+    from the last to the first, so that the first blocks are evicted last."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.blocks: OrderedDict[AnyBlockKey, None] = OrderedDict()
 
     def num_leading(self, keys: Sequence[AnyBlockKey]) -> int:
-        """Return the length, in blocks, of the longest prefix of ``keys`` that this tier has. If
-        it has a block, it has all blocks before it, too, since these are renewed after the block
-        whenever it is used."""
+        """Return the length, in blocks, of the longest prefix of ``keys`` that this tier has. A
+        tier that has a block also has all earlier blocks of the prefix, since these are renewed
+        after the block whenever it is used; so bisection finds the length."""
         blocks = self.blocks
         return count_leading(keys, lambda key: key not in blocks)
 
     def insert(
         self, keys: Sequence[AnyBlockKey]
     ) -> tuple[Sequence[AnyBlockKey], list[AnyBlockKey]]:
-        """Add or renew a prefix's blocks. Returns the added and the evicted keys."""
+        """Add the blocks of a prefix, and renew those that are here already. Returns the added and
+        the evicted keys."""
         blocks = self.blocks
         known = self.num_leading(keys)
         added = keys[known:]
@@ -38,7 +39,7 @@ class LruTier:
 
 
 class HolderIndex:
-    """An index of all hosts' stores: which store nodes have a block."""
+    """Knows which store nodes have which blocks."""
 
     def __init__(self) -> None:
         self._nodes: dict[AnyBlockKey, list[str]] = {}
@@ -63,8 +64,8 @@ class HolderIndex:
         return count_leading(keys, lambda key: key not in nodes)
 
     def best_nodes(self, keys: Sequence[AnyBlockKey], count: int) -> list[str]:
-        """Return up to ``count`` nodes that have a prefix of ``keys``, those with the longest one
-        first."""
+        """Return up to ``count`` nodes that have a prefix of ``keys``. Nodes with a longer prefix
+        come first."""
         found: list[str] = []
         depth = self.num_stored(keys)
         while depth > 0:
@@ -76,6 +77,6 @@ class HolderIndex:
 
     def _deepest_of_others(self, keys: Sequence[AnyBlockKey], num_known: int) -> int:
         """Return the length, in blocks, of the longest prefix of ``keys`` that more than
-        ``num_known`` nodes have. If ``num_known`` nodes have all of ``keys``, this is the longest
-        prefix that any other node has."""
+        ``num_known`` nodes have. If exactly ``num_known`` nodes have all of ``keys``, this is the
+        longest prefix that any other node has."""
         return count_leading(keys, lambda key: len(self.nodes_with(key)) <= num_known)

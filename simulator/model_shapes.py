@@ -12,9 +12,9 @@ KV_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """The experts of a layer. All tokens use the ``shared`` ones; each token uses ``per_token`` of
-    the ``routed`` ones. ``intermediate_size`` is the width of one expert. The first
-    ``dense_layers`` layers have no experts."""
+    """The experts of a layer. Every token uses the ``shared`` experts, and ``per_token`` of the
+    ``routed`` experts. ``intermediate_size`` is the width of one expert. The first ``dense_layers``
+    layers have no experts."""
 
     routed: int
     per_token: int
@@ -44,13 +44,13 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of the input embedding table, of which a token reads one row. The output
-        embedding counts as a matrix."""
+        """The number of parameters in the input embedding table. It is counted separately, since a
+        token reads only one row of the table. The output embedding counts as a matrix instead."""
         return self.vocab_size * self.hidden_size
 
     @property
     def common_parameters(self) -> int:
-        """Parameters of the matrices that every token uses."""
+        """The number of parameters in the matrices that every token uses."""
         attention = self.layers * self.attention.parameters(self.hidden_size)
         output = self.vocab_size * self.hidden_size
         return (
@@ -62,7 +62,7 @@ class ModelShape:
 
     @property
     def expert_parameters(self) -> int:
-        """Parameters of all routed experts of all layers."""
+        """The number of parameters in the routed experts of all layers."""
         if self.experts is None:
             return 0
         return (
@@ -79,7 +79,7 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters of the matrices that one token uses."""
+        """The number of parameters in the matrices that one token uses."""
         if self.experts is None:
             return self.common_parameters
         chosen = self.expert_parameters * self.experts.per_token // self.experts.routed
@@ -95,7 +95,8 @@ class ModelShape:
 
     @property
     def _common_intermediate_size(self) -> int:
-        """The summed widths, over all layers, of the feed-forward parts that every token uses."""
+        """The sum, over all layers, of the widths of the feed-forward parts that every token
+        uses."""
         if self.experts is None:
             return self.layers * self.intermediate_size
         shared = self._expert_layers * self.experts.shared * self.experts.intermediate_size
@@ -148,7 +149,8 @@ SHAPES = {shape.name: shape for shape in _SHAPES}
 
 
 def get_model_shape(name: str) -> ModelShape:
-    """Return the model shape of that case-insensitive name. Raises Invalid for an unknown name."""
+    """Return the shape of the model with this name; upper and lower case are the same. Raises
+    Invalid if the name is unknown."""
     shape = SHAPES.get(name.lower())
     if shape is None:
         raise Invalid(f"unknown model {name!r}; known models: {', '.join(SHAPES)}", param="model")

@@ -27,9 +27,9 @@ _RANK = attrgetter("rank")
 
 
 class SimulatedPrefillWorker:
-    """A prompt's KV occupies memory from its first chunk until :meth:`release`. ``on_last_chunk``
-    is called when a prompt's last chunk starts (it is time to reserve memory on the decode worker),
-    ``on_done`` when that chunk has ended."""
+    """Simulates a prefill worker. A prompt's KV occupies memory from its first chunk until
+    :meth:`release`. ``on_last_chunk`` is called when a prompt's last chunk starts, which is the
+    time to reserve memory on the decode worker; ``on_done`` is called when that chunk has ended."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class SimulatedPrefillWorker:
         self._events.schedule(job.ready_at_seconds, self._step)
 
     def release(self, job: SimulatedRequest) -> None:
-        """Free a prompt's KV, which the decode worker has imported."""
+        """Free the memory of a prompt's KV, which the decode worker has imported."""
         self._num_kv_tokens -= self._kv_tokens.pop(job, 0)
         self._step()
 
     def cancel(self, job: SimulatedRequest) -> None:
-        """Remove a request in any phase."""
+        """Remove a request, whether its prompt is waiting, being computed or already computed."""
         share = self._step_shares.pop(job, 0)
         if self._jobs.pop(job, None) is not None:
             self._queued_tokens -= job.num_remaining - share
@@ -87,7 +87,7 @@ class SimulatedPrefillWorker:
         self._events.schedule(self._events.now_seconds, self._step)
 
     def crash(self) -> list[SimulatedRequest]:
-        """Crash: lose all state. Returns the requests that were on this worker."""
+        """Lose all state, as in a crash. Return the requests that were on this worker."""
         lost = list({**self._jobs, **self._kv_tokens})
         self._incarnation += 1
         self.num_changes += 1
@@ -110,7 +110,7 @@ class SimulatedPrefillWorker:
         return PrefillLoadReport(now, busy, tuple(queue), len(work), self._queued_tokens)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the accounting is inconsistent."""
+        """Raise AssertionError if the counters of tokens and memory don't match the requests."""
         assert sum(self._kv_tokens.values()) == self._num_kv_tokens, "held tokens"
         assert self._num_kv_tokens <= self._capacity_tokens or len(self._kv_tokens) == 1, "memory"
         assert self._step_shares.keys() <= self._kv_tokens.keys() & self._jobs.keys(), "shares"
@@ -173,7 +173,7 @@ class SimulatedPrefillWorker:
 
     def _rank(self, job: SimulatedRequest, now: float) -> None:
         """Update a request's rank. The rank is valid until more of the prompt is computed, or until
-        the deadline can no longer be met; time changes the rank in no other way."""
+        it is too late to meet the deadline; nothing else changes it."""
         waiting = job.waiting
         waiting.remaining_seconds = self._cost.seconds(job.num_remaining, job.num_computed)
         waiting.cached_tokens = job.num_computed

@@ -11,9 +11,9 @@ from conductor.policy.snapshot import AnyBlockKey
 
 @dataclass(eq=False, slots=True)
 class SimulatedRequest:
-    """Times are in seconds; -1 for events that have not happened. ``keys`` are those of the
-    prompt's full blocks; ``idle_prefill_seconds`` is the time to prefill the whole prompt on an
-    idle worker with an empty cache."""
+    """Times are in seconds; a time of -1 means that the event has not happened. ``keys`` are the
+    block keys of the prompt's full blocks. ``idle_prefill_seconds`` is the time to prefill the
+    whole prompt on an idle worker with an empty cache."""
 
     number: int
     arrival: TraceRequest
@@ -52,16 +52,18 @@ class SimulatedRequest:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens of the prompt, and of the answer as counted by ``num_generated_tokens``."""
+        """The number of tokens in the prompt and in the answer so far
+        (``num_generated_tokens``)."""
         return self.arrival.num_prompt_tokens + self.num_generated_tokens
 
     @property
     def is_answer_complete(self) -> bool:
-        """Whether the answer is complete, as of ``num_generated_tokens``."""
+        """Whether ``num_generated_tokens`` has reached the length of the answer."""
         return self.num_generated_tokens >= self.arrival.num_answer_tokens
 
     def restart(self) -> None:
-        """Restart after a crash; the client keeps the tokens that were sent."""
+        """Reset the request after a crash. The tokens that were already sent to the client become
+        part of the prompt."""
         emitted = self.num_generated_tokens - (self.num_remaining > 0)
         self.num_restarts += 1
         self.num_prompt_tokens = self.arrival.num_prompt_tokens + emitted
@@ -80,7 +82,7 @@ class SimulatedRequest:
 
     @property
     def itl_seconds(self) -> float:
-        """Mean inter-token latency of the answer; 0 for a single token."""
+        """Mean inter-token latency of the answer; 0 if the answer has only one token."""
         gaps = self.arrival.num_answer_tokens - 1
         return (self.finished_at_seconds - self.first_token_at_seconds) / gaps if gaps > 0 else 0.0
 

@@ -20,18 +20,20 @@ Percentiles = dict[str, float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """A request meets its SLO when its first token comes before the deadline and its mean
-    inter-token latency is within the limit; a rejected request never does.
+    """A request meets its SLO if its first token comes before its deadline and its mean inter-token
+    latency is within the limit. A rejected request never meets its SLO.
 
-    ``goodput_rps`` is the number of requests that met their SLO, per second between the first and
-    the last arrival; 0 if all came at once. ``attainment`` is the share of these requests, in total
-    and by quartile of prompt length, shortest first (None with fewer than four requests).
-    ``hit_ratio_tokens`` is over the prompts of accepted requests. ``ttft_seconds`` is over the
-    requests with a first token, ``tbt_seconds`` over the mean inter-token latencies of requests
-    with two tokens or more. ``load_imbalance`` is the busiest prefill worker's time divided by the
-    mean, ``decode_imbalance`` the same for generated tokens. ``prefill_utilisation`` is the mean
-    share of time for which prefill workers are busy, until the last request's first token.
-    ``worst_slo_ratio`` is the highest ratio of an accepted request's TTFT to the allowed TTFT."""
+    ``goodput_rps`` is the number of requests that met their SLO, divided by the seconds between the
+    first and the last arrival; it is 0 if all requests arrived at once. ``attainment`` is the share
+    of requests that met their SLO. ``attainment_by_length_quartile`` is the same share for each
+    quartile of prompt lengths, shortest first (None for an empty quartile). ``hit_ratio_tokens`` is
+    the cached share of the accepted requests' prompt tokens. ``ttft_seconds`` has percentiles over
+    the accepted requests; ``tbt_seconds`` has percentiles of the mean inter-token latencies of
+    answers with two tokens or more. ``load_imbalance`` is the busiest prefill worker's busy time
+    divided by the mean of all prefill workers; ``decode_imbalance`` is the same ratio for the
+    tokens that decode workers generated. ``prefill_utilisation`` is the mean share of time for
+    which prefill workers are busy, until the last request's first token. ``worst_slo_ratio`` is the
+    highest ratio of an accepted request's TTFT to the allowed TTFT."""
 
     num_requests: int
     rate_rps: float
@@ -84,7 +86,8 @@ def summarize(cluster: SimulatedCluster) -> SimulationResult:
 
 
 def inter_token_latencies(jobs: Sequence[SimulatedRequest]) -> list[float]:
-    """Return the mean inter-token latency of each answer with two tokens or more."""
+    """Return the mean inter-token latency of each accepted request whose answer has two tokens or
+    more."""
     answered = (job for job in jobs if not job.rejected and job.arrival.num_answer_tokens > 1)
     return [job.itl_seconds for job in answered]
 
@@ -126,7 +129,7 @@ def _slo_ratio(job: SimulatedRequest) -> float:
 
 
 def _imbalance(loads: Sequence[float]) -> float:
-    """Return the maximum divided by the mean; 1 if all are 0."""
+    """Return the highest load divided by the mean load; 1 if all loads are 0."""
     total = sum(loads)
     return max(loads) * len(loads) / total if total else 1.0
 

@@ -44,9 +44,10 @@ def roofline(
     prefill_efficiency: float = 0.5,
     decode_efficiency: float = 0.7,
 ) -> WorkerCosts:
-    """Compute the costs of a worker of ``num_gpus`` that share work and memory evenly, with free
-    communication. ``prefill_efficiency`` is the share of peak FLOPS that matrix products reach,
-    ``decode_efficiency`` the share of memory bandwidth that reads reach.
+    """Compute the costs of a worker of ``num_gpus`` GPUs that share work and memory evenly;
+    communication between them is assumed to take no time. ``prefill_efficiency`` is the share of
+    peak FLOPS that matrix products reach, ``decode_efficiency`` the share of memory bandwidth that
+    reads reach.
 
     FP8 weights are assumed to compute at the speed of BF16. Raises Invalid for a model that does
     not fit, and for arguments out of range."""
@@ -71,10 +72,11 @@ def _check(num_gpus: int, prefill_efficiency: float, decode_efficiency: float) -
 
 
 def _prefill_cost(shape: ModelShape, flops: float, bandwidth: float) -> PrefillCost:
-    """A token takes two operations per parameter, plus those of attention per pair of query and
-    key. The fixed part is reading the weights, including those of all experts, since a few hundred
-    tokens select all experts. In reality, reading and computing overlap, so this cost, which is
-    their sum, is too high: up to twice the real one, but close to it for a long prompt."""
+    """Return the cost of a prefill. A token takes two operations per parameter, and each pair of
+    query and key takes the operations of attention. The fixed part is the time to read the weights,
+    including those of all experts, since a few hundred tokens select all experts. This cost is the
+    sum of reading and computing. In reality, the two overlap, so the cost is too high: by up to a
+    factor of two, but little for a long prompt."""
     return PrefillCost(
         fixed_seconds=_read_bytes(shape, shape.common_parameters + shape.expert_parameters)
         / bandwidth,
@@ -84,8 +86,9 @@ def _prefill_cost(shape: ModelShape, flops: float, bandwidth: float) -> PrefillC
 
 
 def _decode_cost(shape: ModelShape, flops: float, bandwidth: float) -> DecodeCost:
-    """A step reads the common weights once, the selected experts' weights, and the context's KV.
-    Latent attention computes so much per byte that computing can be the slower part."""
+    """Return the cost of a decode step. A step reads the common weights once, the weights of the
+    selected experts, and the KV of the context. Latent attention does so many operations per byte
+    of KV that computing can take longer than reading."""
     pair_flops = shape.layers * shape.attention.decode_pair_flops
     return DecodeCost(
         fixed_seconds=_read_bytes(shape, shape.common_parameters) / bandwidth,
@@ -118,7 +121,7 @@ def _kv_capacity_tokens(gpu: Gpu, shape: ModelShape, num_gpus: int) -> int:
 def costs_from_table(path: Path) -> WorkerCosts:
     """Fit the costs to measurements. The file is a JSON object with ``prefill``, a list of
     ``{"new_tokens", "cached_tokens", "seconds"}``; ``decode``, a list of ``{"batch",
-    "context_tokens", "seconds"}``, where the context is the total of all requests;
+    "context_tokens", "seconds"}``, where ``context_tokens`` is the total over all requests;
     ``kv_bytes_per_token``; and ``kv_capacity_tokens``.
 
     Costs are not negative, and relative errors are minimized, so that short runs matter as much as
@@ -136,7 +139,7 @@ _Terms = tuple[float, float, float]
 
 
 def _prefill_terms(row: JsonFields) -> _Terms:
-    """Return the numbers by which a measured prefill multiplies PrefillCost's three costs: 1, the
+    """Return the factors of PrefillCost's three costs in the time of a measured prefill: 1, the
     number of computed tokens, and the number of pairs of query and key."""
     new, cached = (
         row.integer("new_tokens", 1, MAX_COUNT),
@@ -146,16 +149,16 @@ def _prefill_terms(row: JsonFields) -> _Terms:
 
 
 def _decode_terms(row: JsonFields) -> _Terms:
-    """Return the numbers by which a measured decode step multiplies DecodeCost's first three
-    costs: 1, the number of requests, and the number of context tokens of all of them."""
+    """Return the factors of DecodeCost's first three costs in the time of a measured decode step:
+    1, the number of requests, and the total number of their context tokens."""
     return 1.0, row.integer("batch", 1, MAX_COUNT), row.integer("context_tokens", 0, MAX_COUNT)
 
 
 def _fit(
     table: JsonFields, name: str, fields: str, terms: Callable[[JsonFields], _Terms]
 ) -> _Terms:
-    """Fit the three costs to the measurements in the list ``name``. ``fields`` names the fields
-    that determine the costs, for the error."""
+    """Fit the three costs to the measurements in the list ``name``. The error message names
+    ``fields``, which are the fields that determine the costs."""
     rows = table.objects(name)
     seconds = np.array([row.positive("seconds") for row in rows])
     columns = np.array([terms(row) for row in rows]).reshape(-1, 3)
@@ -170,10 +173,10 @@ def _fit(
 
 
 def _least_squares(relative: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the non-negative vector x, of length 3, for which ``relative @ x`` is closest to all
-    ones, that is, to no relative error. ``relative`` (``[num_rows, 3]``) has each row's terms,
-    divided by its measured seconds. Where x is not 0, it is the unconstrained solution for these
-    columns alone, so all subsets of the columns are tried."""
+    """Return the non-negative vector x of length 3 for which ``relative @ x`` is closest to a
+    vector of ones, which would mean no relative error. ``relative`` (``[num_rows, 3]``) has each
+    row's terms, divided by its measured seconds. For each subset of the columns, the unconstrained
+    problem is solved; the best of these solutions without a negative value is x."""
     best, best_error = np.zeros(3), math.inf
     for columns in (list(subset) for n in (3, 2, 1) for subset in combinations(range(3), n)):
         solution = np.linalg.lstsq(relative[:, columns], np.ones(len(relative)), rcond=None)[0]
@@ -190,4 +193,4 @@ def _read_text(path: Path) -> str:
     except OSError as error:
         raise Invalid(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise Invalid(f"{path}: not UTF-8 text ({error.reason}); it must be JSON") from error
+        raise Invalid(f"{path} is not UTF-8 text ({error.reason}); it must be JSON") from error

@@ -53,8 +53,8 @@ class Traffic:
     seed: int
 
     def __post_init__(self) -> None:
-        """Raises Invalid, which names the flag, for a value out of range, and if both ``trace`` and
-        ``kind`` are given."""
+        """Check the values. Raises Invalid, which names the flag, for a value out of range, and if
+        both ``trace`` and ``kind`` are given."""
         if self.trace is not None and self.kind is not None:
             raise Invalid("--trace and --kind can't be combined")
         if self.kind is not None and self.kind not in TRACE_GENERATORS:
@@ -112,10 +112,10 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedHardware:
-    """The workers' hardware, and the links between them. ``costs`` is the file with a table of
-    measurements; if it is None, costs are computed from model and GPU. ``device_tokens`` is a
-    worker's KV capacity; if it is None, the capacity comes with the costs. ``node_tokens`` is the
-    capacity of a host's store; if it is None, the capacity follows from
+    """The workers' hardware, and the links between the workers. ``costs`` is the file with a table
+    of measurements; if it is None, costs are computed from the model and the GPU. ``device_tokens``
+    is a worker's KV capacity; if it is None, the capacity that belongs to the costs is used.
+    ``node_tokens`` is the capacity of a host's store; if it is None, the capacity follows from
     :data:`STORE_BYTES_PER_GPU`. ``tbt_slo`` is the SLO for the mean inter-token latency. SLOs are
     in seconds."""
 
@@ -182,7 +182,8 @@ class SimulatedHardware:
 
     @cached_property
     def _costs(self) -> WorkerCosts:
-        """The costs from the table, if there is one, else from model and GPU."""
+        """The costs from the table of measurements if there is one, otherwise from the model and
+        the GPU."""
         gpu, shape = get_gpu(self.gpu), get_model_shape(self.model)
         if self.costs is not None:
             return costs_from_table(self.costs)
@@ -191,8 +192,9 @@ class SimulatedHardware:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A cluster and faults, ready to run under any policy. If ``as_deployed``, baselines run only
-    with the features in their publication, without Baton's additions."""
+    """A cluster and its faults, ready to run under any policy. If ``as_deployed`` is true, a
+    baseline policy runs only with the features that its publication describes, without Baton's
+    additions."""
 
     config: ClusterConfig
     faults: Faults = NO_FAULTS
@@ -208,7 +210,8 @@ class Scenario:
 
 
 def parse_policies(names: str) -> list[str]:
-    """Parse ``all`` or comma-separated policy names, without duplicates. Raises Invalid."""
+    """Parse ``all`` or comma-separated policy names, and drop duplicates. Raises Invalid for an
+    unknown name."""
     if names == "all":
         return list(PLACEMENT_POLICIES)
     found = list(dict.fromkeys(name.strip() for name in names.split(",")))
@@ -218,8 +221,9 @@ def parse_policies(names: str) -> list[str]:
 
 
 def parse_faults(kills: Sequence[str], slows: Sequence[str], config: ClusterConfig) -> Faults:
-    """Parse crashes like ``p3@120:30`` (crash at 120 s, back after 30 s) and slowdowns like
-    ``p1x2.0``. Raises Invalid."""
+    """Parse crashes like ``p3@120:30`` (worker p3 crashes at 120 s and is back after 30 s) and
+    slowdowns like ``p1x2.0`` (each step of worker p1 takes twice as long). Raises Invalid for
+    malformed texts and unknown workers."""
     return Faults(
         tuple(_parse_crash(kill, config) for kill in kills),
         tuple(_parse_slowdown(slow, config) for slow in slows),

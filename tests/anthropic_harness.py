@@ -1,4 +1,4 @@
-"""Requests and events of Anthropic's Messages API, for its tests."""
+"""Builds requests to Anthropic's Messages API, and parses and checks the responses, for tests."""
 
 import json
 from typing import Any
@@ -43,7 +43,8 @@ def message_of(response: httpx.Response) -> dict[str, Any]:
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """Return the data of a stream's events, whose names must be the types in their data."""
+    """Return the data of each event of a streamed response. The name of each event must be the
+    ``type`` in its data."""
     assert response.headers["content-type"].startswith("text/event-stream"), response.text
     blocks = response.text.split("\n\n")
     assert blocks.pop() == ""

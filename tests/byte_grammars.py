@@ -1,4 +1,5 @@
-"""Grammars over a vocabulary of bytes, and model-free engines whose outputs follow them."""
+"""Builds grammars over a vocabulary of bytes, and generates outputs that follow them with an engine
+whose model is a fake."""
 
 import json
 from collections.abc import Sequence
@@ -55,8 +56,9 @@ def choice(*texts: str) -> Grammar:
 def grammar_request(
     name: str, grammar: Grammar | None, seed: int, max_tokens: int = 200, generated: bytes = b""
 ) -> RequestSpec:
-    """Return a request for an answer that follows ``grammar`` (None: any answer). ``generated`` are
-    the answer's first tokens, one per byte, which another engine has already generated."""
+    """Return a request for an answer that follows ``grammar``, or for any answer if that is None.
+    ``generated`` is the beginning of the answer, one token per byte, which another engine has
+    already generated."""
     sampling = SamplingParams(max_tokens, seed=seed, grammar=grammar)
     tokens = PROMPT + tuple(map(TokenId, generated))
     return RequestSpec(RequestId(name), Epoch(1), tokens, len(PROMPT), sampling)

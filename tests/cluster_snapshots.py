@@ -1,4 +1,5 @@
-"""Hand-made snapshots for placement policies: workers, caches and requests with round numbers."""
+"""Builds snapshots of a cluster for tests of placement policies: workers, caches and requests with
+round numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,8 +33,9 @@ LINK = LinkSpeed(1e6, 1e6, 0.0)
 
 @dataclass
 class FakeCache:
-    """A fake prefix index. ``cached`` is the number of cached blocks by worker; ``shares`` are the
-    shares of recent requests whose chains contain each of BLOCK_KEYS."""
+    """A fake prefix index. ``cached`` is the number of cached blocks of each worker. ``shares``
+    has, for each of the first BLOCK_KEYS, the share of recent requests whose prompts contain that
+    block."""
 
     cached: dict[str, int] = field(default_factory=dict)
     stored_prefix: StoredPrefix | None = None
@@ -54,8 +56,8 @@ class FakeCache:
 
 
 def prefill(name: str, *queue: tuple[float, float], **fields: object) -> PrefillView:
-    """Return a prefill worker. Each item of ``queue`` is a queued prompt: (seconds until its
-    deadline, seconds of prefill work)."""
+    """Return a prefill worker. Each item of ``queue`` describes a queued prompt: the seconds until
+    its deadline, and the seconds of prefill work that it needs."""
     queued = sorted(QueuedPrefill(NOW + deadline, work) for deadline, work in queue)
     busy = NOW if queued else 0.0
     free = busy + sum(item.work_seconds for item in queued)

@@ -1,4 +1,4 @@
-"""Pytest options, Hypothesis settings and scheduling that all tests share."""
+"""Pytest options, Hypothesis settings and the order of the tests, for all tests."""
 
 import os
 from pathlib import Path
@@ -12,8 +12,8 @@ PROCESSES = ("tests/e2e/", "tests/kube/", "tests/clients/")
 """Folders whose tests start processes. These tests run one after the other, in parallel with the
 tests in all other folders."""
 
-# As in Baton's own processes, threads of numeric libraries that wait must not spin, since other
-# tests need the cores. The libraries read this when they are loaded.
+# Waiting threads of numeric libraries must not spin, since other tests need the cores. Baton's own
+# processes set the same variables. The libraries read the variables when they are loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
@@ -21,8 +21,8 @@ LEFT_OUT = ("vllm", "clients")
 """Folders whose tests need an environment of their own. Without the option of the same name
 (``--vllm``) they are skipped, and not even imported."""
 
-# There are no deadlines, so that no test fails because a machine is slow. A failure can be replayed
-# from the blob that Hypothesis prints.
+# Examples have no deadline, so that no test fails because a machine is slow. A failure can be
+# replayed from the blob that Hypothesis prints.
 hypothesis.settings.register_profile(
     "baton",
     deadline=None,
@@ -53,7 +53,8 @@ class LeftOutModule(pytest.Module):
 
 
 def _left_out_folder(module_path: Path) -> str | None:
-    """Return the one of :data:`LEFT_OUT` that a module is in, or None."""
+    """Return the folder of :data:`LEFT_OUT` that contains the module, or None if none of them
+    does."""
     folder = module_path.relative_to(Path(__file__).parent).parts[0]
     return folder if folder in LEFT_OUT else None
 
@@ -76,8 +77,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the tests that run one after the other, and end with the many short ones of
-    ``tests/unit``, so that both pytest-xdist processes end at nearly the same time."""
+    """Move the tests in the folders PROCESSES, which run one after the other, to the start. The
+    many short tests of ``tests/unit`` then come last, so that both pytest-xdist processes finish at
+    nearly the same time."""
     items.sort(key=lambda item: not item.nodeid.startswith(PROCESSES))
 
 
@@ -88,8 +90,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 class ByFile(LoadScopeScheduling):
-    """Give each pytest-xdist process (``make test`` starts two) whole files, so that fixtures
-    shared by a file's tests are created once."""
+    """Assigns whole files to the pytest-xdist processes (``make test`` starts two), so that
+    fixtures shared by a file's tests are created once. All files in the folders PROCESSES are
+    assigned to the same process."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]

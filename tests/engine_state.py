@@ -1,4 +1,4 @@
-"""Queries on an engine that only tests need."""
+"""Inspects the state of an engine, for tests."""
 
 from baton.core.request import RequestSpec
 from baton.engine.engine import Engine

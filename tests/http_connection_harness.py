@@ -1,4 +1,5 @@
-"""The router's HTTP connection without sockets: a client's bytes in, the router's responses out."""
+"""Runs the router's HTTP connection without sockets: passes it a client's bytes, and collects the
+responses that the router writes."""
 
 import asyncio
 import re
@@ -32,8 +33,8 @@ class ReceivedRequest:
 
 @dataclass(slots=True)
 class ConnectionResult:
-    """The result of one connection. ``statuses`` are the status codes of its responses in order,
-    without 100 (Continue)."""
+    """The result of one connection. ``statuses`` has the status codes of its responses in order,
+    except 100 (Continue)."""
 
     requests: list[ReceivedRequest]
     statuses: list[int]
@@ -78,8 +79,8 @@ class MemoryTransport(asyncio.Transport):
 
 
 class ConnectionHarness:
-    """An ASGI app that answers each request with its path, and connections to it. Use it inside one
-    event loop, and not by two tasks at once."""
+    """Opens HTTP connections to an ASGI app that answers each request with its path. Use it inside
+    one event loop, and from one task at a time."""
 
     def __init__(self, limits: ConnectionLimits | None = None) -> None:
         self._limits = limits or ConnectionLimits()
@@ -87,8 +88,8 @@ class ConnectionHarness:
         self._received: list[ReceivedRequest] = []
 
     async def send(self, pieces: Sequence[bytes]) -> ConnectionResult:
-        """Send ``pieces`` over one new connection; the app runs after each piece. Raises
-        TimeoutError if the connection stops reading before all pieces were sent."""
+        """Send ``pieces`` over one new connection, and let the app run after each piece. Raises
+        TimeoutError if the connection stops reading before all pieces are sent."""
         loop = asyncio.get_running_loop()
         state, transport = ServerState(), MemoryTransport()
         self._received, refusals, errors = [], [], []
@@ -140,7 +141,8 @@ class ConnectionHarness:
 
 
 def _split_responses(written: bytes) -> tuple[list[bytes], str]:
-    """Return the complete responses, and a description of the first invalid one, or ""."""
+    """Return the complete responses, and a description of the first invalid one, which is "" if all
+    are valid."""
     answers: list[bytes] = []
     start = 0
     while start < len(written):

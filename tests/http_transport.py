@@ -1,7 +1,8 @@
-"""An httpx transport to an application behind production's HTTP server, over socket pairs.
+"""An httpx transport that sends requests to an ASGI app through Baton's own HTTP server, over
+socket pairs.
 
-Tests that send requests to the router through it run production's code path, from
-:class:`router.http.connection.HttpConnection` on, but need no port.
+Tests that use it need no port, but run the same code as production, starting with
+:class:`router.http.connection.HttpConnection`.
 """
 
 import asyncio
@@ -22,8 +23,8 @@ LOCAL_CLIENT: Address = ("127.0.0.1", 50_000)
 
 
 class HttpServerTransport(httpx.AsyncHTTPTransport):
-    """Serves ``app`` to one :class:`httpx.AsyncClient`; closing the client closes the server.
-    ``client`` is the address that the server believes its client has."""
+    """Serves ``app`` to one :class:`httpx.AsyncClient`. Closing the client closes the server.
+    ``client`` is the client's address, as the server sees it."""
 
     def __init__(self, app: ASGIApp, client: Address = LOCAL_CLIENT) -> None:
         super().__init__()
@@ -62,8 +63,8 @@ class SocketPairBackend(httpcore.AsyncNetworkBackend):
 
 class SocketStream(httpcore.AsyncNetworkStream):
     """A connected socket. A server that refuses a request may close the connection before it has
-    read the whole request. Its response can then still be read here; asyncio's streams would lose
-    it."""
+    read the whole request. Through this class, its response can still be read; asyncio's streams
+    would lose the response."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -84,8 +85,8 @@ class SocketStream(httpcore.AsyncNetworkStream):
         self._socket.close()
 
     def get_extra_info(self, info: str) -> Any:
-        """For ``is_readable``, return whether the socket is readable: httpcore thus recognizes an
-        idle connection that the server has closed. Return None for any other ``info``."""
+        """If ``info`` is ``is_readable``, return whether the socket is readable; httpcore uses this
+        to recognize an idle connection that the server has closed. Otherwise, return None."""
         if info == "is_readable":
             # poll, not select: a test process may have more than 1,024 open files
             poll = select.poll()
@@ -95,7 +96,8 @@ class SocketStream(httpcore.AsyncNetworkStream):
 
 
 class _SocketFrom(socket.socket):
-    """A socket that reports ``peer`` as its peer's address; a socket pair has no addresses."""
+    """A socket that reports ``peer`` as its peer's address, because a socket pair has no
+    addresses."""
 
     def __init__(self, end: socket.socket, peer: Address) -> None:
         super().__init__(fileno=end.detach())

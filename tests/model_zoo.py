@@ -1,5 +1,5 @@
-"""Tiny, randomly initialised Hugging Face model directories: every architecture that Baton's own
-engine supports, and some that only vLLM does."""
+"""Writes tiny, randomly initialised Hugging Face models: one of every architecture that Baton's own
+engine supports, and some that only vLLM supports."""
 
 import json
 from collections.abc import Callable

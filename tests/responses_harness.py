@@ -1,4 +1,5 @@
-"""Reads and checks what ``/v1/responses`` sends, by the types of OpenAI's client."""
+"""Parses the responses of ``/v1/responses``, and checks them against the types of OpenAI's Python
+client."""
 
 import json
 from collections.abc import Mapping
@@ -42,11 +43,11 @@ class DictStore:
 
 class FailingStore(DictStore):
     async def put(self, tenant: TenantId, stored: StoredResponse) -> None:
-        raise Unavailable("the store is away")
+        raise Unavailable("the response store is unavailable")
 
 
 def response_of(answer: httpx.Response) -> dict[str, Any]:
-    """Return the response object, once it is checked."""
+    """Check the response, and return the response object in its body."""
     assert answer.status_code == 200, answer.text
     data: dict[str, Any] = answer.json()
     check(Response.model_validate(data, strict=True))
@@ -54,7 +55,7 @@ def response_of(answer: httpx.Response) -> dict[str, Any]:
 
 
 def response_events(answer: httpx.Response) -> list[dict[str, Any]]:
-    """Return the events of a stream, once their framing, types and numbers are checked."""
+    """Check the framing, types and sequence numbers of a stream's events, and return the events."""
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
     *blocks, end = answer.text.split("\n\n")
@@ -84,8 +85,8 @@ def unknown(value: Any) -> set[str]:
 
 
 def summarize(events: list[dict[str, Any]]) -> list[Any]:
-    """Return what is different in each event: its type without ``response.``, and its delta, text,
-    part, or item. Deltas of the same item are joined."""
+    """Summarize each event: its type without ``response.``, its output index, and its delta, text,
+    part, item or status. Consecutive deltas of an item are joined."""
     lines: list[Any] = []
     for event in events:
         kind = event["type"].removeprefix("response.")

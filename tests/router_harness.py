@@ -1,4 +1,4 @@
-"""A router's HTTP API over in-memory workers, for the tests of its routes."""
+"""Runs a router's HTTP API over in-memory workers, for the tests of its routes."""
 
 import asyncio
 import json
@@ -234,8 +234,8 @@ async def step_until_done(router: RouterHarness, *tasks: "asyncio.Task[Any]") ->
 
 
 async def post_raw(url: str, head: str, chunks: list[bytes], end: bytes = b"}}") -> bytes:
-    """Send raw bytes. Return the response up to ``end``, or if ``end`` is empty, all that is
-    received until the connection is closed."""
+    """POST the header lines ``head`` and the body ``chunks`` to CHAT. Return the response up to
+    ``end`` or, if ``end`` is empty, everything that is received until the connection is closed."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

@@ -1,5 +1,5 @@
-"""A KV store node, and a worker's memory from which blocks are put into it, over the in-memory
-transport."""
+"""A KV store node and the memory of a worker whose blocks are put into it, connected by the
+in-memory transport."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,8 +28,9 @@ UNLIMITED_BYTES = 1 << 40
 
 
 class StoreHarness:
-    """A store node with ``dram_blocks`` blocks of SIZE bytes in DRAM and ``disk_bytes`` on disk.
-    Block n of the worker's memory has the key KEYS[n]."""
+    """A store node with space for ``dram_blocks`` blocks of SIZE bytes in DRAM and for
+    ``disk_bytes`` in ``folder``, if that is given. Block n of the worker's memory has the key
+    KEYS[n]."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class StoreHarness:
         ]
 
     async def stored_numbers(self, *numbers: int) -> list[int]:
-        """Return those of the block ``numbers`` that the node has in any tier."""
+        """Return those of the block ``numbers`` whose blocks the node has in any tier."""
         return [n for n in numbers if (await self.lease(n, max_bytes=0)).num_stored]
 
     def flip_bit(self, offset: int) -> None:

@@ -28,8 +28,8 @@ IDLE_CHECKS = 50
 
 @dataclass(frozen=True)
 class CancellationStorm:
-    """Requests to send. Request i is cancelled after ``cancel_after[i]`` tokens (0: before the
-    first one), or not at all if that is None."""
+    """Requests, half of which are cancelled. Request i is cancelled after ``cancel_after[i]``
+    tokens (0 means before the first one), or not at all if that is None."""
 
     prompts: Sequence[list[int]]
     cancel_after: Sequence[int | None]
@@ -44,7 +44,8 @@ class CancellationStorm:
         return cls(prompts, [moments[n] if n in leaving else None for n in range(count)])
 
     def run(self, url: str) -> list[int | None]:
-        """Send all requests; return each one's number of tokens, or None if it was cancelled."""
+        """Send all requests. Return the number of tokens of each request's answer, or None if the
+        request was cancelled."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(lambda n: self._one(url, n), range(len(self.prompts))))
 

@@ -55,7 +55,8 @@ def sections(text: str) -> list[Section]:
 
 
 def _marks(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield section titles, and key paths with their descriptions, line by line."""
+    """Yield the section titles, and the key paths with their descriptions, in the order of the
+    lines."""
     folders: list[tuple[int, str]] = []
     description = ""
     for line in text.splitlines():

@@ -24,7 +24,7 @@ HEAD = """\
 
 
 def table() -> str:
-    """Return the file's text. A setting's old name has a line of its own."""
+    """Return the text of the settings file. Old names of settings have lines of their own."""
     scopes = dict(SETTING_SCOPES)
     scopes |= {old: SETTING_SCOPES[new] for old, new in RENAMED_SETTINGS.items()}
     return HEAD + "".join(_line(name, scopes[name]) for name in sorted(scopes))

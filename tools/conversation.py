@@ -2,9 +2,9 @@
 
     python -m tools.conversation [--turns N]
 
-All full blocks of a prompt that the previous turn has computed must be cached: those of its prompt
-and answer, except for the answer's last token, whose KV was never computed. Each turn ends by
-waiting until the store has these blocks.
+All full blocks of a prompt that were computed in the previous turn must be cached: the blocks of
+that turn's prompt and answer, except for the answer's last token, whose KV was never computed. Each
+turn ends by waiting until the store has these blocks.
 """
 
 import argparse
@@ -35,8 +35,8 @@ it predicts that this is faster, so the cached tokens would depend on the machin
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn. ``token_ids`` is the answer; ``tiers`` has the number of the prompt's cached tokens
-    by tier."""
+    """One turn. ``token_ids`` is the answer. ``tiers`` has the number of cached prompt tokens by
+    tier."""
 
     question: str
     prompt_ids: tuple[int, ...]
@@ -48,8 +48,8 @@ class Turn:
 
 
 class ScriptedConversation:
-    """A conversation with scripted questions. If ``known`` is given, it repeats the turns of that
-    conversation, so all their blocks are expected to be in the store already."""
+    """A conversation with scripted questions. If another conversation is given as ``known``, its
+    turns are repeated, so all their blocks are expected to be in the store already."""
 
     def __init__(self, cluster: LocalCluster, known: "ScriptedConversation | None" = None) -> None:
         self.turns: list[Turn] = []
@@ -114,14 +114,14 @@ async def _until_stored(cluster: LocalCluster, token_ids: Sequence[int]) -> None
 
 
 def shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
+    """Return the length of the common prefix of ``one`` and ``other``."""
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def full_blocks(num_shared: int, num_prompt: int) -> int:
-    """Return the expected number of cached tokens: those in full blocks that end before the
-    prompt's last token, which is always computed."""
+    """Return the expected number of cached tokens of a prompt: the tokens in full blocks that end
+    before the prompt's last token, which is always computed."""
     return min(num_shared, num_prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
 

@@ -47,9 +47,9 @@ class Timed:
 
     @property
     def gap_seconds(self) -> float:
-        """The mean inter-token latency without the first quarter of the tokens: after it, the KV
-        transfer is over and all answers are in one batch. 0 if the remaining tokens arrived at
-        once."""
+        """The mean inter-token latency, without the first quarter of the tokens. After that
+        quarter, the KV transfer is over and all answers are in one batch. 0 means that the
+        remaining tokens arrived at once."""
         later = self.at_seconds[len(self.at_seconds) // 4 :]
         return (later[-1] - later[0]) / (len(later) - 1)
 
@@ -77,7 +77,7 @@ async def timed(client: httpx.AsyncClient, prompt: list[int], answer_tokens: int
 
 
 class RandomPrompts:
-    """Random token ids: no two prompts share a block."""
+    """Makes prompts of random token ids, so that no two prompts share a block."""
 
     def __init__(self, seed: int, most_id: int = 256) -> None:
         self._generator = np.random.default_rng(seed)
@@ -97,8 +97,8 @@ async def request_details(client: httpx.AsyncClient, answer: Timed) -> dict[str,
 async def prefill_rows(
     client: httpx.AsyncClient, prompts: RandomPrompts, rounds: int
 ) -> list[dict[str, Any]]:
-    """Measure each kind of prompt. The number of cached tokens is the one that the router
-    reports."""
+    """Measure the prefill of each kind of prompt. The number of cached tokens is the one that the
+    router reports."""
     rows = []
     for new, cached in [*((new, 0) for new in NEW_TOKENS), *CACHED]:
         for number in range(rounds + 1):
@@ -121,7 +121,8 @@ async def prefill_rows(
 async def decode_rows(
     client: httpx.AsyncClient, prompts: RandomPrompts, rounds: int, num_decode: int
 ) -> list[dict[str, Any]]:
-    """Measure each batch size per worker. Raises RuntimeError when the machine is too busy."""
+    """Measure decoding with each number of concurrent answers per worker. Raises RuntimeError when
+    the machine is too busy."""
     rows = []
     for context in CONTEXTS:
         for batch in BATCHES:
@@ -146,8 +147,8 @@ async def decode_rows(
 async def _batch(
     client: httpx.AsyncClient, prompts: RandomPrompts, context: int, count: int
 ) -> list[Timed]:
-    """Return ``count`` concurrent answers. Retries if, in one of them, all tokens after the first
-    quarter have arrived at once."""
+    """Return ``count`` concurrent answers. If all tokens after the first quarter of an answer have
+    arrived at once, try again."""
     for _ in range(MOST_TRIES):
         answers = await asyncio.gather(
             *(timed(client, prompts.fresh(context), ANSWER_TOKENS) for _ in range(count))

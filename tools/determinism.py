@@ -57,8 +57,8 @@ class BitsDiffer(Exception):
 
 @dataclass
 class RandomRequest:
-    """A request in progress. ``blocks`` are its blocks on ``worker``; ``done`` is the number of
-    computed tokens; ``wanted`` has the expected logits of each token."""
+    """A request in progress. ``blocks`` are its blocks on ``worker``. ``done`` is the number of
+    tokens computed so far. ``wanted`` has the expected logits of each token."""
 
     tokens: list[int]
     wanted: torch.Tensor
@@ -84,7 +84,8 @@ class RandomWorker:
 
 
 class RandomPlacement:
-    """Runs requests in random steps on some workers. ``events`` counts what happened."""
+    """Runs requests in random steps on some workers. ``events`` counts the steps, rows and logits,
+    and how often prefixes were reused and requests moved."""
 
     def __init__(
         self,
@@ -115,8 +116,8 @@ class RandomPlacement:
         return self.streams[-1]
 
     def add_sharing_request(self) -> None:
-        """Add a request that shares the computed prefix of another one. A partly computed block,
-        which the new request will write to, is copied."""
+        """Add a request that shares the computed prefix of another one. If the prefix ends within a
+        block, that block is copied, since the new request will write to it."""
         source = self.streams[int(self.chance.integers(len(self.streams)))]
         heir = self.add(source.tokens, source.wanted)
         heir.done = min(source.done, len(source.tokens) - 1)
@@ -126,8 +127,8 @@ class RandomPlacement:
         self.events["reused"] += heir.done > 0
 
     def migrate(self) -> None:
-        """Move a random request and its KV to another worker, unless no token of it is computed yet
-        or the other worker lacks space."""
+        """Move a random request and its KV to another worker. Do nothing if none of its tokens is
+        computed yet or the other worker lacks space."""
         stream = self.streams[int(self.chance.integers(len(self.streams)))]
         target = self.workers[int(self.chance.integers(len(self.workers)))]
         needed = -(-len(stream.tokens) // self.block_tokens)
@@ -141,8 +142,8 @@ class RandomPlacement:
         self.events["handed over"] += 1
 
     def _copy(self, source: RandomRequest, target: RandomRequest, first: int) -> None:
-        """Copy KV blocks from ``source`` to ``target``: from block ``first`` to the last one that
-        holds one of ``target``'s computed tokens."""
+        """Copy KV blocks from ``source`` to ``target``: from block ``first`` to the last block that
+        has a computed token of ``target``."""
         pools = [stream.worker.runner.pool.tensor for stream in (source, target)]
         for index in range(first, -(-target.done // self.block_tokens)):
             pools[1][target.blocks[index]] = pools[0][source.blocks[index]]
@@ -173,8 +174,8 @@ class RandomPlacement:
             if not torch.equal(logits, stream.wanted[stream.done : end]):
                 raise BitsDiffer(
                     f"the logits differ for tokens {stream.done} to {end} of "
-                    f"{len(stream.tokens)}, in blocks of {self.block_tokens}, {len(rows)} rows, "
-                    f"{worker.num_threads} threads"
+                    f"{len(stream.tokens)}, with blocks of {self.block_tokens} tokens, {len(rows)} "
+                    f"rows in the step, and {worker.num_threads} threads"
                 )
             stream.done = end
             self.events["logits"] += len(tokens)
@@ -224,8 +225,8 @@ def row_of(tokens: Sequence[int], start: int, blocks: Sequence[int]) -> Row:
 
 
 def all_logits(runner: ModelRunner, rows: Sequence[Row]) -> list[torch.Tensor]:
-    """Run a step of ``rows`` with the runner's model; return the logits [num_tokens, vocab] of each
-    row."""
+    """Run one step that consists of ``rows`` with the runner's model. Return the logits
+    [num_tokens, vocab] of each row."""
     batch = pack_batch(rows, runner.block_tokens, torch.device("cpu"))
     tokens = torch.tensor([token for row in rows for token in row.token_ids])
     with torch.inference_mode():
@@ -302,7 +303,7 @@ def run(options: argparse.Namespace) -> Iterator[DeterminismCell]:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a product of [rows, ins] with [outs, ins], as median CPU seconds."""
+    """The cost of a matrix product of [rows, ins] with [outs, ins], as median CPU seconds."""
 
     dtype: str
     rows: int
@@ -321,8 +322,8 @@ class Cost:
 
 
 def costs(options: argparse.Namespace) -> Iterator[Cost]:
-    """Measure Baton's product and torch's alternately, on one thread, with so many copies of the
-    weights that they don't fit into any cache."""
+    """Measure Baton's product and torch's alternately, on one thread. There are so many copies of
+    the weights that they don't fit into any cache."""
     torch.set_num_threads(1)
     team = KernelThreadPool(1)
     for dtype in (getattr(torch, name) for name in options.dtypes):

@@ -4,12 +4,12 @@
 
 Decodes greedily with randomly initialised models of every supported architecture, prompts of mixed
 length, chunk sizes 16, 128 and 512, block sizes 16 and 64, batch sizes 1 and 16, and a cold and a
-warm prefix cache. A difference where the reference's two best logits are closer than 1e-4 is
-counted as a tie. After any difference, the comparison continues from the reference's token. Prints
-a table, and JSON as the last line. In FP32, it exits with 1 if a token differs without a tie, or if
-more than 1 in 10,000 tokens are ties. In a 16-bit format, the result of a sum depends on its order,
-so there the rate of differences is only measured, and compared with the rate between transformers'
-eager and default attention.
+warm prefix cache. If a token differs where the reference's two best logits are closer than 1e-4,
+this counts as a tie. After any difference, the comparison continues from the reference's token.
+Prints a table, and JSON as the last line. In FP32, it exits with 1 if a token differs without a
+tie, or if more than 1 in 10,000 tokens are ties. In a 16-bit format, the result of a sum depends on
+its order, so there the rate of differences is only measured, and compared with the rate between
+transformers' eager and default attention.
 """
 
 import argparse
@@ -134,7 +134,7 @@ def compare_all(references: Sequence[Reference], generate: Generate, batch: int)
 
 
 class EngineAlone:
-    """The engine that ``baton generate`` uses, but with many prompts in a batch."""
+    """Runs the engine that ``baton generate`` uses, but with many prompts in a batch."""
 
     def __init__(
         self,
@@ -175,7 +175,8 @@ class EngineAlone:
         )
 
     def score(self, references: Sequence[Reference], batch: int, warm: bool) -> Score:
-        """Compare all prompts. The prefix cache is empty at first unless ``warm``."""
+        """Compare the answers to all prompts with their references. Unless ``warm`` is true, the
+        prefix cache is empty at first."""
         if not warm:
             self.engine = self._new_engine()
         total = Score()
@@ -187,8 +188,8 @@ class EngineAlone:
         return total
 
     def _replay(self, replayed: Tokens, answer: Tokens) -> Generate:
-        """Return a function that returns ``answer`` for the prompt ``replayed``, and generates
-        for any other prompt."""
+        """Return a function that returns the known ``answer`` for the prompt ``replayed``, and
+        generates an answer for any other prompt."""
         return lambda prompt, count: (
             answer if prompt == replayed else self._generate([(prompt, count)])[0]
         )
@@ -234,7 +235,7 @@ def run_alone(
 def run_peer(
     name: str, model: Path, references: list[Reference], options: argparse.Namespace
 ) -> tuple[ExactnessCell, Score]:
-    """Compare transformers' eager attention with its default one, to show the effect of
+    """Compare transformers' eager attention with its default attention, to show the effect of
     rounding."""
     dtype = getattr(torch, options.dtype)
     eager = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="eager")
@@ -250,8 +251,8 @@ def run_peer(
 def run_cluster(
     name: str, model: Path, references: list[Reference], options: argparse.Namespace
 ) -> Iterator[tuple[ExactnessCell, Score]]:
-    """Compare clusters with the references. Each batch size has its own tenant: tenants share no
-    cached prefixes, so the first pass of each is cold."""
+    """Compare clusters with the references. Each batch size has its own tenant. Since tenants share
+    no cached prefixes, the first pass of each batch size is cold."""
     for transport, chunk, block in itertools.product(
         options.transports, options.chunks, options.blocks
     ):

@@ -27,7 +27,8 @@ ALARMS = (
 
 
 def alarms(cluster: LocalCluster) -> dict[str, int]:
-    """Count the router's log lines about the events in ``ALARMS``, by event; also print them."""
+    """Count, by event, the router's log lines about the events in ``ALARMS``, and print these
+    lines."""
     lines = cluster.baton("logs", "router").stdout.splitlines()
     found = {name: [line for line in lines if f" {name} " in line] for name in ALARMS}
     for line in (line for those in found.values() for line in those):

@@ -3,9 +3,9 @@
     python -m tools.fuzz [--seconds 120] [--seed S] [--only NAME …]
 
 Runs every fuzzer in tests/fuzz in its own process, one after the other. Each gets an equal share of
-the seconds, not counting its start-up. A process that crashes counts as a crash, and one that does
-not exit in time as a hang. Prints a table, and JSON as the last line. Exits with 1 if there was a
-crash, a hang or a 5xx error that the server itself caused.
+the seconds, not counting its start-up. If a process crashes, this counts as a crash; if it does not
+exit in time, it counts as a hang. Prints a table, and JSON as the last line. Exits with 1 if there
+was a crash, a hang or a 5xx error that the server itself caused.
 """
 
 import argparse
@@ -109,14 +109,15 @@ def _environment() -> dict[str, str]:
 
 
 def _last_case(folder: str, name: str, seed: int, why: str) -> str:
-    """Return ``why`` with the case that a fuzzer was running when it crashed or hung, if it left
-    one."""
+    """Return ``why``, followed by the case that a fuzzer was running when it crashed or hung, if
+    the fuzzer has written it to ``folder``."""
     cases = [file.read_text() for file in Path(folder).glob("*.case")]
     return "\n".join([f"{name} seed={seed}: {why}", *cases])
 
 
 def _run_inside(options: argparse.Namespace) -> int:
-    """Run the one named fuzzer in this process, and print its result as the last line."""
+    """Run the fuzzer that the options name in this process, and print its result as the last
+    line."""
     faulthandler.enable()
     faulthandler.dump_traceback_later(options.seconds + GRACE_SECONDS - 10)
     [fuzzer] = [f for f in find_fuzzers() if f.name in options.only]

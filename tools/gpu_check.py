@@ -51,8 +51,8 @@ Parts = dict[str, Callable[[], Iterable[GpuTableRow]]]
 
 
 def attention_is_right() -> Iterator[GpuTableRow]:
-    """Run every case of the unit tests, and compare the output and every byte of the pool with the
-    reference on the CPU. Blocks that no row may read contain NaN."""
+    """Run every attention case of the unit tests, and compare the output and every byte of the pool
+    with the reference on the CPU. Blocks that no row may read contain NaN."""
     for seed, case in enumerate(CASES):
         chance = torch.Generator().manual_seed(seed)
         pool, rows = random_pool(case, chance), make_rows(case, seed)
@@ -88,7 +88,8 @@ def answer(
 
 
 def layers_are_right() -> Iterator[GpuTableRow]:
-    """Run the unit tests' cases of all other layers, with real CUDA graphs, and also in BF16."""
+    """Run the unit tests' cases of all layers other than attention, with real CUDA graphs, and also
+    in BF16."""
     from baton.engine.cuda.graphs import CudaCapture
 
     with torch.inference_mode():
@@ -155,9 +156,10 @@ def demo_tokens_are_equal() -> Iterator[GpuTableRow]:
 
 
 def tokens_in_fp8_are_equal() -> Iterator[GpuTableRow]:
-    """Compare a model with FP8 weights or FP8 KV that computes in FP32 with torch on the CPU, which
-    decodes the FP8 values first. Only the first quarter of the tokens must be equal: a key halfway
-    between two FP8 values may be rounded to either, which may change a token."""
+    """Compare the GPU's tokens of a model that has FP8 weights or FP8 KV, and computes in FP32,
+    with torch's on the CPU, which decodes the FP8 values first. Only the first quarter of the
+    tokens must be equal: a key halfway between two FP8 values may be rounded to either, which may
+    change a token."""
     from transformers import AutoTokenizer
 
     ids = AutoTokenizer.from_pretrained(DEMO)(PROMPT)["input_ids"]
@@ -231,13 +233,14 @@ def run(parts: Parts, show: Callable[[str], None] = print) -> list[GpuTableRow]:
 
 
 def _call_lazily(part: Callable[[], Iterable[GpuTableRow]]) -> Iterator[GpuTableRow]:
-    """Call ``part`` lazily, so that its errors are raised within ``rows_or_error``."""
+    """Call ``part`` only when rows are requested, so that its errors are raised within
+    ``rows_or_error``."""
     yield from part()
 
 
 def chosen(parts: Parts, only: Sequence[str], *, quick: bool) -> Parts:
-    """Return the parts to run. Raises SystemExit with the names of all parts if ``only`` has an
-    unknown one."""
+    """Return the parts to run. If ``only`` has an unknown part, raise SystemExit with the names of
+    all parts."""
     if unknown := [name for name in only if name not in parts]:
         known = ", ".join(parts)
         raise SystemExit(f"gpu_check: unknown part {unknown[0]!r}; known parts: {known}")

@@ -1,9 +1,9 @@
 """Check that a GPU computes the same bits for a token in any batch and chunking; run by
 ``gpu_check``.
 
-Loads the demo model with ``deterministic``, so that the runner also makes its own trial at load.
-Then compares the logits of prompts in random chunks, batches and blocks with those of the same
-prompts computed alone and in one chunk.
+Loads the demo model with the option ``deterministic``, so that the runner also makes its own check
+when it loads the model. Then compares the logits of prompts in random chunks, batches and blocks
+with those of the same prompts computed alone and in one chunk.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,8 +41,8 @@ def determinism(place: str = "cuda") -> Iterator[GpuTableRow]:
 
 
 def _kept(name: str, place: str, given: dict[str, Any]) -> Iterator[GpuTableRow]:
-    """Compare the logits of random placements in one number format. Raises the error with which a
-    worker would fail to start if the runner's own trial fails."""
+    """Compare the logits of random placements in one number format. If the runner's own check at
+    load fails, raise the error with which a worker would fail to start."""
     runner = ModelRunner.load(
         DEMO,
         RunnerOptions(
@@ -71,7 +71,7 @@ def _placed(
 ) -> list[torch.Tensor]:
     """Return the logits of each prompt's tokens. The prompts are computed together, in chunks of
     random sizes and in random KV blocks. If ``chance`` is None, each prompt is computed in one
-    chunk, and the order of the blocks is fixed."""
+    chunk, and the order of its blocks is fixed."""
     order = np.arange(NUM_BLOCKS) if chance is None else chance.permutation(NUM_BLOCKS)
     blocks = order.tolist()
     tables = [[blocks.pop() for _ in range(-(-len(p) // BLOCK_TOKENS))] for p in prompts]

@@ -25,7 +25,7 @@ in the weights, and as much again in the rows."""
 
 
 def weights(rounds: int) -> Iterator[GpuTableRow]:
-    """Measure matrix products with several numbers of rows, and whole steps."""
+    """Measure FP8 weights: matrix products with several numbers of rows, and whole steps."""
     for depth, outs in SHAPES:
         weight = torch.randn(outs, depth, device=device(), dtype=torch.bfloat16)
         kinds = {"": quantize(weight, "fp8"), ", blocks": _in_blocks(weight)}
@@ -43,7 +43,7 @@ def weights(rounds: int) -> Iterator[GpuTableRow]:
 
 
 def kv(rounds: int) -> Iterator[GpuTableRow]:
-    """Measure attention alone, and whole steps with long contexts."""
+    """Measure FP8 KV: attention alone, and whole steps with long contexts."""
     yield from gpu_speed.prefill_attention(rounds, E4M3)
     yield from gpu_speed.decode_attention(rounds, E4M3)
     loaded = gpu_speed.random_runner(QWEN3_8B, kept=E4M3)

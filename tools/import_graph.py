@@ -1,12 +1,12 @@
-"""Draw which package imports which, and check that none imports one from a higher layer.
+"""Draw which package imports which, and check that imports only go to lower layers.
 
     python -m tools.import_graph [--json]
 
 The graph has the top-level packages and the packages directly in ``baton/``, in the order of the
 layers in ``pyproject.toml`` (its first import-linter contract). Within ``baton/``, a package comes
-before those that it imports. Prints one line per package with the packages that it imports, from
-the highest layer to the lowest. Exits with 1 if a package imports one from the same or a higher
-layer, or if packages import each other cyclically.
+before the packages that it imports. Prints one line per package with the packages that it imports,
+from the highest layer to the lowest. Exits with 1 if a package imports one from the same or a
+higher layer, or if packages import each other cyclically.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def load_layers(pyproject: Path = ROOT / "pyproject.toml") -> list[list[str]]:
 
 
 def ignored_imports(pyproject: Path = ROOT / "pyproject.toml") -> set[tuple[str, str]]:
-    """Return the (importer, imported) module pairs that the first contract excepts."""
+    """Return the (importer, imported) module pairs that import-linter's first contract ignores."""
     linter = tomllib.loads(pyproject.read_text())["tool"]["importlinter"]
     pairs = linter["contracts"][0].get("ignore_imports", [])
     split = (pair.split("->") for pair in pairs)
@@ -67,7 +67,7 @@ def build_graph(packages: Sequence[str]) -> Graph:
 
 
 def find_faults(graph: Mapping[str, set[str]], layers: Sequence[Sequence[str]]) -> list[str]:
-    """Return one sentence for each import from the same or a higher layer, and for a cycle."""
+    """Return one sentence for each import from the same or a higher layer, and one for a cycle."""
     level = {room: number for number, layer in enumerate(layers) for room in layer}
     faults = []
     for room, imported in sorted(graph.items()):

@@ -38,8 +38,8 @@ def values_of(files: Sequence[Path], settings: Sequence[str]) -> dict[str, Any]:
 
 
 def install(kube: Cluster, release: str, namespace: str, values: dict[str, Any]) -> None:
-    """Install the chart, and wait until all pods are ready. Raises TimeoutError, which names what
-    is not ready."""
+    """Install the chart, and wait until all pods are ready. If that takes too long, raise a
+    TimeoutError that names what is not ready."""
     kube.helm(namespace).install(
         CHART, release, values, create_namespace=True, wait="watcher", timeout=INSTALL_SECONDS
     )

@@ -57,8 +57,9 @@ AUTOSCALED = {
 
 @dataclass
 class LongRunStep:
-    """The result of one step; ``failure`` says why it failed, and is empty otherwise.
-    ``longest_gap_seconds`` is the longest inter-token latency of an answer that ended in it."""
+    """The result of one step. ``failure`` says why the step failed; it is empty if it did not fail.
+    ``longest_gap_seconds`` is the longest inter-token latency of an answer that ended during the
+    step."""
 
     name: str
     seconds: float = 0.0
@@ -82,7 +83,8 @@ def scale_up(release: Release) -> dict[str, Any]:
 
 
 def scale_down(release: Release) -> dict[str, Any]:
-    """Shrink both pools. Kubernetes picks the pods; each drains in its preStop hook."""
+    """Shrink both pools. Kubernetes picks the pods to remove; each of them drains in its preStop
+    hook."""
     return {"seconds": release.scale({"prefill": 1, "decode": 2})}
 
 
@@ -96,23 +98,24 @@ def baton_scale(release: Release) -> dict[str, Any]:
 
 
 def drain_named_worker(release: Release) -> dict[str, Any]:
-    """Drain a named worker: its pod must be removed, and no other."""
+    """Drain a named worker: its pod, and no other one, must be removed."""
     return release.drain_named_worker("decode", 3)
 
 
 def reuse_after_drain(release: Release) -> dict[str, Any]:
-    """Remove a decode worker: the KV of its answers must still be found in the store."""
+    """Remove a decode worker. The KV of its answers must still be found in the store."""
     return release.reuse_after_drain()
 
 
 def drain_with_pending_pod(release: Release) -> dict[str, Any]:
     """Drain a named worker while another pod is unscheduled. Kubernetes removes the unscheduled pod
-    first, whatever the deletion-cost annotations say; the named, drained pod is replaced."""
+    first, whatever the deletion-cost annotations say; the named worker's pod is drained and
+    replaced."""
     return release.drain_with_pending_pod("decode")
 
 
 def upgrade(release: Release) -> dict[str, Any]:
-    """Change a setting of workers: their pods are replaced one after the other, and no others."""
+    """Change a setting of workers. Only their pods are replaced, one after the other."""
     return release.upgrade({"settings": {"max_sequences": 24}})
 
 
@@ -124,7 +127,7 @@ def log_level(release: Release) -> dict[str, Any]:
 
 
 def image(release: Release) -> dict[str, Any]:
-    """Upgrade the image: every pod is replaced, and the sizes of the pools stay."""
+    """Upgrade the image. Every pod must be replaced, and the pools must keep their sizes."""
     release.scale({"decode": 3})
     sizes = release.sizes()
     result = release.upgrade({"images": {"cpu": {"tag": "next"}}})
@@ -134,7 +137,7 @@ def image(release: Release) -> dict[str, Any]:
 
 
 def roll_back(release: Release) -> dict[str, Any]:
-    """Roll back to the first revision: the sizes of the pools stay."""
+    """Roll back to the first revision. The pools must keep their sizes."""
     sizes = release.sizes()
     result = release.roll_back(1)
     release.wait_for_sizes(sizes)
@@ -156,8 +159,8 @@ def hpa(release: Release) -> dict[str, Any]:
 
 
 def two_owners(release: Release) -> dict[str, Any]:
-    """Try to give a pool's size two owners, which must be rejected, and then one owner, which must
-    keep the size."""
+    """Upgrade with values that give a pool's size two owners, which must be rejected, and then with
+    one owner, which must keep the size."""
     return release.two_owners("decode")
 
 
@@ -205,8 +208,8 @@ USE_ALL = {"pending_pod", "autoscale"}
 
 
 def run_step(name: str, release: Release, answers: Sequence[StreamedAnswer]) -> LongRunStep:
-    """Run one step and print its result. A failure is recorded in the step, and does not end the
-    run."""
+    """Run one step and print its result. If the step fails, record the failure in the result, so
+    that the run goes on."""
     began, before = SYSTEM_CLOCK(), len(answers)
     step = LongRunStep(name)
     try:
@@ -237,7 +240,8 @@ def longest_gap(answers: Sequence[StreamedAnswer]) -> float:
 
 
 def compare_rights(kube: Cluster, namespace: str, account: str) -> dict[str, list[str]]:
-    """Return the API calls that an account made, its Role's unused rights, and refused calls."""
+    """Return the API calls that an account made, the rights of its Role that it did not use, and
+    the calls that were refused."""
     user = user_of(namespace, account)
     calls = [call for call in kube.server.accounts.calls if call.user == user]
     rules = kube.api.store.get(ROLE, namespace, account)["rules"]

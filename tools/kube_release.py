@@ -44,7 +44,8 @@ class Release:
         return self.kube.url(f"{self.name}-router", self.namespace)
 
     def install(self, values: dict[str, Any]) -> None:
-        """Install the chart, and wait until all pods are ready and the pools have their sizes."""
+        """Install the chart, and wait until all pods are ready and the pools have the sizes in
+        ``values``."""
         self.values = values
         self.helm.install(self.name, values, wait=True, seconds=TIMEOUT_SECONDS)
         pools = {"prefill": {}, "decode": {}} | values.get("pools", {})
@@ -69,8 +70,8 @@ class Release:
         return self.kube.pods(lambda pod: (pod["metadata"].get("labels") or {}).get(POOL) == pool)
 
     def wait_for_sizes(self, sizes: Mapping[str, int]) -> None:
-        """Wait until each pool in ``sizes`` has exactly that number of pods, and all of them are
-        ready. Raises TimeoutError."""
+        """Wait until each pool in ``sizes`` has exactly the given number of pods, and all of them
+        are ready. Raises TimeoutError."""
 
         def reached() -> bool:
             return all(
@@ -81,8 +82,8 @@ class Release:
         self.kube.wait(reached, TIMEOUT_SECONDS, f"pools of {dict(sizes)}")
 
     def scale(self, sizes: Mapping[str, int]) -> float:
-        """Write the scale of the pools' Deployments, like ``kubectl scale``; return the seconds
-        until the pools have their sizes."""
+        """Write the scale of the pools' Deployments, like ``kubectl scale``. Return the seconds
+        until the pools have these sizes."""
         began = SYSTEM_CLOCK()
         with self.kube.client() as opened:
             apps = client.AppsV1Api(opened)
@@ -103,7 +104,7 @@ class Release:
             words, env=dict(environment), capture_output=True, text=True, timeout=TIMEOUT_SECONDS
         )
         if check and done.returncode != 0:
-            raise RuntimeError(f"baton {' '.join(arguments)}: {done.stderr or done.stdout}")
+            raise RuntimeError(f"baton {' '.join(arguments)} failed: {done.stderr or done.stdout}")
         return done.stdout.strip()
 
     def baton_from_laptop(self, *arguments: str) -> str:
@@ -116,7 +117,7 @@ class Release:
             words + target, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
         )
         if done.returncode != 0:
-            raise RuntimeError(f"baton {' '.join(arguments)}: {done.stderr or done.stdout}")
+            raise RuntimeError(f"baton {' '.join(arguments)} failed: {done.stderr or done.stdout}")
         return done.stdout.strip()
 
     # -- drains ----------------------------------------------------------------------------
@@ -155,8 +156,8 @@ class Release:
     # -- memory ----------------------------------------------------------------------------
 
     def reuse_after_drain(self) -> dict[str, Any]:
-        """Drain a decode worker, then request a continuation of its answer, whose KV only that
-        worker and the store had."""
+        """Drain a decode worker, then send a request that continues one of its answers. Only that
+        worker and the store had the answer's KV."""
         chance = np.random.default_rng(7)
         prompt = chance.integers(3, 4000, size=64).tolist()
         first, headers = self._complete(prompt, 160)
@@ -175,7 +176,8 @@ class Release:
         return result
 
     def _has_no_running_pod(self) -> bool:
-        """Whether every pod has ended. Helm leaves the pod of ``helm test`` where it is."""
+        """Whether every pod has ended. Pods that have ended may still exist, since Helm does not
+        delete the pod of ``helm test``."""
         return all(pod["status"].get("phase") in FINISHED for pod in self.kube.pods())
 
     def reinstall(self) -> dict[str, Any]:
@@ -209,8 +211,8 @@ class Release:
     # -- releases and nodes ----------------------------------------------------------------
 
     def upgrade(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Upgrade the release; wait until every pod has the new revision and the old pods are gone.
-        Return how many of the pods were replaced."""
+        """Upgrade the release, and wait until every pod has the new revision and the old pods are
+        gone. Return how many of the pods were replaced."""
         self.values = apply_merge_patch(self.values, values)
         old = {pod["metadata"]["uid"] for pod in self._baton_pods()}
         self.helm.upgrade(self.name, self.values, wait=True, seconds=TIMEOUT_SECONDS)
@@ -244,8 +246,8 @@ class Release:
         return differences(self.kube.api, self.namespace, self.name)
 
     def two_owners(self, pool: str) -> dict[str, Any]:
-        """Scale a pool; then an upgrade with ``replicasManagedBy: chart`` must be rejected, and one
-        with ``external`` must keep the size."""
+        """Scale a pool. Then an upgrade with ``replicasManagedBy: chart`` must be rejected, and an
+        upgrade with ``external`` must keep the size."""
         size = len(self.workers(pool))
         self.scale({pool: size + 1})
         try:
@@ -254,7 +256,9 @@ class Release:
         except HelmFailed as error:
             refused = str(error)
         else:
-            raise AssertionError("an upgrade with two owners of a size was not rejected")
+            raise AssertionError(
+                "an upgrade that gives the size of a pool two owners was not rejected"
+            )
         self.upgrade({})
         assert len(self.workers(pool)) == size + 1, "the upgrade changed the size"
         self.scale({pool: size})
@@ -271,7 +275,7 @@ class Release:
         return {"node": node, "went": went}
 
     def leader(self) -> str:
-        """Return the name of the conductor that holds the lease."""
+        """Return the name of the conductor that holds the autoscaler's lease."""
         lease = self.kube.api.store.get(LEASE, self.namespace, f"{self.name}-leader")
         holder: str = lease["spec"]["holderIdentity"]
         return holder

@@ -30,8 +30,8 @@ REQUEST_SECONDS = 300.0
 
 @dataclass
 class LocalCluster:
-    """A running cluster. ``baton`` commands use this cluster if they run in ``environment``.
-    Requests carry ``api_key``, if set. The cluster runs the source in ``tree``, if set. Commands
+    """A running cluster. ``baton`` commands that run in ``environment`` use this cluster. Requests
+    carry ``api_key``, if it is set. The cluster runs the source in ``tree``, if it is set. Commands
     must end within ``timeout_seconds``."""
 
     url: str
@@ -94,8 +94,8 @@ class LocalCluster:
 
 
 def engine_settings(engine: str, python: Path = VLLM_PYTHON) -> dict[str, object]:
-    """Return the settings of workers of an engine, ``baton`` or ``vllm``, on the processors of this
-    machine. vLLM does not compile the model, which would take minutes."""
+    """Return the settings of workers with an engine, ``baton`` or ``vllm``, on the processors of
+    this machine. vLLM does not compile the model, since that would take minutes."""
     if engine == "baton":
         return {}
     return {"engine": engine, "engine_python": python, "engine_args": "--enforce-eager"}

@@ -52,10 +52,10 @@ def main() -> None:
 
 
 def all_locks() -> dict[str, Lock]:
-    """Return the lock of each file, by name: ``build`` has what building our wheel needs, ``torch``
-    has torch and its CUDA packages, and ``base`` has the other packages that Baton requires. The
-    lock of an extra has only the packages that the extra adds. The lock ``vllm`` has only those
-    packages of ``base`` that vLLM does not require itself.
+    """Return the lock of each file, by name. ``build`` has the packages that building our wheel
+    needs, ``torch`` has torch and its CUDA packages, and ``base`` has the other packages that Baton
+    requires. The lock of an extra has only the packages that the extra adds. The lock ``vllm`` has
+    only those packages of ``base`` that vLLM does not require itself.
 
     Raises Unavailable if uv is missing or can't resolve the requirements.
     """
@@ -76,8 +76,8 @@ def all_locks() -> dict[str, Lock]:
 
 
 def compile_vllm() -> Lock:
-    """Return vLLM with everything that it requires, in the version that Baton was tested with.
-    Baton's constraints don't apply to it."""
+    """Return the lock of vLLM and everything that it requires, in the version that Baton was tested
+    with. Baton's constraints don't apply to it."""
     requirement = f"vllm=={KNOWN_VERSIONS[-1]}"
     return parse_lock(_compile(["-", "--python-version", IMAGE_PYTHON], [requirement]))
 
@@ -88,7 +88,7 @@ def name_of(requirement: str) -> str:
 
 
 def compile_lock(extras: Sequence[str], build: bool = False) -> Lock:
-    """Lock the dependencies in pyproject.toml with ``extras``; if ``build`` is set, lock the
+    """Lock the dependencies in pyproject.toml, with ``extras``. If ``build`` is true, lock the
     packages that building our wheel needs instead."""
     requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     source = "-" if build else "pyproject.toml"
@@ -118,8 +118,8 @@ def _compile(options: Sequence[str], requirements: Iterable[str]) -> str:
 
 
 def parse_lock(text: str) -> dict[str, str]:
-    """Return each requirement with its continuation lines (the hashes). The key is its first line,
-    without the backslash."""
+    """Return each requirement with its continuation lines (the hashes). The key is the
+    requirement's first line, without the backslash."""
     entries = re.findall(r"^[^\s#].*(?:\n[ ]+.*)*", text, flags=re.MULTILINE)
     return {entry.splitlines()[0].rstrip(" \\"): entry for entry in entries}
 

@@ -69,9 +69,9 @@ NICENESS = 10
 @dataclass(frozen=True)
 class StreamStats:
     """Statistics of the neighbour's streams in one period. ``gap_…`` are inter-token latencies, and
-    ``first_token_max`` is the longest TTFT, in milliseconds. ``stolen`` is the share of CPU time
-    that the hypervisor gave to other virtual machines. If it is above a few percent, it explains
-    long latencies."""
+    ``first_token_max`` is the longest TTFT; all are in milliseconds. ``stolen`` is the share of CPU
+    time that the hypervisor gave to other virtual machines; more than a few percent explain long
+    latencies."""
 
     streams: int
     wrong: int
@@ -99,8 +99,8 @@ class ProcessSnapshot:
 
 @dataclass(frozen=True)
 class AttackVerdict:
-    """One attack and its effect on the neighbour. ``ended`` names the processes that exited; memory
-    is in MiB by process. ``violations`` describes the violated parts of the guarantee."""
+    """One attack and its effect on the neighbour. ``ended`` names the processes that exited. Memory
+    is in MiB, by process. ``violations`` describes which parts of the guarantee were violated."""
 
     name: str
     finding: str
@@ -153,7 +153,8 @@ class StealTime:
 
 
 class SharedCluster:
-    """A running cluster, the neighbour's requests, and their undisturbed answers."""
+    """A running cluster, the neighbour's requests, and the answers to them when nothing disturbs
+    the cluster."""
 
     def __init__(self, cluster: LocalCluster, bodies: Sequence[dict[str, Any]]) -> None:
         self.cluster = cluster
@@ -298,8 +299,8 @@ def members_of(cluster: LocalCluster) -> tuple[MemberAddress, ...]:
 
 
 def framed_addresses(redis_url: str) -> dict[str, str]:
-    """Return the framed-connection addresses by member. Registry entries are searched as text, so
-    that those of another version can be read, too."""
+    """Return the framed-connection addresses by member. The registry's entries are searched as
+    text, so that entries of another version can be read, too."""
     found = {}
     with redis.Redis.from_url(redis_url) as registry:
         for key in registry.keys("baton:*:member:*"):

@@ -75,8 +75,8 @@ def wait_until_known(cluster: LocalCluster) -> None:
 
 
 def trace_of(collector: Collector, request_id: str, names: Counter[str]) -> SpanTree:
-    """Wait for the spans in ``names``, and return the request's trace. The trace id is the last
-    part of the request id, since the client sends no trace context."""
+    """Wait for the spans in ``names``, and return the request's trace. Since the client sends no
+    trace context, the trace id is the last part of the request id."""
     return SpanTree(collector.wait(names, request_id.rpartition("-")[2], SECONDS))
 
 
@@ -91,7 +91,7 @@ def trace_errors(tree: SpanTree, names: Counter[str]) -> list[str]:
 
 
 class PendingStream:
-    """An answer that is being streamed."""
+    """An answer that is still being streamed."""
 
     def __init__(self, cluster: LocalCluster, max_tokens: int) -> None:
         body = {"prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0, "stream": True}
@@ -150,8 +150,8 @@ def used_metrics() -> Iterable[tuple[str, MetricUse]]:
 
 def missing_metrics(found: Scrape) -> list[str]:
     """Return a line for each metric that a dashboard or an alert uses but that doesn't exist or
-    lacks a label, for each that exists but is not listed in docs/metrics.md (the old names of
-    renamed metrics need not be), and for each that is listed there but doesn't exist."""
+    lacks a label, for each metric that exists but is not listed in docs/metrics.md (the old names
+    of renamed metrics need not be), and for each metric that is listed there but doesn't exist."""
     lacks = {
         f"{who}: {what}"
         for who, use in used_metrics()

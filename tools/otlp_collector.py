@@ -1,4 +1,4 @@
-"""A trace collector in this process: receives spans over OTLP/gRPC and keeps them."""
+"""Receives spans over OTLP/gRPC in this process and keeps them."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator

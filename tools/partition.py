@@ -221,7 +221,7 @@ def _at_rest(inspections: Sequence[WorkerInspection], num_workers: int) -> bool:
 
 
 def slow_link(seed: int) -> list[dict[str, Any]]:
-    """Measure a worker whose prefixes are in the store of another host, first over the bridge, then
+    """Measure a worker whose prefixes are in the store of another host: first over the bridge, then
     over the slow link."""
     random = np.random.default_rng(seed)
     with run_multi_host_cluster("a", "b", "d") as cluster:
@@ -260,7 +260,7 @@ def _reload(
 
 
 def _field(result: Any, name: str) -> str:
-    """Return the first field called ``name``, at any depth; empty if there is none."""
+    """Return the first field called ``name``, at any depth; an empty string if there is none."""
     if isinstance(result, dict):
         if isinstance(result.get(name), str):
             return str(result[name])

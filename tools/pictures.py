@@ -22,7 +22,7 @@ FONT = "ui-sans-serif, system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle with a title and lines of text below it; sizes in pixels."""
+    """A rectangle with a title and lines of text below it. Sizes are in pixels."""
 
     x: int
     y: int
@@ -148,7 +148,7 @@ def _text(
 
 
 def stale_pictures(folder: Path) -> list[Path]:
-    """Return the files in ``folder`` that differ from what would be drawn, or are missing."""
+    """Return the files in ``folder`` that are missing or differ from what would be drawn."""
     paths = {folder / f"{picture.name}.svg": draw(picture) for picture in PICTURES}
     return [p for p, svg in paths.items() if not p.is_file() or p.read_text() != svg]
 

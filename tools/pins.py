@@ -63,7 +63,8 @@ def find_references(path: Path) -> list[PinnedReference]:
 
 
 def pin_references(text: str, commit_of: Resolve, digest_of: Resolve) -> str:
-    """Return ``text`` with every action at its tag's commit and every image at its tag's digest."""
+    """Return ``text`` in which every action is pinned to its tag's commit and every image to its
+    tag's digest."""
 
     def action(match: re.Match[str]) -> str:
         tag = match["tag"] or match["ref"]
@@ -105,9 +106,9 @@ def _output(*command: str) -> str:
             command, capture_output=True, text=True, check=True, timeout=COMMAND_SECONDS
         )
     except subprocess.CalledProcessError as error:
-        raise Unavailable(f"{' '.join(command)}: {error.stderr.strip()}") from error
+        raise Unavailable(f"{' '.join(command)} failed: {error.stderr.strip()}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unavailable(f"{' '.join(command)}: {error}") from error
+        raise Unavailable(f"{' '.join(command)} failed: {error}") from error
     return answer.stdout
 
 

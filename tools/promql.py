@@ -10,7 +10,7 @@ from baton.errors import Invalid
 
 @dataclass(frozen=True, slots=True)
 class MetricUse:
-    """A metric and the ``labels`` that it must have because its matchers or enclosing groupings
+    """A metric, and the ``labels`` that it must have because its matchers, or groupings around it,
     name them."""
 
     metric: str
@@ -18,12 +18,12 @@ class MetricUse:
 
 
 def uses(text: str) -> list[MetricUse]:
-    """Return the uses of metrics in an expression, in order. ``text`` may contain Grafana
-    variables. Raises Invalid if it can't be parsed."""
+    """Return the metrics that an expression uses, in order. ``text`` may contain Grafana variables.
+    Raises Invalid if it can't be parsed."""
     try:
         expr = promql.parse(text.replace("$__rate_interval", "5m"))
     except ValueError as error:
-        raise Invalid(f"{text}: {error}") from error
+        raise Invalid(f"the PromQL expression {text!r} can't be parsed: {error}") from error
     return list(_uses(expr, frozenset()))
 
 

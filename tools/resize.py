@@ -83,7 +83,7 @@ def workers(cluster: LocalCluster) -> set[str]:
 
 
 def pool_sizes(text: str) -> dict[str, int]:
-    """Parse the sizes of the pools, such as ``3,2``."""
+    """Parse the sizes of the pools: ``3,2`` means 3 prefill and 2 decode workers."""
     return dict(zip(ROLES, map(int, text.split(",")), strict=True))
 
 

@@ -45,7 +45,7 @@ def reused(worker: ReuseWorker, tier: str) -> int:
 
 
 async def compare(bench: ReuseBench) -> list[tuple[str, int, int, int]]:
-    """Return, for each way to reuse KV, its name, the number of answer tokens that equal those of a
+    """For each way to reuse KV, return its name, the number of answer tokens that equal those of a
     cold run, the number of all answer tokens, and the number of prompt tokens whose KV was
     reused."""
     sampling = replace(bench.spec(1, 1.0).sampling, max_tokens=ANSWER)

@@ -74,7 +74,7 @@ def run_page(page: Path) -> str:
 def run_blocks(
     blocks: list[tuple[str, list[str]]], environment: dict[str, str], folder: Path | None = None
 ) -> str:
-    """Run code blocks, each with its process's arguments, in ``folder``; return the block that
+    """Run code blocks in ``folder``, each with the arguments of its process. Return the block that
     failed, or an empty string."""
     for block, arguments in blocks:
         print(f"$ {block}", flush=True)

@@ -6,7 +6,7 @@ Runs the page's code blocks that are marked ``sh kubernetes`` in order, on the t
 ``tests/kube``, which needs root. ``helm`` is Helm 3 from npm, ``kubectl`` must be installed, and
 ``baton`` is the command in the environment of the running Python. ``$NS`` is a namespace, and
 ``my-values.yaml`` has the reader's own values: a KV store, and two decode workers. Exits with 1 if
-a block fails, and with 2 if this machine lacks something.
+a block fails, and with 2 if this machine can't run the commands.
 """
 
 import os
@@ -43,7 +43,7 @@ kvstore:
 
 
 class MissingTool(Exception):
-    """This machine can't run the commands; the message says why."""
+    """Says why this machine can't run the commands."""
 
 
 def kubernetes_blocks(page: Path) -> list[str]:

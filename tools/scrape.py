@@ -21,8 +21,9 @@ _PARTS = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_coun
 
 @dataclass(slots=True)
 class Scrape:
-    """The metrics of a cluster. ``families`` are the declared metrics by role, ``labels`` the label
-    names by metric (only for metrics with samples), ``num_series`` the series by process."""
+    """The metrics of a cluster. ``families`` has the declared metrics of each role. ``labels`` has
+    the label names of each metric that has samples. ``num_series`` has the number of series of each
+    process."""
 
     families: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     names: set[str] = field(default_factory=set)
@@ -43,7 +44,7 @@ class Scrape:
 
     @property
     def own(self) -> set[str]:
-        """Return Baton's own metric families, over all roles."""
+        """Return Baton's own metric families of all roles."""
         return {name for names in self.families.values() for name in names if name[:6] == "baton_"}
 
     def lacks(self, metric: str, labels: frozenset[str]) -> Iterator[str]:

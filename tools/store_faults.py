@@ -82,7 +82,7 @@ async def place(channel: grpc.aio.Channel, state: ClusterState, worker: Member) 
 
 
 async def seconds_named(cluster: LocalCluster, pid: int) -> float:
-    """Kill the node; return for how many seconds the conductor still lists it."""
+    """Kill the store node. Return for how many seconds the conductor still lists it."""
     state = ClusterFolder(cluster.home, "default").read_running()
     known = await members(state)
     conductor = next(member for member in known if member.role is Role.CONDUCTOR)

@@ -1,5 +1,5 @@
-"""Sends streamed requests to a cluster that a tool disturbs, and records the tokens, their times
-and whether each answer is right."""
+"""Sends streamed requests to a cluster that a tool disturbs. Records the tokens of each answer,
+their times, and whether the answer is right."""
 
 import json
 import threading
@@ -19,7 +19,8 @@ REQUEST_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class CompletionCase:
-    """The ``body`` of a completion request, and the tokens of its undisturbed answer."""
+    """The ``body`` of a completion request, and the tokens of its answer when nothing disturbs the
+    cluster."""
 
     body: dict[str, Any]
     tokens: tuple[int, ...] = ()
@@ -129,7 +130,7 @@ def _process_line(answer: StreamedAnswer, line: str) -> None:
 def traffic(
     url: str, cases: Sequence[CompletionCase], num_streams: int, key: str = ""
 ) -> Iterator[list[StreamedAnswer]]:
-    """While the block runs, keep ``num_streams`` requests running, each in its own thread, and then
+    """While the block runs, keep ``num_streams`` requests running, each in its own thread; then
     wait for the last answers. Yields the list to which answers are added."""
     answers: list[StreamedAnswer] = []
     stop = threading.Event()

@@ -75,7 +75,7 @@ class Corpus:
 
 @dataclass
 class TrainingReport:
-    """The figures of the model card."""
+    """The figures that the model card shows."""
 
     steps: int = 0
     tokens: int = 0
@@ -247,8 +247,8 @@ def save_checkpoint(
     report: TrainingReport,
     work: Path,
 ) -> None:
-    """Write the weights, the optimizer states and (in its header) the report into one file, which
-    is renamed into place."""
+    """Write the weights, the optimizer states and (in the file's header) the report into a
+    temporary file, and rename it, so that the checkpoint is replaced atomically."""
     tensors = {}
     for name, p in model.named_parameters():
         tensors[f"model/{name}"] = p.detach()
@@ -261,7 +261,8 @@ def save_checkpoint(
 def load_checkpoint(
     model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], work: Path
 ) -> TrainingReport:
-    """Restore model and optimizers; return the report of the run so far, or a new one."""
+    """Restore model and optimizers from the checkpoint; return its report. Without a checkpoint,
+    return a new report."""
     path = work / "checkpoint.safetensors"
     if not path.exists():
         return TrainingReport()

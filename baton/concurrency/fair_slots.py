@@ -10,8 +10,9 @@ from baton.errors import Overloaded
 
 class FairSlots:
     """Shares ``num_slots`` slots among owners. An owner holds at most one slot, so that no owner
-    can take all; waiting owners are served in turn. At most ``max_waiting`` calls may wait, and at
-    most a quarter of that number for one owner. For use in a single event loop."""
+    can take all of them; waiting owners are served in turn. At most ``max_waiting`` calls may wait,
+    and at most a quarter of that number for one owner. ``what`` names the work in errors. For use
+    in a single event loop."""
 
     def __init__(self, num_slots: int, max_waiting: int, what: str) -> None:
         assert num_slots > 0 and max_waiting > 0
@@ -64,8 +65,8 @@ class FairSlots:
                 self._grant(next_owner)
 
     def _grant(self, owner: str) -> None:
-        """Give the owner's oldest call a slot; its other calls then queue up behind all other
-        owners."""
+        """Give the owner's oldest waiting call a slot. The owner's other calls then wait behind
+        those of all other owners."""
         queue = self._waiting.pop(owner)
         while queue:
             granted = queue.popleft()

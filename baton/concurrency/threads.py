@@ -13,8 +13,9 @@ threads, so that the same seed reproduces the same run."""
 
 
 async def run_in_thread(work: Callable[[], T]) -> T:
-    """Run ``work`` off the event loop. A thread can't be interrupted, so a cancelled caller first
-    waits for ``work`` to finish: until then, the thread uses the caller's buffers."""
+    """Run ``work`` in a thread and return its value. A thread can't be interrupted and may use the
+    caller's buffers, so a cancelled caller waits for ``work`` to finish before CancelledError is
+    raised."""
     if RUN_INLINE.get():
         await asyncio.sleep(0)
         return work()

@@ -1,6 +1,6 @@
 """The settings of all programs. A setting has the same name in every source.
 
-The sources, each of which overrides those after it:
+The sources, in order of precedence, the highest first:
 
 1. command-line flags
 2. environment variables, ``BATON_<NAME>``
@@ -8,8 +8,8 @@ The sources, each of which overrides those after it:
 4. a YAML file, ``--config`` or ``BATON_CONFIG``
 5. the defaults
 
-A program with a wrong value or an unknown name does not start, and says what would be valid. Only
-in a YAML file that was written for a newer version, unknown names are ignored
+If a source has an unknown name or a wrong value, the program does not start, and says what would be
+valid. Unknown names are ignored only in a YAML file that was written for a newer version
 (:mod:`baton.config.config_version`). Live settings can change while a program runs
 (:mod:`baton.config.setting_scopes`). No other module reads settings from the environment.
 """

@@ -10,7 +10,7 @@ from baton.values import CollectorUrl, Count, Port, RayAddress, Seconds
 
 
 class ClusterSettings(BaseModel):
-    """Settings that every program reads, and those of ``baton up``."""
+    """Settings that every program reads, and the settings of ``baton up``."""
 
     # The cluster, and this process in it
     cluster: str = Field("default", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")

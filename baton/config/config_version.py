@@ -46,8 +46,9 @@ def without_newer_settings(
 
 
 def _numbers(text: str, where: str) -> tuple[int, ...]:
-    """Return the version's numbers. A suffix like -rc.1 or rc1 does not count, since pre-releases
-    have the settings of their release."""
+    """Return the numbers of the version in ``text``. A suffix like -rc.1 or rc1 does not count,
+    since pre-releases have the settings of their release. Raises Invalid if ``text`` is not a
+    version."""
     found = VERSION.match(text)
     if found is None:
         raise Invalid(f"{where}: {WRITTEN_FOR} is {text!r}; it must be a version like 1.2.3")

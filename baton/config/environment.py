@@ -30,16 +30,17 @@ def baton_home() -> Path:
 
 
 def config_file() -> Path | None:
-    """The file that this process reads its settings from (``--config`` or ``BATON_CONFIG``), as an
-    absolute path; None if there is none."""
+    """Return the absolute path of the file that this process reads its settings from (``--config``
+    or ``BATON_CONFIG``), or None if there is no such file."""
     path = os.environ.get(CONFIG_ENVIRONMENT_VARIABLE)
     return Path(path).absolute() if path else None
 
 
 def child_environment(settings: dict[str, str], extra: dict[str, str]) -> dict[str, str]:
-    """Return all environment variables of a child process: ``settings`` (text by setting name) as
-    ``BATON_…`` variables, the variables ``extra``, which take precedence, and this process's own
-    variables, without its ``BATON_…`` ones except ``BATON_HOME``."""
+    """Return all environment variables for a child process: first this process's own variables,
+    without the ``BATON_…`` ones except ``BATON_HOME``; then ``settings`` (text by setting name) as
+    ``BATON_…`` variables; then ``extra``. If a variable occurs more than once, the last one
+    counts."""
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -50,16 +51,16 @@ def child_environment(settings: dict[str, str], extra: dict[str, str]) -> dict[s
 
 
 def to_environment(settings: Settings, unpinned: Collection[str] = ()) -> dict[str, str]:
-    """Return all settings except ``unpinned`` as text, for :func:`child_environment`. The child
-    reads the ``unpinned`` ones from this process's config file, so that it follows their
-    changes."""
+    """Return the text of each setting except those in ``unpinned``, by its name, for
+    :func:`child_environment`. The child reads the ``unpinned`` settings from this process's config
+    file, so that it follows changes of that file."""
     values = settings.model_dump(exclude_none=True)
     return {name: setting_text(value) for name, value in values.items() if name not in unpinned}
 
 
 def config_environment() -> dict[str, str]:
     """Return the environment variable that makes a child process read this process's config file;
-    empty if there is none."""
+    return an empty dict if this process has no config file."""
     path = config_file()
     return {} if path is None else {CONFIG_ENVIRONMENT_VARIABLE: str(path)}
 
@@ -72,13 +73,13 @@ def set_thread_environment(threads: int) -> None:
 
 
 def set_vllm_environment() -> None:
-    """Configure vLLM; call this before vLLM is imported. Baton decides on threads, and runs vLLM's
-    executor itself. vLLM must use its V1 model runner, whose sampler Baton replaces, so
-    ``VLLM_USE_V2_MODEL_RUNNER`` is always set to 0. The other variables are set only if they are
-    not set already. By default, gloo, by which vLLM's ranks reach each other without
-    authentication, listens on loopback; vLLM's sockets are in a folder that only this user can
-    open, and that is removed when this process exits normally; and when a rank has died, the other
-    ranks are stopped within a second."""
+    """Set the environment variables that configure vLLM. Call this before vLLM is imported.
+    ``VLLM_USE_V2_MODEL_RUNNER`` is always set to 0, since Baton replaces the sampler of vLLM's V1
+    model runner. The other variables are set only if they are not set already. With their defaults,
+    Baton controls the number of threads and runs vLLM's executor itself; gloo, by which vLLM's
+    ranks reach each other without authentication, listens on loopback; vLLM's sockets are in a
+    folder that only this user can open, and that is removed when this process exits normally; and
+    when a rank has died, the other ranks are stopped within a second."""
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")

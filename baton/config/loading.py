@@ -42,7 +42,7 @@ def load_settings(
 ) -> Settings:
     """Load the settings from all sources. A flag that is None counts as not given. ``warn`` is
     called for each old name of a setting that a source uses, and if the config file has settings of
-    a newer version, which are ignored. Raises Invalid."""
+    a newer version, which are ignored. Raises Invalid for unknown names and wrong values."""
     if config is not None:
         os.environ[CONFIG_ENVIRONMENT_VARIABLE] = str(config)
     return _load(flags, warn)
@@ -50,9 +50,9 @@ def load_settings(
 
 def load_ops_settings(config: Path | None = None) -> Settings:
     """Load the settings that a command needs to call the ops server of the program in its own
-    container. If the config file has become invalid since the program started, only environment
-    variables are used; these must include ``ops_port``, and all other settings have their defaults.
-    Raises Invalid if the settings can't be loaded in either way."""
+    container. If the config file has become invalid since the program started, only the environment
+    variables of ``OPS_SETTINGS`` are used: ``ops_port`` must be among them, and all other settings
+    have their defaults. Raises Invalid if neither way succeeds."""
     try:
         return load_settings(config)
     except Invalid as error:
@@ -75,8 +75,8 @@ def reload_settings(settings: Settings, content: bytes, warn: OnWarning) -> Sett
 
 
 def pinned_settings(settings: Settings) -> frozenset[str]:
-    """Return the names of the settings that flags, the environment or secret files give, so that a
-    change of the config file does not change them. If ``redis_password`` is one of them, so is
+    """Return the names of the settings that are given by flags, the environment or secret files, so
+    that changing the config file does not change them. If ``redis_password`` is one of them, so is
     ``redis_url``, which contains the password."""
     environment = use_new_names(environment_values(), "environment", str)
     pinned = {*settings.flags, *environment, *settings.secret_files}
@@ -107,7 +107,8 @@ def _load(flags: Mapping[str, Any], warn: OnWarning, content: bytes | None = Non
 
 
 def _build(given: Mapping[str, Any]) -> Settings:
-    """Build the settings, within :func:`use_files`. Raises Invalid, with an explanation."""
+    """Build the settings from the flags ``given`` and the other sources. Call this within
+    :func:`use_files`. Raises Invalid, with an explanation of each wrong setting."""
     try:
         return Settings(**given)
     except ValidationError as error:
@@ -116,9 +117,9 @@ def _build(given: Mapping[str, Any]) -> Settings:
 
 def _with_redis_password(settings: Settings) -> Settings:
     """Move ``redis_password`` into ``redis_url``, with its special characters escaped. Raises
-    Invalid if there is no URL, or if the URL already has a different password. It may already have
-    the same one: a child process gets the URL from its parent, and ``redis_password`` from the
-    config file."""
+    Invalid if there is no URL, or if the URL already has a different password. The URL may already
+    have the same password: a child process gets the URL from its parent, and ``redis_password``
+    from the config file."""
     if settings.redis_password is None:
         return settings
     if not settings.redis_url:

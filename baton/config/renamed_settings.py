@@ -1,4 +1,4 @@
-"""Settings that have a new name. The old one is accepted for one version, with a warning."""
+"""Settings that have a new name. The old name is accepted for one version, with a warning."""
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -38,8 +38,9 @@ T = TypeVar("T")
 
 def use_new_names(values: Mapping[str, T], where: str, spell: Callable[[str], str]) -> dict[str, T]:
     """Return ``values``, the settings of one source, under their new names. Raises Invalid if the
-    source has a setting under both its names. For the message, ``where`` is the name of the
-    source, and ``spell`` writes a setting's name as that source does."""
+    source has a setting under both its names. The error names the source as ``where``, and each
+    setting by the name that ``spell`` returns: the form that the setting's name has in that
+    source."""
     for old, new in RENAMED_SETTINGS.items():
         if old in values and new in values:
             raise Invalid(
@@ -50,7 +51,8 @@ def use_new_names(values: Mapping[str, T], where: str, spell: Callable[[str], st
 
 
 def rename_warnings(names: Iterable[str]) -> list[SettingWarning]:
-    """Return a warning for each old name in ``names``, once, in the order of the table."""
+    """Return one warning for each old name that occurs in ``names``, in the order of
+    ``RENAMED_SETTINGS``."""
     given = frozenset(names)
     return [
         SettingWarning(

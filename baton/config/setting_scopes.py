@@ -1,8 +1,9 @@
-"""Which programs read each setting, and in which of them it can change while the program runs.
+"""A table of which programs read each setting, and in which of these programs the setting can
+change while the program runs.
 
 A setting that is *live* in a program takes effect there when the config file changes. Any other
-setting takes effect when the program starts again. The Helm chart has the same table
-(``python -m tools.chart_settings``) and restarts only the pods that need it.
+setting takes effect when the program starts again. The Helm chart has the same table (``python -m
+tools.chart_settings``) and restarts only the pods that need it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -146,8 +147,8 @@ def live_settings(reader: Reader) -> frozenset[str]:
 
 def restarting_settings(reader: Reader, names: Iterable[str]) -> list[str]:
     """Return those of ``names`` for which ``reader`` has to be started again, sorted. The
-    supervisor has to be started again for any setting that is not live in all of its readers,
-    since the supervisor keeps the values that it passes to the processes that it starts."""
+    supervisor has to be started again for any setting that is not live in all programs that read
+    it, since the supervisor keeps the values that it passes to the processes that it starts."""
     if reader is Reader.SUPERVISOR:
         return sorted(n for n in names if SETTING_SCOPES[n].readers > SETTING_SCOPES[n].live)
     return sorted(

@@ -36,8 +36,8 @@ DEFAULT_BLOCK_TOKENS = {"baton": 16, "vllm": 32}
 
 
 class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSettings, BaseSettings):
-    """The settings, frozen. Build them with :func:`baton.config.load_settings`, which explains
-    wrong values."""
+    """The settings of all programs; they are frozen. Build them with
+    :func:`baton.config.load_settings`, whose errors explain wrong values."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True, protected_namespaces=()
@@ -62,8 +62,8 @@ class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSetti
         return self.served_model_name or Path(self.model).name
 
     def accepted_hosts(self, host: str) -> tuple[str, ...] | None:
-        """Host names that a server listening at ``host`` accepts besides those of loopback; None
-        means any."""
+        """Return the host names that a server listening at ``host`` accepts besides those of
+        loopback; None means that it accepts any name."""
         if "*" in self.allowed_hosts or not (self.allowed_hosts or host in LOOPBACK):
             return None
         return (*self.allowed_hosts, *filter(None, [self.advertise_address]))
@@ -100,7 +100,7 @@ class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSetti
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The sources by precedence: flags, then the environment, then secret files, then the YAML
-        file."""
+        """Return the sources in order of precedence: flags, then the environment, then secret
+        files, then the YAML file."""
         renamed, file = RenamedVariables(settings_cls), ConfigFile(settings_cls)
         return init_settings, env_settings, renamed, SecretFiles(settings_cls), file

@@ -46,8 +46,8 @@ mistake."""
 
 @dataclass(frozen=True, slots=True)
 class SettingsFiles:
-    """The settings in the config file and in the folder of secret files. Their names may be old
-    ones."""
+    """The settings in the config file and in the folder of secret files. A renamed setting may be
+    under its old name."""
 
     config: Mapping[str, Any]
     secrets: Mapping[str, str]
@@ -60,7 +60,7 @@ _NO_FILES = SettingsFiles({}, {})
 
 
 class RenamedVariables(PydanticBaseSettingsSource):
-    """Settings source of the environment variables that have a setting's old name."""
+    """Settings source for the environment variables that are named after a setting's old name."""
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
         return None, field_name, False
@@ -76,7 +76,7 @@ class RenamedVariables(PydanticBaseSettingsSource):
 
 
 class SecretFiles(PydanticBaseSettingsSource):
-    """Settings source of the files in the folder named by ``BATON_SECRETS_DIRECTORY``, as read by
+    """Settings source for the files in the folder named by ``BATON_SECRETS_DIRECTORY``, as read by
     :func:`read_files`."""
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
@@ -88,7 +88,8 @@ class SecretFiles(PydanticBaseSettingsSource):
 
 
 class ConfigFile(PydanticBaseSettingsSource):
-    """Settings source of the YAML file named by ``BATON_CONFIG``, as read by :func:`read_files`."""
+    """Settings source for the YAML file named by ``BATON_CONFIG``, as read by
+    :func:`read_files`."""
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
         return None, field_name, False
@@ -100,7 +101,8 @@ class ConfigFile(PydanticBaseSettingsSource):
 
 def read_files(known: Collection[str], warn: OnWarning, content: bytes | None) -> SettingsFiles:
     """Read the config file and the folder of secret files that the environment names. If
-    ``content`` is not None, it is taken as the config file's content. Raises Invalid."""
+    ``content`` is not None, it is used as the config file's content. Raises Invalid if a file can't
+    be read or has an unknown setting."""
     config = read_config_file(os.environ.get(CONFIG_ENVIRONMENT_VARIABLE), known, warn, content)
     secrets = read_secret_files(os.environ.get(SECRETS_ENVIRONMENT_VARIABLE), known)
     return SettingsFiles(config, secrets)
@@ -108,7 +110,8 @@ def read_files(known: Collection[str], warn: OnWarning, content: bytes | None) -
 
 @contextmanager
 def use_files(files: SettingsFiles) -> Iterator[None]:
-    """Within the ``with`` block, settings are built from ``files``, flags and the environment."""
+    """Context manager: within the ``with`` block, settings are built from ``files`` besides flags
+    and the environment."""
     token = _files.set(files)
     try:
         yield
@@ -129,7 +132,7 @@ def read_config_file(
     where = f"config file {path}"
     values = _parse_yaml(read_config_bytes(path) if content is None else content, where)
     if not isinstance(values, dict):
-        raise Invalid(f"{where}: must be a mapping of settings")
+        raise Invalid(f"{where}: the file must be a mapping of settings")
     values = without_newer_settings(values, known, where, warn)
     for name in values:
         check_name(str(name), known, where)
@@ -145,28 +148,30 @@ def read_config_bytes(path: str) -> bytes:
     except OSError as error:
         raise Invalid(f"{where}: {error}") from error
     if len(content) > MAX_CONFIG_BYTES:
-        raise Invalid(f"{where}: has more than {MAX_CONFIG_BYTES} bytes")
+        raise Invalid(f"{where}: the file has more than {MAX_CONFIG_BYTES} bytes")
     return content
 
 
 def _parse_yaml(content: bytes, where: str) -> Any:
-    """Parse YAML; an empty file is an empty mapping. Raises Invalid."""
+    """Parse YAML. An empty file counts as an empty mapping. Raises Invalid for malformed YAML."""
     try:
         return yaml.safe_load(content.decode()) or {}
     except UnicodeDecodeError:
-        raise Invalid(f"{where}: is not UTF-8 text") from None
+        raise Invalid(f"{where}: the file is not UTF-8 text") from None
     except yaml.YAMLError as error:  # as text, it shows lines of the file
         raise Invalid(f"{where}: {_yaml_problem(error)}") from None
     except ValueError:
-        raise Invalid(f"{where}: has an invalid number or date; put texts in quotes") from None
+        raise Invalid(
+            f"{where}: the file has an invalid number or date; if it is meant as text, quote it"
+        ) from None
     except RecursionError:
-        raise Invalid(f"{where}: is nested too deeply") from None
+        raise Invalid(f"{where}: the file is nested too deeply") from None
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
-    """Say what is wrong and where, without showing a value, which may be secret. PyYAML's message
-    quotes the names of tags and anchors, and takes a value that starts with ``!`` or ``*`` for
-    one; so these names are left out."""
+    """Describe what is wrong with the YAML, and where, without showing a value, which may be
+    secret. PyYAML's message quotes the names of tags and anchors, and PyYAML takes a value that
+    starts with ``!`` or ``*`` for such a name; so quoted names are left out."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return "has characters that YAML does not allow"
     mark = error.problem_mark
@@ -184,8 +189,8 @@ def _without_name(quoted: str) -> str:
 def read_secret_files(folder: str | None, known: Collection[str]) -> dict[str, str]:
     """Read a folder that has one file per setting, named like the setting; a line break at the end
     is not part of the value. Hidden files are ignored, because Kubernetes keeps a volume's versions
-    in them. Raises Invalid if a file can't be read or its name is not in ``known``; the message has
-    no part of a value."""
+    in them. Raises Invalid if a file can't be read or its name is not in ``known``; the message
+    never shows a part of a value."""
     if not folder:
         return {}
     where = f"secrets directory {folder}"

@@ -7,8 +7,7 @@ LOOPBACK_DEVICE = "lo"
 
 
 def check_exposure(settings: Settings) -> None:
-    """Check that every port that listens beyond loopback requires authentication. Raises
-    Invalid."""
+    """Raise Invalid if a port that listens beyond loopback does not require authentication."""
     is_locked = settings.cluster_secret or settings.trust.has_tls
     if settings.grpc_host not in LOOPBACK and not is_locked:
         raise Invalid(
@@ -26,26 +25,28 @@ def check_exposure(settings: Settings) -> None:
 
 
 def check_private_network(settings: Settings) -> None:
-    """Check that NIXL uses a network only if ``nixl_private_network`` confirms that it is private.
-    Raises Invalid."""
+    """Raise Invalid if NIXL is to use a network, but ``nixl_private_network`` does not confirm that
+    this network is private."""
     exposed = [name for name in settings.nixl_interfaces if name != LOOPBACK_DEVICE]
     if exposed and not settings.nixl_private_network:
         raise Invalid(
             f"nixl_interfaces is {','.join(settings.nixl_interfaces)}: UCX and RDMA authenticate "
-            "nobody and encrypt nothing, whatever cluster_secret and certificates say. Any machine "
-            "on that network can read prompts and answers out of workers and stores, write any of "
-            "their memory, and thus run code with their privileges. If only this cluster's "
+            "nobody and encrypt nothing, even if cluster_secret or certificates are set. Any "
+            "machine on that network can read prompts and answers out of workers and stores, write "
+            "any of their memory, and thus run code with their privileges. If only this cluster's "
             "machines are on it, set nixl_private_network=true (BATON_NIXL_PRIVATE_NETWORK); "
-            "otherwise leave nixl_interfaces empty, so that KV goes between hosts over gRPC, with "
-            "the secret and TLS"
+            "otherwise leave nixl_interfaces empty, so that KV is transferred between hosts over "
+            "gRPC, which uses the secret and TLS"
         )
 
 
 def check_combinations(settings: Settings) -> None:
-    """Check settings that depend on each other. Raises Invalid."""
+    """Raise Invalid if the values of settings that depend on each other contradict each other."""
     least = settings.min_prefill + settings.min_decode
     if settings.min_prefill > settings.max_prefill or settings.min_decode > settings.max_decode:
-        raise Invalid("min_prefill and min_decode must not be above max_prefill and max_decode")
+        raise Invalid(
+            "min_prefill must not be above max_prefill, and min_decode not above max_decode"
+        )
     if least > settings.max_workers:
         raise Invalid(
             f"max_workers is {settings.max_workers}; it must be at least min_prefill + "

@@ -1,5 +1,5 @@
-"""Predicts the length of an answer from earlier answers of the same tenant, or of all tenants while
-that tenant has too few."""
+"""Predicts the length of an answer from earlier answers of the same tenant or, while that tenant
+has too few answers, from those of all tenants."""
 
 import math
 from collections import OrderedDict
@@ -25,8 +25,8 @@ MAX_TENANTS = 1024
 
 @dataclass(slots=True)
 class _LogNormalLength:
-    """Mean and variance of the logarithm of lengths: plain averages at first, then exponentially
-    weighted."""
+    """Mean and variance of the logarithm of lengths. They are plain averages at first, and later
+    exponentially weighted averages."""
 
     count: int = 0
     mean: float = 0.0

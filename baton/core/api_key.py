@@ -1,8 +1,8 @@
-"""API keys: 256 random bits, stored as their digest.
+"""API keys, which consist of 256 random bits and are stored only as digests.
 
 Slow, salted hashes protect passwords, which can be guessed. A key of 256 random bits can't be
-guessed, so a plain SHA-256 digest reveals nothing; and a key is looked up by its digest in a
-microsecond, instead of being tried against every tenant's salt.
+guessed, so a plain SHA-256 digest reveals nothing about it. And a key can be looked up by this
+digest in a microsecond; with salts, it would have to be tried against every tenant's salt.
 """
 
 import hashlib
@@ -32,11 +32,11 @@ def api_key_digest(key: str) -> KeyDigest:
 
 
 def hash_api_key(key: str) -> str:
-    """The digest of a key as text, for a tenants file."""
+    """Return the digest of a key as text, for a tenants file."""
     return _SCHEME + api_key_digest(key).hex()
 
 
 def parse_hashed_api_key(text: str) -> KeyDigest | None:
-    """Parse ``sha256:HEX`` to the digest; None for anything else."""
+    """Return the digest that ``sha256:HEX`` contains; return None for any other text."""
     match = _DIGEST.fullmatch(text)
     return bytes.fromhex(match[1]) if match is not None else None

@@ -3,9 +3,9 @@
     key_0 = H(format version, model digest, KV dtype and layout, adapter, tenant salt)
     key_i = H(key_{i-1} || tokens of block i as little-endian uint32)
 
-H is BLAKE2b with a 128-bit digest and a personalisation string. Equal keys mean equal
-tokens from the first one on, so a key identifies a prefix, and the longest prefix can be found
-by bisection. Test vectors: tests/unit/test_block_key.py.
+H is BLAKE2b with a 128-bit digest and a personalisation string. Blocks with equal keys have equal
+tokens, and so have all blocks before them. So a key identifies a whole prefix, and the longest
+prefix that is cached can be found by bisection. Test vectors: tests/unit/test_block_key.py.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _BIG_ENDIAN = struct.pack("=H", 1) == struct.pack(">H", 1)
 
 @dataclass(frozen=True, slots=True)
 class KeyRoot:
-    """Everything besides the tokens that must be equal for two blocks to have equal KV."""
+    """Everything that must be equal, besides the tokens, for two blocks to have equal KV."""
 
     model_digest: bytes
     kv_dtype: str
@@ -33,8 +33,8 @@ class KeyRoot:
     tenant_salt: bytes = b""
 
     def key(self) -> BlockKey:
-        """The key at the start of the chain. Fields are length-prefixed, so no two roots have the
-        same encoding."""
+        """Return the key at the start of the chain. Each field is preceded by its length, so that
+        no two roots have the same encoding."""
         fields = (
             self.model_digest,
             self.kv_dtype.encode(),
@@ -47,12 +47,13 @@ class KeyRoot:
 
 
 def next_key(previous: BlockKey, tokens: Sequence[int]) -> BlockKey:
-    """Key of the block with ``tokens`` that follows the prefix with key ``previous``."""
+    """Return the key of the block with ``tokens`` that follows the prefix with key ``previous``."""
     return BlockKey(_digest(previous + _packed(tokens)))
 
 
 def block_keys(root: BlockKey, tokens: Sequence[int], block_tokens: int) -> list[BlockKey]:
-    """Keys of the full blocks of ``tokens``, in order; a partial last block has none."""
+    """Return the keys of the full blocks of ``tokens``, in order; a partial last block has no
+    key."""
     keys: list[BlockKey] = []
     key, size = root, block_tokens * _TOKEN_BYTES
     words = _packed(tokens)
@@ -70,7 +71,8 @@ def _packed(tokens: Sequence[int]) -> bytes:
 
 
 def _digest(data: bytes) -> bytes:
-    """BLAKE2b of ``data``. Copying a fresh hash object takes half as long as making one."""
+    """Return the BLAKE2b digest of ``data``. Copying an unused hash object takes half as long as
+    making a new one."""
     hash_ = _FRESH.copy()
     hash_.update(data)
     return hash_.digest()

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PrefillCost:
-    """Time of a prefill. Matrix products are linear in the number of tokens, attention in the
-    number of pairs of a new token and an earlier one."""
+    """Cost model of a prefill. Matrix products take time in proportion to the number of new tokens,
+    attention in proportion to the number of pairs of a new token and an earlier one."""
 
     fixed_seconds: float
     per_token_seconds: float
     per_pair_seconds: float
 
     def seconds(self, num_new: int, num_cached: int = 0) -> float:
-        """Time to compute ``num_new`` tokens that follow ``num_cached`` cached ones."""
+        """Return the time to compute ``num_new`` tokens that follow ``num_cached`` cached ones."""
         if num_new <= 0:
             return 0.0
         pairs = num_new * (num_cached + num_new / 2)
@@ -24,8 +24,8 @@ class PrefillCost:
 
 @dataclass(frozen=True, slots=True)
 class DecodeCost:
-    """Time of a decode step, which reads the weights once and the KV of all its requests. For a
-    mixture of experts, a step also reads the experts that its batch chooses: reading all
+    """Cost model of a decode step, which reads the weights once, and the KV of all its requests.
+    For a mixture of experts, a step also reads the experts that its batch chooses: reading all
     ``num_experts`` takes ``expert_seconds``, and each token chooses ``experts_per_token``."""
 
     fixed_seconds: float
@@ -36,7 +36,8 @@ class DecodeCost:
     experts_per_token: int = 0
 
     def base_seconds(self, batch: int) -> float:
-        """Time of one step without reading the context's KV."""
+        """Return the time of one step with ``batch`` requests, without the time to read their
+        KV."""
         seconds = self.fixed_seconds + self.per_request_seconds * batch
         if self.num_experts:
             missed = (1 - self.experts_per_token / self.num_experts) ** batch
@@ -44,6 +45,6 @@ class DecodeCost:
         return seconds
 
     def seconds(self, batch: int, context_tokens: int) -> float:
-        """Time of one step that generates ``batch`` tokens. ``context_tokens`` is the sum over all
-        requests of the batch."""
+        """Return the time of one step with ``batch`` requests. ``context_tokens`` is the number of
+        tokens whose KV the step reads, summed over all requests."""
         return self.base_seconds(batch) + self.per_context_token_seconds * context_tokens

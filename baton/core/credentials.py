@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ClusterCredentials:
-    """``secret`` is shared by the cluster; None means that members answer anyone who can reach
-    them. ``certificate``, ``key`` and ``authority`` are PEM files, all three or none: with them,
-    members use mutual TLS with certificates issued by the authority."""
+    """The credentials of a cluster. ``secret`` is shared by all members; None means that members
+    answer anyone who can reach them. ``certificate``, ``key`` and ``authority`` are the paths of
+    PEM files; set all three or none. If they are set, members use mutual TLS with certificates
+    issued by the authority."""
 
     secret: str | None = field(default=None, repr=False)
     certificate: str = ""
@@ -20,5 +21,6 @@ class ClusterCredentials:
 
 
 def to_credentials(value: ClusterCredentials | str | None) -> ClusterCredentials:
-    """Turn a bare secret into credentials without TLS; leave credentials as they are."""
+    """Return ``value`` as credentials. A string is a cluster's secret and becomes credentials
+    without TLS; None becomes empty credentials."""
     return value if isinstance(value, ClusterCredentials) else ClusterCredentials(value)

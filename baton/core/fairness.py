@@ -44,7 +44,7 @@ class VirtualTokenCounters:
         return len(self._counters) > 1
 
     def join(self, tenant: bytes) -> None:
-        """A request of the tenant enters the queue."""
+        """Record that a request of the tenant enters the queue."""
         queued = self._queued.get(tenant, 0)
         if not queued:
             self._counters[tenant] = self._lifted(tenant, self._counters.pop(tenant, 0))
@@ -53,7 +53,7 @@ class VirtualTokenCounters:
             self._forget_one()
 
     def leave(self, tenant: bytes) -> None:
-        """A request of the tenant leaves the queue, to be served or not."""
+        """Record that a request of the tenant leaves the queue, whether it is served or not."""
         queued = self._queued.pop(tenant) - 1
         assert queued >= 0, tenant
         if queued:
@@ -70,16 +70,17 @@ class VirtualTokenCounters:
             self._counters[tenant] += charged / weight
 
     def service_surpluses(self, tenants: Iterable[bytes]) -> dict[bytes, int]:
-        """How much more service each of ``tenants`` has received than the tenant with the least, as
-        a number of times ``slack_tokens``, rounded down: 2 means from 2 to just below 3 times
-        ``slack_tokens`` more. Tenants with lower numbers are served first; among equal ones the
-        queue's order decides."""
+        """Return how much more service each of ``tenants`` has received than the one with the
+        least. The result is in multiples of ``slack_tokens``, rounded down: 2 means from 2 to just
+        below 3 times ``slack_tokens`` more. Tenants with lower numbers are served first; among
+        equal numbers, the queue's order decides."""
         counters = {tenant: self._counters.get(tenant, 0) for tenant in tenants}
         least = min(counters.values(), default=0)
         return {tenant: int((c - least) // self._slack_tokens) for tenant, c in counters.items()}
 
     def counter(self, tenant: bytes) -> float:
-        """The tenant's counter, in weighted tokens, including lifts."""
+        """Return the tenant's counter, in weighted tokens. It includes what was added when the
+        counter was lifted."""
         return self._counters.get(tenant, 0)
 
     def _lifted(self, tenant: bytes, count: float) -> float:

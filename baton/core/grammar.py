@@ -22,14 +22,16 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar. The matcher's state depends on the answer's tokens alone, so a worker that
-    continues an answer replays them. The router validates the grammar."""
+    """A grammar that constrains an answer. A matcher's state depends only on the grammar and on the
+    answer's tokens so far, so a worker that continues another worker's answer replays these tokens.
+    The router validates the grammar."""
 
     kind: GrammarKind
     text: str = ""
 
     def digest(self, owner: str) -> bytes:
-        """32 bytes that identify this grammar of ``owner`` among the grammars of all owners."""
+        """Return 32 bytes that identify this grammar of ``owner`` among the grammars of all
+        owners."""
         digest = hashlib.blake2b(digest_size=32)
         for part in (owner, self.kind.value, self.text):
             data = part.encode(errors="surrogatepass")

@@ -13,8 +13,9 @@ class Endpoint:
     """A memory region's description, which a peer needs to read the region.
 
     A process that has the endpoint and can reach its owner can read the region, so endpoints are
-    sent only between members of the cluster. ``host`` is the boot id and process namespace: equal
-    hosts may share memory. ``metadata`` is opaque to all but the backend named by ``transport``.
+    sent only between members of the cluster. ``host`` consists of the boot id and the process
+    namespace of the owner; processes with the same ``host`` may share memory. ``metadata`` is
+    opaque to all but the backend named by ``transport``.
     """
 
     transport: str
@@ -42,8 +43,8 @@ class BlockRef:
 @dataclass(frozen=True, slots=True)
 class WorkerRef:
     """One process of one worker: a worker that was started again has the same ``id`` and another
-    ``generation``. ``framed_address`` is host:port of its framed connections, for routers; empty if
-    it has only gRPC."""
+    ``generation``. ``framed_address`` is the host:port where the worker accepts framed connections
+    from routers; it is empty if the worker has only gRPC."""
 
     id: WorkerId
     address: str
@@ -53,7 +54,8 @@ class WorkerRef:
 
 @dataclass(frozen=True, slots=True)
 class KvTransferOpen:
-    """The reader's first message. ``transports`` are those that it can use, best first."""
+    """The reader's first message. ``transports`` are the transports that the reader can use, best
+    first."""
 
     request_id: RequestId
     epoch: Epoch
@@ -98,8 +100,8 @@ KvTransferEvent = KvTransferScheduled | KvTransferChunk | KvTransferDone
 class WorkerInspection:
     """A worker's report on its blocks and requests. ``violation`` is what its integrity check
     found; empty if it passed. ``total_requests`` counts the requests on the worker in any phase.
-    ``drained``: the worker is leaving, has no requests and no exported KV left, and has published
-    its blocks to the store."""
+    ``drained`` is true once a worker that leaves the cluster has no requests and no exported KV
+    left, and has published its blocks to the store."""
 
     worker_id: str
     state: str

@@ -13,14 +13,14 @@ class Member:
     """A member of the cluster. ``address`` is host:port of its gRPC server (for a router, of its
     HTTP server).
 
-    ``transports`` are the names of the KV transports that it can serve, best first.
+    ``transports`` are the names of the KV transports that the member can serve, best first.
     ``local_socket`` is the Unix socket of a store node's local RPC, for members on its host.
-    ``framed_address`` is host:port of its framed connections, for routers; empty if it has only
-    gRPC. ``model_digest`` is hex; members with different digests never share KV. ``device`` is what
-    a worker computes on, ``computed_by`` names the software that computes, for people to read;
-    ``kv_bytes_per_token`` is the size of its KV per token.
-    ``numerics_fingerprint`` is hex, and equal on workers with bit-identical logits; empty if the
-    worker doesn't guarantee that. ``pending_settings`` are for ``baton status``.
+    ``framed_address`` is the host:port where the member accepts framed connections from routers; it
+    is empty if the member has only gRPC. ``model_digest`` is hex; members with different digests
+    never share KV. ``device`` is what a worker computes on; ``computed_by`` names the software that
+    computes, for people to read; ``kv_bytes_per_token`` is the size of the worker's KV per token.
+    ``numerics_fingerprint`` is hex, and equal on workers with bit-identical logits; it is empty if
+    the worker doesn't guarantee that. ``pending_settings`` are shown by ``baton status``.
     """
 
     id: WorkerId

@@ -1,11 +1,11 @@
 """Decides which requests may start decoding: those for which KV memory is predicted to suffice
-until all have finished.
+until all of them have finished.
 
-Each request grows by a token per step and frees all its memory at its end. So the memory in use
-peaks just before a request ends: memory suffices for all iff it suffices at each predicted end
-(Jaillet et al. 2025, "Online Scheduling for LLM Inference with KV Cache Constraints",
+Each request grows by a token per step, and frees all its memory at its end. So the memory in use
+peaks just before a request ends, and memory suffices for all requests iff it suffices at each
+predicted end (Jaillet et al. 2025, "Online Scheduling for LLM Inference with KV Cache Constraints",
 arXiv 2502.07115). Among the waiting requests, the one with the shortest predicted answer starts
-first. Pure functions.
+first.
 """
 
 from bisect import bisect_left, insort
@@ -16,8 +16,8 @@ from operator import attrgetter
 
 @dataclass(frozen=True, slots=True)
 class KvDemand:
-    """A request's KV in tokens: ``current_tokens`` now (for a waiting request, at its start), and
-    ``remaining_tokens`` that are added, one per step."""
+    """A request's KV in tokens: ``current_tokens`` are in use now (for a waiting request, at its
+    start), and ``remaining_tokens`` are added later, one per step."""
 
     current_tokens: int
     remaining_tokens: int
@@ -27,15 +27,16 @@ _remaining_tokens = attrgetter("remaining_tokens")
 
 
 class MemoryForecast:
-    """Predicts KV memory in use, from the running requests. Each query takes one pass over them."""
+    """Predicts, from the running requests, whether KV memory suffices for another one. Each query
+    takes one pass over the running requests."""
 
     def __init__(self, running: Iterable[KvDemand], capacity_tokens: int) -> None:
         self._running = sorted(running, key=_remaining_tokens)
         self._capacity = capacity_tokens
 
     def fits(self, candidate: KvDemand) -> bool:
-        """Whether memory suffices for the running requests and the candidate, at each predicted
-        end up to the candidate's own."""
+        """Return whether memory suffices for the running requests and the candidate at each
+        predicted end of a request, up to the candidate's own end."""
         return self._suffices(candidate)
 
     def add(self, candidate: KvDemand) -> None:
@@ -43,10 +44,10 @@ class MemoryForecast:
         insort(self._running, candidate, key=_remaining_tokens)
 
     def _suffices(self, candidate: KvDemand) -> bool:
-        """Whether memory suffices at each predicted end, checked from the candidate's end back to
-        the first one. Ends after the candidate's own don't matter: it has freed its memory by then.
-        For each end, ``count`` is the number of requests that still run, and ``held`` the sum of
-        their current tokens."""
+        """Return whether memory suffices at each predicted end, checked from the candidate's end
+        back to the first one. Ends after the candidate's own don't matter: it has freed its memory
+        by then. For each end, ``count`` is the number of requests that still run, and ``held`` the
+        sum of their current tokens."""
         end = bisect_left(self._running, candidate.remaining_tokens, key=_remaining_tokens)
         later = self._running[end:]
         held = candidate.current_tokens + sum(each.current_tokens for each in later)
@@ -64,9 +65,9 @@ class MemoryForecast:
 def select_admissible(
     running: Iterable[KvDemand], candidates: Sequence[KvDemand], capacity_tokens: int
 ) -> list[int]:
-    """Indexes of the candidates that may start now, in the order of their start: shortest answer
-    first. The selection stops at the first candidate that doesn't fit, so that no request is
-    overtaken for ever."""
+    """Return the indexes of the candidates that may start now, in the order in which they start:
+    shortest answer first. The selection stops at the first candidate that doesn't fit, so that no
+    request is overtaken forever."""
     forecast = MemoryForecast(running, capacity_tokens)
     admitted: list[int] = []
     for index in sorted(range(len(candidates)), key=lambda i: candidates[i].remaining_tokens):
@@ -78,7 +79,7 @@ def select_admissible(
 
 
 def peak_tokens(running: Iterable[KvDemand]) -> int:
-    """Predicted maximum of the KV tokens in use at any time from now on."""
+    """Return the predicted maximum of the KV tokens in use at any time from now on."""
     held, peak = 0, 0
     ordered = sorted(running, key=_remaining_tokens, reverse=True)
     for count, each in enumerate(ordered, 1):

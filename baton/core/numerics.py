@@ -9,9 +9,9 @@ from baton.core.states import WORKER_ROLES, WorkerState
 
 
 def incompatible_workers(members: Iterable[Member]) -> frozenset[WorkerId]:
-    """Workers that must get no requests, because their logits may differ in bits from those of the
-    oldest worker. Empty if no worker is deterministic. The result depends on ``members`` alone, so
-    that all programs agree on it."""
+    """Return the workers that must get no requests, because their logits may differ in bits from
+    those of the oldest worker. The result is empty if no worker is deterministic. It depends on
+    ``members`` alone, so that all programs agree on it."""
     workers = _workers(members)
     if not any(worker.numerics_fingerprint for worker in workers):
         return frozenset()
@@ -22,8 +22,9 @@ def incompatible_workers(members: Iterable[Member]) -> frozenset[WorkerId]:
 def incompatible_peer(
     members: Iterable[Member], own_id: WorkerId, fingerprint: str
 ) -> Member | None:
-    """The oldest other worker, if its numerics fingerprint differs from ``fingerprint``, the
-    fingerprint of worker ``own_id``, which is about to join; None if there is no conflict."""
+    """Return the oldest other worker if its numerics fingerprint differs from ``fingerprint``, the
+    fingerprint of the worker ``own_id``, which is about to join. Return None if there is no
+    conflict."""
     others = [worker for worker in _workers(members) if worker.id != own_id]
     if not others or not (fingerprint or any(worker.numerics_fingerprint for worker in others)):
         return None

@@ -1,8 +1,8 @@
 """Philox4x32-10 (Salmon et al., SC'11): random numbers as a pure function of (key, counter).
 
 So a request's random draws depend on its seed and the token's position alone: not on its batch, its
-worker, or how often it was preempted. Standard library only; tests/unit/test_philox.py checks it
-against known answers from the authors' Random123 library.
+worker, or how often it was preempted. tests/unit/test_philox.py checks this module against
+known answers from the authors' Random123 library. It needs only the standard library.
 """
 
 _ROUNDS = 10
@@ -14,7 +14,7 @@ Words4 = tuple[int, int, int, int]
 
 
 def philox4x32(counter: Words4, key: tuple[int, int]) -> Words4:
-    """Four 32-bit words from a 128-bit counter and a 64-bit key."""
+    """Return four 32-bit words that are determined by a 128-bit counter and a 64-bit key."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -30,7 +30,7 @@ def philox4x32(counter: Words4, key: tuple[int, int]) -> Words4:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A uniform draw in [0, 1) with 53 bits, for the token at ``position`` of a sequence."""
+    """Return a uniform draw in [0, 1) with 53 bits, for the token at ``position`` of a sequence."""
     key = (seed & _MASK, (seed >> 32) & _MASK)
     high, low, _, _ = philox4x32((position & _MASK, position >> 32, 0, 0), key)
     return ((high >> 5) * 67108864 + (low >> 6)) / 9007199254740992

@@ -1,4 +1,5 @@
-"""The placement of a request on workers: the query, its result and the considered alternatives."""
+"""The placement of a request on workers: the query, its result, and the alternatives that were
+considered."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,10 +15,11 @@ requests."""
 
 @dataclass(frozen=True, slots=True)
 class PlacementQuery:
-    """Asks for a placement. ``num_tokens`` counts prompt and emitted tokens, ``block_keys`` are the
-    keys of their full blocks. ``excluded`` are workers that failed this request before. Requests of
-    one ``session`` are prefilled on the same worker if neither cached prefixes nor load decide.
-    ``trace`` is the traceparent of the query's span, empty if the request is not traced."""
+    """A query for a placement. ``num_tokens`` counts the prompt and the tokens emitted so far;
+    ``block_keys`` are the keys of the full blocks of all these tokens. ``excluded`` are workers
+    that failed this request before. Requests of one ``session`` are prefilled on the same worker
+    unless cached prefixes or load favour another one. ``trace`` is the traceparent of the query's
+    span; it is empty if the request is not traced."""
 
     request_id: RequestId
     epoch: Epoch
@@ -33,12 +35,12 @@ class PlacementQuery:
 
 @dataclass(frozen=True, slots=True)
 class ScoredWorker:
-    """A candidate worker; lower scores are better. The request would start there after
-    ``queue_seconds``; ``service_seconds`` is the predicted time of the prefill, or of a decode
-    step. ``local_blocks`` of the prompt are cached on the worker or its host; ``fetched_blocks``
-    more are worth fetching from another node's store. ``late_seconds`` is the predicted excess over
-    the SLO: of the TTFT for a prefill worker, of the inter-token latency for a decode worker; 0 if
-    the SLO is met."""
+    """A candidate worker; lower scores are better. ``queue_seconds`` is the predicted wait until
+    the request would start there; ``service_seconds`` is the predicted time of the prefill, or of a
+    decode step. ``local_blocks`` counts the blocks of the prompt that are cached on the worker or
+    its host; ``fetched_blocks`` counts further blocks that are worth fetching from another node's
+    store. ``late_seconds`` is the predicted excess over the SLO: of the TTFT for a prefill worker,
+    of the inter-token latency for a decode worker; 0 if the SLO is met."""
 
     worker: WorkerId
     score: float
@@ -51,9 +53,9 @@ class ScoredWorker:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The workers of a request. Without ``prefill``, the ``decode`` worker also does the prefill.
-    Predictions are None if nothing has been measured. Alternatives are best first, and include the
-    chosen one."""
+    """The workers of a request. If ``prefill`` is None, the ``decode`` worker also does the
+    prefill. Predictions are None if nothing has been measured. Alternatives are ordered from best
+    to worst, and include the chosen worker."""
 
     prefill: WorkerRef | None
     decode: WorkerRef

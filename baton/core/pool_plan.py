@@ -18,9 +18,9 @@ class PoolAlternative:
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
     """The planned sizes of both pools. ``serving_prefill`` and ``serving_decode`` are the numbers
-    of workers that serve now, as far as the conductor knows. The remaining numbers are the load
-    that it plans for: requests per second of the whole cluster, mean tokens of a prompt and of an
-    answer, and the fraction of prompt tokens that are cached."""
+    of workers that serve now, as far as the conductor knows. The remaining numbers are the load for
+    which the plan is made: requests per second of the whole cluster, mean tokens of a prompt and of
+    an answer, and the fraction of prompt tokens that are cached."""
 
     prefill: int
     decode: int

@@ -43,10 +43,10 @@ WAIT_PER_WORK_SECOND = 10.0
 class WaitingPrompt:
     """A request whose prompt waits to be computed, or is being computed.
 
-    ``deadline_seconds`` is absolute, infinite when there is none. ``remaining_seconds`` is the
-    predicted work left, 0 if unknown. ``cached_tokens`` are cached, ``new_tokens`` must be
-    computed. ``was_preempted``: the request was decoding before, and its client's stream has
-    stalled."""
+    ``deadline_seconds`` is a time, not a duration; it is infinite when there is no deadline.
+    ``remaining_seconds`` is the predicted time of the remaining work, 0 if unknown.
+    ``cached_tokens`` counts the prompt's cached tokens, ``new_tokens`` those that must be computed.
+    ``was_preempted``: the request was decoding before, and its client's stream has stalled."""
 
     arrival_seconds: float
     deadline_seconds: float = math.inf
@@ -80,7 +80,7 @@ class PrefillOrder:
     is_preemptive: bool
 
     def rank(self, waiting: WaitingPrompt, now_seconds: float) -> Rank:
-        """A sort key: the lowest rank goes first."""
+        """Return a sort key: the request with the lowest rank goes first."""
         arrival = waiting.arrival_seconds
         turn = min(
             max(arrival, self.compute_turn(waiting, now_seconds)),
@@ -90,37 +90,39 @@ class PrefillOrder:
 
 
 def fcfs(waiting: WaitingPrompt, now_seconds: float) -> float:
-    """First come, first served."""
+    """Return the turn for "first come, first served"."""
     return waiting.arrival_seconds
 
 
 def cached_first(waiting: WaitingPrompt, now_seconds: float) -> float:
-    """The request with the longest cached prefix first, since that prefix may be evicted while the
-    request waits."""
+    """Return the turn for "longest cached prefix first", which is useful because the prefix may be
+    evicted while the request waits."""
     head_start = waiting.cached_tokens / CACHED_TOKENS_PER_SECOND
     return waiting.arrival_seconds + NORMAL_STARVATION_LIMIT_SECONDS - head_start
 
 
 def shortest(waiting: WaitingPrompt, now_seconds: float) -> float:
-    """The least remaining work first."""
+    """Return the turn for "least remaining work first"."""
     return waiting.arrival_seconds + WAIT_PER_WORK_SECOND * waiting.remaining_seconds
 
 
 def slack(waiting: WaitingPrompt, now_seconds: float) -> float:
-    """Least slack first: the request that must start soonest to meet its deadline goes first.
-    Requests that can't meet their deadline any more go behind those that can."""
+    """Return the turn for "least slack first": the request that must start soonest to meet its
+    deadline goes first. Requests that can't meet their deadline any more go behind those that
+    can."""
     return _latest_start(waiting) if _in_time(waiting, now_seconds) else _late_turn(waiting)
 
 
 def deadline(waiting: WaitingPrompt, now_seconds: float) -> float:
-    """Earliest deadline first, which meets all deadlines if any order can (Liu and Layland, 1973).
-    Requests that can't meet their deadline any more go behind those that can."""
+    """Return the turn for "earliest deadline first", which meets all deadlines if any order can
+    (Liu and Layland, 1973). Requests that can't meet their deadline any more go behind those that
+    can."""
     return waiting.deadline_seconds if _in_time(waiting, now_seconds) else _late_turn(waiting)
 
 
 def _late_turn(waiting: WaitingPrompt) -> float:
-    """The turn of a late request: its arrival plus :data:`LATE_BUDGET_MULTIPLE` times its TTFT
-    budget."""
+    """Return the turn of a late request: its arrival plus :data:`LATE_BUDGET_MULTIPLE` times its
+    TTFT budget."""
     budget = waiting.deadline_seconds - waiting.arrival_seconds
     return waiting.arrival_seconds + LATE_BUDGET_MULTIPLE * budget
 
@@ -145,9 +147,10 @@ PREFILL_ORDERS: dict[str, PrefillOrder] = {
 def allocate_step_tokens(
     ranked: Sequence[WaitingPrompt], now_seconds: float, budget_tokens: int
 ) -> list[tuple[int, int]]:
-    """Indexes into ``ranked`` in the order in which requests get tokens of a step, each with its
-    maximum. Requests that have waited longer than their starvation limit come first. Together they
-    get half of the budget, plus what the others don't need of their half."""
+    """Return the order in which requests get tokens of a step, as pairs of an index into ``ranked``
+    and the maximum number of tokens for that request. Requests that have waited longer than their
+    starvation limit come first. Together they get half of ``budget_tokens``, plus what the other
+    requests don't need of the other half."""
     overdue = [i for i, each in enumerate(ranked) if _is_overdue(each, now_seconds)]
     others = [i for i, each in enumerate(ranked) if not _is_overdue(each, now_seconds)]
     remaining = budget_tokens

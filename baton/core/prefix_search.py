@@ -10,6 +10,7 @@ Item = TypeVar("Item")
 def count_leading(items: Sequence[Item], is_absent: Callable[[Item], bool]) -> int:
     """Return how many leading items are present, with O(log n) calls of ``is_absent``.
 
-    This is exact if an item is only present with all items before it. Otherwise ``items[n - 1]`` is
-    present and ``items[n]`` is absent for the result n, but an earlier item may be absent, too."""
+    The result n is exact if an item is present only when all items before it are present, too.
+    Otherwise, ``items[n - 1]`` is present and ``items[n]`` is absent, but an earlier item may be
+    absent."""
     return bisect_left(items, True, key=is_absent)

@@ -5,9 +5,10 @@ from enum import IntEnum
 
 
 class Priority(IntEnum):
-    """The smaller the value, the higher the priority, as in vLLM. Fairness and the prefill order
-    apply only within a class. A class gets what the classes of higher priority leave; only requests
-    that have waited for :data:`STARVATION_LIMIT_SECONDS` get a part of each step in any case."""
+    """The priority class of a request. The smaller the value, the higher the priority, as in vLLM.
+    Fairness and the prefill order apply only within a class. A class gets what the classes of
+    higher priority leave. Only requests that have waited for :data:`STARVATION_LIMIT_SECONDS` get a
+    part of each step in any case."""
 
     HIGH = -1
     NORMAL = 0
@@ -31,7 +32,7 @@ MAX_PRIORITY_STEPS = Priority.BATCH - Priority.HIGH
 
 def lower_priority(priority: Priority, steps: int) -> Priority:
     """Return the class that is ``steps`` (0 or more) classes below ``priority``, the tenant's own,
-    but at lowest BATCH. So a request may rank behind its tenant's other requests, but can't get a
+    but not below BATCH. So a request may rank behind its tenant's other requests, but can't get a
     higher priority than the tenant has."""
     assert steps >= 0, steps
     return Priority(min(priority + steps, Priority.BATCH))

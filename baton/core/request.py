@@ -20,10 +20,10 @@ class SamplingParams:
 
     ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 filter nothing. ``logprobs`` is the
     number of alternatives to report besides the chosen token, or None for no logprobs.
-    ``prompt_logprobs`` is the same for every token of the prompt except the first.
-    ``stop_token_ids`` end the answer like an EOS. With a ``grammar``, only tokens that it allows
-    can be chosen; it allows an EOS only where it is complete. Without a grammar, neither an EOS nor
-    a stop token is chosen before the answer has ``min_tokens``. The router validates the
+    ``prompt_logprobs`` is the same number for the tokens of the prompt; the first token has no
+    logprob. ``stop_token_ids`` end the answer like an EOS. With a ``grammar``, only tokens that it
+    allows can be chosen; it allows an EOS only where it is complete. Without a grammar, neither an
+    EOS nor a stop token is chosen before the answer has ``min_tokens``. The router validates the
     parameters.
     """
 
@@ -104,7 +104,7 @@ class RequestSpec:
 
     @property
     def max_new_tokens(self) -> int:
-        """Tokens that may still be generated, counted from the end of ``token_ids``."""
+        """The number of tokens that may still be generated after ``token_ids``."""
         return self.sampling.max_tokens - self.num_emitted_tokens
 
 
@@ -143,12 +143,12 @@ class RequestOutput:
     """The output of one step for one request.
 
     ``first_index`` is the position of ``token_ids[0]`` in the answer, counted from 0 over all
-    placements: with it, the router drops duplicate tokens and notices missing ones.
-    ``cached_tokens`` counts prompt tokens that were not computed for this request, and is set in
-    the first output; so are ``prompt_logprobs``, of prompt tokens [1, num_prompt_tokens), if
-    requested. A worker may replace the request id that its engine has set; after that, an output is
-    never changed. The class is not frozen because an output is made for nearly every token, and
-    creating a frozen instance takes five times as long.
+    placements. With it, the router drops duplicate tokens and notices missing ones.
+    ``cached_tokens`` counts prompt tokens that were not computed for this request; it is set in the
+    first output. If they are requested, ``prompt_logprobs`` are also in the first output: those of
+    the prompt tokens [1, num_prompt_tokens). A worker may replace the request id that its engine
+    has set; after that, an output is never changed. The class is not frozen because an output is
+    made for nearly every token, and creating a frozen instance takes five times as long.
     """
 
     request_id: RequestId

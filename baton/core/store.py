@@ -20,8 +20,8 @@ class Tier(IntEnum):
 class PutRequest:
     """A request to store ``blocks`` from the caller's region: consecutive blocks of one chain, all
     of the same size, whose checksums are computed with ``checksum_algorithm``. The first of them
-    has index ``first_block`` in the chain. ``preceding_keys`` are the keys of blocks before them
-    that the node already has; it only marks those as used.
+    has index ``first_block`` in the chain. ``preceding_keys`` are the keys of earlier blocks of the
+    chain that the node already has; the node only marks these blocks as used.
 
     ``tenant`` and ``model`` are tags of up to 16 bytes, for quotas and for administrators. They do
     not identify the blocks; the keys do.
@@ -57,9 +57,9 @@ class LeaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class LeasedBlocks:
-    """``blocks`` stay in DRAM until the lease ends; if ``lease_id`` is empty, there are no blocks.
-    The node has ``num_stored`` of the requested keys, in any tier; ``num_promoted`` of ``blocks``
-    were read from the SSD."""
+    """The answer to a LeaseRequest. ``blocks`` stay in DRAM until the lease ends; if ``lease_id``
+    is empty, there are no blocks. The node has ``num_stored`` of the requested keys, in any tier;
+    ``num_promoted`` of ``blocks`` were read from the SSD."""
 
     lease_id: str
     checksum_algorithm: str
@@ -70,8 +70,8 @@ class LeasedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """One block as listed for an administrator. ``depth`` is its index in its chain, ``stored_at``
-    wall time in seconds."""
+    """One block as listed for an administrator. ``depth`` is the block's index in its chain;
+    ``stored_at`` is wall time in seconds."""
 
     key: BlockKey
     tier: Tier
@@ -85,7 +85,8 @@ class StoredBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockFilter:
-    """Selects blocks. Empty tags and None match any; ``stored_before`` is wall time."""
+    """Selects blocks. An empty tag matches any tag, and None any time; ``stored_before`` is wall
+    time in seconds."""
 
     tenant: bytes = b""
     model: bytes = b""
@@ -101,7 +102,8 @@ class BlockFilter:
 
 @dataclass(frozen=True, slots=True)
 class StoreChange:
-    """One numbered change of a node's content: ``keys`` are now in ``tier`` (NONE: gone)."""
+    """One numbered change of a node's content: ``keys`` are now in ``tier`` (NONE: the node no
+    longer has them)."""
 
     number: int
     tier: Tier
@@ -110,10 +112,10 @@ class StoreChange:
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """One message to a watcher of a node: ``keys`` are in ``tier`` now (NONE: gone). It is either a
-    single change, with its ``number``, or one page of a snapshot. The first page has ``is_reset``,
-    all pages except the last have ``has_more``, and ``number`` is that of the last change that the
-    snapshot contains."""
+    """One message to a watcher of a node: ``keys`` are now in ``tier`` (NONE: the node no longer
+    has them). The message is either a single change, with its ``number``, or one page of a
+    snapshot. On a snapshot's pages, ``number`` is the number of the last change that the snapshot
+    contains; the first page has ``is_reset``, and all pages except the last have ``has_more``."""
 
     generation: Incarnation
     number: int
@@ -128,8 +130,8 @@ class WatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class StoreHint:
-    """The conductor's guess where the longest stored prefix of a prompt is: store node ``node`` has
-    its first ``num_blocks`` full blocks."""
+    """The conductor's guess of where the longest stored prefix of a prompt is: store node ``node``
+    has the prompt's first ``num_blocks`` full blocks."""
 
     node: WorkerId
     num_blocks: int
@@ -141,7 +143,7 @@ class StoreStats:
     found; empty if it passed.
 
     ``hit_blocks_*`` and ``missed_blocks`` count blocks that leases requested. ``dropped_blocks``
-    were evicted from DRAM without being written to the SSD, although the node has one.
+    were evicted from DRAM without being written to the SSD, although the node has an SSD tier.
     """
 
     arena_bytes: int = 0

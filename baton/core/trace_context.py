@@ -1,4 +1,5 @@
-"""Ids of spans as sent between processes: W3C Trace Context, ``traceparent``."""
+"""Ids of spans, in the form in which processes send them to each other: ``traceparent`` of W3C
+Trace Context."""
 
 import hashlib
 import re
@@ -12,8 +13,8 @@ SPAN_ID_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """One span of one trace. The ids have 32 and 16 lower-case hexadecimal digits, not all of them
-    zero."""
+    """One span of one trace. ``trace_id`` has 32 lower-case hexadecimal digits, and ``span_id`` has
+    16; neither consists of zeros only."""
 
     trace_id: str
     span_id: str
@@ -25,8 +26,8 @@ class TraceContext:
 
     def child(self, *names: object) -> "TraceContext":
         """Return the child span whose id is a hash of this span's id and ``names``. Every process
-        computes the same id, so it can be sent to other processes before the span begins, and the
-        span can be reported after it has ended."""
+        computes the same id. So the id can be sent to other processes before the span begins, and
+        the span can be reported after it has ended."""
         text = "/".join((self.span_id, *map(str, names)))
         digest = hashlib.blake2b(
             text.encode(), digest_size=SPAN_ID_BYTES, key=self.trace_id.encode()

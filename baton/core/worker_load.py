@@ -14,8 +14,9 @@ REFERENCE_PROMPT_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class QueuedWork:
-    """One or several waiting prompts: ``work_seconds`` of computing, due ``deadline_seconds`` after
-    the report, or without a deadline if that is None."""
+    """One or several waiting prompts. ``work_seconds`` is the time that it takes to compute them.
+    Their deadline is ``deadline_seconds`` after the report; None means that they have no
+    deadline."""
 
     deadline_seconds: float | None
     work_seconds: float
@@ -23,8 +24,8 @@ class QueuedWork:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """A worker's report, made at ``at_seconds`` (wall time; 0: nothing was measured yet), between
-    two steps.
+    """A worker's load report, made at ``at_seconds`` (wall time; 0: nothing was measured yet),
+    between two steps.
 
     Prefill: ``queue`` is ordered by deadline, and the last of :data:`MAX_QUEUED` entries stands for
     all others; it is empty while ``prefill_cost`` is unknown. ``queued_tokens`` counts the tokens

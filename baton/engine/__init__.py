@@ -1,11 +1,11 @@
 """The engine: scheduler, paged KV cache, models, sampling (docs/engine.md).
 
 - :class:`~baton.engine.engine.Engine` runs steps: ``schedule``, ``run``, ``apply``.
-- :class:`~baton.engine.scheduler.Scheduler` chooses what a step computes, a
+- :class:`~baton.engine.scheduler.Scheduler` decides what a step computes, and returns it as a
   :class:`~baton.engine.plan.Plan`.
 - :class:`~baton.engine.block_pool.BlockPool` allocates KV blocks and is the prefix cache.
 - :class:`~baton.engine.runner.ModelRunner` loads a model and computes plans.
-- :class:`~baton.engine.model.Model` is the decoder in torch; ``native`` has one in C++ for CPUs,
-  ``cuda`` kernels for GPUs.
+- :class:`~baton.engine.model.Model` is the decoder in torch. The folder ``native`` has a
+  decoder in C++ for CPUs, and the folder ``cuda`` has kernels for GPUs.
 - :mod:`~baton.engine.sampler` chooses tokens.
 """

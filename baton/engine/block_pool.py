@@ -29,7 +29,7 @@ class BlockCounts:
 
 
 class BlockPool:
-    """Blocks 0 to ``num_blocks`` - 1, all FREE at first.
+    """A pool of blocks with the ids 0 to ``num_blocks`` - 1, all FREE at first.
 
     An owner gets blocks from :meth:`allocate` (FILLING, one reference) or from :meth:`find_cached`
     and :meth:`reference` (SEALED, shared), and drops each reference with :meth:`release`. A sealed
@@ -62,8 +62,8 @@ class BlockPool:
 
     @property
     def num_allocatable(self) -> int:
-        """Number of blocks that can be allocated: FREE ones, and IDLE ones, which would be
-        evicted."""
+        """Number of blocks that can be allocated: all FREE blocks, and all IDLE blocks, which are
+        evicted if they are needed."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -81,8 +81,8 @@ class BlockPool:
         return num_blocks <= self.num_allocatable
 
     def can_extend(self, cached: Collection[BlockId], num_blocks: int) -> bool:
-        """Whether ``num_blocks`` can still be allocated once the blocks ``cached`` (found, not yet
-        referenced) have been referenced, so that they can't be evicted any more."""
+        """Whether ``num_blocks`` blocks can be allocated without evicting the blocks ``cached``.
+        The caller has found these with :meth:`find_cached` and will reference them first."""
         num_idle = sum(block_id in self._idle for block_id in cached)
         return num_blocks <= self.num_allocatable - num_idle
 
@@ -109,7 +109,7 @@ class BlockPool:
         return self._states[block_id]
 
     def key(self, block_id: BlockId) -> BlockKey | None:
-        """Return the key of a SEALED block, else None."""
+        """Return the block's key if the block is SEALED, else None."""
         return self._keys[block_id]
 
     def num_references(self, block_id: BlockId) -> int:
@@ -122,7 +122,8 @@ class BlockPool:
     # Changes
 
     def allocate(self, num_blocks: int) -> list[BlockId]:
-        """FREE → FILLING, evicting IDLE blocks as needed. Check :meth:`can_allocate` first."""
+        """Allocate blocks (FREE → FILLING) and evict IDLE blocks if necessary. Call this only if
+        :meth:`can_allocate` is true."""
         assert self.can_allocate(num_blocks), "check can_allocate first"
         while len(self._free) < num_blocks:
             self._evict_one()
@@ -133,7 +134,7 @@ class BlockPool:
         return allocated
 
     def seal(self, block_id: BlockId, key: BlockKey) -> bool:
-        """FILLING → REFERENCED: the block is full and gets its key. Return False if it is a
+        """Seal a full block under its key (FILLING → REFERENCED). Return False if the block is a
         duplicate: another block is already found by this key."""
         self._set_state(block_id, BlockState.REFERENCED)
         self._keys[block_id] = key
@@ -149,8 +150,8 @@ class BlockPool:
             self._references[block_id] += 1
 
     def release(self, block_ids: Sequence[BlockId]) -> None:
-        """Drop a reference to each block, from the tail of the table to its head, so that the tail
-        is evicted first."""
+        """Drop one reference to each of these blocks, from the tail of the block table to its head,
+        so that the tail is evicted first."""
         for block_id in reversed(block_ids):
             assert self._references[block_id] > 0, f"block {block_id} has no owner"
             self._references[block_id] -= 1
@@ -158,20 +159,22 @@ class BlockPool:
                 self._handle_last_release(block_id)
 
     def quarantine(self, block_ids: Sequence[BlockId]) -> None:
-        """FILLING → QUARANTINED: released by the owner, but a transfer may still write to them."""
+        """Quarantine blocks that their owner releases although a transfer may still write to them
+        (FILLING → QUARANTINED)."""
         for block_id in block_ids:
             self._set_state(block_id, BlockState.QUARANTINED)
             self._references[block_id] = 0
 
     def release_quarantine(self, block_ids: Sequence[BlockId]) -> None:
-        """QUARANTINED → FREE: no transfer can write to them any more."""
+        """Free quarantined blocks (QUARANTINED → FREE). Call this once no transfer can write to
+        them any more."""
         for block_id in block_ids:
             assert self._states[block_id] is BlockState.QUARANTINED, "was not in quarantine"
             self._set_free(block_id)
 
     def _handle_last_release(self, block_id: BlockId) -> None:
-        """Handle a block whose last reference was dropped: it becomes IDLE if it is the block found
-        by its key, else FREE."""
+        """Handle a block whose last reference was dropped. The block becomes IDLE if it is the one
+        that its key finds, else FREE."""
         key = self._keys[block_id]
         if key is None:
             self._set_free(block_id)
@@ -207,7 +210,8 @@ class BlockPool:
     # Diagnostics
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when states, lists, keys and counts disagree. O(num_blocks)."""
+        """Raise AssertionError when states, lists, keys and counts disagree. This takes
+        O(num_blocks) time."""
         for state in BlockState:
             assert self._counts[state] == self._states.count(state), f"count of {state}"
         assert sum(self._counts.values()) == self.num_blocks, "states don't add up"

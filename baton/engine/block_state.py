@@ -4,7 +4,8 @@ from enum import StrEnum
 
 
 class BlockState(StrEnum):
-    """State of a block. SEALED means REFERENCED or IDLE: full, with a key, never written again."""
+    """The state of a block. A block that is REFERENCED or IDLE is called SEALED: it is full, has a
+    key, and is never written again."""
 
     FREE = "free"
     FILLING = "filling"

@@ -1,4 +1,5 @@
-"""Transfers cached blocks from and to the KV store; these blocks belong to no request."""
+"""Imports blocks from the KV store into the prefix cache, and pins cached blocks while the store
+reads them. These blocks belong to no request."""
 
 from collections.abc import Sequence
 
@@ -8,10 +9,10 @@ from baton.engine.scheduler import Scheduler
 
 
 class CacheTransfers:
-    """Imports into the prefix cache, and pins on cached blocks while the store reads them.
+    """Allocates and seals the blocks of imports, and pins the blocks that are being read.
 
-    An import owns its FILLING blocks and pins the cached prefix that it extends: otherwise,
-    allocating the new blocks could evict that prefix."""
+    An import owns its FILLING blocks. It also pins the cached prefix that its blocks continue:
+    otherwise, allocating the new blocks could evict that prefix."""
 
     def __init__(self, pool: BlockPool, scheduler: Scheduler) -> None:
         self._pool = pool
@@ -22,8 +23,8 @@ class CacheTransfers:
     def begin_import(
         self, keys: Sequence[BlockKey], preceding_keys: Sequence[BlockKey]
     ) -> list[BlockId] | None:
-        """Allocate one FILLING block per key. Return None if the running sequences leave too few
-        blocks for them."""
+        """Allocate one FILLING block per key. ``preceding_keys`` are the keys that precede ``keys``
+        in the chain. Return None if the running sequences leave too few blocks."""
         if not keys:
             return []
         prefix = self._pool.find_cached(preceding_keys)
@@ -56,7 +57,7 @@ class CacheTransfers:
         self._scheduler.retry_admission()
 
     def pin(self, block_ids: list[BlockId]) -> list[BlockId]:
-        """Reference sealed blocks while they are being read."""
+        """Pin sealed blocks until :meth:`unpin` is called, and return them."""
         self._pool.reference(block_ids)
         self._pinned_for_reading.append(block_ids)
         return block_ids

@@ -9,8 +9,8 @@ from baton.errors import Invalid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Limits of one engine. Fields named after tokens or blocks are counts. Invalid values raise
-    Invalid.
+    """Limits of one engine. Fields with ``tokens`` or ``blocks`` in their names are counts. Invalid
+    values raise Invalid.
 
     ``max_batched_tokens`` is the token budget of a step, which bounds the inter-token latency. One
     prompt gets at most ``chunk_tokens`` of it (default: all). ``max_sequences`` bounds the number

@@ -28,8 +28,8 @@ class Constraint(Protocol):
         ...
 
     def accept(self, token_id: TokenId) -> None:
-        """Advance by the answer's next token. Never raises: a token that is not allowed is
-        reported as an error by the next :meth:`mask`."""
+        """Advance by the answer's next token. This never raises. If the token is not allowed, the
+        next :meth:`mask` is empty, and :attr:`error` then gives the reason."""
         ...
 
 

@@ -16,7 +16,8 @@ would later be multiplied by batch sizes that were never observed."""
 
 
 class DecodeCostModel:
-    """Fits seconds = fixed + a · batch + b · context to the last decode-only steps."""
+    """Fits seconds = fixed + a · batch + b · context to the last decode-only steps. ``batch`` is
+    the number of requests, and ``context`` is the sum of their context lengths."""
 
     def __init__(self) -> None:
         self._steps: deque[StepWork] = deque(maxlen=WINDOW_STEPS)

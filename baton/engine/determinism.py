@@ -1,8 +1,8 @@
 """Verifies the guarantee that a request's logits have the same bits in any batch and on any worker.
 
-Our kernels are written to be batch-invariant (docs/engine.md). This module checks that they are on
-this machine with this model, by computing a probe prompt in different batches and chunks. A hash of
-the probe's logits shows which workers compute the same bits.
+Our kernels are written to be batch-invariant (docs/engine.md). This module checks whether that
+holds on this machine with this model, by computing a probe prompt in different batches and chunks.
+A hash of the probe's logits shows which workers compute the same bits.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ GPU_PROBE_TOKENS, GPU_PROBE_CHUNKS = 300, (7, 1, 130, 300)
 than the 64 rows of a product's tile and the 128 rows of an attention tile."""
 
 UNVERIFIED_NOTE = (
-    "determinism was tested in Triton's interpreter; on a GPU only by the check at this start"
+    "determinism was tested in Triton's interpreter, but on this GPU only by a check at startup"
 )
 """Added to the backend's description on a GPU, where determinism was not tested at length
 (docs/cuda.md)."""
@@ -59,9 +59,9 @@ def require_deterministic(choice: BackendChoice, device: torch.device) -> Backen
     if not choice.is_native:
         raise Invalid(
             f"deterministic is on, but the model would be computed by {choice.description}, whose "
-            "sums depend on the rest of a batch. deterministic needs our own kernels: a CPU with "
-            "AVX2 and a C++ compiler, device=cpu, dtype float32 or bfloat16, and cpu_kernels=auto "
-            "(`baton doctor` says what this machine lacks)",
+            "sums depend on the rest of a batch. deterministic needs Baton's CPU kernels: a CPU "
+            "with AVX2 and a C++ compiler, device=cpu, dtype float32 or bfloat16, and "
+            "cpu_kernels=auto (`baton doctor` says what this machine lacks)",
             param="deterministic",
         )
     return choice
@@ -103,8 +103,8 @@ def deterministic_digest(model_digest: bytes, fingerprint: str) -> bytes:
 
 
 def _probe_length(pool: KvPool) -> int:
-    """Return the number of tokens of the probe prompt, which is lower in a pool that is too small
-    for the usual number."""
+    """Return the length of the probe prompt in tokens. The probe is shorter if the pool is too
+    small for its usual length."""
     wanted = PROBE_TOKENS if pool.tensor.device.type == "cpu" else GPU_PROBE_TOKENS
     return min(wanted, pool.num_blocks // NUM_PROBE_COPIES * pool.block_tokens)
 
@@ -135,8 +135,8 @@ def _probe(
 
 
 def _row(pool: KvPool, tokens: Sequence[int], start: int, copy: int) -> Row:
-    """Return a row that uses the blocks of the request with index ``copy`` (of
-    ``NUM_PROBE_COPIES``)."""
+    """Return a row of one of the ``NUM_PROBE_COPIES`` requests. ``copy`` is the request's index,
+    which determines its blocks."""
     count = -(-_probe_length(pool) // pool.block_tokens)
     blocks = range(copy * count, (copy + 1) * count)
     return Row(

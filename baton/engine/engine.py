@@ -97,7 +97,8 @@ class Engine:
         )
 
     def set_target_inter_token_latency(self, seconds: float | None) -> None:
-        """Change the configured ``target_inter_token_latency_seconds`` from the next step on."""
+        """Change the setting ``target_inter_token_latency_seconds`` for the next step and all later
+        ones."""
         self._costs.set_target_inter_token_latency(seconds)
 
     # Adding and removing requests
@@ -184,9 +185,10 @@ class Engine:
     def abort(self, request_id: RequestId, *, quarantine: bool = False) -> bool:
         """End a request in any phase and free its blocks. Return False if the request is unknown.
 
-        Set ``quarantine`` if a KV transfer may still write to the blocks of a reservation. The
-        reservation's uncached blocks (``reservation.block_ids[num_cached_blocks:]``) are then not
-        reused until :meth:`release_quarantine` is called with them.
+        If the request has a reservation and a KV transfer may still write to its blocks, set
+        ``quarantine``. The reservation's uncached blocks
+        (``reservation.block_ids[num_cached_blocks:]``) are then not reused until
+        :meth:`release_quarantine` is called with them.
         """
         sequence = self._sequences.get(request_id)
         if sequence is None:
@@ -257,8 +259,8 @@ class Engine:
         self, keys: Seq[BlockKey], *, preceding_keys: Seq[BlockKey] = ()
     ) -> list[BlockId] | None:
         """Allocate blocks to be filled from the store or a peer, one per key. Return None if there
-        is not enough space for them. ``preceding_keys`` are the keys that precede ``keys`` in the
-        chain; their cached blocks are pinned until :meth:`finish_import`, which must be called
+        are too few blocks. ``preceding_keys`` are the keys that precede ``keys`` in the chain;
+        their cached blocks are pinned until :meth:`finish_import`, which must be called
         afterwards."""
         return self._cache_transfers.begin_import(keys, preceding_keys)
 
@@ -298,7 +300,7 @@ class Engine:
 
     def pin_cached_blocks(self, keys: Seq[BlockKey], first: int) -> list[BlockId]:
         """Pin the cached blocks of ``keys[first:]`` for a reader, up to the first key that is not
-        cached. Call :meth:`unpin_blocks` afterwards."""
+        cached, and return them. Call :meth:`unpin_blocks` afterwards."""
         return self._cache_transfers.pin(self._pool.find_cached(keys[first:]))
 
     def unpin_blocks(self, block_ids: Seq[BlockId]) -> None:
@@ -321,16 +323,16 @@ class Engine:
         return self._sequences.values()
 
     def prefill_cost(self) -> PrefillCost | None:
-        """Return the fitted cost; None before enough steps were measured."""
+        """Return the fitted cost of prefill; None before enough steps were measured."""
         return self._costs.prefill_cost()
 
     def prefill_cost_relative_error(self) -> float | None:
-        """Return the relative standard error of :meth:`prefill_cost`
-        (:attr:`WorkerLoad.prefill_error`); None while it is unknown."""
+        """Return the relative standard error of :meth:`prefill_cost`, which is reported as
+        :attr:`WorkerLoad.prefill_error`; None while it is unknown."""
         return self._costs.prefill_cost_relative_error()
 
     def decode_cost(self) -> DecodeCost | None:
-        """Return the fitted cost; None before enough steps were measured."""
+        """Return the fitted cost of decoding; None before enough steps were measured."""
         return self._costs.decode_cost()
 
     # Diagnostics

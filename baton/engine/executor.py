@@ -1,5 +1,5 @@
-"""Executors pass plans to a runner, either one at a time, or the next one before the current one is
-done."""
+"""Executors pass plans to a runner. One kind computes a plan in the caller's thread; the other has
+a thread of its own, so that the next plan can be made while the current one is computed."""
 
 from collections import deque
 from collections.abc import Callable
@@ -61,9 +61,9 @@ class TwoStageRunner(Protocol):
         ...
 
     def compute(self, prepared: Any, on_start: Callable[[], None]) -> StepOutput:
-        """Run the part of the plan that :meth:`prepare` left. The caller has filled in the plan's
-        tokens with :func:`fill_sampled_tokens`. Call ``on_start`` once the device is computing and
-        this thread only has to wait for it."""
+        """Run the rest of a plan; ``prepared`` is what :meth:`prepare` has returned for it. The
+        caller has filled in the plan's tokens with :func:`fill_sampled_tokens`. Call ``on_start``
+        once the device is computing and this thread only has to wait for it."""
         ...
 
 
@@ -71,8 +71,8 @@ class ThreadedExecutor:
     """Computes plans in its own thread, so that the caller can work in the meantime.
 
     If the next plan is already submitted, an output is delivered only after that plan has started
-    on the device. Otherwise the caller would process the output, holding the GIL, while the device
-    is idle.
+    on the device. If it were delivered earlier, the caller would process it, holding the GIL, while
+    the device is idle.
     """
 
     def __init__(self, runner: TwoStageRunner) -> None:

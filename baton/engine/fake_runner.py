@@ -1,7 +1,8 @@
-"""A fake runner without a model. Every token that it samples depends on all KV before it.
+"""A fake runner without a model. Every token that it samples depends on the KV of all tokens before
+it.
 
-The KV of token p is 8 bytes, a hash of the KV of all tokens before p *as read through the
-block table*, and of the token and p. The next token is a hash of all KV up to the last token.
+The KV of the token at position p is 8 bytes: a hash of p, of the token, and of the KV of all tokens
+before p *as read through the block table*. The next token is a hash of all KV up to the last token.
 So a wrong block table, a stale block, or a block lost in a transfer changes the answer.
 """
 
@@ -82,7 +83,7 @@ class FakeRunner:
         return SampledToken(allowed[sampled.token_id % len(allowed)]) if allowed else None
 
     def _score(self, row: Row) -> tuple[TokenLogprob, ...]:
-        """Compute each target's logprob as a hash of all KV before it."""
+        """Make up each target's logprob from a hash of the KV of all tokens before it."""
         context = self._read(row.block_ids, row.context_tokens)
         scores = []
         for position, target in enumerate(row.prompt_logprob_targets, row.start + 1):
@@ -149,7 +150,8 @@ def fake_sample(
 
 
 def _logprob(token_id: TokenId, logprob: float, num_top: int, vocab_size: int) -> TokenLogprob:
-    """Make up logprobs: the chosen token is the likeliest, then its successors by id."""
+    """Make up logprobs: the chosen token is the likeliest, followed by the tokens with the next
+    ids."""
     top = tuple(
         (TokenId((token_id + rank) % vocab_size), logprob - rank)
         for rank in range(min(num_top, vocab_size))

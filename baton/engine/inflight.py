@@ -16,9 +16,9 @@ from baton.engine.sequence import Sequence
 
 @dataclass(slots=True)
 class InflightStep:
-    """A submitted step. ``sequences`` are those of the plan's rows. ``ended_sequences`` are those
-    that have ended since the step was submitted: their results are dropped, but their blocks must
-    be kept until the step is complete, because it writes to them."""
+    """A submitted step. ``sequences`` are the sequences of the plan's rows. ``ended_sequences`` are
+    those that have ended since the step was submitted: what the step computes for them is dropped,
+    but their blocks must be kept until the step is complete, because it writes to them."""
 
     plan: Plan
     sequences: Seq[Sequence]
@@ -28,7 +28,7 @@ class InflightStep:
     ended_sequences: list[Sequence] = field(default_factory=list)
     duration_seconds: float = 0.0
     """Duration of the step. It is counted from the end of the previous step if that was still in
-    flight, else from the start of planning."""
+    flight when this step was planned, else from the start of planning."""
 
 
 class InflightSteps:
@@ -71,8 +71,8 @@ class InflightSteps:
         return () if self._submitted is None else self._submitted.ended_sequences
 
     def collect(self) -> tuple[InflightStep, StepOutput]:
-        """Wait for the next step and return it with its output. The step's plan is empty if nothing
-        could be scheduled."""
+        """Wait for the oldest step in flight and return it with its output. If no step is in
+        flight, plan and submit one first; its plan is empty if nothing could be scheduled."""
         flight = self._submitted or self._submit_next()
         if not flight.plan.rows:
             return flight, StepOutput(())

@@ -26,7 +26,8 @@ def check_queues(sequences: Mapping[RequestId, Sequence], scheduler: Scheduler) 
 def check_owners(
     sequences: Iterable[Sequence], imported: Iterable[BlockId], pool: BlockPool
 ) -> None:
-    """Check that each block has as many references as occurrences in block tables and imports."""
+    """Check that the number of references to each block equals the number of its occurrences in
+    block tables and in ``imported``."""
     owners = Counter(imported)
     for sequence in sequences:
         owners.update(sequence.block_ids)
@@ -39,8 +40,8 @@ def check_owners(
 def check_sequence(
     sequence: Sequence, root: BlockKey, pool: BlockPool, config: EngineConfig
 ) -> None:
-    """Check that the block table matches the sequence's counts, and that the keys of its sealed
-    blocks match the tokens."""
+    """Check that the block table matches the numbers of computed tokens and sealed blocks, and that
+    the keys of its sealed blocks match the tokens."""
     text = sequence.describe()
     assert sequence.block_keys == block_keys(root, sequence.token_ids, config.block_tokens), text
     assert sequence.num_uncomputed_tokens > 0, text

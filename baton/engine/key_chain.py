@@ -30,8 +30,9 @@ class BlockKeyChain:
 
 @dataclass(frozen=True, slots=True)
 class BlockKeyChainFactory:
-    """Makes the key chains of an engine's requests. It may be used in any thread, because hashing a
-    prompt of 128k tokens takes 15 ms, and no step should wait that long."""
+    """Makes the key chains of an engine's requests. It may be used in any thread, so that prompts
+    are hashed outside of the engine's thread: hashing 128k tokens takes 15 ms, and no step should
+    wait that long."""
 
     model_digest: bytes
     kv_dtype: str

@@ -1,8 +1,8 @@
 """The paged KV pool: ``[num_blocks, layers, 2, block_tokens, kv_heads, head_dim]``.
 
-A block is contiguous, so that a transfer needs one memcpy or descriptor for it. On the CPU, the
-pool is in an anonymous memory file: another process on the same host can map it, and it disappears
-with the process that owns it, even after a crash.
+A block is contiguous, so that a transfer needs only one memcpy or descriptor per block. On the CPU,
+the pool is in an anonymous memory file: another process on the same host can map it, and it
+disappears with the process that owns it, even after a crash.
 """
 
 import mmap
@@ -29,9 +29,10 @@ def block_bytes(config: ModelConfig, dtype: torch.dtype, block_tokens: int) -> i
 
 
 class KvMemory(Protocol):
-    """The memory of all KV blocks: ``size_bytes`` bytes at ``address`` on ``device``, and as
-    ``tensor``, whose first dimension is the block. Each block is contiguous. ``layout`` describes a
-    block's bytes as text. ``file_descriptor`` is that of the memory file; it is -1 on a GPU."""
+    """The memory of all KV blocks: ``size_bytes`` bytes at ``address`` on ``device``. ``tensor`` is
+    a view of this memory whose first dimension is the block. Each block is contiguous. ``layout``
+    describes a block's bytes as text. ``file_descriptor`` refers to the memory file that contains
+    the pool; it is -1 on a GPU."""
 
     num_blocks: int
     block_tokens: int
@@ -45,12 +46,13 @@ class KvMemory(Protocol):
 
 
 class KvPool:
-    """The memory of all KV blocks, as ``tensor`` and as ``size_bytes`` bytes at ``address``.
-    ``scales`` are the KV scales of each layer (1, unless the pool is in FP8).
+    """The memory of all KV blocks: ``size_bytes`` bytes at ``address``. ``tensor`` is a view of
+    this memory. ``scales`` are the KV scales of each layer (1, unless the pool is in FP8).
 
     Host memory is allocated when it is first touched, so the pool's size is compared beforehand
-    with the memory that is available. Raises Invalid if there isn't enough. ``file_descriptor`` is
-    that of the memory file, which is closed with this object; it is -1 on a GPU.
+    with the memory that is available. Raises Invalid if there isn't enough. ``file_descriptor``
+    refers to the memory file that contains the pool, and is closed when this object is freed; it is
+    -1 on a GPU.
     """
 
     def __init__(
@@ -124,4 +126,4 @@ def _host_bytes() -> int:
         name, _, size = line.partition(":")
         if name == "MemAvailable":
             return int(size.removesuffix("kB")) * 1024
-    raise AssertionError(f"{MEMINFO} has no MemAvailable")
+    raise AssertionError(f"{MEMINFO} has no line MemAvailable")

@@ -13,14 +13,14 @@ class LoadedRunner(Runner, TwoStageRunner, Protocol):
     """A runner with a loaded model: Baton's own :class:`baton.engine.runner.ModelRunner`, or vLLM
     (:class:`baton.vllm_engine.runner.VllmRunner`).
 
-    The rest of a worker (scheduling, prefix cache, KV transfer, sampling parameters, grammars)
-    uses a runner only through this contract, and is the same for both.
+    The rest of a worker (scheduling, prefix cache, KV transfer, sampling parameters, grammars) uses
+    a runner only through this contract, and is the same for both.
     ``tests/contract/runner_contract.py`` tests the contract.
 
     Two workers can exchange KV blocks iff ``model_digest`` and ``kv_layout`` are equal.
     ``numerics_fingerprint`` is empty unless results are bit-identical in any batch. ``description``
-    names the software that computes; ``is_fallback`` is set if it is slower than the preferred
-    one."""
+    names the software that computes the model; ``is_fallback`` is set if that software is slower
+    than the preferred one."""
 
     limits: ModelLimits
     model_digest: bytes
@@ -39,16 +39,16 @@ class LoadedRunner(Runner, TwoStageRunner, Protocol):
     def kv_layout(self) -> str: ...
 
     def leaves_core_free(self, num_cores: int) -> bool:
-        """Whether computing a step leaves the GIL, and at least one of ``num_cores``, free for
-        other threads."""
+        """Whether the GIL and at least one of the machine's ``num_cores`` cores are free for other
+        threads while a step is computed."""
         ...
 
     def watch(
         self, on_failure: Callable[[BaseException], object], hang_timeout_seconds: float
     ) -> None:
-        """Call ``on_failure``, in any thread, if one of the runner's processes dies, or does not
-        run for ``hang_timeout_seconds`` (0: never). If a step runs meanwhile, :meth:`run` raises,
-        too. Call it once, before the first step."""
+        """Call ``on_failure``, in any thread, if one of the runner's processes dies, or is frozen
+        for ``hang_timeout_seconds`` (0 turns this check off). If a step is running then,
+        :meth:`run` raises, too. Call this method once, before the first step."""
         ...
 
     def close(self) -> None:

@@ -23,11 +23,12 @@ QUANTIZED_MATRICES = ("qkv", "output", "gate_up", "down", "expert_gate_up", "exp
 
 @dataclass(slots=True)
 class LayerOf(Generic[M]):
-    """The weights of one decoder layer. Linear weights are [out, in]; those of queries, keys and
-    values are joined in ``qkv``, and those of gate and up in ``gate_up``.
+    """The weights of one decoder layer. Linear weights are [out, in]. The weights of queries, keys
+    and values are joined in ``qkv``, and the weights of gate and up in ``gate_up``.
 
-    A layer has either ``gate_up`` and ``down``, or ``router`` [num_experts, hidden] with
-    ``expert_gate_up`` [num_experts, 2 * size, hidden], ``expert_down`` [.., hidden, size].
+    A dense layer has ``gate_up`` and ``down``. A layer with experts has ``router`` [num_experts,
+    hidden], ``expert_gate_up`` [num_experts, 2 * size, hidden] and ``expert_down`` [num_experts,
+    hidden, size] instead.
     """
 
     input_norm: M
@@ -75,7 +76,8 @@ class CheckpointWeights(WeightsOf[StoredTensor]):
     reads the files sequentially. ``kv_scales`` are the layers' scales for a KV pool in FP8."""
 
     def __init__(self, path: Path, config: ModelConfig, progress: Progress | None = None) -> None:
-        """Map and check the files. Raises Invalid, naming the file and the tensor."""
+        """Map the files and check the tensors. Raises Invalid, with the names of the file and the
+        tensor, if a tensor is missing or not as expected."""
         shards = CheckpointShards(path, progress, config.fp8)
         shape = (config.vocab_size,), config.hidden_size
         embedding = shards.stack(["model.embed_tokens.weight"], *shape)
@@ -124,7 +126,8 @@ def load_weights(
     dtype: torch.dtype,
     progress: Progress | None = None,
 ) -> Weights:
-    """Load all weights as torch tensors. Raises Invalid, naming the file and the tensor."""
+    """Load all weights as torch tensors. Raises Invalid, with the names of the file and the tensor,
+    if a tensor is missing or not as expected."""
     return CheckpointWeights(path, config, progress).to_torch(device, dtype)
 
 

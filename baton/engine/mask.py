@@ -43,7 +43,8 @@ def _pack(masks: Sequence[TokenMaskFunction], vocab_size: int) -> Bits:
 
 def _forbidden(bits: Bits, logits: torch.Tensor) -> torch.Tensor:
     """Return which tokens are forbidden, as booleans [num_masks, vocab] on the device of
-    ``logits``. A GPU is sent the packed bits, which have an eighth of the size."""
+    ``logits``. For a GPU, the bits are copied to the device before they are unpacked, because they
+    have an eighth of the booleans' size."""
     vocab_size = logits.shape[-1]
     if logits.device.type == "cpu":
         flags = np.unpackbits(bits, axis=1, count=vocab_size, bitorder="little")

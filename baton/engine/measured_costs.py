@@ -9,9 +9,9 @@ from baton.engine.result import StepWork
 
 
 class MeasuredCosts:
-    """The cost models of prefill and decode and the limit of prefill tokens in a step that also
-    decodes. Each is fitted to the last recorded steps of its kind: prefill-only, decode-only and
-    mixed ones."""
+    """The cost model of prefill, the cost model of decoding, and the limit of prefill tokens in a
+    step that also decodes. Each is fitted to the last recorded steps of its kind: prefill-only
+    steps, decode-only steps, or steps with both."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._max_chunk_tokens = config.max_chunk_tokens
@@ -35,14 +35,14 @@ class MeasuredCosts:
         return self._prefill_cost_model.predict_seconds_alone(start, end, self._max_chunk_tokens)
 
     def prefill_cost(self) -> PrefillCost | None:
-        """Return the fitted cost; None before enough steps were measured."""
+        """Return the fitted cost of prefill; None before enough steps were measured."""
         return self._prefill_cost_model.cost(self._max_chunk_tokens)
 
     def prefill_cost_relative_error(self) -> float | None:
-        """Return the relative standard error of :meth:`prefill_cost`
-        (:attr:`WorkerLoad.prefill_error`); None while it is unknown."""
+        """Return the relative standard error of :meth:`prefill_cost`, which is reported as
+        :attr:`WorkerLoad.prefill_error`; None while it is unknown."""
         return self._prefill_cost_model.relative_error()
 
     def decode_cost(self) -> DecodeCost | None:
-        """Return the fitted cost; None before enough steps were measured."""
+        """Return the fitted cost of decoding; None before enough steps were measured."""
         return self._decode_cost_model.cost()

@@ -1,4 +1,4 @@
-"""Predicts whether memory suffices for one more answer until all running ones have ended."""
+"""Predicts whether memory suffices for one more answer until all running answers have ended."""
 
 from collections.abc import Iterable
 
@@ -34,8 +34,8 @@ def memory_suffices(
 
 
 def _demand(sequence: Sequence, config: EngineConfig) -> KvDemand:
-    """Return the memory that a request will need. Its last block is rarely full, so its length is
-    increased by the size of a block less one token. The last token of an answer needs no KV."""
+    """Return the memory that a request will need. Its last block is rarely full, so
+    ``block_tokens`` - 1 tokens are added to its length. The last token of an answer needs no KV."""
     length = len(sequence.token_ids)
     num_prompt_tokens = sequence.spec.num_prompt_tokens
     max_answer_tokens = sequence.max_total_tokens - num_prompt_tokens

@@ -19,15 +19,15 @@ def no_op() -> None:
 
 
 class DecoderModel(Protocol):
-    """The model as a runner sees it, on any backend."""
+    """The interface through which a runner uses a model, on any backend."""
 
     def hidden(
         self, token_ids: torch.Tensor, batch: PackedBatch, on_start: OnStart = no_op
     ) -> torch.Tensor:
         """Compute the last layer's hidden states [num_tokens, hidden_size] and write the KV.
 
-        ``token_ids`` [num_tokens] are the packed rows of ``batch``. Calls ``on_start`` once all
-        kernels are launched and the calling thread only has to wait for the layers.
+        ``token_ids`` [num_tokens] are the tokens of the rows of ``batch``. Call ``on_start`` once
+        all kernels are launched and the calling thread only has to wait for the layers.
         """
         ...
 
@@ -38,9 +38,9 @@ class StepGraphs(Protocol):
     """CUDA graphs of whole decode steps, captured once and replayed."""
 
     def logits(self, token_ids: Sequence[int], batch: PackedBatch) -> torch.Tensor | None:
-        """Compute the logits [num_rows, vocab] in FP32 of each row's token and write its KV. The
-        result is valid until the next call. Return None if there is no graph for this batch.
-        ``batch`` is on the host."""
+        """Compute the logits [num_rows, vocab] in FP32 of each row's token, and write the token's
+        KV. The result is valid until the next call. Return None if there is no graph for this
+        batch. ``batch`` is on the host."""
         ...
 
     def warm_up(self, num_rows: int) -> None:
@@ -63,7 +63,8 @@ class Model:
     def forward(
         self, token_ids: torch.Tensor, batch: PackedBatch, wanted: torch.Tensor
     ) -> torch.Tensor:
-        """Return the :meth:`logits` of the :meth:`hidden` states."""
+        """Compute the :meth:`hidden` states, and return the :meth:`logits` of the tokens
+        ``wanted``."""
         return self.logits(self.hidden(token_ids, batch), wanted)
 
     def hidden(

@@ -1,4 +1,4 @@
-"""Determines the rows of the next step while the tokens of the current one are not known yet."""
+"""Determines the rows of the next step while the tokens of the current step are not known yet."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +13,7 @@ row there."""
 def continuing_sequences(
     running: Iterable[Request], plan: Plan, requests: Sequence[Request]
 ) -> list[ContinuingSequence] | None:
-    """Return the requests of the next step while the device still computes the current one.
+    """Return the requests of the next step, while the current step is still being computed.
     ``plan`` is the current step's plan, and ``requests`` are the requests of its rows. The next
     step has all running requests except those that leave the batch after their next token,
     whichever token that is.
@@ -35,8 +35,8 @@ def continuing_sequences(
 
 
 def next_position(follower: ContinuingSequence, plan: Plan) -> int:
-    """Return the position of the next step's input token, whose KV that step computes; not of the
-    token that it samples."""
+    """Return the position of the token that the next step takes as input, and whose KV it computes.
+    This is not the position of the token that it samples."""
     request, place = follower
     return request.num_computed_tokens if place is None else plan.rows[place].context_tokens
 

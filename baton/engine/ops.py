@@ -1,4 +1,5 @@
-"""The operations of a decoder layer, implemented in torch. ``baton.engine.cuda`` has its own."""
+"""The interface of a decoder layer's operations, and its implementation in torch.
+``baton.engine.cuda`` has an implementation for GPUs."""
 
 from typing import Protocol
 
@@ -12,15 +13,16 @@ from baton.engine.rope import RotaryTable, apply_rotary
 
 
 class LayerOps(Protocol):
-    """The operations of a decoder layer, bound to one model and one pool. Tensors are
-    [num_tokens, …] in the dtype of the computation.
+    """The operations of a decoder layer, bound to one model and one pool. Tensors are [num_tokens,
+    …] in the dtype of the computation.
 
-    All implementations round where transformers does: a norm before its weight is applied, the two
-    products of a rotary embedding before their sum, SiLU(gate) before it is multiplied by up.
+    All implementations round intermediate results where the library ``transformers`` does: in a
+    norm, before the multiplication by the norm's weight; in a rotary embedding, the two products
+    before they are added; and SiLU(gate) before it is multiplied by up.
     """
 
     def prepare(self, batch: PackedBatch) -> None:
-        """Prepare for a batch. Must be called once per step, before the first layer."""
+        """Prepare for a batch. This must be called once per step, before the first layer."""
         ...
 
     def linear(
@@ -43,11 +45,12 @@ class LayerOps(Protocol):
     def attend(self, index: int, qkv: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
         """Normalize queries and keys (if the layer has norms for them) and rotate them, write keys
         and values to the pool, and compute attention. ``qkv`` is [num_tokens, (heads + 2 *
-        kv_heads) * head_dim], the result [num_tokens, heads * head_dim]."""
+        kv_heads) * head_dim], and the result is [num_tokens, heads * head_dim]."""
         ...
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Return SiLU(gate) * up of ``gate_up`` [num_tokens, 2 * size]."""
+        """Return SiLU(gate) * up. ``gate_up`` is [num_tokens, 2 * size]: the first half of its
+        columns is gate, the second half is up."""
         ...
 
 

@@ -1,9 +1,9 @@
 """The plan of one engine step, which the scheduler makes and the runner runs. This module does not
 import torch.
 
-A step has three parts: ``schedule() -> Plan``, ``run(plan) -> StepOutput``,
-``apply(plan, output)``. Prefill and decode follow one rule, "computed tokens catch up with known
-tokens": a decode is a row with one token to compute, a prefill chunk a row with many.
+A step has three parts: ``schedule() -> Plan``, ``run(plan) -> StepOutput``, ``apply(plan,
+output)``. Prefill and decode follow one rule, "computed tokens catch up with known tokens": a
+decode is a row with one token to compute, and a prefill chunk is a row with many.
 """
 
 from collections.abc import Callable
@@ -24,23 +24,24 @@ device."""
 
 @dataclass(slots=True)
 class Row:
-    """One request's part of a step: computes tokens [start, start + len(token_ids)).
+    """One request's part of a step, which computes tokens [start, start + len(token_ids)).
 
-    ``block_ids`` is the request's block table, long enough for the last of these tokens: token
-    position p is in block_ids[p // block_tokens] at p % block_tokens. If ``sample`` is set, the
-    next token is sampled from the last token's logits; its position in the sequence is ``start +
-    len(token_ids)`` (which keys the random generator). ``history`` has all known tokens, and
-    ``num_prompt_tokens`` says how many of them are the prompt; both are set only if the sampling
-    parameters need them (for penalties), else they are empty and 0. ``mask`` is None if every token
-    may be sampled. ``prompt_logprob_targets`` are set if prompt logprobs are requested: they are
-    the prompt tokens that follow each of ``token_ids``, one fewer at the end of the prompt.
-    ``suppressed_token_ids`` are the tokens that would end the answer, if it may not end yet.
+    ``block_ids`` is the request's block table, long enough for the last of these tokens: the token
+    at position p is in block_ids[p // block_tokens], at offset p % block_tokens. If ``sample`` is
+    set, the next token is sampled from the last token's logits; its position in the sequence is
+    ``start + len(token_ids)`` (which keys the random generator). ``history`` has all known tokens,
+    and ``num_prompt_tokens`` says how many of them are the prompt; both are set only if the
+    sampling parameters need them (for penalties). ``mask`` is None if every token may be sampled.
+    ``prompt_logprob_targets`` are set if prompt logprobs are requested: they are the prompt tokens
+    that follow each of ``token_ids``. At the end of the prompt there is one fewer, because no
+    prompt token follows the last one. ``suppressed_token_ids`` are the tokens that would end the
+    answer, if it may not end yet.
 
-    ``previous_row_index`` is the index of this request's row in the previous step's plan, if the
+    ``previous_row_index`` is the index of this request's row in the previous step's plan, if this
     row was planned before that step had sampled. Such a row has one token, which is UNKNOWN_TOKEN
     and missing in ``history`` until :func:`fill_sampled_tokens` fills it in. Apart from that, rows
-    are never changed. The class is not frozen only because a row is made for each token of an
-    answer, and making a frozen object takes three times as long."""
+    are never changed. They would be frozen if that didn't make creating them three times as slow: a
+    row is created for each token of an answer."""
 
     request_id: RequestId
     token_ids: tuple[TokenId, ...]
@@ -67,8 +68,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Rows in batch order: decodes first, then prefill chunks. ``copies`` (from, to) of whole
-    blocks are made before any row is computed, for requests that share the beginning of a block."""
+    """The rows of a step in batch order: decodes first, then prefill chunks. ``copies`` are pairs
+    (from, to) of blocks. Each pair's first block is copied to the second before any row is
+    computed; this serves requests that share only the beginning of a block."""
 
     step: int
     rows: tuple[Row, ...]
@@ -81,8 +83,8 @@ class Plan:
 
 @dataclass(slots=True)
 class SampledToken:
-    """A sampled token, with its logprobs if they are requested. It is never changed, but not frozen
-    for the same reason as :class:`Row`."""
+    """A sampled token, with its logprobs if they are requested. It is never changed. It would be
+    frozen if that didn't make creating it slower, as with :class:`Row`."""
 
     token_id: TokenId
     logprob: TokenLogprob | None = None
@@ -90,17 +92,17 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """``sampled`` has one entry per row of the plan, which is None if the row does not sample or
-    its mask allows no token. ``prompt_logprobs`` has the logprobs of the rows' targets; it is empty
-    if no row has targets."""
+    """The results of a step. ``sampled`` has one entry per row of the plan: the sampled token, or
+    None if the row does not sample or its mask allows no token. ``prompt_logprobs`` has the
+    logprobs of the rows' targets; it is empty if no row has targets."""
 
     sampled: tuple[SampledToken | None, ...]
     prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
 
 
 def fill_sampled_tokens(plan: Plan, before: StepOutput) -> None:
-    """Replace the unknown tokens of ``plan`` with those that the previous step, whose output is
-    ``before``, has sampled."""
+    """Replace the unknown tokens of ``plan`` with the tokens that the previous step has sampled.
+    ``before`` is the output of that step."""
     for row in plan.rows:
         if row.previous_row_index is None:
             continue
@@ -114,8 +116,8 @@ def fill_sampled_tokens(plan: Plan, before: StepOutput) -> None:
 class Runner(Protocol):
     """Runs plans on a device: :class:`ModelRunner`, or a fake without a model.
 
-    ``run`` computes KV for every token of the plan into the rows' blocks, samples for the rows with
-    ``sample``, and returns once the KV is visible to readers of the pool's memory.
+    ``run`` computes KV for every token of the plan into the rows' blocks, samples a token for each
+    row with ``sample``, and returns once the KV is visible to readers of the pool's memory.
     """
 
     @property

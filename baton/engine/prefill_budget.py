@@ -35,9 +35,10 @@ class PrefillBudget:
     """Predicts how many prefill tokens can be added to a step's decodes within the target
     inter-token latency, or within ``MAX_SLOWDOWN`` times the decodes' own time if that is longer.
 
-    Mixed steps are fitted as seconds = fixed + a · tokens + b · attended, where decoded tokens
-    count, too. Until there are enough measurements, mixed steps get few prefill tokens, each step
-    twice as many as the one before."""
+    The durations of mixed steps, which have prefill and decodes, are fitted as seconds = fixed + a
+    · tokens + b · attended. ``tokens`` counts prefilled and decoded tokens, and ``attended`` the
+    positions to which they attend. Until there are enough measurements, mixed steps get few prefill
+    tokens: each may have twice as many as the one before."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class PrefillBudget:
         self._target_seconds = target_inter_token_latency_seconds
 
     def record(self, work: StepWork) -> None:
-        """Record a step; steps without both prefill and decode are ignored."""
+        """Record a step. Steps that don't have both prefill and decodes are ignored."""
         if self._target_seconds is None or work.is_prefill or work.is_decode or work.seconds <= 0:
             return
         self._steps.append(work)
@@ -64,10 +65,11 @@ class PrefillBudget:
         self, num_answers: int, context_tokens: int, start: int, limit: int
     ) -> int:
         """Return how many prefill tokens may be computed in a step that also has ``num_answers``
-        decodes with ``context_tokens`` in total: as many as keep the step within the time that
-        the class describes, at least ``MIN_PREFILL_TOKENS``, and at most ``limit`` (exactly
-        ``limit`` if there is no target or no decode). ``start`` is the number of computed tokens of
-        the partly computed prompt that has the most."""
+        decodes with ``context_tokens`` in total. Once enough mixed steps were measured, the result
+        is the largest number with which the step is predicted to stay within the time that the
+        class docstring describes, but at least ``MIN_PREFILL_TOKENS``. It never exceeds ``limit``,
+        and is ``limit`` if there is no target or no decode. ``start`` is the highest number of
+        computed tokens that any partly computed prompt has."""
         if self._target_seconds is None or not num_answers:
             return limit
         parts = self._fit()

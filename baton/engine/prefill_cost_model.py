@@ -29,14 +29,15 @@ class PrefillCostModel:
             self._coefficients = None
 
     def predict_added_seconds(self, start: int, end: int) -> float | None:
-        """Predict the time that computing tokens [start, end) of a prompt adds to its steps, once
-        its first ``start`` tokens are computed. Return None until enough steps have been
-        measured."""
+        """Predict how much longer steps take because they also compute tokens [start, end) of a
+        prompt whose first ``start`` tokens are computed already. Return None until enough steps
+        have been measured."""
         return self.predict_seconds_alone(start, end, 0)
 
     def predict_seconds_alone(self, start: int, end: int, chunk_tokens: int) -> float | None:
-        """Like :meth:`predict_added_seconds`, plus the overhead of the steps, which compute
-        ``chunk_tokens`` tokens each and nothing else."""
+        """Predict the time of steps that compute only tokens [start, end) of a prompt,
+        ``chunk_tokens`` at a time: the time of :meth:`predict_added_seconds` plus the overhead of
+        each step."""
         parts = self._fit()
         if parts is None:
             return None

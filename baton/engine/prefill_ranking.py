@@ -22,9 +22,10 @@ def unknown_seconds(start: int, end: int) -> float | None:
 class PrefillRanking:
     """Ranks the waiting and the partly computed prompts of an engine.
 
-    The estimates that an order ranks by are stored in ``sequence.waiting_prompt``. They are
-    computed when the sequence joins the queue, and updated in a step only if it is among the first
-    of the queue, since each update costs a walk along its cached prefix."""
+    The configured order ranks sequences by estimates, which are stored in
+    ``sequence.waiting_prompt``. They are computed when the sequence joins the queue. A step updates
+    them only for the waiting sequences near the front of the queue, and for partly computed ones,
+    since each update costs a walk along the sequence's cached prefix."""
 
     def __init__(
         self, pool: BlockPool, config: EngineConfig, prefill_seconds: PredictPrefillSeconds
@@ -69,8 +70,8 @@ class PrefillRanking:
         now_seconds: float,
     ) -> list[tuple[Sequence, int]]:
         """Return the prompts to compute, in ranked order, each with the maximum number of tokens of
-        ``budget`` that it may get. They are all of ``computing`` and the best-ranked of
-        ``waiting``."""
+        ``budget`` that it may get. These are all prompts in ``computing`` and the best-ranked
+        prompts in ``waiting``."""
         first = self._select_candidates(list(waiting), now_seconds)
         if not self._order.is_preemptive:
             return [(each, budget) for each in computing + self._sort(first, now_seconds)]
@@ -82,11 +83,11 @@ class PrefillRanking:
     def _divide_budget(
         self, ranked: list[Sequence], budget: int, now_seconds: float
     ) -> list[tuple[Sequence, int]]:
-        """Divide ``budget`` between prompts. Prompts of a tenant that has received at least the
-        fairness slack more service than the tenant with the least get only what the other prompts
-        leave, however long they have waited, unless they go first because they were preempted.
-        Prompts of a lower priority get only what those of higher priorities leave, until they have
-        waited for the starvation limit of their own priority."""
+        """Divide ``budget`` between prompts. If a tenant has received at least the fairness slack
+        more service than the tenant with the least, its prompts get only what the prompts of the
+        other tenants leave, however long they have waited. Prompts that go first because they were
+        preempted are exempt. Prompts of a lower priority get only what those of higher priorities
+        leave, until they have waited for the starvation limit of their own priority."""
         if len(ranked) < 2:
             return [(each, budget) for each in ranked]
         arrears = self._arrears(ranked)
@@ -131,8 +132,9 @@ class PrefillRanking:
     def _rank_key(
         self, sequences: list[Sequence], now_seconds: float
     ) -> Callable[[Sequence], tuple[float, Priority, int, float, int]]:
-        """Return a sort key that ranks preempted sequences first, then by priority, then those
-        whose tenant was served least, then by the configured order."""
+        """Return a sort key. Sequences that go first because they were preempted come before all
+        others. Then come sequences of higher priority, then those whose tenants have received less
+        service; otherwise, the configured order decides."""
         arrears, order = self._arrears(sequences), self._order
 
         def rank(sequence: Sequence) -> tuple[float, Priority, int, float, int]:
@@ -144,8 +146,8 @@ class PrefillRanking:
 
     def _arrears(self, sequences: list[Sequence]) -> dict[bytes, int]:
         """Return how much more service each tenant of these sequences has received than the tenant
-        with the least, as a number of times the fairness slack, rounded down; empty while only
-        one tenant has a counter."""
+        with the least. The unit is the fairness slack, and numbers are rounded down. The result is
+        empty while only one tenant has a counter."""
         if not self.counters.has_several_tenants:
             return {}
         return self.counters.service_surpluses({each.spec.owner for each in sequences})

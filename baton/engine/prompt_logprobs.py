@@ -22,8 +22,8 @@ LogitsOfRange = Callable[[int, int], torch.Tensor]
 def prompt_logprobs(
     model: DecoderModel, hidden: torch.Tensor, rows: Sequence[Row], offsets: Sequence[int]
 ) -> tuple[PromptLogprobs, ...]:
-    """Return one entry per row, the logprobs of its targets. The result is empty if no row has
-    targets.
+    """Return the logprobs of each row's ``prompt_logprob_targets``. The result is empty if no row
+    has any.
 
     Row i is ``hidden[offsets[i]:offsets[i + 1]]``; ``hidden`` is [num_tokens, hidden_size]."""
     if not any(row.prompt_logprob_targets for row in rows):
@@ -41,7 +41,8 @@ def _logits(
 
 
 def score_row(logits: LogitsOfRange, row: Row) -> PromptLogprobs:
-    """Return the logprobs of the row's targets, of which it may have none."""
+    """Return the logprobs of the row's ``prompt_logprob_targets``. The result is empty if the row
+    has none."""
     targets, num_top = row.prompt_logprob_targets, row.sampling.prompt_logprobs or 0
     scores: list[TokenLogprob] = []
     for start in range(0, len(targets), LOGITS_CHUNK_TOKENS):
@@ -53,8 +54,8 @@ def score_row(logits: LogitsOfRange, row: Row) -> PromptLogprobs:
 def token_logprobs(
     logits: torch.Tensor, tokens: Sequence[TokenId], num_top: int
 ) -> list[TokenLogprob]:
-    """Return the logprob of one token per row of ``logits`` [num_tokens, vocab], with those of the
-    ``num_top`` likeliest tokens."""
+    """Return the logprob of one token per row of ``logits`` [num_tokens, vocab], together with the
+    logprobs of the row's ``num_top`` likeliest tokens."""
     logprobs = logits.log_softmax(dim=-1)
     chosen = torch.tensor(tokens, device=logits.device).unsqueeze(-1)
     values = logprobs.gather(-1, chosen).squeeze(-1).tolist()

@@ -1,4 +1,4 @@
-"""Weight quantization at load time, and how quantized weights are decoded.
+"""Quantizes weights when they are loaded, and decodes quantized weights.
 
 A weight is stored as a small number, its code, which is multiplied by a scale that several weights
 share:
@@ -7,15 +7,15 @@ share:
   2022), and a scale in FP32 for each output: its largest weight divided by 448. A checkpoint that
   is in FP8 already keeps its own codes and scales.
 - ``int8``: codes from -127 to 127, and a scale in FP32 for each output: its largest weight divided
-  by 127. No weight is off by more than half of the scale: 1/254 of its output's largest.
-- ``int4``: codes from -8 to 7, and a scale in BF16 for every 32 of an output's weights: of a few
-  candidates, the one with the least squared error.
+  by 127. No weight changes by more than half of the scale: 1/254 of its output's largest weight.
+- ``int4``: codes from -8 to 7, and a scale in BF16 for every 32 of an output's weights. The scale
+  is chosen from a few candidates, for the least squared error.
 
-Products accumulate codes in FP32 before they are scaled; activations are not quantized. With
-``int8`` and ``int4``, the head is stored in int8, and so is an embedding that is tied to it. With
-``fp8``, both keep their own format, as in FP8 checkpoints. Norms, biases and the routers of experts
-always keep their format. The CPU kernels (native/kernels/quantize.h) compute the same codes and
-scales, bit by bit; they don't support ``fp8``.
+Products are summed in FP32 before they are multiplied by the scale; activations are not quantized.
+With ``int8`` and ``int4``, the head is stored in int8, and so is an embedding that is tied to it.
+With ``fp8``, both keep their own format, as in FP8 checkpoints. Norms, biases and the routers of
+experts always keep their format. The CPU kernels (native/kernels/quantize.h) compute the same codes
+and scales, bit by bit; they don't support ``fp8``.
 """
 
 import hashlib
@@ -37,7 +37,8 @@ MIN_FP8_CAPABILITY = (8, 9)
 """Minimum compute capability of GPUs that convert and multiply E4M3."""
 
 INT4_EXTREME_CODES = (-8.0, -7.0, -7.5, -8.5)
-"""Candidate codes for the largest weight of an int4 group; all are tried."""
+"""Candidate codes for the largest weight of an int4 group. Each determines a scale; all are
+tried."""
 
 _LEAST_NORMAL = torch.finfo(torch.float32).tiny
 _PIECE_ELEMENTS = 2**20
@@ -126,7 +127,7 @@ class PackedInt4Codes:
 
 
 def check_format(name: str, device: torch.device) -> None:
-    """Raise Invalid for an unknown format, or one that the device does not support."""
+    """Raise Invalid for a format that is unknown or that the device does not support."""
     if name not in QUANTIZATION_FORMATS:
         raise Invalid(
             f"quantization is {name!r}, and must be one of {', '.join(QUANTIZATION_FORMATS)}",
@@ -143,7 +144,8 @@ def check_format(name: str, device: torch.device) -> None:
 
 
 def check_fp8(device: torch.device, setting: str) -> None:
-    """Raise Invalid for a GPU that does not support E4M3. CPUs decode it."""
+    """Raise Invalid for a GPU that does not support E4M3. Every CPU is accepted, because CPUs
+    decode E4M3."""
     if device.type != "cuda":
         return
     capability = torch.cuda.get_device_capability(device)
@@ -161,7 +163,8 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 def resolve_quantization(setting: str, config: ModelConfig, device: torch.device) -> str:
     """Return the format that weights are stored in: the setting, unless the checkpoint is in FP8.
-    Raises Invalid when they conflict, or the device does not support the format."""
+    Raises Invalid if the setting and the checkpoint conflict, or if the device does not support the
+    format."""
     check_format(setting, device)
     if config.fp8 is None:
         return setting
@@ -256,7 +259,8 @@ def _nearest_bf16(scales: torch.Tensor) -> torch.Tensor:
 
 
 def _sum(errors: torch.Tensor) -> torch.Tensor:
-    """Sum over the last dimension in the order of the CPU kernels: by repeatedly adding halves."""
+    """Sum over the last dimension in the same order as the CPU kernels: repeatedly add the second
+    half to the first half."""
     while (half := errors.shape[-1] // 2) > 0:
         errors = errors[..., :half] + errors[..., half:]
     return errors

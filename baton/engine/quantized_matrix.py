@@ -22,7 +22,7 @@ class QuantizedMatrix(torch.Tensor):
 
     @staticmethod
     def quantize(weight: torch.Tensor, name: str) -> "QuantizedMatrix":
-        """Quantize ``weight``, whose dtype is that of the computation. Raises Invalid if a weight
+        """Quantize ``weight``. Products will be computed in its dtype. Raises Invalid if a weight
         is not finite."""
         codes = quantize(weight.reshape(-1, weight.shape[-1]), name)
         stored = PackedInt4Codes.pack(codes) if name == "int4" else codes
@@ -33,7 +33,7 @@ class QuantizedMatrix(torch.Tensor):
         codes: QuantizedCodes | PackedInt4Codes, shape: Sequence[int], dtype: torch.dtype
     ) -> "QuantizedMatrix":
         """Wrap ``codes`` as a tensor of ``shape``; if that has three dimensions, the codes of all
-        matrices are stacked along the rows. ``dtype`` is that of the computation."""
+        matrices are stacked along the rows. Products will be computed in ``dtype``."""
         matrix: QuantizedMatrix = torch.Tensor._make_wrapper_subclass(
             QuantizedMatrix, shape, dtype=dtype, device=codes.scales.device
         )

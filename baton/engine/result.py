@@ -12,10 +12,10 @@ from baton.engine.plan import Plan
 class PrefillProgress:
     """Progress of a PREFILL request after a step that computed some of its prompt.
 
-    KV of tokens [0, num_computed_tokens) is final; token p is in
-    ``block_ids[p // block_tokens]``, and ``block_ids`` is the table of the whole prompt.
-    ``sealed_keys`` are the chain keys of the full blocks among the final ones.
-    ``num_cached_tokens`` tokens were found in the pool when the prompt was first scheduled.
+    The KV of tokens [0, num_computed_tokens) is final. ``block_ids`` is the block table of the
+    whole prompt: the KV of token p is in ``block_ids[p // block_tokens]``. ``sealed_keys`` are the
+    keys of the leading blocks that are full of final KV. ``num_cached_tokens`` is the number of
+    tokens whose KV was found in the pool when the prompt was first scheduled.
     """
 
     request_id: RequestId
@@ -60,8 +60,8 @@ class ScheduledPrompt:
 class StepWork:
     """The work of one step: ``num_tokens`` tokens, which attend to ``num_attended_tokens`` tokens
     in total, computed in ``seconds``. ``num_decodes`` of its ``num_rows`` rows were decodes; every
-    row with a single token counts as one. ``is_prefill`` says that no row was a decode,
-    ``is_decode`` that all rows were."""
+    row with a single token counts as a decode. ``is_prefill`` says that no row was a decode,
+    ``is_decode`` that all rows were decodes."""
 
     num_tokens: int
     num_attended_tokens: int
@@ -111,9 +111,9 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """``queued_tokens`` counts the uncomputed tokens of waiting and partly computed prompts.
-    ``num_pauses`` counts how often a partly computed prompt got no tokens in a step because other
-    prompts ranked before it."""
+    """The state of an engine, and its counters since it started. ``queued_tokens`` counts the
+    uncomputed tokens of waiting and partly computed prompts. ``num_pauses`` counts how often a
+    partly computed prompt got no tokens in a step because other prompts ranked before it."""
 
     running: int
     waiting: int

@@ -35,7 +35,7 @@ def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
 
 class RotaryTable:
     """Cosines and sines by position, computed in FP32 and then rounded to the dtype of the
-    computation, like those of transformers."""
+    computation, as in the library ``transformers``."""
 
     def __init__(
         self, rope: RopeConfig, head_dim: int, length: int, device: torch.device, dtype: torch.dtype

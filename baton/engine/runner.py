@@ -45,8 +45,8 @@ KV_DTYPES = ("auto", "fp8")
 HOST = torch.device("cpu")
 Sampler = Callable[[torch.Tensor, Sequence[Row]], list[SampledToken | None]]
 GPU_POOL_FRACTION = 0.85
-"""Share of the GPU memory still free after loading the weights that the KV pool takes; the rest is
-for activations."""
+"""After the weights are loaded, the KV pool takes this share of the GPU memory that is still free;
+the rest is for activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +152,13 @@ class ModelRunner:
 
     @property
     def kv_layout(self) -> str:
-        """The byte layout of a block, as text; workers can exchange blocks iff theirs are equal."""
+        """The byte layout of a block, as text. Workers can exchange blocks only if their layouts
+        are equal."""
         return self.pool.layout
 
     def leaves_core_free(self, num_cores: int) -> bool:
-        """Whether computing a step leaves the GIL, and at least one of ``num_cores``, free for
-        other threads."""
+        """Whether the GIL and at least one of the machine's ``num_cores`` cores are free for other
+        threads while a step is computed."""
         if self._device.type != "cpu":
             return True
         return self.backend.is_native and torch.get_num_threads() < num_cores
@@ -182,8 +183,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prepare(self, plan: Plan) -> PreparedStep:
-        """The first stage of a :class:`baton.engine.executor.TwoStageRunner`; :meth:`compute` is
-        the second. It may be called while another thread computes, since it uses only the host."""
+        """Implement :meth:`baton.engine.executor.TwoStageRunner.prepare`. This may be called while
+        another thread computes, since it uses only the host."""
         batch = pack_batch(plan.rows, self.block_tokens, HOST, self._block_tables)
         sampling = [index for index, row in enumerate(plan.rows) if row.sample]
         last = [batch.offsets[index + 1] - 1 for index in sampling]
@@ -243,9 +244,9 @@ def make_model(
     *,
     deterministic: bool = False,
 ) -> DecoderModel:
-    """Return a model on the native CPU kernels if ``weights`` are still in the checkpoint, from
-    which the kernels read them to store them in the format ``quantization``. Otherwise return a
-    model on torch tensors."""
+    """Return a model that runs on the native CPU kernels if ``weights`` are still in the checkpoint
+    files. The kernels then read them from there and store them in the format ``quantization``.
+    Otherwise return a model that runs on torch."""
     if isinstance(weights, CheckpointWeights):
         return NativeModel(
             config, weights, pool, KernelThreadPool(torch.get_num_threads()), quantization
@@ -314,11 +315,13 @@ def pick_device(name: str) -> torch.device:
 
 def pick_dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dtype:
     """Return the dtype to compute in. "auto" means FP32 on the CPU (so that results are exact
-    enough to compare) and the checkpoint's dtype on a GPU."""
+    enough to be compared) and the checkpoint's dtype on a GPU."""
     if name == "auto":
         name = "float32" if device.type == "cpu" else config.dtype
     if name not in DTYPES:
-        raise Invalid(f"dtype is {name!r}; supported are {', '.join(DTYPES)}", param="dtype")
+        raise Invalid(
+            f"unsupported dtype {name!r}; supported dtypes: {', '.join(DTYPES)}", param="dtype"
+        )
     return DTYPES[name]
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 DEFAULT_POOL_BYTES = 512 * 1024 * 1024
-"""Size of the KV pool on a CPU, if no setting gives it."""
+"""Size of the KV pool on a CPU, if no setting specifies it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,8 +12,8 @@ class RunnerOptions:
     are None, the pool has a default size, which on a GPU is a share of its free memory.
     ``cpu_kernels`` is a name in ``baton.engine.native.backend_choice.CPU_KERNEL_MODES``,
     ``quantization`` one in ``baton.engine.quantization.QUANTIZATION_FORMATS``, ``kv_dtype`` one in
-    ``KV_DTYPES``. ``max_model_tokens`` limits the length of a request; None means the model's own
-    limit. ``max_sequences`` and ``max_batched_tokens`` limit a step."""
+    ``baton.engine.runner.KV_DTYPES``. ``max_model_tokens`` limits the length of a request; None
+    means the model's own limit. ``max_sequences`` and ``max_batched_tokens`` limit a step."""
 
     device: str = "auto"
     dtype: str = "auto"

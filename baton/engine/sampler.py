@@ -19,10 +19,10 @@ have a score of minus infinity."""
 def sample(
     logits: torch.Tensor, rows: Sequence[Row], chooser: TokenChooser | None = None
 ) -> list[SampledToken | None]:
-    """Sample one token per row, or None where its mask allows none. ``logits`` [num_rows, vocab],
-    FP32.
+    """Sample one token per row of ``logits`` [num_rows, vocab], which are in FP32. The result has
+    None for a row whose mask allows no token.
 
-    Masks are applied before everything else. Reported logprobs are the model's own: before masks,
+    Masks are applied before everything else. Reported logprobs are the model's own, without masks,
     penalties, bias and temperature. If ``chooser`` is given, it replaces torch for everything after
     the masks.
     """
@@ -38,8 +38,8 @@ def sample(
 
 
 def _choose_all(scores: torch.Tensor, rows: Sequence[Row]) -> list[int]:
-    """Choose the likeliest token of each row at once; rows that are not plain greedy are then
-    sampled one by one."""
+    """Choose the likeliest token of every row in one operation. Rows that are not plain greedy are
+    then sampled one by one."""
     others = [index for index, row in enumerate(rows) if not is_plain_greedy(row.sampling)]
     if len(others) == len(rows):
         return [choose_token(scores[index], row) for index, row in enumerate(rows)]
@@ -50,8 +50,8 @@ def _choose_all(scores: torch.Tensor, rows: Sequence[Row]) -> list[int]:
 
 
 def _likeliest(scores: torch.Tensor) -> list[int]:
-    """Return the argmax of each row, the first one of several maxima. On a CPU, NumPy computes it,
-    because NumPy, unlike torch, compares 16 numbers at once."""
+    """Return the index of each row's maximum, or of the first one if there are several. On a CPU,
+    this uses NumPy, which is faster than torch because it compares 16 numbers at once."""
     if scores.device.type == "cpu":
         best: list[int] = scores.numpy().argmax(axis=-1).tolist()
         return best
@@ -83,8 +83,9 @@ def _sampled(logits: torch.Tensor, index: int, num_top: int | None, chosen: int)
 
 
 def choose_token(logits: torch.Tensor, row: Row) -> int:
-    """Apply penalties, bias, temperature and filters, then sample by inverting the cumulative
-    distribution, in the vocabulary's order and FP64, at the draw keyed by (seed, position)."""
+    """Sample a token: apply penalties, bias, temperature and filters, then invert the cumulative
+    distribution at a random draw that (seed, position) determines. The distribution is in FP64 and
+    in the vocabulary's order."""
     params = row.sampling
     scores = logits.double()
     if params.needs_history:
@@ -112,8 +113,9 @@ def _last_possible(probs: torch.Tensor) -> int:
 
 
 def _penalised(scores: torch.Tensor, row: Row) -> torch.Tensor:
-    """Apply the penalties. Repetition counts prompt and answer (Keskar et al. 2019); presence and
-    frequency count the answer only, as in OpenAI's API."""
+    """Apply the penalties. The repetition penalty concerns the tokens of prompt and answer (Keskar
+    et al. 2019); presence and frequency penalties concern only those of the answer, as in OpenAI's
+    API."""
     params, size = row.sampling, scores.shape[0]
     history = torch.tensor(row.history, device=scores.device)
     counts = torch.bincount(history[row.num_prompt_tokens :], minlength=size)

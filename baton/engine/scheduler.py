@@ -23,13 +23,13 @@ class Scheduler:
     """Keeps every live sequence in the queue of its phase, and manages its blocks.
 
     A sequence gets the blocks of all its known tokens when it is admitted, and one block at a time
-    as its answer grows. So only a growing answer can lack a block. In that case, the latest-arrived
-    preemptable sequence of the lowest priority goes back to the waiting queue (perhaps the growing
-    one itself), so the earliest sequence of the highest priority always advances. A step's token
-    budget goes to prompts in ranked order, both those that are partly computed and those that wait.
-    With a preemptive order, a prompt may pause between two chunks; it keeps its blocks meanwhile.
-    Waiting prompts are admitted strictly in ranked order. The first one for which there are too few
-    blocks blocks those behind it, so that a long prompt isn't starved by short ones.
+    as its answer grows. So only a growing answer can lack a block. In that case, the preemptable
+    sequence of the lowest priority that arrived last goes back to the waiting queue (perhaps the
+    growing one itself), so the earliest sequence of the highest priority always advances. A step's
+    token budget goes to prompts in ranked order, both those that are partly computed and those that
+    wait. With a preemptive order, a prompt may pause between two chunks; it keeps its blocks
+    meanwhile. Waiting prompts are admitted strictly in ranked order. If memory does not suffice for
+    a prompt, all prompts behind it wait, too, so that a long prompt isn't starved by short ones.
     """
 
     def __init__(
@@ -145,8 +145,8 @@ class Scheduler:
         self.retry_admission()
 
     def can_allocate_new(self, cached: Collection[BlockId], num_new: int) -> bool:
-        """Whether ``num_new`` blocks can be allocated in addition to the ``cached`` ones, while the
-        watermark stays free for running sequences."""
+        """Whether ``num_new`` blocks can be allocated in addition to the ``cached`` ones. While
+        sequences are running, the watermark must stay free for them."""
         spare = self._config.watermark_blocks if self._running else 0
         return self._pool.can_extend(cached, num_new + spare)
 
@@ -202,8 +202,8 @@ class Scheduler:
         return self.num_free_slots <= 0 or self._is_blocked
 
     def _allocate_next_blocks(self, continuing: list[ContinuingSequence], plan: Plan) -> bool:
-        """Allocate the block of each sequence's next token. If that needs a preemption, allocate
-        nothing and return False."""
+        """Make sure that each sequence has a block for its next token. If that would need a
+        preemption, allocate nothing and return False."""
         lacking = [
             each[0] for each in continuing if self._lacks_block(each[0], next_position(each, plan))
         ]
@@ -214,8 +214,8 @@ class Scheduler:
         return True
 
     def _allocate_or_preempt(self) -> bool:
-        """Allocate the block of each running sequence's next token, preempting other sequences if
-        needed. Return whether any sequence was preempted."""
+        """Make sure that each running sequence has a block for its next token, and preempt
+        sequences if blocks are lacking. Return whether any sequence was preempted."""
         preempted = False
         for sequence in list(self._running):
             while sequence.phase is Phase.RUNNING and self._lacks_block(
@@ -247,7 +247,7 @@ class Scheduler:
 
     def _chunk_rows(self, decodes: list[Row], preempted: bool, now_seconds: float) -> list[Row]:
         """Distribute the rest of the token budget to prompts in ranked order, and admit waiting
-        prompts until one can't be admitted."""
+        prompts until one can't be admitted. Return the rows of the chunks."""
         computing = [each for each in self._running if each.num_uncomputed_tokens > 1]
         admitting = self._may_admit(preempted)
         waiting = self._waiting if admitting else ()
@@ -326,8 +326,8 @@ class Scheduler:
         """Copy on write: if another request has partly filled a block with the same tokens after
         the same prefix, copy that block instead of computing its tokens.
 
-        Return how many tokens need not be computed. The last known token is always computed. So is
-        the last token of a block, because a block is sealed by the sequence that fills it.
+        Return how many tokens need not be computed. The last known token is always computed, and so
+        is the last token of a block, because the sequence that fills a block must also seal it.
         """
         block_tokens, first = self._config.block_tokens, sequence.num_sealed_blocks
         start = first * block_tokens
@@ -386,17 +386,17 @@ class Scheduler:
 
     @property
     def _is_blocked(self) -> bool:
-        """Whether there were too few blocks for the first sequence in the queue, and no block was
-        freed since."""
+        """Whether there were too few blocks for the first sequence in the queue, and no more blocks
+        are allocatable now than then."""
         return (
             self._allocatable_when_blocked is not None
             and self._pool.num_allocatable <= self._allocatable_when_blocked
         )
 
     def _admit_one(self, sequence: Sequence) -> bool:
-        """WAITING → RUNNING if a slot and the blocks are available. The last known token is always
-        computed, and never into a shared block, so a fully cached prompt recomputes its last
-        block."""
+        """Admit a sequence (WAITING → RUNNING) if a slot and the blocks are available. Return
+        whether it was admitted. The last known token is always computed, and never into a shared
+        block, so a fully cached prompt recomputes its last block."""
         if self.num_free_slots <= 0:
             self._allocatable_when_blocked = _RETRY_EVERY_STEP
             return False

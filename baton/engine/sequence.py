@@ -139,7 +139,7 @@ class Sequence:
 
     @property
     def is_below_min_tokens(self) -> bool:
-        """Whether the answer may not end yet."""
+        """Whether the answer has fewer than ``min_tokens`` tokens, so that it may not end yet."""
         return self.num_answer_tokens < self.spec.sampling.min_tokens
 
     @property

@@ -1,4 +1,4 @@
-"""A queue of sequences in order of arrival, in whatever order they were added."""
+"""A queue that sorts sequences by arrival, whatever the order in which they are added."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator

@@ -39,10 +39,10 @@ class _Entry:
 class StoredTensor:
     """A tensor in the checkpoint's own format, which consists of ``parts`` stacked along the rows.
 
-    ``shape`` is that of the whole tensor; in a tensor ``[num_experts, rows, ins]``, the experts'
-    matrices are stacked, too. ``scales`` has one entry per part if the parts are in FP8, else none.
-    Call :meth:`mark_used` after reading the tensor to count the progress and release the mapped
-    pages."""
+    ``shape`` is the shape of the whole tensor; in a tensor ``[num_experts, rows, ins]``, the
+    experts' matrices are stacked, too. ``scales`` has one entry per part if the parts are in FP8,
+    and is empty otherwise. Call :meth:`mark_used` after reading the tensor to count the progress
+    and release the mapped pages."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class StoredTensor:
         ]
 
     def join(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        """Return the parts as one tensor. If there is nothing to convert or join, it is a view of
-        the mapped file, which the processes of a host share."""
+        """Return the parts as one tensor. If there is nothing to convert or join, the result is a
+        view of the mapped file, whose memory the processes of a host share."""
         assert not self.is_fp8, "FP8 codes are not weights"
         if len(self.parts) == 1:
             joined = self.parts[0].to(device=device, dtype=dtype)
@@ -101,8 +101,8 @@ class StoredTensor:
         return joined.view(self.shape)
 
     def load_codes(self, device: torch.device) -> QuantizedCodes:
-        """Return the codes and scales of this tensor, which must be in FP8. Its parts are stacked
-        along the rows, also those of different matrices."""
+        """Return the codes and scales of this tensor, which must be in FP8. All parts are stacked
+        along the rows, even if they belong to different matrices."""
         parts = [
             scales.attach(part, device)
             for part, scales in zip(self.parts, self.scales, strict=True)
@@ -130,8 +130,8 @@ class StoredScales:
 
 
 class CheckpointShards:
-    """All checkpoint files in the directory ``path``. Raises Invalid, naming the file and the
-    tensor.
+    """All checkpoint files in the directory ``path``. Raises Invalid, with the names of the file
+    and the tensor, if a tensor is missing or not as expected.
 
     ``fp8`` is the checkpoint's format of FP8 matrices, if it has any. ``progress`` is called with
     the number of bytes loaded so far, and the total size of the tensors requested so far.
@@ -154,8 +154,8 @@ class CheckpointShards:
             self._entries |= {name: _Entry(shard, entry) for name, entry in tensors.items()}
 
     def stack(self, names: Sequence[str], rows: Sequence[int], *rest: int) -> StoredTensor:
-        """Return the tensors ``names``, stacked. The i-th tensor must have ``rows[i]`` rows, and
-        all must have the same dtype."""
+        """Return the tensors ``names``, stacked along their rows. The i-th tensor must have the
+        shape [rows[i], *rest], and all must have the same dtype."""
         parts = [self._view(name, count, *rest) for name, count in zip(names, rows, strict=True)]
         formats = sorted({str(part.dtype) for part in parts})
         if len(formats) > 1:
@@ -201,7 +201,7 @@ class CheckpointShards:
         ]
 
     def _scales_of(self, name: str, part: torch.Tensor, fp8: Fp8Format) -> StoredScales:
-        """Find a matrix's scales: one for the whole matrix, or one per row, or one per block."""
+        """Return a matrix's scales: one for the whole matrix, or one per row, or one per block."""
         wanted = [name + "_scale_inv", name + "_scale"]
         found = next((each for each in wanted if each in self._entries), None)
         if found is None:
@@ -237,11 +237,11 @@ class CheckpointShards:
         shard, entry = self._entries[name].shard, self._entries[name].fields
         if tuple(entry["shape"]) != shape:
             raise Invalid(
-                f"{shard.path}: {name} has shape {entry['shape']}, and must have {[*shape]}"
+                f"{shard.path}: {name} has shape {entry['shape']}, but must have shape {[*shape]}"
             )
         if entry["dtype"] not in _FORMATS:
             raise Invalid(
-                f"{shard.path}: {name} has dtype {entry['dtype']}; supported are "
+                f"{shard.path}: {name} has dtype {entry['dtype']}; supported dtypes: "
                 f"{', '.join(sorted(_FORMATS))}"
             )
         dtype, (start, end) = _FORMATS[entry["dtype"]], entry["data_offsets"]
@@ -276,9 +276,9 @@ class CheckpointShards:
 
 
 def _map(path: Path) -> mmap.mmap:
-    """Map a file privately, because torch has no read-only tensors."""
+    """Map a file as private, writable memory, because torch has no read-only tensors."""
     try:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:
-        raise Invalid(f"{path}: can't be mapped: {error}") from error
+        raise Invalid(f"{path} can't be mapped into memory: {error}") from error

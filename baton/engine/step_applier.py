@@ -1,4 +1,4 @@
-"""Applies the output of a step to the requests that it computed."""
+"""Applies the output of a step to the requests that the step computed."""
 
 from collections.abc import Callable
 

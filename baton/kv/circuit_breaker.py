@@ -11,9 +11,9 @@ MAX_BACKOFF_SECONDS = 30.0
 
 
 class StoreCircuitBreaker:
-    """While it is closed, all requests are allowed. After a failure it is open for a while, twice
-    as long each time, and allows none; then it allows one as a probe, whose result closes or opens
-    it."""
+    """The circuit breaker of one store node. While it is closed, it allows all requests. A failure
+    opens it for a while, twice as long after each further failure; while it is open, it allows no
+    request. Then it allows one request as a probe, whose result closes it or opens it again."""
 
     def __init__(self) -> None:
         self._backoff_seconds = 0.0
@@ -25,18 +25,19 @@ class StoreCircuitBreaker:
         return now >= self._open_until and not self._is_probing
 
     def begin_request(self) -> None:
-        """Record that a request is sent. The first one that is sent after a failure is the probe:
-        no other is allowed until the probe's success, failure or cancellation is recorded."""
+        """Record that a request is sent. The first request that is sent after a failure is the
+        probe: no other request is allowed until the probe's success, failure or cancellation is
+        recorded."""
         self._is_probing = self._backoff_seconds > 0
 
     def record_success(self) -> None:
-        """Close the breaker: the request succeeded."""
+        """Record that a request succeeded, and close the breaker."""
         self._backoff_seconds = 0.0
         self._is_probing = False
 
     def record_failure(self, now: float) -> None:
-        """Open the breaker, for twice as long as the last time, up to a limit: the request
-        failed."""
+        """Record that a request failed, and open the breaker for twice as long as the last time, up
+        to a limit."""
         longer = max(2 * self._backoff_seconds, MIN_BACKOFF_SECONDS)
         self._backoff_seconds = min(longer, MAX_BACKOFF_SECONDS)
         self._open_until = now + self._backoff_seconds

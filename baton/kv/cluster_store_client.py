@@ -38,7 +38,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoreLease:
-    """Blocks of one node, safe to read from ``peer`` until released."""
+    """Leased blocks of one node. They can be read from ``peer`` until the lease is released or
+    expires."""
 
     node: Member
     transport: Transport
@@ -79,9 +80,10 @@ class ClusterStoreClient:
     most, and a node that failed is avoided for a while (a circuit breaker). So a failing store
     costs a recomputation, but no stall.
 
-    A prefix is looked up at the node that the placement's hint names; without a hint, at the only
-    node, or at the one that the index names; while the index can't be reached, at the node of this
-    host. New blocks go to the node of this host, or else to the first usable node by id.
+    A prefix is looked up at the node that the placement's hint names. Without a hint, it is looked
+    up at the only node or, if there are several, at the node that the index names; while the index
+    can't be reached, at the node of this host. New blocks go to the node of this host if it is
+    usable, otherwise to the first usable node by id.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class ClusterStoreClient:
         self._retired: list[StoreNodeClient] = []
 
     async def find_node(self, keys: Sequence[BlockKey], hint: StoreHint | None) -> Member | None:
-        """The node to lease ``keys`` from; None if there is none."""
+        """Return the node from which to lease ``keys``, or None if there is no such node."""
         stores = self._usable()
         if hint is not None:
             named = [member for member in stores if member.id == hint.node]
@@ -117,7 +119,7 @@ class ClusterStoreClient:
 
     @property
     def has_usable_nodes(self) -> bool:
-        """Whether there is any node that is usable now."""
+        """Whether at least one node is usable now."""
         return bool(self._usable())
 
     async def count_stored(self, node: Member, keys: Sequence[BlockKey]) -> int:
@@ -131,8 +133,9 @@ class ClusterStoreClient:
     async def lease(
         self, node: Member, keys: Sequence[BlockKey], max_bytes: int
     ) -> StoreLease | None:
-        """Lease the longest prefix of ``keys``, up to ``max_bytes``; None if the node has nothing.
-        Raises the node's errors, and Unavailable while its circuit breaker is open."""
+        """Lease the longest prefix of ``keys`` that the node has, up to ``max_bytes``. Return None
+        if nothing was leased. Raises the node's errors, and Unavailable while its circuit breaker
+        is open."""
         await self._close_retired()
         entry = self._node(node)
         async with self._guarded(entry):
@@ -159,7 +162,8 @@ class ClusterStoreClient:
             log.info("damage_report_failed", node=lease.node.id, error=str(error))
 
     def record_read_failure(self, lease: StoreLease) -> None:
-        """Record that a read from the node failed, so that it is avoided for a while."""
+        """Record that a read from the lease's node failed, so that the node is avoided for a
+        while."""
         node = self._node(lease.node)
         node.link = None  # the next lease reconnects
         node.breaker.record_failure(self._clock.monotonic())
@@ -188,8 +192,8 @@ class ClusterStoreClient:
         tenant: bytes,
         model: bytes,
     ) -> None:
-        """Put blocks that follow ``preceding_keys``, which the node has already. Raises Unavailable
-        if no node is usable, and the node's errors."""
+        """Put blocks on a node. They follow the blocks ``preceding_keys`` of the same chain, which
+        the node already has. Raises Unavailable if no node is usable, and the node's errors."""
         entry = self._target()
         same_host = entry.member.host == self._host
         name = choose_transport(tuple(self._transports), entry.member.transports, same_host)
@@ -220,8 +224,8 @@ class ClusterStoreClient:
         return self._node(stores[0])
 
     def _usable(self) -> list[Member]:
-        """Nodes that are ready and whose circuit breaker allows a request now, those of this host
-        first."""
+        """Return the nodes that are ready and whose circuit breaker allows a request now. Nodes of
+        this host come first; otherwise, the order is by id."""
         now = self._clock.monotonic()
         stores = self._membership.ready(Role.KVSTORE)
         usable = [member for member in stores if self._node(member).breaker.allows_request(now)]
@@ -238,11 +242,13 @@ class ClusterStoreClient:
 
     @asynccontextmanager
     async def _guarded(self, node: _NodeEntry) -> AsyncIterator[None]:
-        """Context of one call, whose result is recorded in the circuit breaker. A refusal by the
-        node (Invalid, Overloaded) counts as success."""
+        """Context manager around one call, which records the call's result in the circuit breaker.
+        A refusal by the node (Invalid, Overloaded) counts as success."""
         breaker = node.breaker
         if not breaker.allows_request(self._clock.monotonic()):
-            raise Unavailable(f"store node {node.member.id} has failed recently")
+            raise Unavailable(
+                f"store node {node.member.id} is not used for a while, because it failed recently"
+            )
         breaker.begin_request()
         try:
             yield
@@ -259,7 +265,8 @@ class ClusterStoreClient:
             breaker.record_success()
 
     def _node(self, member: Member) -> _NodeEntry:
-        """The entry of a node; each generation of the node has a client of its own."""
+        """Return the entry of a node. Each generation of the node has an entry and a client of its
+        own."""
         present = self._nodes.get(member.id)
         if present is None or present.member.generation != member.generation:
             if present is not None:
@@ -286,25 +293,29 @@ class ClusterStoreClient:
                 )
             if endpoint.owner != node.member.id:
                 raise Unavailable(
-                    f"store node {node.member.id}: its endpoint belongs to {endpoint.owner!r}, "
-                    "not to this node"
+                    f"store node {node.member.id} sent a wrong endpoint: the endpoint belongs to "
+                    f"{endpoint.owner!r}"
                 )
             node.link = (transport, await self._connect_transport(transport, endpoint))
         return node.link
 
     async def _connect_transport(self, transport: Transport, endpoint: Endpoint) -> Peer:
-        """Connect in a thread. Connecting may take long and can't be interrupted; if it takes
-        longer than a call may, the connection is left to complete unused."""
+        """Connect in a thread. Connecting may take long and can't be interrupted: if it takes
+        longer than ``call_seconds``, raise DeadlineExceeded while the thread still completes it."""
         connecting = asyncio.ensure_future(run_in_thread(lambda: transport.connect(endpoint)))
         done, _ = await asyncio.wait([connecting], timeout=self._call_seconds)
         if not done:
             connecting.add_done_callback(_consume_exception)
-            raise DeadlineExceeded(f"can't connect to {endpoint.owner} in time")
+            raise DeadlineExceeded(
+                f"can't connect to {endpoint.owner} over transport {endpoint.transport} within "
+                f"{self._call_seconds:g} s"
+            )
         return connecting.result()
 
 
 def _check_leased(node: Member, keys: Sequence[BlockKey], leased: LeasedBlocks) -> None:
-    """Raises Unavailable, as for a failing node, if ``leased`` are not the requested blocks."""
+    """Raise Unavailable, as if the node had failed, if ``leased`` has other blocks than the
+    requested ones, or inconsistent counts."""
     blocks = leased.blocks
     if [block.key for block in blocks] != list(keys[: len(blocks)]):
         raise Unavailable(f"store node {node.id} leased other blocks than requested")

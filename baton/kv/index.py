@@ -19,7 +19,8 @@ class KvHolder:
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """Each of ``holders`` has the first ``num_blocks`` keys."""
+    """The result of a search for the longest stored prefix: each node in ``holders`` has the first
+    ``num_blocks`` of the blocks that were searched for."""
 
     num_blocks: int
     holders: tuple[KvHolder, ...]
@@ -50,7 +51,7 @@ class KvIndex(Protocol):
 
     async def register_holder(self, holder: KvHolder) -> bool:
         """Register ``holder``, and return whether it was already registered within the last day. If
-        not, the index has lost its entries, or never had them."""
+        it was not, the index has lost the holder's entries, or never had them."""
         ...
 
     async def close(self) -> None: ...

@@ -46,7 +46,7 @@ class MemoryKvIndex:
         return known
 
     def flush(self) -> None:
-        """Lose all entries, as if Redis was flushed."""
+        """Lose all entries, as if Redis had been flushed."""
         self._entries.clear()
         self._registered.clear()
 
@@ -55,4 +55,4 @@ class MemoryKvIndex:
 
     def _check(self) -> None:
         if not self.is_reachable:
-            raise Unavailable("the index can't be reached")
+            raise Unavailable("the KV index can't be reached")

@@ -1,11 +1,11 @@
 """Refuses requests that a browser sends on behalf of other sites' web pages.
 
 A server without API keys trusts any client that can reach its port. A browser on such a client's
-machine sends requests there for any web page that it shows. It adds two headers that no page can
-change:
-``Origin``, the page's origin, on every request that has effects or whose answer the page may read;
-and ``Host``, the name under which the page addresses this server. A page whose own name was made to
-resolve to this host (DNS rebinding) has the same origin as this server; only ``Host`` reveals it.
+machine sends requests to that port for any web page that it shows. The browser adds two headers
+that no page can change: ``Origin``, the page's origin, on every request that has effects or whose
+answer the page may read; and ``Host``, the name under which the page addresses this server. A page
+whose own name was made to resolve to this host (DNS rebinding) has the same origin as this server;
+only ``Host`` reveals it.
 """
 
 import ipaddress
@@ -62,7 +62,8 @@ class BrowserGuard:
 
 
 def normalized_host(authority: bytes) -> bytes:
-    """The host of ``authority`` in lower case, without port, brackets, and a trailing dot."""
+    """Return the host of ``authority`` in lower case, without a port, brackets or a trailing
+    dot."""
     return _PORT.sub(b"", authority).lower().strip(b"[]").removesuffix(b".")
 
 

@@ -1,7 +1,7 @@
-"""Signatures that prove that a member knows the cluster secret, which itself is never sent.
+"""Signatures that prove that a member knows the cluster secret. The secret itself is never sent.
 
-A gRPC call carries one in its metadata. It is valid for one method at one address, for half a
-minute, and once, so an intercepted signature is useless.
+Each gRPC call carries a signature in its metadata. A signature is valid for one method at one
+address, for half a minute, and only once, so an intercepted signature is useless.
 """
 
 import hmac
@@ -46,7 +46,8 @@ class CallSigner:
         self._clock = clock or SystemClock()
 
     def metadata(self, method: str) -> Metadata:
-        """The metadata for a call. ``method`` is its whole path: ``/package.Service/Method``."""
+        """Return the metadata for a call. ``method`` is the call's whole path:
+        ``/package.Service/Method``."""
         claim = f"{self._clock.wall_nanoseconds()} {secrets.token_hex(NONCE_BYTES)} {self._target}"
         return ((PROOF_HEADER, f"{claim} {_code(self._key, method, claim)}"),)
 
@@ -103,8 +104,8 @@ class _NonceCache:
         self._latest_recent = self._latest_earlier = self._floor = 0
 
     def add(self, nonce: str, at_nanoseconds: int) -> bool:
-        """Record a nonce. Return False if it was used before, or may have been: it is as old as the
-        nonces that were dropped."""
+        """Record a nonce. Return False if it was used before, or may have been used before because
+        it is as old as the nonces that were dropped."""
         with self._lock:
             self._rotate()
             if nonce in self._recent or nonce in self._earlier or at_nanoseconds <= self._floor:

@@ -1,5 +1,5 @@
-"""Limits that protect every gRPC server from untrusted clients: options of gRPC itself, which apply
-before a call is authenticated."""
+"""Limits that protect every gRPC server from untrusted clients. They are options of gRPC itself, so
+they apply even before a call is authenticated."""
 
 import resource
 

@@ -4,8 +4,8 @@ import ssl
 
 
 def pinned_tls_context(certificate: str | None) -> ssl.SSLContext | None:
-    """A context that trusts exactly the certificate in this PEM file, for any host name. Return
-    None if ``certificate`` is None."""
+    """Return a TLS context that trusts exactly the certificate in the PEM file ``certificate``, for
+    any host name. Return None if ``certificate`` is None."""
     if certificate is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -26,13 +26,15 @@ log = structlog.get_logger(__name__)
 
 
 def client_context(trust: ClusterCredentials) -> ssl.SSLContext | None:
-    """Return the context for a client, or None if the cluster doesn't use TLS. Raises Invalid."""
+    """Return the TLS context for a client, or None if the cluster doesn't use TLS. Raises Invalid
+    if the files can't be loaded."""
     return _context(trust, _file_stamps(trust), is_server=False) if trust.has_tls else None
 
 
 def server_context(trust: ClusterCredentials) -> ssl.SSLContext | None:
-    """Return the context for a server, or None if the cluster doesn't use TLS. Each handshake uses
-    the current files, or the last valid ones if the current ones can't be read. Raises Invalid."""
+    """Return the TLS context for a server, or None if the cluster doesn't use TLS. Each handshake
+    uses the current files, or the last valid ones if the current ones can't be loaded. Raises
+    Invalid if the files can't be loaded now."""
     if not trust.has_tls:
         return None
     first = latest = _context(trust, _file_stamps(trust), is_server=True)
@@ -50,14 +52,15 @@ def server_context(trust: ClusterCredentials) -> ssl.SSLContext | None:
 
 
 def channel_credentials(trust: ClusterCredentials) -> grpc.ChannelCredentials:
-    """The credentials of a gRPC channel. Raises Invalid."""
+    """Return the credentials of a gRPC channel. Raises Invalid if the files can't be read."""
     authority, key, certificate = _read(trust)
     return grpc.ssl_channel_credentials(authority, key, certificate)
 
 
 def server_credentials(trust: ClusterCredentials) -> grpc.ServerCredentials:
-    """The credentials of a gRPC server. Each handshake uses the current files, or the last valid
-    ones if the current ones are invalid. Raises Invalid."""
+    """Return the credentials of a gRPC server. Each handshake uses the current files, or the last
+    valid ones if the current ones can't be loaded. Raises Invalid if the files can't be loaded
+    now."""
     _context(trust, _file_stamps(trust), is_server=True)  # raises Invalid for bad files
     seen = _file_stamps(trust)
 
@@ -91,13 +94,14 @@ def _read(trust: ClusterCredentials) -> tuple[bytes, bytes, bytes]:
             Path(path).read_bytes() for path in (trust.authority, trust.key, trust.certificate)
         )
     except OSError as error:
-        raise Invalid(f"{_settings_text(trust)}: {error}") from error
+        raise Invalid(f"can't load the TLS files ({_settings_text(trust)}): {error}") from error
     return authority, key, certificate
 
 
 @lru_cache(maxsize=8)
 def _context(trust: ClusterCredentials, seen: FileStamps, *, is_server: bool) -> ssl.SSLContext:
-    """Return the TLS context for the current files. ``seen`` is only a part of the cache key."""
+    """Return the TLS context for the current files. ``seen`` are the files' stamps, so that changed
+    files are not answered from the cache."""
     side = ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -106,7 +110,7 @@ def _context(trust: ClusterCredentials, seen: FileStamps, *, is_server: bool) ->
         context.load_verify_locations(trust.authority)
         context.load_cert_chain(trust.certificate, trust.key)
     except (OSError, ssl.SSLError) as error:
-        raise Invalid(f"{_settings_text(trust)}: {error}") from error
+        raise Invalid(f"can't load the TLS files ({_settings_text(trust)}): {error}") from error
     return context
 
 
@@ -114,7 +118,7 @@ def _file_stamps(trust: ClusterCredentials) -> FileStamps:
     try:
         return file_stamps(trust.certificate, trust.key, trust.authority)
     except OSError as error:
-        raise Invalid(f"{_settings_text(trust)}: {error}") from error
+        raise Invalid(f"can't load the TLS files ({_settings_text(trust)}): {error}") from error
 
 
 def _settings_text(trust: ClusterCredentials) -> str:

@@ -1,6 +1,7 @@
 """Logs: one line per event, to stderr, as text or JSON, without prompts and answers.
 
-docs/logs.md lists the events and their fields. Messages of other libraries have the same format.
+docs/logs.md lists the events and their fields. Messages of third-party libraries have the same
+format.
 """
 
 import logging
@@ -42,7 +43,7 @@ def configure_logging(level: str, style: str, **fields: str) -> None:
 
 def set_log_level(level: str) -> None:
     """From now on, write lines of this level (debug, info, warning or error) and above. Lines of
-    other libraries are never written below the level warning, even if ``level`` is lower."""
+    third-party libraries are never written below the level warning, even if ``level`` is lower."""
     number = getattr(logging, level.upper())
     for name, method in vars(structlog.make_filtering_bound_logger(number)).items():
         if not name.startswith("__"):
@@ -59,7 +60,8 @@ def _renderers(style: str) -> list[Processor]:
 
 
 def _set_up_others(common: list[Processor], last: list[Processor]) -> None:
-    """Configure the log of libraries that use Python's own logging: only warnings and above."""
+    """Configure the logs of libraries that use Python's own logging. Only warnings and errors are
+    written."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

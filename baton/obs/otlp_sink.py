@@ -59,7 +59,7 @@ class OtlpSpanSink:
         clock: Clock,
         counter: Counter | None = None,
     ) -> None:
-        """``counter`` is one that :func:`create_span_counter` returned."""
+        """Open the sink. ``counter`` is a counter that :func:`create_span_counter` returned."""
         self._clock = clock
         self._ids = _PresetIds()
         self._counter = counter or create_span_counter(None)

@@ -1,5 +1,5 @@
-"""Renders a registry's metrics as Prometheus text. For one version, renamed metrics also appear
-under their old names."""
+"""Renders a registry's metrics as Prometheus text. Renamed metrics also appear under their old
+names, for one version of Baton."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType

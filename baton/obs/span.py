@@ -1,5 +1,5 @@
-"""Spans describe the stages of a request. They are made after the request has ended, from
-the times at which its stages began and ended, so requests that are not traced cost nothing.
+"""Trace spans, which describe the stages of a request. They are made after the request has ended,
+from the times at which its stages began and ended, so requests that are not traced cost nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -44,7 +44,7 @@ class Span:
 
 
 class SpanSink(Protocol):
-    """Receives spans. Called from the event loop; never blocks, never raises."""
+    """Receives spans. ``emit`` is called in the event loop, and never blocks or raises."""
 
     def emit(self, spans: Iterable[Span]) -> None: ...
 

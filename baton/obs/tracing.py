@@ -38,7 +38,8 @@ class SpanExport:
         }
 
     def open(self, endpoint: str | None) -> None:
-        """Export to ``endpoint``; call once, before any other method."""
+        """Start to export to ``endpoint``; None exports nothing. Call this before any other
+        method."""
         self._endpoint = endpoint
         if endpoint is None:
             return
@@ -50,8 +51,8 @@ class SpanExport:
     async def change(
         self, endpoint: str | None, use_sink: Callable[[SpanSink | None], None]
     ) -> None:
-        """Export to another endpoint. ``use_sink`` gets None first, then the new sink; spans that
-        end in between are lost."""
+        """Export to another endpoint. ``use_sink`` is called with None first, then with the new
+        sink; spans that are emitted in between are lost."""
         if endpoint == self._endpoint:
             return
         use_sink(None)

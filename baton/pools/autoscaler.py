@@ -28,9 +28,10 @@ def log_decision(text: str) -> None:
 
 
 class Autoscaler:
-    """Checks the pools every ``check_seconds``, while it is the leader (``is_leader``). A check
-    that fails changes nothing. A restart of the process loses only the history: how long a change
-    has been wanted, when the last change was, and which growth is not complete yet."""
+    """Checks the pools every ``check_seconds`` while its process is the leader (``is_leader``), and
+    resizes them if necessary. A check that fails changes nothing. A restart of the process loses
+    only the history: how long a change has been wanted, when the last change was, and which growth
+    is not complete yet."""
 
     def __init__(
         self,
@@ -87,7 +88,8 @@ class Autoscaler:
         return step
 
     async def _apply(self, step: ScalingStep) -> None:
-        """Resize the pools. A failed step is tried again after the cool-down, if still wanted."""
+        """Resize the pools. A step that fails is tried again after the cool-down, if the change is
+        still wanted."""
         self._log_message(f"changes {step}")
         try:
             await self._pools.scale(step.sizes)
@@ -136,9 +138,9 @@ async def run_autoscaler(
     can_convert: bool = False,
     is_leader: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Run an autoscaler according to the settings, until cancelled; return at once if it is off.
-    ``can_convert`` says whether workers can move between these pools by changing their role, and
-    ``is_leader`` whether this process is the leader."""
+    """Run an autoscaler according to the settings, until cancelled; return at once if autoscaling
+    is off. ``can_convert`` says whether workers can move between these pools by changing their
+    role, and ``is_leader`` whether this process is the leader."""
     if settings.autoscale == "off":
         return
     scaler = Autoscaler(

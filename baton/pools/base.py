@@ -1,5 +1,5 @@
-"""The interface by which ``baton scale`` and the autoscaler control the worker pools, wherever
-these run.
+"""The interface by which ``baton scale`` and the autoscaler control the worker pools, wherever the
+workers run.
 
 Growing and shrinking begin at once and take some time; :meth:`Pools.workers` shows the progress. In
 every backend, a worker that is removed is drained first: it accepts no new requests, its requests
@@ -19,11 +19,11 @@ MAX_POOL = 256
 
 @dataclass(frozen=True, slots=True)
 class PoolWorker:
-    """``state`` is starting, serving, converting, draining, restarting, pending, stopped or failed.
-    ``role`` of a converting worker is its new role, although the worker still drains in its old
-    role. A worker keeps its ``id`` when its role changes. ``node`` is the machine's name, empty for
-    this machine. ``message`` is a human-readable note on what the worker waits for, or on its
-    progress."""
+    """A worker as listed in the pools. ``state`` is starting, serving, converting, draining,
+    restarting, pending, stopped or failed. ``role`` of a converting worker is its new role,
+    although the worker still drains in its old role. A worker keeps its ``id`` when its role
+    changes. ``node`` is the machine's name, empty for this machine. ``message`` is a human-readable
+    note on what the worker waits for, or on its progress."""
 
     id: WorkerId
     role: Role
@@ -41,28 +41,28 @@ class Pools(Protocol):
     raise Unavailable when the backend can't be reached."""
 
     async def sizes(self) -> Mapping[Role, int]:
-        """The sizes that were requested last."""
+        """Return the pool sizes that were requested last."""
         ...
 
     async def workers(self) -> list[PoolWorker]:
-        """All workers, including those that are starting or being removed."""
+        """Return all workers, including those that are starting or being removed."""
         ...
 
     async def scale(self, wanted: Mapping[Role, int]) -> None:
-        """Begin to start workers, or to drain those with the least load. Raises Invalid for a role
-        without a pool or a size out of bounds, Overloaded while another caller is changing the same
-        pool."""
+        """Begin to start workers, or to drain the workers with the least load. Raises Invalid for a
+        role without a pool or a size out of bounds, and Overloaded while another caller is changing
+        the same pool."""
         ...
 
     async def remove(self, worker_id: WorkerId) -> None:
-        """Begin to drain this worker; its pool is one smaller from now on. Idempotent. Raises
-        NotFound; Invalid for the last worker of its pool."""
+        """Begin to drain this worker, and reduce the size of its pool by one. Idempotent. Raises
+        NotFound for an unknown worker, and Invalid for the last worker of its pool."""
         ...
 
 
 def parse_pool_sizes(wanted: Mapping[str, int] | Mapping[Role, int]) -> dict[Role, int]:
-    """Convert pool sizes keyed by the role's name to sizes keyed by :class:`Role`. Raises
-    Invalid."""
+    """Convert pool sizes keyed by the role's name to sizes keyed by :class:`Role`. Raises Invalid
+    for an unknown role or a size out of bounds."""
     for name, count in wanted.items():
         if name not in [role.value for role in WORKER_ROLES] or not 0 < count <= MAX_POOL:
             raise Invalid(

@@ -38,8 +38,8 @@ def send_control_command(path: Path, request: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def short_socket_path(path: Path) -> Iterator[str]:
-    """A short alias of ``path``: the path of a socket may have at most 107 bytes, and home
-    directories may be longer."""
+    """Context manager that yields a short alias of ``path``, because the path of a socket may have
+    at most 107 bytes, and the path of a home directory may be longer."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"

@@ -1,10 +1,11 @@
-"""Leader election with a shared lease: the leader is the process that holds it and renews it in
-time.
+"""Leader election with a shared lease: the leader is the process that holds the lease and renews it
+in time.
 
 Clocks of other machines are not trusted. The holder measures time from just before it requested a
-renewal, and stops leading after two thirds of the lease's duration. A candidate measures from when
-it first saw the latest renewal, and takes the lease over after its whole duration. So two processes
-never lead at once, as long as their clocks run about equally fast, whatever time they show.
+renewal, and stops leading after two thirds of the lease's duration. A candidate measures time from
+when it first saw the latest renewal, and takes the lease over after the lease's whole duration. So
+two processes never lead at once, as long as their clocks run about equally fast, whatever time they
+show.
 """
 
 from collections.abc import Callable
@@ -31,8 +32,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """``holder`` is :data:`NO_HOLDER` after a resignation. ``renewals`` changes with each renewal.
-    ``version`` is assigned by the store; it is empty in a record that is to be created."""
+    """The content of the lease. ``holder`` is :data:`NO_HOLDER` after a resignation. ``renewals``
+    changes with each renewal. ``version`` is assigned by the store; it is empty in a record that is
+    to be created."""
 
     holder: str
     renewals: str = ""
@@ -41,22 +43,24 @@ class LeaseRecord:
 
 
 class LeaseStore(Protocol):
-    """Stores the lease. All methods raise Unavailable and Unauthorized."""
+    """Stores the lease. All methods raise Unavailable when the store can't be reached, and
+    Unauthorized when it refuses access."""
 
     async def read(self) -> LeaseRecord | None:
-        """The lease; None if it does not exist yet."""
+        """Return the lease; None if it does not exist yet."""
         ...
 
     async def write(self, record: LeaseRecord) -> LeaseRecord:
-        """Write and renew the lease; returns the new record. Raises Overloaded when the lease has
-        changed since ``record.version`` was read, or already exists and was to be created."""
+        """Write and renew the lease, and return the new record. Raises Overloaded when the lease
+        has changed since ``record.version`` was read, or when it was to be created but already
+        exists."""
         ...
 
 
 class LeaderElection:
-    """One candidate. ``candidate_id`` is unique among the candidates. ``on_lead`` is called when
-    this candidate becomes the leader; check :attr:`is_leader` before each action that only the
-    leader may take."""
+    """One candidate in the election. ``candidate_id`` is unique among the candidates. ``on_lead``
+    is called when this candidate becomes the leader; check :attr:`is_leader` before each action
+    that only the leader may take."""
 
     def __init__(
         self,
@@ -114,7 +118,7 @@ class LeaderElection:
             self._log_failure(f"could not release the lease, which will expire: {error}")
 
     def _observe(self, record: LeaseRecord | None) -> None:
-        """Remember when a renewal was first seen."""
+        """Remember the record, and the time when its latest renewal was first seen."""
         if record is None or self._seen is None or _renewal(record) != _renewal(self._seen):
             self._seen_at = self._clock.monotonic()
         self._seen = record

@@ -24,11 +24,12 @@ class PoolBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingConfig:
-    """``max_workers`` is the budget of both pools, including workers that are being removed. A
-    change is made once it has been wanted for ``stable_seconds``, and at least ``cooldown_seconds``
-    after the last change; it adds or removes at most ``max_step_workers`` workers. New workers that
-    do not serve after ``pending_seconds`` are taken back, and their pool does not grow for another
-    ``pending_seconds``. ``can_convert`` says whether workers can move from pool to pool."""
+    """The limits of the autoscaler. ``max_workers`` is the budget of both pools, including workers
+    that are being removed. A change is made once it has been wanted for ``stable_seconds``, and at
+    least ``cooldown_seconds`` after the last change; it adds or removes at most
+    ``max_step_workers`` workers. New workers that do not serve after ``pending_seconds`` are
+    removed again, and their pool does not grow for another ``pending_seconds``. ``can_convert``
+    says whether workers can move from pool to pool."""
 
     prefill: PoolBounds = PoolBounds()
     decode: PoolBounds = PoolBounds()
@@ -45,8 +46,8 @@ class ScalingConfig:
 
 @dataclass(frozen=True, slots=True)
 class PoolObservation:
-    """The state of the pools at one check. ``sizes`` were requested last; ``plan`` is None while no
-    conductor has one."""
+    """The state of the pools at one check. ``sizes`` are the sizes that were requested last;
+    ``plan`` is None while no conductor has a plan."""
 
     now_seconds: float
     plan: PoolPlan | None
@@ -57,7 +58,7 @@ class PoolObservation:
         return sum(each.role is role and each.state == "serving" for each in self.workers)
 
     def num_not_serving_yet(self, role: Role) -> int:
-        """Number of workers that were requested and do not serve yet."""
+        """Return the number of workers of a role that were requested and do not serve yet."""
         mine = [each for each in self.workers if each.role is role]
         staying = sum(each.is_staying for each in mine)
         starting = sum(each.state in STARTING_STATES for each in mine)
@@ -73,8 +74,8 @@ class PoolObservation:
 
 @dataclass(frozen=True, slots=True)
 class PendingChange:
-    """A change of one pool that has been wanted since ``since_seconds``. In that time, the wanted
-    size was never closer to the current one than ``nearest_size``."""
+    """A change of one pool that has been wanted since ``since_seconds``. ``nearest_size`` is the
+    wanted size that came closest to the current size in that time."""
 
     since_seconds: float
     is_growth: bool
@@ -83,7 +84,7 @@ class PendingChange:
 
 @dataclass(frozen=True, slots=True)
 class PendingGrowth:
-    """A growth whose new workers do not all serve yet."""
+    """The growth of a pool whose new workers do not all serve yet."""
 
     role: Role
     old_size: int
@@ -104,8 +105,8 @@ class ScalingHistory:
 
 @dataclass(frozen=True, slots=True)
 class ScalingStep:
-    """A change of one pool. ``simultaneous_step`` is a simultaneous change of the other pool:
-    workers move from one to the other."""
+    """A change of one pool's size. If workers move from one pool to the other,
+    ``simultaneous_step`` is the opposite change of the other pool."""
 
     role: Role
     old_size: int
@@ -146,8 +147,8 @@ def decide_scaling(
 
 
 def wanted_sizes(observation: PoolObservation, config: ScalingConfig) -> dict[Role, int]:
-    """The plan's sizes, clamped to all bounds. If they exceed the budget, the budget is divided in
-    proportion to them."""
+    """Return the sizes of the plan, limited to the bounds of each pool. If together they exceed the
+    budget ``max_workers``, the budget is divided in proportion to them."""
     if observation.plan is None:
         return {}
     asked = {Role.PREFILL: observation.plan.prefill, Role.DECODE: observation.plan.decode}
@@ -169,8 +170,9 @@ def wanted_sizes(observation: PoolObservation, config: ScalingConfig) -> dict[Ro
 def _updated_history(
     observation: PoolObservation, history: ScalingHistory, wanted: Mapping[Role, int]
 ) -> ScalingHistory:
-    """Update pending changes and growths. A pending change ends when it is no longer wanted, or its
-    opposite is. A growth ends when all workers serve, or another caller has changed the pool."""
+    """Return the history with its pending changes and growths updated. A pending change is dropped
+    when its pool has the wanted size, or when the opposite change is wanted. A pending growth is
+    dropped when all workers serve, or when another caller has made the pool smaller."""
     wishes = {}
     for role, count in wanted.items():
         size, before = observation.sizes[role], history.pending_changes.get(role)
@@ -204,7 +206,8 @@ def _take_back(
 
 
 def _waits_for(observation: PoolObservation, role: Role) -> str:
-    """The message of a worker that does not serve yet, if any has one."""
+    """Return the message of a worker that does not serve yet, to be appended to a reason; empty if
+    no such worker has a message."""
     coming = [each for each in observation.workers if each.role is role and each.state != "serving"]
     messages = [each.message for each in coming if each.is_staying and each.message]
     return f": {messages[0]}" if messages else ""
@@ -245,7 +248,8 @@ def _after(
 def _exchange(
     observation: PoolObservation, history: ScalingHistory, config: ScalingConfig
 ) -> ScalingStep | None:
-    """Move workers from a pool that shrinks to one that grows. This needs no budget."""
+    """Return the step that moves workers from a pool whose shrinkage is due to a pool whose growth
+    is due, if there are such pools and workers can convert. This needs no budget."""
     shrinking = _shrinkage(observation, history, config) if config.can_convert else None
     lacking = _growing_roles(observation, history, config)
     if shrinking is None or not lacking:
@@ -261,8 +265,8 @@ def _exchange(
 def _growth(
     observation: PoolObservation, history: ScalingHistory, config: ScalingConfig
 ) -> ScalingStep | None:
-    """Grow the pool that lacks the most workers relative to its size, as far as the budget
-    allows."""
+    """Return the step that grows the pool which lacks the most workers relative to its size, as far
+    as the budget allows."""
     budget = config.max_workers - observation.num_budgeted_workers
     lacking = _growing_roles(observation, history, config)
     if not lacking or budget <= 0:
@@ -289,9 +293,10 @@ def _growing_roles(
 def _shrinkage(
     observation: PoolObservation, history: ScalingHistory, config: ScalingConfig
 ) -> ScalingStep | None:
-    """Shrink a pool. No pool shrinks while workers of either pool are still starting, since the
-    plan counts only workers that serve. A pool shrinks only if it has more serving workers than the
-    plan wants: a plan says little about a pool whose workers are down."""
+    """Return the step that shrinks a pool, if one may shrink. No pool shrinks while workers of
+    either pool are still starting, since the plan counts only workers that serve. A pool shrinks
+    only if it has more serving workers than the plan wants: a plan says little about a pool whose
+    workers are down."""
     if any(observation.num_not_serving_yet(role) for role in observation.sizes):
         return None
     for role in _due(observation, history, config, grows=False):
@@ -317,7 +322,7 @@ def _due(
 
 
 def _plan_reason(observation: PoolObservation, role: Role) -> str:
-    """The part of the plan's reason that concerns this pool."""
+    """Return the part of the plan's reason that concerns this pool."""
     reason = observation.plan.reason if observation.plan is not None else ""
     own = [part for part in reason.split("; ") if part.startswith(role.value)]
     return own[0].partition(": ")[2] if own else reason

@@ -18,8 +18,9 @@ NO_REGISTRY = "workers can't be reached without a registry: the setting redis_ur
 
 @dataclass(frozen=True, slots=True)
 class DrainReport:
-    """``is_drained``: the worker has no requests and no exported KV left, and has published its
-    blocks to the store."""
+    """How far a worker has drained. ``is_drained`` means that it has no requests and no exported KV
+    left, and has published its blocks to the store. ``num_requests`` counts the requests that are
+    left."""
 
     is_drained: bool
     num_requests: int
@@ -27,12 +28,13 @@ class DrainReport:
 
 class WorkerAdmin(Protocol):
     async def loads(self) -> Mapping[WorkerId, float]:
-        """The load of each worker, for comparison within one pool. Raises Unavailable."""
+        """Return the load of each worker. Loads can be compared only within one pool. Raises
+        Unavailable if the registry can't be reached."""
         ...
 
     async def drain(self, worker_id: WorkerId) -> None:
         """Make a worker drain. This and the methods below raise NotFound when the worker is not in
-        the registry, Unavailable when it does not answer."""
+        the registry, and Unavailable when it does not answer."""
         ...
 
     async def drain_report(self, worker_id: WorkerId) -> DrainReport:
@@ -40,8 +42,8 @@ class WorkerAdmin(Protocol):
         ...
 
     async def end_drain(self, worker_id: WorkerId) -> None:
-        """End the drain, so that the worker serves again. Raises Unavailable also when its process
-        is shutting down."""
+        """End the drain, so that the worker serves again. Raises Unavailable also when the worker's
+        process is shutting down."""
         ...
 
 
@@ -80,8 +82,8 @@ def scalar_load(member: Member) -> float:
 
 
 class UnavailableWorkerAdmin:
-    """Used when no registry is configured. Every call fails, so that workers drain only when
-    Kubernetes deletes their pods, in the preStop hook and on SIGTERM."""
+    """Takes the place of RegistryWorkerAdmin when no registry is configured. Every call fails, so
+    workers drain only when Kubernetes deletes their pods, in the preStop hook and on SIGTERM."""
 
     async def loads(self) -> Mapping[WorkerId, float]:
         raise Unavailable(NO_REGISTRY)

@@ -1,5 +1,5 @@
 """The registry of the cluster's members. Each member announces itself under a lease, and is removed
-when the lease expires."""
+when its lease expires."""
 
 from typing import Protocol
 
@@ -26,7 +26,7 @@ class Registry(Protocol):
         ...
 
     async def members(self) -> list[Member]:
-        """All members with a valid lease, ordered by id."""
+        """Return all members with a valid lease, ordered by id."""
         ...
 
     async def ping(self) -> None: ...

@@ -1,5 +1,5 @@
-"""A parser that limits the size of Redis replies: any program that may write to Redis could make
-members read gigabytes."""
+"""A parser that limits the size of Redis replies. Without a limit, any program that may write to
+Redis could make members read gigabytes."""
 
 from typing import Any
 
@@ -36,5 +36,6 @@ class BoundedParser(_AsyncRESP3Parser):
         self._remaining_bytes -= size_bytes
         if self._remaining_bytes < 0:
             raise InvalidResponse(
-                f"Redis sent more than {MAX_REPLY_BYTES >> 20} MiB; Baton stores no value so large"
+                f"Redis sent a reply of more than {MAX_REPLY_BYTES >> 20} MiB; Baton stores no "
+                "value that large"
             )

@@ -1,8 +1,9 @@
 """Signs entries of the registry with the cluster secret, since not every program that may write to
 Redis is a member.
 
-A signed entry is the content, a line break, its expiry (wall clock, milliseconds), a space, and
-HMAC-SHA256 over the cluster's name and all of that, in hex. It does not contain the secret.
+A signed entry consists of the content, a line break, the expiry (wall clock, milliseconds), a
+space, and a signature: HMAC-SHA256 over the cluster's name, the content and the expiry, in hex. It
+does not contain the secret.
 """
 
 import hmac
@@ -21,7 +22,8 @@ class EntrySigner:
         self._clock = clock
 
     def sign(self, content: bytes, seconds: float) -> bytes:
-        """Sign ``content``, valid for ``seconds``. ``content`` must not contain a line break."""
+        """Return ``content`` as a signed entry that is valid for ``seconds``. ``content`` must not
+        contain a line break."""
         if self._key is None:
             return content
         until = round(self._clock.wall_nanoseconds() / 1e6 + seconds * 1e3)
@@ -36,7 +38,8 @@ class EntrySigner:
             return content
         if not rest:
             raise Unauthorized(
-                "the entry is not signed: its writer has no cluster_secret, or is an older version"
+                "the entry is not signed: its writer has no cluster_secret, or runs an older "
+                "version of Baton"
             )
         claim, _, code = entry.rpartition(b" ")
         if not hmac.compare_digest(code, self._code(self._key, claim)):

@@ -39,7 +39,7 @@ class Heartbeat:
         self._announce_requested.set()
 
     async def run(self) -> None:
-        """Send heartbeats until cancelled; withdraw the member at the end."""
+        """Send heartbeats until cancelled; at the end, withdraw the member from the registry."""
         try:
             while True:
                 # Cleared first, so that a change during a heartbeat causes another one.
@@ -54,7 +54,7 @@ class Heartbeat:
             await self._withdraw()
 
     async def announce(self) -> None:
-        """Announce the member once. If the registry can't be reached, log it; the next heartbeat
+        """Announce the member once. If the registry can't be reached, log that; the next heartbeat
         tries again. Raises Unavailable when a newer generation has taken over."""
         member = self._describe()
         try:

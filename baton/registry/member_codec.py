@@ -1,4 +1,4 @@
-"""Members as JSON. They are validated when read, since Redis may contain anything."""
+"""Members as JSON. They are validated when they are read, since Redis may contain anything."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -43,7 +43,7 @@ def member_to_json(member: Member) -> bytes:
 
 
 def member_from_json(data: bytes) -> Member:
-    """Parse a member. Raises Invalid for anything else."""
+    """Parse a member. Raises Invalid if ``data`` is not a valid member."""
     if len(data) > MAX_MEMBER_BYTES:
         raise Invalid(
             f"a member's record must have at most {MAX_MEMBER_BYTES} bytes, not {len(data)}"
@@ -76,7 +76,7 @@ def member_from_json(data: bytes) -> Member:
             pending_settings=_pending_settings(raw.get("pending_settings", {})),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Invalid(f"not a member: {error}") from error
+        raise Invalid(f"the record is not a valid member: {error}") from error
 
 
 def _with_new_names(raw: Any) -> Any:
@@ -91,7 +91,7 @@ def _pending_settings(raw: Any) -> PendingSettings:
     which then count as empty."""
     names = raw.get("restart_needed", ())
     if not all(isinstance(name, str) for name in names):
-        raise ValueError(f"restart_needed is {names!r}, and must be a list of names")
+        raise ValueError(f"restart_needed is {names!r}; it must be a list of names")
     return PendingSettings(tuple(names), _text({"rejected": "", **raw}, "rejected"))
 
 
@@ -149,7 +149,7 @@ def _rate(raw: Any, key: str) -> float:
     """Parse a rate. It is used as a divisor, so it must not be close to 0."""
     value = _finite(raw, key)
     if value < MIN_RATE:
-        raise ValueError(f"{key} is {value!r}, and must be at least {MIN_RATE:g}")
+        raise ValueError(f"{key} is {value!r}; it must be at least {MIN_RATE:g}")
     return value
 
 
@@ -159,7 +159,7 @@ def _optional(raw: Any, key: str, read: Callable[[Any, str], T]) -> T | None:
 
 def _text(raw: Any, key: str) -> str:
     if not isinstance(raw[key], str):
-        raise ValueError(f"{key} is {raw[key]!r}, and must be a string")
+        raise ValueError(f"{key} is {raw[key]!r}; it must be a string")
     return str(raw[key])
 
 
@@ -174,7 +174,7 @@ def _number(raw: Any, key: str) -> int:
 
 def _count(raw: Any, key: str, most: float) -> int:
     if isinstance(raw[key], bool) or not isinstance(raw[key], int) or not 0 <= raw[key] <= most:
-        raise ValueError(f"{key} is {raw[key]!r}, and must be a number from 0 to {most:g}")
+        raise ValueError(f"{key} is {raw[key]!r}; it must be a number from 0 to {most:g}")
     return int(raw[key])
 
 
@@ -186,8 +186,7 @@ def _finite(raw: Any, key: str) -> float:
         or not abs(value) <= MAX_NUMBER
     ):
         raise ValueError(
-            f"{key} is {value!r}, and must be a finite number from {-MAX_NUMBER:g} to "
-            f"{MAX_NUMBER:g}"
+            f"{key} is {value!r}; it must be a finite number from {-MAX_NUMBER:g} to {MAX_NUMBER:g}"
         )
     return float(value)
 
@@ -195,5 +194,5 @@ def _finite(raw: Any, key: str) -> float:
 def _amount(raw: Any, key: str) -> float:
     value = _finite(raw, key)
     if value < 0:
-        raise ValueError(f"{key} is {value!r}, and must be at least 0")
+        raise ValueError(f"{key} is {value!r}; it must be at least 0")
     return value

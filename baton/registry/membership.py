@@ -27,11 +27,12 @@ class MemberSource(Protocol):
 
 
 class Membership:
-    """Polls the registry. While it can't be reached, the last known members stay for
-    ``grace_seconds``. After an outage, when the registry's ``database_id`` has changed, or when it
-    has lost most members at once (leases that expired while they could not be renewed), missing
-    members stay for ``REJOIN_SECONDS``, so that they can announce themselves again. An outage of
-    Redis makes the data stale, but doesn't interrupt service."""
+    """Polls the registry. While the registry can't be reached, the last known members stay for
+    ``grace_seconds``: an outage of Redis makes the data stale, but doesn't interrupt service.
+    Missing members stay for ``REJOIN_SECONDS``, so that they can announce themselves again, in
+    three cases: after an outage, when the registry's ``database_id`` has changed, and when the
+    registry has lost most members at once because their leases expired while they could not be
+    renewed."""
 
     def __init__(
         self,
@@ -107,7 +108,8 @@ class Membership:
         return self._members
 
     def ready(self, role: Role) -> Sequence[Member]:
-        """Members of ``role`` in state READY, ordered by id, without incompatible workers."""
+        """Return the members of ``role`` in state READY, ordered by id, without incompatible
+        workers."""
         if self._ready_of is not self._members:  # cached: this is called several times per request
             self._ready_of, self._ready = self._members, {}
         known = self._ready.get(role)
@@ -119,6 +121,6 @@ class Membership:
 
     @property
     def incompatible_ids(self) -> frozenset[WorkerId]:
-        """Workers that must not be used, whatever their state: their logits may differ in bits from
-        those of the oldest worker (:mod:`baton.core.numerics`)."""
+        """The ids of workers that must not be used, whatever their state: their logits may differ
+        in bits from those of the oldest worker (:mod:`baton.core.numerics`)."""
         return self._incompatible_ids

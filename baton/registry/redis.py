@@ -112,7 +112,8 @@ class RedisRegistry:
         return None
 
     async def _new_database_id(self) -> bytes:
-        """Give the database an id, unless another member has just done so; returns its id."""
+        """Give the database an id, unless another member has just done so; return the database's
+        id."""
         await self._call(self._redis.set(self._database_id_key, secrets.token_hex(8), nx=True))
         name: bytes | None = await self._call(self._redis.get(self._database_id_key))
         return name or b""
@@ -132,8 +133,9 @@ class RedisRegistry:
 
 
 def _parsed(name: str, content: bytes) -> Member:
-    """Parse the entry of member ``name``. Raises Invalid for anything else."""
+    """Parse the entry of member ``name``. Raises Invalid if the entry is malformed or belongs to
+    another member."""
     member = member_from_json(content)
     if member.id != name:
-        raise Invalid(f"the entry belongs to another member, {member.id}")
+        raise Invalid(f"the entry of member {name} describes another member, {member.id}")
     return member

@@ -28,7 +28,8 @@ retries, with pauses, would make every caller wait for a Redis that is down."""
 
 
 def connect_redis(url: str) -> "redis.asyncio.Redis":
-    """A client that connects on first use. Raises Invalid if ``url`` is not a Redis URL."""
+    """Return a client, which connects when it is first used. Raises Invalid if ``url`` is not a
+    Redis URL."""
     try:
         pool = redis.asyncio.BlockingConnectionPool.from_url(
             url,
@@ -42,13 +43,14 @@ def connect_redis(url: str) -> "redis.asyncio.Redis":
             retry=Retry(NoBackoff(), RETRIES),
         )
     except ValueError as error:
-        raise Invalid(f"redis_url: {error}", param="redis_url") from error
+        raise Invalid(f"redis_url is not a valid Redis URL: {error}", param="redis_url") from error
     return redis.asyncio.Redis.from_pool(pool)
 
 
 async def call_redis(url: str, call: Awaitable[T], seconds: float = CALL_SECONDS) -> T:
-    """Await a Redis call. Raises Unavailable when it fails or takes too long. The client sometimes
-    returns an answer although it was cancelled; the caller is cancelled in that case, too."""
+    """Await a Redis call and return its result. Raises Unavailable when the call fails or takes too
+    long. When a call is cancelled, the client library sometimes returns a result nevertheless; this
+    function then raises CancelledError."""
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
     try:

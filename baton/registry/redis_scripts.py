@@ -1,8 +1,8 @@
 """Runs Lua scripts in Redis, many in one round trip.
 
 The client library takes 110 µs of CPU per call, and 20 µs per call in a pipeline. So calls that
-come while others are in progress are sent together once those have ended. A call that comes alone
-is sent at once.
+arrive while others are in progress wait until these have ended, and are then sent together. A call
+that arrives while no other is in progress is sent at once.
 """
 
 import asyncio
@@ -24,7 +24,8 @@ MAX_BYTES = 1 << 20
 
 
 class _Call:
-    """A call of a script. ``reply`` is None until it is answered; it may be an error."""
+    """A call of a script. ``reply`` is None until the call is answered; the reply may be an
+    error."""
 
     __slots__ = ("arguments", "keys", "reply", "script", "size_bytes")
 
@@ -37,8 +38,8 @@ class _Call:
 
 
 class RedisScripts:
-    """Runs scripts that never reply nil, and that may run twice: if the caller that sends a round
-    trip is cancelled, the calls of others in it are sent again."""
+    """Runs scripts that never reply nil, and that may run twice: if the caller that sends several
+    calls in one round trip is cancelled, the calls of the other callers are sent again."""
 
     def __init__(self, url: str, redis: Redis, call_seconds: float = CALL_SECONDS) -> None:
         self._url = url
@@ -74,8 +75,8 @@ class RedisScripts:
                     await self._send()
 
     async def _send(self) -> None:
-        """Send the calls that wait, and set their replies. If this is cancelled, they wait
-        again."""
+        """Send the waiting calls, as many as fit into a round trip, and set their replies. If this
+        is cancelled, the calls wait again."""
         calls = self._take()
         try:
             await self._execute(calls, by_digest=True)
@@ -116,7 +117,7 @@ class RedisScripts:
             call.reply = _translate(reply)
 
     async def _execute_one(self, call: _Call) -> None:
-        """Send a call without a pipeline, which takes twice the CPU for a single call."""
+        """Send a single call without a pipeline, since a pipeline would take twice the CPU."""
         digest, arguments = _digest(call.script), (*call.keys, *call.arguments)
         sent = self._redis.evalsha(digest, len(call.keys), *arguments)
         call.reply = _translate(await call_redis(self._url, _error_as_reply(sent)))
@@ -128,7 +129,7 @@ def _digest(script: str) -> str:
 
 
 async def _error_as_reply(sent: Any) -> Any:
-    """Return the reply, or the error that the script ended with."""
+    """Await a script's reply and return it; if the script failed, return the error."""
     try:
         return await sent
     except ResponseError as error:

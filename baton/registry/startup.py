@@ -1,4 +1,5 @@
-"""Waits for the registry when a program starts: both may be starting at once."""
+"""Waits for the registry when a program starts, since the registry may be starting at the same
+time."""
 
 from typing import Protocol
 
@@ -14,13 +15,13 @@ log = structlog.get_logger(__name__)
 
 class Pingable(Protocol):
     async def ping(self) -> None:
-        """Raises Unavailable if the registry does not answer."""
+        """Check that the registry answers. Raises Unavailable if it does not."""
         ...
 
 
 async def wait_for_registry(registry: Pingable, clock: Clock, patience_seconds: float) -> None:
-    """Wait until the registry answers. Raises Unavailable, with the reason of the last failure,
-    after ``patience_seconds``."""
+    """Wait until the registry answers. If it does not answer within ``patience_seconds``, raise
+    Unavailable with the reason of the last failure."""
     until, was_logged = clock.monotonic() + patience_seconds, False
     while True:
         try:

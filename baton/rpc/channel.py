@@ -54,7 +54,7 @@ def open_channel(address: str, trust: ClusterCredentials | str | None = None) ->
 
 
 def translate_rpc_error(error: grpc.aio.AioRpcError) -> BatonError:
-    """Return the BatonError for a peer's status."""
+    """Return the BatonError that corresponds to the gRPC status with which a peer ended a call."""
     message = error.details() or error.code().name
     translated = error_from_grpc_status(error.code().name, message)
     if isinstance(translated, Overloaded):
@@ -66,7 +66,7 @@ def translate_rpc_error(error: grpc.aio.AioRpcError) -> BatonError:
 
 @contextmanager
 def translated_rpc_errors() -> Iterator[None]:
-    """Context that raises gRPC errors as BatonErrors."""
+    """Context manager that turns gRPC errors into BatonErrors."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
@@ -76,7 +76,7 @@ def translated_rpc_errors() -> Iterator[None]:
 
 
 class _SigningChannel:
-    """A channel that signs each call with the cluster secret. gRPC's interceptors could do that,
+    """A channel that signs each call with the cluster secret. gRPC's interceptors could sign calls,
     too, but they leak tasks when a stream breaks."""
 
     def __init__(self, channel: grpc.aio.Channel, signer: CallSigner) -> None:

@@ -21,7 +21,8 @@ async def request_placement(
     stream: PlacementStream | None = None,
 ) -> Placement:
     """Request a placement over ``stream``, if there is one, else by a separate call over
-    ``channel``. Raises the conductor's errors, and Unavailable for an answer without a worker."""
+    ``channel``. Raises the conductor's errors, and Unavailable if the answer names no decode
+    worker."""
     request = placement_query_to_proto(query)
     if stream is not None:
         return await stream.request_placement(request, timeout_seconds)
@@ -34,8 +35,8 @@ async def request_placement(
 async def fetch_pool_plan(
     address: str, trust: ClusterCredentials | str | None = None, timeout_seconds: float = 5.0
 ) -> PoolPlan | None:
-    """Fetch a conductor's plan; None if it has seen no request yet. Raises Unavailable,
-    DeadlineExceeded."""
+    """Return a conductor's plan of the pools' sizes, or None if the conductor has seen no request
+    yet. Raises Unavailable, DeadlineExceeded."""
     async with open_channel(address, trust) as channel:
         with translated_rpc_errors():
             stub = pb_grpc.ConductorStub(channel)

@@ -32,7 +32,7 @@ class ConductorCore(Protocol):
         ...
 
     def pool_plan(self) -> PoolPlan | None:
-        """The latest plan; None before the first request."""
+        """Return the latest plan of the pools' sizes, or None before the first request."""
         ...
 
 
@@ -59,7 +59,7 @@ class ConductorService(pb_grpc.ConductorServicer):
 
 
 def place_all(core: ConductorCore, batch: pb.PlaceRequests) -> pb.PlaceAnswers:
-    """Place all requests of a batch; the answers are in the same order."""
+    """Place all requests of a batch. The answers are in the order of the requests."""
     return pb.PlaceAnswers(answers=[_answer(core, request) for request in batch.requests])
 
 

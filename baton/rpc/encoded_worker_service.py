@@ -17,7 +17,7 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["Worker"].full_name
 
 
 class EncodedStream(Protocol):
-    """Like :class:`baton.rpc.worker_service.RouterStream`, but with encoded outputs."""
+    """Like :class:`baton.rpc.worker_service.RouterStream`, but its outputs are encoded already."""
 
     def submit(self, spec: RequestSpec, task: Task, source: WorkerRef | None) -> None: ...
 
@@ -26,8 +26,8 @@ class EncodedStream(Protocol):
     def refuse(self, output: RequestOutput) -> None: ...
 
     async def next_message(self) -> bytes:
-        """Wait for outputs, and return all available ones as one ``WorkerMessage``. Raises
-        Overloaded when the router has left too many unread."""
+        """Wait for outputs, and return all available outputs as one encoded ``WorkerMessage``.
+        Raises Overloaded when the router has left too many outputs unread."""
         ...
 
     def close(self) -> None: ...
@@ -58,8 +58,8 @@ class EncodedWorkerService(WorkerService):
 
 
 def add_encoded_worker_service(server: grpc.aio.Server, core: EncodedCore) -> None:
-    """Add the service. The generated code can't be used: it would serialize the responses of Run,
-    which are bytes already."""
+    """Add the service to the server. The generated code can't be used for this: it would serialize
+    the responses of ``Run``, which are bytes already."""
     service, unary = EncodedWorkerService(core), grpc.unary_unary_rpc_method_handler
     handlers: dict[str, Any] = {
         "Run": grpc.stream_stream_rpc_method_handler(service.Run, pb.RouterMessage.FromString),

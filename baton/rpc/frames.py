@@ -1,8 +1,8 @@
 """Splits the bytes of a connection into frames, for messages that are too frequent for gRPC.
 
-A frame is (payload bytes: u32, number: u32, kind: u8), little-endian, then the payload. The meaning
-of number and kind depends on the protocol: the store's local RPC (``local_rpc.py``) or framed
-connections (``framed/connection.py``).
+A frame is a little-endian header (size of the payload in bytes: u32, number: u32, kind: u8),
+followed by the payload. The meaning of number and kind depends on the protocol: the store's local
+RPC (``local_rpc.py``) or framed connections (``framed/connection.py``).
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class FrameProtocol(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def split_frames(self, data: bytes) -> Iterator[Frame]:
-        """Yield the frames that ``data`` completes, and keep the rest for the next call. Stops when
+        """Yield the frames that ``data`` completes, and keep the rest for the next call. Stop if
         the connection is closed meanwhile."""
         if self._rest:
             self._rest += data
@@ -82,11 +82,11 @@ class FrameProtocol(asyncio.Protocol):
             self.transport.abort()
 
     def on_too_large(self, size_bytes: int) -> None:
-        """Called when the peer has sent a frame whose payload exceeds ``max_payload_bytes``. Must
-        end the connection; here it is closed at once."""
+        """Handle a frame whose payload exceeds ``max_payload_bytes``. This implementation closes
+        the connection at once; every override must end it, too."""
         self.close()
 
     def on_write_buffer_full(self) -> None:
-        """Called when more than MAX_UNSENT_BYTES wait to be sent, because the peer does not read.
-        Must end the connection; here it is closed at once."""
+        """Handle a peer that does not read, so that more than MAX_UNSENT_BYTES wait to be sent.
+        This implementation closes the connection at once; every override must end it, too."""
         self.close()

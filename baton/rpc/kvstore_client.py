@@ -77,7 +77,7 @@ class KvStoreClient:
         return leased_from_proto(answer)
 
     async def release(self, lease_id: str) -> None:
-        """Release a lease. Over local RPC, it does not wait for the answer."""
+        """Release a lease. Over local RPC, this does not wait for the node's answer."""
         request = pb.ReleaseRequest(lease_id=lease_id)
         local = await self._open_local_rpc()
         if local is not None:
@@ -96,12 +96,14 @@ class KvStoreClient:
         return answer.pinned
 
     async def watch(self, generation: Incarnation, number: int) -> AsyncIterator[WatchEvent]:
-        """Yield changes until the node ends the stream; then raise Unavailable."""
+        """Yield a snapshot of the node's keys, then every change. If the caller already has
+        everything up to change ``number`` of the node's current ``generation``, only the changes
+        after it are sent. When the node ends the stream, raise Unavailable."""
         request = pb.WatchRequest(generation=generation, number=number)
         with translated_rpc_errors():
             async for event in self._stub.Watch(request):
                 yield watch_event_from_proto(event)
-        raise Unavailable("the store node ended the watch")
+        raise Unavailable("the store node ended the stream of changes")
 
     async def list_blocks(
         self, filter_: BlockFilter, skip: int, limit: int

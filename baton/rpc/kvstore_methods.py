@@ -61,14 +61,15 @@ class KvStoreCore(Protocol):
 
 
 class KvStoreMethods:
-    """Each method raises the core's errors, and Invalid for a malformed request."""
+    """The unary calls of a store node. Each method raises the core's errors, and Invalid for a
+    malformed request."""
 
     def __init__(self, core: KvStoreCore) -> None:
         self._core = core
 
     def call_inline(self, name: str, request: Any) -> Message | None:
-        """Run a call that never blocks, and return its response; None if the call may block, and
-        must be run asynchronously."""
+        """If the call never blocks, run it and return its response. Return None if the call may
+        block, so that it must be run asynchronously."""
         if name == "lease":
             leased = self._core.lease_from_dram(lease_query_from_proto(request))
             return None if leased is None else leased_to_proto(leased)

@@ -1,8 +1,9 @@
-"""Local RPC carries a store node's calls over a Unix socket, ten times as fast as gRPC on one host.
+"""Local RPC carries a store node's calls over a Unix socket, which takes a fraction of gRPC's time.
 
-A frame's number identifies the call, its kind is the method or the status, and its payload a
+A frame's number identifies the call, its kind is the method or the status, and its payload is a
 message of ``kvstore.proto``. Calls of one connection run concurrently and are answered as they end.
-Access is limited by the permissions of the socket's folder, and to processes run by the same user.
+Only processes of the same user can connect: the socket's folder is closed to other users, and the
+node closes the connections of their processes.
 """
 
 import asyncio
@@ -43,9 +44,9 @@ _NUMBERS = {request: number for number, (request, _, _) in enumerate(LOCAL_RPC_M
 
 
 def local_rpc_socket_path(folder: Path, name: str) -> Path | None:
-    """The path of a socket in ``folder``, which is created for this user alone. None if the path
-    would be too long, or if the folder can't be created, belongs to another user or is open to
-    others."""
+    """Return the path of a socket in ``folder``, which is created for this user alone. Return None
+    if the path would be too long, or if the folder can't be created, belongs to another user or is
+    open to other users."""
     path = folder / f"{name}.sock"
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         return None
@@ -67,7 +68,7 @@ class LocalRpcServer:
         self._connections: set[_LocalRpcConnection] = set()
 
     async def start(self) -> None:
-        """Start to listen. Raises Unavailable."""
+        """Start to listen. Raises Unavailable if that fails."""
         try:
             self._path.unlink(missing_ok=True)  # left by an earlier process
             loop = asyncio.get_running_loop()
@@ -89,7 +90,7 @@ class LocalRpcServer:
 
 
 class _LocalRpcConnection(FrameProtocol):
-    """One client's connection, on the node's side."""
+    """The node's side of one client's connection."""
 
     def __init__(self, calls: KvStoreMethods, connections: "set[_LocalRpcConnection]") -> None:
         super().__init__()
@@ -113,7 +114,7 @@ class _LocalRpcConnection(FrameProtocol):
             self._on_call(call, code, payload)
 
     def _on_call(self, call: int, code: int, payload: bytes) -> None:
-        """Answer the calls that never block immediately; run the others in tasks."""
+        """Run a call: at once if it never blocks, otherwise in a task."""
         try:
             name, request = _parse(code, payload)
             response = self._calls.call_inline(name, request)
@@ -157,7 +158,8 @@ class _LocalRpcConnection(FrameProtocol):
 
 
 class LocalRpcClient(FrameProtocol):
-    """The client's side of a connection; opened by :meth:`connect`, usable until ``is_closed``."""
+    """The client's side of a connection. :meth:`connect` opens it; it is usable until ``is_closed``
+    is True."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +197,7 @@ class LocalRpcClient(FrameProtocol):
             self._waiting.pop(call, None)
 
     def notify(self, request: Message) -> None:
-        """Send a call without waiting for an answer; dropped if the node has disconnected."""
+        """Send a call without waiting for an answer. It is dropped if the node has disconnected."""
         self.send(NOTIFICATION, _NUMBERS[type(request)], request.SerializeToString())
 
     def data_received(self, data: bytes) -> None:
@@ -223,18 +225,22 @@ class LocalRpcClient(FrameProtocol):
 
 def _time_out(future: "asyncio.Future[Message]", seconds: float) -> None:
     if not future.done():
-        future.set_exception(DeadlineExceeded(f"the store node did not answer in {seconds:g} s"))
+        future.set_exception(
+            DeadlineExceeded(f"the store node did not answer within {seconds:g} s")
+        )
 
 
 def _parse(code: int, payload: bytes) -> tuple[str, Message]:
-    """The method's name and the request. Raises Invalid."""
+    """Return the name of the method with number ``code``, and the request. Raises Invalid for an
+    unknown method or a malformed request."""
     if code >= len(LOCAL_RPC_METHODS):
-        raise Invalid(f"there is no method {code}")
+        last = len(LOCAL_RPC_METHODS) - 1
+        raise Invalid(f"unknown method number {code}; the known numbers are 0 to {last}")
     request_type, _, name = LOCAL_RPC_METHODS[code]
     try:
         return name, request_type.FromString(payload)
     except DecodeError as error:
-        raise Invalid(f"malformed {request_type.__name__}") from error
+        raise Invalid(f"the received request is a malformed {request_type.__name__}") from error
 
 
 def _peer_user(transport: asyncio.BaseTransport) -> int:

@@ -1,5 +1,6 @@
-"""Encodes outputs for mock workers, which have no model to wait for. The fields of a request that
-don't change are encoded once, and the outputs of a step are concatenated bytes."""
+"""Encodes the outputs of mock workers, whose speed is not limited by a model. The fields that are
+the same in all outputs of a request are encoded once, and the message of a step is the
+concatenation of its encoded outputs."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -17,8 +18,8 @@ _NOTHING = RequestOutput(RequestId(""), Epoch(0), 0, ())
 
 
 class OutputEncoder:
-    """Encodes the outputs of one placement. Each method returns a whole ``WorkerMessage``; several
-    of them concatenated are one message with all their outputs."""
+    """Encodes the outputs of one placement. Each method returns a whole ``WorkerMessage``; the
+    concatenation of several messages is one message with all their outputs."""
 
     __slots__ = ("_head", "_head_size")
 
@@ -45,7 +46,8 @@ def _framed(body: bytes) -> bytes:
 
 
 def _part(**fields: Any) -> bytes:
-    """Encode some fields of an output. Concatenated parts are a message with all their fields."""
+    """Encode some fields of an output. The concatenation of such parts is an output with all their
+    fields."""
     return output_to_proto(replace(_NOTHING, **fields)).SerializeToString()
 
 

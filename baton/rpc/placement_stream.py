@@ -52,14 +52,16 @@ class PlacementStream(ABC):
 
     @abstractmethod
     async def exchange(self) -> None:
-        """Exchange requests and answers until the stream is over. Raises the error that ends it."""
+        """Send requests and receive answers until the stream ends. Raises the error that ends
+        it."""
 
     @abstractmethod
     def notify_unsent(self) -> None:
-        """Notify the stream that there is something to send."""
+        """Notify the stream that a request waits to be sent."""
 
     async def run(self) -> None:
-        """Run the stream; returns when it is over, whatever ended it."""
+        """Run the stream until it ends. An error that ends it is not raised here, but by the calls
+        of :meth:`request_placement` that wait for an answer."""
         failure: BatonError = Unavailable(STREAM_ENDED)
         try:
             await self.exchange()
@@ -108,10 +110,14 @@ class PlacementStream(ABC):
         return batch
 
     def deliver_answers(self, message: pb.PlaceAnswers) -> None:
-        """Deliver the answers to the oldest batch. Raises Unavailable if they don't match it."""
+        """Deliver the answers to the oldest unanswered batch. Raises Unavailable if their number is
+        not the batch's number of requests."""
         answers = self._sent[0] if self._sent else []
         if len(answers) != len(message.answers) or not answers:
-            raise Unavailable("the conductor's answers do not match the requests")
+            raise Unavailable(
+                "the conductor's answers do not match the requests: it sent "
+                f"{len(message.answers)} answers to {len(answers)} requests"
+            )
         self._sent.popleft()
         self._num_open -= len(answers)
         for answer, proto in zip(answers, message.answers, strict=True):
@@ -122,7 +128,9 @@ class PlacementStream(ABC):
             except BatonError as error:
                 answer.set_exception(error)
             except Exception as error:  # fails this placement only
-                flaw = Unavailable(f"an answer can't be read: {type(error).__name__} {error}")
+                flaw = Unavailable(
+                    f"the conductor's answer can't be decoded: {type(error).__name__}: {error}"
+                )
                 log.warning("placement_unreadable", error=str(flaw))
                 answer.set_exception(flaw)
 
@@ -203,4 +211,4 @@ class FramedPlacementStream(PlacementStream):
 
 def _expire(answer: PlacementFuture) -> None:
     if not answer.done():
-        answer.set_exception(DeadlineExceeded("the conductor does not answer"))
+        answer.set_exception(DeadlineExceeded("the conductor did not answer in time"))

@@ -30,8 +30,8 @@ SERVER_OPTIONS = (
 
 
 def build_server(trust: ClusterCredentials | str | None = None) -> grpc.aio.Server:
-    """Build a server without services. If there is a secret, calls that are not signed with it fail
-    with UNAUTHENTICATED, and their messages are not read."""
+    """Build a server without services. If ``trust`` has a secret, calls that are not signed with it
+    fail with UNAUTHENTICATED, and their messages are not read."""
     secret = to_credentials(trust).secret
     if not secret:
         return grpc.aio.server(options=SERVER_OPTIONS)
@@ -49,9 +49,9 @@ async def listen(
     trust: ClusterCredentials | str | None = None,
     advertised: str | None = None,
 ) -> int:
-    """Bind and start the server, and return the port. Clients reach it at the host ``advertised``,
-    or else ``host``: signed calls for another address are refused. Raises Unavailable if the port
-    can't be bound, and Invalid if the certificates can't be read."""
+    """Bind and start the server, and return the port. ``advertised`` is the host at which clients
+    reach the server (default: ``host``); signed calls for any other address are refused. Raises
+    Unavailable if the port can't be bound, and Invalid if the certificates can't be read."""
     trust, address = to_credentials(trust), host_port(host, port)
     raise_open_file_limit()
     try:
@@ -80,7 +80,8 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseExceptio
 async def answer_call(
     context: grpc.aio.ServicerContext[Any, Any], call: Callable[[], Awaitable[Any]]
 ) -> Any:
-    """Run ``call`` and return its value; a BatonError becomes the call's status."""
+    """Run ``call`` and return its value. If it raises a BatonError, end the gRPC call with the
+    status for that error."""
     try:
         return await call()
     except BatonError as error:
@@ -111,8 +112,8 @@ class _AuthenticationInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _refusing(reason: str) -> Any:
-    """A handler that refuses a call without reading it. It is a stream handler, since gRPC reads
-    the message of a unary call, up to 16 MiB, before it calls the handler."""
+    """Return a handler that refuses a call without reading it. It is a stream handler, since gRPC
+    reads the message of a unary call, up to 16 MiB, before it calls the handler."""
 
     async def refuse(_requests: Any, context: Any) -> None:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)

@@ -1,5 +1,5 @@
-"""Client of a worker: other workers import KV through it, and administrative tools inspect and
-drain the worker."""
+"""Client of a worker: through it, other workers import KV, and administrative tools inspect, drain
+and convert the worker."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -31,14 +31,15 @@ class KvImportStream(Protocol):
     """The reader's side of one KV transfer."""
 
     async def next_event(self) -> KvTransferEvent:
-        """Wait for the next event. Raises Unavailable when the source ended the stream without
-        KvTransferDone."""
+        """Wait for the next event. Raises Unavailable when the source ends the stream without
+        having sent KvTransferDone."""
         ...
 
     async def acknowledge(self, num_blocks: int) -> None: ...
 
     async def ended(self) -> None:
-        """Wait until the source has ended the stream; events may still be left to be read."""
+        """Wait until the source has ended the stream. :meth:`next_event` may still have events to
+        return then."""
         ...
 
 
@@ -48,7 +49,7 @@ class KvImportConnector(Protocol):
     def open_kv_import(
         self, address: str, opening: KvTransferOpen
     ) -> AbstractAsyncContextManager[KvImportStream]:
-        """Open a stream. Leaving the context ends it, and with it the export at the source."""
+        """Open a stream. Leaving the context ends the stream, and thereby the source's export."""
         ...
 
 

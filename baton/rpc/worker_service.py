@@ -38,7 +38,7 @@ _ROLES = {pb.WORKER_ROLE_PREFILL: Role.PREFILL, pb.WORKER_ROLE_DECODE: Role.DECO
 
 
 class RouterStream(Protocol):
-    """One router's stream. Its requests live only as long as the stream."""
+    """One router's stream of requests. When the stream ends, its requests are cancelled."""
 
     def refuse(self, output: RequestOutput) -> None:
         """Send the failure of a request that could not be accepted."""
@@ -51,8 +51,8 @@ class RouterStream(Protocol):
     def cancel(self, request_id: RequestId, epoch: Epoch) -> None: ...
 
     async def next_outputs(self) -> Sequence[RequestOutput]:
-        """Wait for outputs, and return all available ones. Raises Overloaded when the router has
-        left too many unread."""
+        """Wait for outputs, and return all available outputs. Raises Overloaded when the router has
+        left too many outputs unread."""
         ...
 
     def close(self) -> None:
@@ -76,8 +76,9 @@ class WorkerCore(Protocol):
     def open_stream(self) -> RouterStream: ...
 
     async def open_kv_export(self, opening: KvTransferOpen) -> KvExportStream:
-        """Open an export for a reader. Raises NotFound, Invalid, or Unavailable if the export
-        already has a reader."""
+        """Attach a reader to an export. Raises NotFound if the export is not opened in time,
+        Invalid if the reader's KV is incompatible, and Unavailable if the export already has a
+        reader."""
         ...
 
     async def inspect(self) -> WorkerInspection: ...
@@ -85,8 +86,9 @@ class WorkerCore(Protocol):
     def start_drain(self, permanent: bool = True) -> None: ...
 
     def convert(self, role: Role) -> None:
-        """Begin to change the role; for the current role, end a drain that is not permanent. Raises
-        Unavailable when the worker is shutting down, Invalid for a role that workers can't have."""
+        """Begin to change the role to ``role``. If that is the current role, end a drain instead.
+        Raises Unavailable when the worker is shutting down, and Invalid for a role that workers
+        can't have."""
         ...
 
 
@@ -137,7 +139,8 @@ class WorkerService(pb_grpc.WorkerServicer):
     async def Convert(self, request: pb.ConvertRequest, context: Context) -> pb.ConvertResponse:
         try:
             if request.role not in _ROLES:
-                raise Invalid(f"unknown role {request.role}", param="role")
+                known = ", ".join(_ROLES.values())
+                raise Invalid(f"unknown role {request.role}; known roles: {known}", param="role")
             self._core.convert(_ROLES[request.role])
         except BatonError as error:
             await abort(context, error)
@@ -149,8 +152,8 @@ def add_worker_service(server: grpc.aio.Server, core: WorkerCore) -> None:
 
 
 def dispatch_message(stream: RouterStream, message: pb.RouterMessage) -> None:
-    """Pass one message from the router to the core. A request that can't be parsed is refused; if
-    it has no id, Invalid is raised, which ends the stream."""
+    """Pass one message from the router to the core. A request that can't be parsed is refused.
+    Raises Invalid, which ends the stream, if such a request has no valid id either."""
     match message.WhichOneof("message"):
         case "submit":
             _submit(stream, message.submit)
@@ -164,11 +167,15 @@ def _submit(stream: RouterStream, submit: pb.Submit) -> None:
     try:
         source = ref_from_proto(submit.source) if submit.HasField("source") else None
         if submit.task not in _TASKS:
-            raise Invalid(f"unknown task {submit.task}", param="task")
+            known = ", ".join(_TASKS.values())
+            raise Invalid(f"unknown task {submit.task}; known tasks: {known}", param="task")
         stream.submit(spec_from_proto(submit.spec), _TASKS[submit.task], source)
     except Exception as error:
         if not 0 < len(name) <= MAX_ID_BYTES:
-            raise Invalid("the request has no valid request_id", param="request_id") from error
+            raise Invalid(
+                f"request_id must have 1 to {MAX_ID_BYTES} characters, not {len(name)}",
+                param="request_id",
+            ) from error
         if not isinstance(error, BatonError):
             log.exception("submit_crashed", request_id=name, epoch=epoch)
             stream.cancel(RequestId(name), Epoch(epoch))
@@ -186,7 +193,7 @@ async def _opening(requests: AsyncIterator[pb.PullRequest]) -> KvTransferOpen:
         if message.WhichOneof("message") == "open":
             return transfer_open_from_proto(message.open)
         break
-    raise Invalid("a KV transfer must begin with `open`")
+    raise Invalid("the first message of a KV transfer must be `open`")
 
 
 async def _read_acks(lease: KvExportStream, requests: AsyncIterator[pb.PullRequest]) -> None:
@@ -202,8 +209,8 @@ async def _write_events(lease: KvExportStream, context: Context) -> None:
 async def _until_either(
     first: Coroutine[Any, Any, None], second: Coroutine[Any, Any, None]
 ) -> None:
-    """Run both coroutines until one ends, then cancel the other. Raises the error of the one that
-    ended, not as an exception group."""
+    """Run both coroutines until one ends, then cancel the other. If the one that ended raised a
+    BatonError, raise that error itself, not an exception group."""
     failure: BatonError | None = None
     try:
         async with asyncio.TaskGroup() as tasks:

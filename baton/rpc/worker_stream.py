@@ -46,7 +46,8 @@ def encode_cancel(request_id: RequestId, epoch: Epoch) -> bytes:
 
 
 def _field(tag: bytes, body: bytes) -> bytes:
-    """Encode a field that is a message. Concatenated fields are a message with all of them."""
+    """Encode a field whose value is the encoded message ``body``. The concatenation of several
+    fields is a message with all of them."""
     return tag + encode_varint(len(body)) + body
 
 

@@ -27,11 +27,12 @@ class LoadStalled(Unavailable):
 
 
 class Program(Protocol):
-    """A program for :func:`serve` to run. ``start`` returns once it can accept requests."""
+    """A program for :func:`serve` to run. ``start`` returns once the program can accept
+    requests."""
 
     @property
     def address(self) -> str:
-        """host:port; available once ``start`` has returned."""
+        """The program's address (host:port), which is known once ``start`` has returned."""
         ...
 
     @property
@@ -45,11 +46,11 @@ class Program(Protocol):
     async def start(self) -> None: ...
 
     async def run(self) -> None:
-        """Serve until cancelled. Raises if the program can't go on."""
+        """Serve until cancelled. If the program can't continue, raise the reason."""
         ...
 
     async def drain(self) -> None:
-        """Accept nothing new, and return when all accepted work is done."""
+        """Accept no new work, and return when all accepted work is done."""
         ...
 
     async def stop(self) -> None:
@@ -63,8 +64,8 @@ class AppliesSettings(Protocol):
     program runs."""
 
     async def apply_settings(self, settings: Settings) -> None:
-        """From now on, use the live settings' values in ``settings``. Called while the program
-        serves."""
+        """From now on, use the values that ``settings`` has for the live settings. Called while the
+        program serves."""
         ...
 
 
@@ -88,10 +89,10 @@ PROGRAM_TRANSITIONS: dict[ProgramState, frozenset[ProgramState]] = {
 
 
 class Lifecycle:
-    """Runs one program through its states, and reports each. Both :meth:`request_stop` and
-    :meth:`request_drain` make it drain. After :meth:`request_stop`, the program then stops; after
-    :meth:`request_drain`, it waits for :meth:`request_stop`. While the program serves,
-    ``settings_watcher`` runs, too."""
+    """Runs one program through its states, and reports each state. Both :meth:`request_stop` and
+    :meth:`request_drain` make the program drain. When it has drained, it stops after
+    :meth:`request_stop`, but after :meth:`request_drain` it waits for :meth:`request_stop`. While
+    the program serves, ``settings_watcher`` runs, too."""
 
     def __init__(
         self,
@@ -113,17 +114,18 @@ class Lifecycle:
         self._stop_now_requested = asyncio.Event()
 
     def request_stop(self) -> None:
-        """Drain and stop. A second call stops at once."""
+        """Drain, then stop. A second call ends the drain, so that the program stops at once."""
         (self._stop_now_requested if self._stop_requested.is_set() else self._stop_requested).set()
         self._drain_requested.set()
 
     def request_drain(self) -> None:
-        """Drain. Idempotent. If the program has drained when it is asked to stop, it stops at once;
-        otherwise it has the rest of its drain time."""
+        """Drain, and wait for :meth:`request_stop`. If the program has drained when it is asked to
+        stop, it stops at once; otherwise it has the rest of its drain time. Idempotent."""
         self._drain_requested.set()
 
     async def run(self) -> None:
-        """Run the program until it is asked to stop. Raises the error that ended it otherwise."""
+        """Run the program until it is asked to stop. If an error ends it before, raise the
+        error."""
         STATUS.health.start()
         self._report(ProgramState.STARTING)
         heartbeat: asyncio.Future[object] = asyncio.ensure_future(_send_heartbeats())
@@ -179,8 +181,10 @@ class Lifecycle:
             await _cancel(running, *watching)
 
     async def _drain(self, running: "asyncio.Future[object]") -> None:
-        """Drain until all work is done, a second stop request comes, or the program crashes. Once a
-        stop is requested, the drain ends ``drain_timeout_seconds`` after it began at the latest."""
+        """Drain until all work is done, the program crashes, or a second stop request comes; then
+        wait for the first stop request, if there was none. Once a stop is requested, the drain ends
+        at most ``drain_timeout_seconds`` after it began. If ``running`` has crashed before, drain
+        only briefly, and don't wait for a stop request."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._drain_timeout_seconds
         draining: asyncio.Future[object] = asyncio.ensure_future(self._program.drain())
@@ -247,7 +251,7 @@ async def _raise_when_stalled() -> None:
 
 async def _send_heartbeats() -> None:
     """Send heartbeats from the event loop. A process whose event loop is blocked, or that waits for
-    a device that never answers, sends none, since it can't serve either."""
+    a device that never answers, sends no heartbeats, since it can't serve either."""
     while True:
         STATUS.health.record_heartbeat()
         if not STATUS.health.describe_unanswered_wait():

@@ -2,16 +2,16 @@
 
 | request | answer |
 |---|---|
-| ``GET /startupz`` | 200 once the program has served; until then 503, with its progress |
-| ``GET /readyz`` | 200 while it serves and is not draining |
-| ``GET /livez`` | 200 unless its event loop, or loading the weights, has stalled |
+| ``GET /startupz`` | 200 once the program has begun to serve; until then 503, with its progress |
+| ``GET /readyz`` | 200 while the program serves and is not draining |
+| ``GET /livez`` | 200 unless the program's event loop, or loading the weights, has stalled |
 | ``GET /metrics`` | Prometheus text |
-| ``POST /drain`` | 200 once it has drained, 202 until then; from this host only |
+| ``POST /drain`` | 200 once the program has drained, 202 until then; from this host only |
 
-A drain begins as on SIGTERM, but a process that has drained does not exit: it keeps running, not
-ready, until it receives SIGTERM, and then exits at once. If SIGTERM arrives before the drain has
-finished, the process has the rest of its drain time. ``POST /drain`` is idempotent, so a caller can
-repeat it until the drain has finished.
+``POST /drain`` starts the same drain as SIGTERM, but a process that has drained does not exit: it
+keeps running, not ready, until it receives SIGTERM, and then exits at once. If SIGTERM arrives
+before the drain has finished, the process has the rest of its drain time. ``POST /drain`` is
+idempotent, so a caller can repeat it until the drain has finished.
 
 The server runs in threads of its own, and starts before anything is loaded. A native call that
 never releases the GIL stops these threads, too; then there is no answer at all.
@@ -58,8 +58,8 @@ OpsResponse = tuple[HTTPStatus, str, bytes]
 
 
 class OpsServer:
-    """Answers the requests in the table above. Call :meth:`open`, then :meth:`attach_program` with
-    the program, and :meth:`close` at the end."""
+    """Answers the requests in the table at the top of this module. Call :meth:`open`, then
+    :meth:`attach_program`, and :meth:`close` at the end."""
 
     def __init__(
         self, health: ProcessHealth, hang_timeout_seconds: float, guard: BrowserGuard | None = None
@@ -91,8 +91,8 @@ class OpsServer:
         return address
 
     def attach_program(self, metrics: Collector, on_drain: Callable[[], None]) -> None:
-        """Serve the program's ``metrics``, and call ``on_drain`` once, from any thread, when a
-        drain is requested; at once if it was requested already."""
+        """From now on, serve the program's ``metrics`` and drain requests. ``on_drain`` is called
+        once, from any thread, when a drain is requested: at once if that has already happened."""
         self._registry.register(metrics)
         with self._lock:
             self._on_drain = on_drain
@@ -206,7 +206,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        """Bind without the DNS query for this host's name that HTTPServer makes."""
+        """Bind the socket without the DNS query for this host's name that HTTPServer makes."""
         TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:

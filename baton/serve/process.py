@@ -82,8 +82,8 @@ def _tune_garbage_collector() -> None:
 
 
 def single_error(group: BaseExceptionGroup[BaseException]) -> BatonError | None:
-    """The first BatonError of the group, if there are no other exceptions in it; else None, so that
-    bugs are never hidden."""
+    """Return the first BatonError of the group. Return None if the group has any other exceptions,
+    so that bugs are never hidden."""
     ours, bugs = group.split(BatonError)
     if ours is None or bugs is not None:
         return None

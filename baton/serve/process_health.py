@@ -29,7 +29,8 @@ MAX_ERROR_LENGTH = 1024
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """``done_bytes`` of ``total_bytes`` bytes of ``what``, as of ``at_seconds``."""
+    """How much of ``what`` is loaded: ``done_bytes`` of ``total_bytes``. ``at_seconds`` is when
+    this was reported."""
 
     what: str
     done_bytes: int
@@ -72,7 +73,7 @@ class ProcessHealth:
         self.has_served = self.has_served or state == "serving"
 
     def set_settings(self, status: Mapping[str, Any]) -> None:
-        """Record how the settings differ from those at the start: the fields of a
+        """Record how the settings differ from those at the start. ``status`` has the fields of a
         :class:`baton.serve.settings_watcher.SettingsStatus` that are not empty."""
         self.settings = status
 
@@ -105,15 +106,17 @@ class ProcessHealth:
     @property
     def pending_settings(self) -> PendingSettings:
         """The changes of the config file that this process has not applied: the settings that need
-        a restart, and why a change was rejected. The process's registry entry contains them."""
+        a restart, and why a change was rejected. They are part of the process's entry in the
+        registry."""
         return PendingSettings(
             tuple(self.settings.get("restart_needed", ())),
             self.settings.get("rejected", "")[:MAX_ERROR_LENGTH],
         )
 
     def describe_hang(self, hang_timeout_seconds: float) -> str:
-        """Describe what hangs; empty if nothing does. ``hang_timeout_seconds`` is the limit for the
-        event loop; 0 disables this limit and the one for other threads."""
+        """Describe what hangs, or return an empty string if nothing does. The event loop hangs if
+        it has been blocked for more than ``hang_timeout_seconds``; if that is 0, neither the event
+        loop nor other threads are checked, but only the progress of loading."""
         beat, now = self._beat_at, self._clock.monotonic()
         if hang_timeout_seconds and beat is not None and now - beat > hang_timeout_seconds:
             return f"the event loop has been blocked for {now - beat:.0f} s"
@@ -122,7 +125,7 @@ class ProcessHealth:
         ) or self.describe_stalled_load()
 
     def describe_unanswered_wait(self) -> str:
-        """Describe a thread that does not answer; empty if there is none."""
+        """Describe a thread that does not answer, or return an empty string if there is none."""
         waiting = self._waiting
         if waiting is None:
             return ""
@@ -133,7 +136,7 @@ class ProcessHealth:
         )
 
     def describe_stalled_load(self) -> str:
-        """Describe how loading has stalled; empty if it has not."""
+        """Describe how loading has stalled, or return an empty string if it has not."""
         loading = self.loading
         if self.has_served or loading is None or not loading.is_unfinished:
             return ""
@@ -145,7 +148,8 @@ class ProcessHealth:
         )
 
     def describe(self) -> str:
-        """The state in one line, with the progress of loading during a start."""
+        """Return the state in one line. While the program starts, the line has the progress of
+        loading."""
         if self.state == "starting" and self.loading is not None:
             return f"starting: {self.loading}"
         return "drained" if self.is_drained else self.state

@@ -34,11 +34,11 @@ ApplySettings = Callable[[Settings], Awaitable[None]]
 @dataclass(frozen=True, slots=True)
 class SettingsStatus:
     """How the settings of a running program differ from those with which it started. ``changed``
-    maps the names of live settings that have another value now to that value, as text.
-    ``restart_needed`` names the settings that differ in the config file, but take effect only when
-    the program is started again. ``rejected`` says what is wrong with the config file, in which
-    case the program keeps the settings that it has, or which error kept a part of the program from
-    using new settings."""
+    maps the name of each live setting whose value has changed to its new value, as text.
+    ``restart_needed`` names the settings that have changed in the config file, but take effect only
+    when the program is started again. ``rejected`` is an error: either what is wrong with the
+    config file, in which case the program keeps the settings that it has, or why a part of the
+    program could not apply new settings."""
 
     changed: dict[str, str] = field(default_factory=dict)
     restart_needed: list[str] = field(default_factory=list)
@@ -112,9 +112,9 @@ class SettingsWatcher:
 
     def _load(self, content: bytes | str, warn: Callable[[SettingWarning], None]) -> Settings:
         """Parse ``content``: the file's bytes or, as a str, the reason why the file can't be read.
-        The file itself is not read again, since it may have changed meanwhile. Raises Invalid with
-        that reason, or if the content is invalid, or if the file has become empty: then it is
-        probably half-written."""
+        The file itself is not read again, since it may have changed meanwhile. Raises Invalid if
+        the file can't be read, if its content is invalid, or if it has become empty, since it is
+        then probably half-written."""
         if isinstance(content, str):
             raise Invalid(content)
         if _is_empty(content) and not self._was_empty:
@@ -124,7 +124,8 @@ class SettingsWatcher:
         return reload_settings(self._started_with, content, warn)
 
     def _log_warnings(self, warnings: list[SettingWarning]) -> None:
-        """Log the warnings that are new. Those of the first load were logged at the start."""
+        """Log the warnings that are new. The warnings of the first load are not logged here, since
+        they were logged at the start."""
         if self._last_loaded is not None:
             for warning in warnings:
                 if warning not in self._warnings:
@@ -157,8 +158,8 @@ class SettingsWatcher:
         self._report(SettingsStatus(now, names, failure))
 
     async def _notify(self, subscribers: list[ApplySettings]) -> str:
-        """Give the settings in force to ``subscribers``. Returns what went wrong, or "". Those that
-        failed are called again at the next check."""
+        """Give the settings in force to ``subscribers``. Return what went wrong, or "". Subscribers
+        that failed are called again at the next check."""
         self._failed, reasons = [], []
         for apply in subscribers:
             try:

@@ -23,10 +23,10 @@ bytes."""
 
 @dataclass(frozen=True, slots=True)
 class StatusReport:
-    """``state`` is starting, serving, draining, stopped or failed. While starting, ``done`` of
-    ``total`` bytes of ``what`` are loaded. ``address`` is set once the program serves. A worker
-    that has changed its role reports the new role in ``what``. ``ops`` is host:port of the ops
-    server, if there is one."""
+    """A report of a program's state. ``state`` is starting, serving, draining, stopped or failed.
+    While the program starts, ``done`` of ``total`` bytes of ``what`` are loaded. ``address`` is set
+    once the program serves. A worker that has changed its role reports the new role in ``what``.
+    ``ops`` is host:port of the ops server, if there is one."""
 
     state: str
     what: str = ""
@@ -38,8 +38,8 @@ class StatusReport:
 
 
 class StatusPipe:
-    """The program's end of the pipe. If the supervisor is gone, reports are dropped. ``health`` has
-    the same information for other readers (the ops server)."""
+    """The program's end of the pipe. If the supervisor has ended, reports are dropped. ``health``
+    has the same information for other readers (the ops server)."""
 
     def __init__(self, file_descriptor: int = -1, health: ProcessHealth | None = None) -> None:
         self.health = health or ProcessHealth()
@@ -55,7 +55,7 @@ class StatusPipe:
         self._write("\n")
 
     def send_load_progress(self, what: str, done: int, total: int) -> None:
-        """Report progress, with at most one line per percent."""
+        """Report how much of ``what`` is loaded, with at most one line per percent."""
         self.health.record_load_progress(what, done, total)
         percent = 100 * done // max(total, 1)
         if percent != self._last_percent:
@@ -75,7 +75,7 @@ class StatusPipe:
         self._write(json.dumps({"listening": asdict(socket)}) + "\n")
 
     def send_settings(self, status: dict[str, Any]) -> None:
-        """Report how the settings differ from those at the start: the fields of
+        """Report how the settings differ from those at the start. ``status`` has the fields of
         :class:`baton.serve.settings_watcher.SettingsStatus` that are not empty."""
         self.health.set_settings(status)
         short = {**status, "rejected": str(status.get("rejected", ""))[:MAX_MESSAGE_LENGTH]}
@@ -86,7 +86,7 @@ STATUS = StatusPipe()
 
 
 def report_progress(what: str, done: int, total: int) -> None:
-    """Report progress; may be called from any thread of the process."""
+    """Report how much of ``what`` is loaded. May be called from any thread of the process."""
     STATUS.send_load_progress(what, done, total)
 
 

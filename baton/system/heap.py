@@ -10,17 +10,18 @@ MAX_FREE_BYTES = 1 << 20
 
 
 def trim_heap() -> None:
-    """Return free memory inside the heap to the system, where the C library can. It takes up to 20
-    ms for some 100 MB, during which other threads' allocations wait."""
+    """Return free memory inside the heap to the operating system, if the C library supports that.
+    This takes up to 20 ms for some 100 MB, during which other threads' allocations wait."""
     trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def limit_free_heap() -> None:
-    """Return free memory at the end of an arena to the system when it exceeds a mebibyte, where the
-    C library can. Otherwise each arena would keep twice the largest buffer that there ever was, and
-    ``trim_heap`` would free that only in the first arena."""
+    """Make the C library, if it supports that, return free memory at the end of an arena to the
+    operating system when it exceeds a mebibyte. Otherwise each arena would keep twice the size of
+    the largest buffer that it ever had, and ``trim_heap`` would free that memory only in the first
+    arena."""
     set_option: Any = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         set_option(M_TRIM_THRESHOLD, MAX_FREE_BYTES)

@@ -9,8 +9,9 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def create_memory_file(name: str, size_bytes: int) -> int:
-    """Create ``size_bytes`` of zeroed memory, allocated when touched; returns its file descriptor.
-    The size is sealed: if a file shrank, processes that read its mapping would die of SIGBUS."""
+    """Create a memory file of ``size_bytes`` zeroes, whose memory is allocated when it is touched.
+    Return its file descriptor. The file's size is sealed: if it shrank, processes that read its
+    mapping would die of SIGBUS."""
     file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, size_bytes)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
@@ -18,8 +19,8 @@ def create_memory_file(name: str, size_bytes: int) -> int:
 
 
 def memory_file_problem(file: int, size_bytes: int) -> str:
-    """Why it is not safe to read a mapping of ``file``, which a peer claims to be a memory file
-    of ``size_bytes``; empty if it is safe."""
+    """Return why it is not safe to read a mapping of ``file``, which a peer claims to be a memory
+    file of ``size_bytes``. Return an empty string if it is safe."""
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
         return "it is not a regular file"

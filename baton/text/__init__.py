@@ -1,4 +1,5 @@
-"""Tokenizer, chat templates, incremental detokenization, stop strings, grammars. No torch.
+"""Tokenizer, chat templates, incremental detokenization, stop strings, grammars. No module of
+this package imports torch.
 
 - :class:`~baton.text.tokenizer.Tokenizer` converts text to token ids and back.
 - :class:`~baton.text.chat_template.ChatTemplate` renders chats.

@@ -21,7 +21,7 @@ class ChatTemplate:
     ``variables`` are the special tokens by name, for example ``bos_token``."""
 
     def __init__(self, named: Mapping[str, str], variables: Mapping[str, Any], clock: Clock):
-        """Raise Invalid for a template that does not compile."""
+        """Compile the templates. Raises Invalid for a template that does not compile."""
         self._variables = dict(variables)
         self._sources = dict(named)
         self.source = "\n".join(named.values())
@@ -65,7 +65,7 @@ class ChatTemplate:
 
 
 def _as_system(message: Message) -> Message:
-    """Rename the role `developer`, OpenAI's newer name for `system`, which most templates don't
+    """Rename the role ``developer``, OpenAI's newer name for ``system``, which most templates don't
     know."""
     return {**message, "role": "system"} if message["role"] == "developer" else message
 
@@ -83,7 +83,8 @@ def _environment(clock: Clock) -> jinja2.Environment:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks an assistant's text for training; here it has no effect."""
+    """The tag ``{% generation %}``, which marks an assistant's text for training. Here it has no
+    effect."""
 
     tags = {"generation"}  # noqa: RUF012
 

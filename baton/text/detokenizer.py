@@ -23,7 +23,7 @@ class Vocabulary(Protocol):
     """The methods of a tokenizer that an incremental detokenizer needs."""
 
     def is_hidden(self, token_id: int) -> bool:
-        """Whether decoding skips the token: special or unknown."""
+        """Return whether decoding skips the token because it is special or unknown."""
         ...
 
     def token(self, token_id: int) -> str: ...
@@ -49,8 +49,8 @@ class IncrementalDetokenizer(Protocol):
 class ByteLevelDetokenizer:
     """A detokenizer for byte-level BPE, where every token is a string of bytes.
 
-    An invalid byte sequence becomes one replacement character per maximal invalid part, in
-    Python as in Rust (the practice recommended in Unicode 15, section 3.9).
+    In an invalid byte sequence, each maximal invalid part becomes one replacement character. Python
+    does this in the same way as Rust (the practice recommended in Unicode 15, section 3.9).
 
     Tokens in ``visible_special_ids`` are not skipped although they are hidden."""
 
@@ -77,8 +77,8 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """A detokenizer for all tokenizers but byte-level BPE. The text of a token is what it adds to
-    the text of the previous token.
+    """A detokenizer for all tokenizers but byte-level BPE. A token's text is what the token adds to
+    the text of the token before it.
 
     A run of byte tokens (``<0xE4>``) is held back until it ends, because an invalid byte turns the
     whole run into replacement characters. Tokens in ``visible_special_ids`` are not skipped
@@ -127,9 +127,9 @@ class WindowDetokenizer:
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Map the characters with which byte-level BPE writes bytes to these bytes. Printable bytes are
-    written as themselves; the others, in order, as the code points from 256 on (GPT-2's
-    ``bytes_to_unicode``)."""
+    """Return a map from the characters with which byte-level BPE writes bytes to these bytes.
+    Printable bytes are written as themselves; the others, in order, as the code points from 256 on
+    (GPT-2's ``bytes_to_unicode``)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {

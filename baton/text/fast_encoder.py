@@ -2,8 +2,8 @@
 same ids.
 
 ``fastokens`` reads the same ``tokenizer.json``, but does not support every kind of tokenizer. It is
-used for a model only if it gives the same ids as the reference for texts on which tokenizers are
-known to differ, with and without the special tokens that begin and end a text.
+used for a model only if it gives the same ids as ``tokenizers``, the reference, for texts on which
+tokenizers are known to differ, with and without the special tokens that begin and end a text.
 
 ``fastokens`` never frees the working memory that its longest word needed: 45 bytes per character,
 370 MB for 8 MB of spaces. So a text that may have a word of more than 2 * WINDOW_CHARACTERS is left
@@ -44,8 +44,8 @@ WORD_ENDS = ' \n\t,.;:!?()[]{}"、。，；：！？（）「」'
 
 
 class FastEncoder:
-    """Wraps ``fastokens``. Thread-safe. ``word_end`` matches places where a word certainly ends;
-    None when there is no such pattern."""
+    """Wraps ``fastokens``. Thread-safe. ``word_end`` matches places where a word certainly ends; it
+    is None when there is no such pattern."""
 
     def __init__(self, tokenizer: FastTokenizer, word_end: re.Pattern[str] | None) -> None:
         self._tokenizer = tokenizer
@@ -76,7 +76,8 @@ class FastEncoder:
 
 
 def make_fast_encoder(reference: tokenizers.Tokenizer) -> FastEncoder | None:
-    """Return a fast encoder; None if it can't read the tokenizer, or gives different ids."""
+    """Return a fast encoder; None if ``fastokens`` can't read the tokenizer, or gives different
+    ids."""
     try:
         tokenizer = FastTokenizer.from_json_str(reference.to_str())
         encoder = FastEncoder(tokenizer, word_end_pattern(reference))
@@ -95,16 +96,17 @@ def make_fast_encoder(reference: tokenizers.Tokenizer) -> FastEncoder | None:
 
 
 def word_end_pattern(reference: tokenizers.Tokenizer) -> re.Pattern[str] | None:
-    """Return a pattern of places where the tokenizer always ends a word: a letter or digit, then a
-    character at which the tokenizer splits. These are the WORD_ENDS at which it split two sample
-    texts. Return None if there are none."""
+    """Return a pattern of places where the tokenizer always ends a word: a letter or digit,
+    followed by one of those ``WORD_ENDS`` at which the tokenizer splits two sample texts. Return
+    None if it splits them at none."""
     ends = [end for end in WORD_ENDS if all(_is_cut(reference, f"{a}{end}{a}") for a in "a7")]
     return re.compile(rf"[^\W_][{re.escape(''.join(ends))}]") if ends else None
 
 
 def _is_cut(reference: tokenizers.Tokenizer, text: str) -> bool:
-    """Whether the tokenizer splits ``text`` into words so that its first and its last character are
-    in different words. They must be the same letter or digit, which occurs nowhere between them."""
+    """Return whether the tokenizer splits ``text`` into words so that its first and its last
+    character are in different words. Both characters must be the same letter or digit, which occurs
+    nowhere between them."""
     letter, normalizer, splitter = text[0], reference.normalizer, reference.pre_tokenizer
     text = normalizer.normalize_str(text) if normalizer is not None else text
     words = splitter.pre_tokenize_str(text) if splitter is not None else [(text, (0, 0))]

@@ -9,8 +9,8 @@ class StopStrings:
 
     Only text that may still become a stop string is held back. If several stop strings are
     completed by the same character, the longest counts. The result does not depend on how the text
-    is split. One automaton per stop string (Knuth, Morris and Pratt, 1977): O(1) amortised per
-    character and stop string.
+    is split. There is one automaton per stop string (Knuth, Morris and Pratt, 1977), which takes
+    O(1) amortised time per character.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -25,7 +25,8 @@ class StopStrings:
         return bool(self._automata)
 
     def push(self, text: str) -> str:
-        """Append ``text`` and return the text that may be shown now: none after a match."""
+        """Append ``text`` and return the text that may be shown now; after a match, that is
+        none."""
         if self.matched is not None:
             return ""
         if not self._automata:
@@ -42,7 +43,7 @@ class StopStrings:
         return pending[:split]
 
     def flush(self) -> str:
-        """Return the text that was held back, once the stream has ended."""
+        """Return the text that was held back. Call this once the stream has ended."""
         pending, self._pending = self._pending, ""
         return pending
 

@@ -99,9 +99,9 @@ class Tokenizer:
         return ids
 
     def exceeds_tokens(self, text: str, max_tokens: int) -> bool:
-        """Whether ``text`` certainly has more than ``max_tokens`` tokens, without encoding all of
-        it. False only guarantees that encoding it takes memory and time in proportion to
-        ``max_tokens``.
+        """Return whether ``text`` certainly has more than ``max_tokens`` tokens, without encoding
+        all of it. False only guarantees that encoding the text takes memory and time in proportion
+        to ``max_tokens``.
 
         The text is encoded in pieces until they certainly have more tokens than allowed. Since
         cutting a text may add tokens, :data:`MAX_TOKENS_PER_CUT` are subtracted for each piece.
@@ -117,8 +117,8 @@ class Tokenizer:
         return False
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Decode token ids. Ids outside of the tokenizer's vocabulary (the model's may be padded)
-        are skipped."""
+        """Decode token ids. Ids outside of the tokenizer's vocabulary are skipped (the model's
+        vocabulary may be padded)."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
@@ -186,7 +186,7 @@ class Tokenizer:
 
 def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
     if not path.is_file():
-        raise Invalid(f"{path}: no such file")
+        raise Invalid(f"{path}: the file is missing")
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     # The library raises bare Exceptions for whatever it can't read.
@@ -229,7 +229,7 @@ def _named_templates(model_dir: Path, config: dict[str, Any]) -> dict[str, str]:
         try:
             return {"default": path.read_text(encoding="utf-8")}
         except UnicodeDecodeError as error:
-            raise Invalid(f"{path}: not UTF-8") from error
+            raise Invalid(f"{path}: the file is not UTF-8 text") from error
     template = config.get("chat_template")
     if template is None:
         return {}
@@ -239,7 +239,9 @@ def _named_templates(model_dir: Path, config: dict[str, Any]) -> dict[str, str]:
         return {str(entry["name"]): str(entry["template"]) for entry in template}
     except (TypeError, KeyError) as error:
         place = model_dir / "tokenizer_config.json"
-        raise Invalid(f"{place}: chat_template is neither a string nor a list") from error
+        raise Invalid(
+            f"{place}: chat_template must be a string, or a list of objects with name and template"
+        ) from error
 
 
 def _content(token: Any) -> str:
@@ -255,7 +257,8 @@ def _model_vocab_size(model_dir: Path) -> int | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; empty when there is no such file."""
+    """Read a JSON object from a file; return an empty dict if there is no such file. Raises Invalid
+    if the file is not a JSON object."""
     if not path.is_file():
         return {}
     try:
@@ -263,5 +266,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise Invalid(f"{path}: {error}") from error
     if not isinstance(value, dict):
-        raise Invalid(f"{path}: not a JSON object")
+        raise Invalid(f"{path}: the file is not a JSON object")
     return value

@@ -11,8 +11,8 @@ from baton.traces.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class DiurnalRate:
-    """A request rate that follows a cosine with period ``period_seconds``: from ``low_per_second``
-    at midnight, where it begins, to ``high_per_second`` at noon and back."""
+    """A request rate that follows a cosine with period ``period_seconds``. It begins at midnight
+    with ``low_per_second``, rises to ``high_per_second`` at noon, and falls back."""
 
     low_per_second: float
     high_per_second: float

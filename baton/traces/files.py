@@ -1,4 +1,5 @@
-"""Reads and writes trace files, in three formats that are distinguished by their first line."""
+"""Reads trace files in three formats, which are distinguished by their first line, and writes one
+of these formats."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -35,13 +36,14 @@ def read_trace(path: Path) -> Trace:
     format:
 
     - Mooncake's JSONL (FAST '25 release): ``timestamp`` (ms), ``input_length``, ``output_length``
-      (tokens), ``hash_ids``, one per 512 tokens of the prompt, the last perhaps partial;
+      (tokens), and ``hash_ids``, one for each block of 512 tokens of the prompt, of which the last
+      may be partial;
     - Azure's CSV of LLM inference (2023 and 2024): ``TIMESTAMP,ContextTokens,GeneratedTokens``;
       the file has no block ids, so no two requests share a block;
     - Baton's own JSONL (:func:`write_trace`): a header with ``format``, ``name`` and
       ``block_tokens``, then a line per request.
 
-    Raises Invalid for any other content, with the file, and the line if there is one."""
+    Raises Invalid for any other content; the error names the file and, if possible, the line."""
     lines = _lines(path)
     first = next(lines, None)
     if first is None:
@@ -53,8 +55,8 @@ def read_trace(path: Path) -> Trace:
 
 
 def write_trace(trace: Trace, path: Path) -> None:
-    """Write Baton's own JSONL: a header, then a line per request. Raises Invalid when ``path``
-    cannot be written."""
+    """Write a trace in Baton's own JSONL: a header, then a line per request. Raises Invalid when
+    ``path`` cannot be written."""
     header = {"format": FORMAT, "name": trace.name, "block_tokens": trace.block_tokens}
     try:
         with path.open("w", encoding="utf-8") as file:
@@ -106,7 +108,7 @@ def _lines(path: Path) -> Iterator[Line]:
     except OSError as error:
         raise Invalid(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise Invalid(f"{path}: not UTF-8 text ({error.reason})") from error
+        raise Invalid(f"{path}: the file is not UTF-8 text ({error.reason})") from error
 
 
 _Reader = Callable[[str, Line, Iterator[Line]], Trace]
@@ -191,7 +193,8 @@ def _blocks(fields: JsonFields, name: str, num_tokens: int, block_tokens: int) -
         )
     if len(set(blocks)) != needed:
         raise Invalid(
-            f"{fields.where}: {name} has an id twice; an id stands for a block and all before it"
+            f"{fields.where}: {name} contains the same block id twice; an id identifies a block "
+            "together with all blocks before it"
         )
     return blocks
 
@@ -205,7 +208,9 @@ def _read_azure(name: str, first: Line, lines: Iterator[Line]) -> Trace:
     missing = [column for column in _AZURE_COLUMNS if column not in header]
     if missing:
         needed = ",".join(_AZURE_COLUMNS)
-        raise Invalid(f"{first[0]}: no column {missing[0]}; there must be {needed}")
+        raise Invalid(
+            f"{first[0]}: the column {missing[0]} is missing; the columns must include {needed}"
+        )
     clock, ids = _MonotonicTimes(), count()
     arrivals = tuple(_azure_arrival(header, line, clock, ids) for line in lines)
     return Trace(name, AZURE_BLOCK_TOKENS, arrivals)
@@ -229,17 +234,21 @@ def _azure_fields(header: list[str], line: Line) -> JsonFields:
     where, text = line
     cells = [cell.strip() for cell in text.split(",")]
     if len(cells) != len(header):
-        raise Invalid(f"{where}: {len(cells)} cells; the header has {len(header)} columns")
+        raise Invalid(
+            f"{where}: the line has {len(cells)} cells, but the header has {len(header)} columns"
+        )
     return JsonFields(where, dict(zip(header, map(_cell, cells), strict=True)))
 
 
 def _cell(text: str) -> int | str:
-    """Convert a CSV cell to an int if it is one: CSV has no types."""
+    """Return a CSV cell as an int if it is a whole number, otherwise as text, since CSV has no
+    types."""
     return int(text) if text.removeprefix("-").isdecimal() and len(text) < 20 else text
 
 
 def _azure_microseconds(fields: JsonFields) -> int:
-    """Return microseconds since 1970; finer digits are dropped. UTC if there is no time zone."""
+    """Return the TIMESTAMP in microseconds since 1970; finer digits are dropped. A time without a
+    time zone is taken as UTC."""
     try:
         at = datetime.fromisoformat(fields.text("TIMESTAMP"))
     except ValueError as error:
@@ -262,7 +271,7 @@ class _MonotonicTimes:
             self._first = self._last = at
         if at < self._last:
             raise Invalid(
-                f"{where}: {name} is before that of the previous line; times must not decrease"
+                f"{where}: {name} is earlier than in the previous line; times must not decrease"
             )
         self._last = at
         return at - self._first

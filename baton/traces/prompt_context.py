@@ -1,4 +1,5 @@
-"""Growing synthetic prompts, represented by block ids: a common prefix has the same ids."""
+"""Synthetic prompts that grow, represented by the ids of their blocks: prompts with a common prefix
+have the same ids for it."""
 
 from collections.abc import Iterator
 

@@ -28,8 +28,9 @@ class LengthDistribution:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
-    """The shared prefixes of sessions: ``common_tokens`` that all share, then one of ``count``
-    texts. The popularity of the k-th is proportional to k ** -``zipf``."""
+    """The prefixes that sessions share. A prefix consists of ``common_tokens`` tokens that all
+    prefixes have in common, and one of ``count`` texts. The popularity of the k-th text is
+    proportional to k ** -``zipf``."""
 
     count: int
     lengths: LengthDistribution

@@ -42,8 +42,9 @@ from the start. With exponential durations, 2 % of it are missing."""
 class TraceGenerator(Protocol):
     """Generates a trace of ``num_requests`` arrivals (turns), ``rate_per_second`` on average.
     Sessions begin as a renewal process whose intervals are Gamma-distributed with ``burstiness`` as
-    coefficient of variation: 1 is Poisson, more is bursty (BurstGPT, Wang et al., KDD '25, fits
-    such a process to a real service). Raises Invalid for arguments that are out of range."""
+    the coefficient of variation: 1 is a Poisson process, and higher values are burstier (BurstGPT,
+    Wang et al., KDD '25, fits such a process to a real service). Raises Invalid for arguments that
+    are out of range."""
 
     def __call__(
         self, num_requests: int, rate_per_second: float, seed: int, burstiness: float = 1.0
@@ -142,7 +143,8 @@ class _SessionGenerator:
 
 
 def _drawn(cumulated: list[float], generator: np.random.Generator) -> int:
-    """Draw an index by weights, given their cumulative sums."""
+    """Draw an index with a probability in proportion to its weight. ``cumulated`` are the
+    cumulative sums of the weights."""
     index = np.searchsorted(cumulated, generator.random() * cumulated[-1], side="right")
     return min(int(index), len(cumulated) - 1)
 
@@ -153,8 +155,8 @@ def _sessions(
     burstiness: float,
     generator: np.random.Generator,
 ) -> Iterator[list[TraceRequest]]:
-    """Yield sessions without end, ordered by their first turns. All kinds have the same number of
-    requests on average."""
+    """Yield sessions without end, ordered by their first turns. Each kind of session has the same
+    number of requests on average."""
     per_request = [1 / source.mean_turns for source in sources]
     mean_gap = len(sources) / (rate_per_second * sum(per_request))
     weights = list(accumulate(per_request))
@@ -166,8 +168,8 @@ def _sessions(
 
 
 def _merged(sessions: Iterator[list[TraceRequest]]) -> Iterator[TraceRequest]:
-    """Merge the turns of all sessions in order of time. Sessions are ordered by their first turn,
-    so no later session has an earlier turn."""
+    """Merge the turns of all sessions in order of time. Sessions are ordered by their first turns,
+    so no turn of a later session comes before the first turn of the current one."""
     pending: list[tuple[float, int, TraceRequest]] = []
     numbers = count()
     for turns in sessions:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """A request of a trace. ``block_ids`` are the ids of the prompt's blocks; an id stands for the
-    block and all before it, and the last block may be partial. ``session`` is the name of the
-    conversation; empty if unknown."""
+    """A request of a trace. ``block_ids`` are the ids of the prompt's blocks. An id identifies a
+    block together with all blocks before it; the last block may be partial. ``session`` is the name
+    of the conversation; empty if unknown."""
 
     arrival_seconds: float
     num_prompt_tokens: int

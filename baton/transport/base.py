@@ -20,8 +20,8 @@ Guarantees of every backend:
 
 Legal order: register -> export; connect -> prepare -> post -> poll* -> release; disconnect; close.
 ``release`` is legal in every state after ``prepare`` and idempotent. For each transfer, methods may
-be called from any thread, but only from one at a time. ``post`` may take as long as the copy (see
-``copies_in_post``); no other method blocks, neither on a peer nor on a ``post``.
+be called from any thread, but only from one thread at a time. ``post`` may take as long as the copy
+(see ``copies_in_post``); no other method blocks, neither on a peer nor on a ``post``.
 """
 
 from collections.abc import Sequence
@@ -52,8 +52,8 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class TransferRange:
-    """Copies ``size_bytes`` from ``remote_offset`` in the peer's region to ``local_offset`` in the
-    local region."""
+    """A range to read: ``size_bytes`` bytes at ``remote_offset`` in the peer's region are copied to
+    ``local_offset`` in the local region."""
 
     remote_offset: int
     local_offset: int
@@ -70,11 +70,11 @@ class TransferState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The capabilities of a backend. ``local_only``: both sides must be on one host. ``devices``:
-    the kinds of memory that it can read and write. ``copies_in_post``: whether ``post`` may take as
-    long as copying the bytes, so that an event loop must call it in a thread. ``waits_in_post``:
-    whether it may also wait for another ``post`` to end, so that even small transfers need a
-    thread.
+    """The capabilities of a backend. ``local_only``: whether both sides must be on one host.
+    ``devices``: the kinds of memory that the backend can read and write. ``copies_in_post``:
+    whether ``post`` may take as long as copying the bytes, so that an event loop must call it in a
+    thread. ``waits_in_post``: whether ``post`` may also wait for another ``post`` to end, so that
+    even small transfers need a thread.
     """
 
     local_only: bool
@@ -84,21 +84,22 @@ class Capabilities:
 
 
 class Peer(Protocol):
-    """A connected peer, as returned by :meth:`Transport.connect`. Opaque to all but the backend."""
+    """A connected peer, as returned by :meth:`Transport.connect`. Only the backend knows the other
+    attributes."""
 
     @property
     def endpoint(self) -> Endpoint: ...
 
 
 class Transfer(Protocol):
-    """One batch of reads; opaque except for these properties."""
+    """One batch of reads. Only the backend knows the other attributes."""
 
     @property
     def size_bytes(self) -> int: ...
 
     @property
     def error(self) -> str:
-        """Why the transfer FAILED; empty if it has not."""
+        """The reason why the transfer is FAILED; empty if it is not FAILED."""
         ...
 
 
@@ -120,24 +121,26 @@ class Transport(Protocol):
         ...
 
     def export(self) -> Endpoint:
-        """The endpoint for peers to connect with. Call it after ``register``."""
+        """Return the endpoint with which peers connect to this transport. Call it after
+        ``register``."""
         ...
 
     def connect(self, endpoint: Endpoint) -> Peer:
-        """Connect, or return the peer that is connected already (same owner, generation).
+        """Connect to the peer that exported ``endpoint``. If a peer with the same owner and
+        generation is already connected, return it.
 
-        Raises Unavailable when the peer can't be reached, Invalid for another backend's
-        or a malformed endpoint.
+        Raises Unavailable when the peer can't be reached, and Invalid for an endpoint that is
+        malformed or belongs to another backend.
         """
         ...
 
     def disconnect(self, peer: Peer) -> None:
-        """Drop the peer and everything that is cached for it. Unfinished transfers become
+        """Drop the peer and everything that is cached for it. Its unfinished transfers become
         FAILED."""
         ...
 
     def idle_peers(self) -> Sequence[Peer]:
-        """The connected peers without unfinished reads."""
+        """Return the connected peers without unfinished reads."""
         ...
 
     def prepare(
@@ -145,7 +148,8 @@ class Transport(Protocol):
     ) -> Transfer:
         """Prepare a batch of reads. Adjacent ranges are coalesced.
 
-        Raises Invalid for no range, more than MAX_RANGES, or one outside either region.
+        Raises Invalid if ``ranges`` is empty or has more than MAX_RANGES ranges, or if a range lies
+        outside the local or the peer's region.
         """
         ...
 

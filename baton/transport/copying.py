@@ -16,8 +16,8 @@ from baton.transport.ranges import expect_transport, validated_ranges
 
 @dataclass(eq=False, slots=True)
 class CopyPeer:
-    """A peer with ``num_copies`` in progress. After a disconnect, its memory is detached when the
-    last copy ends."""
+    """A peer. ``num_copies`` is the number of copies from it that are in progress. After a
+    disconnect, its memory is detached when the last copy ends."""
 
     endpoint: Endpoint
     is_connected: bool = True
@@ -105,8 +105,8 @@ class CopyTransport:
 
     @contextlib.contextmanager
     def _copying(self, peer: CopyPeer) -> Iterator[None]:
-        """Context of a copy: keeps the peer's memory attached, even if it is disconnected
-        meanwhile."""
+        """Context manager around a copy. It keeps the peer's memory attached, even if the peer is
+        disconnected meanwhile."""
         with self._lock:
             if not peer.is_connected:
                 raise Unavailable(f"peer {peer.endpoint.owner} was disconnected")
@@ -137,16 +137,16 @@ class CopyTransport:
 
     def attach(self, endpoint: Endpoint) -> None:
         """Open or map the peer's memory. Raises Unavailable, Invalid."""
-        raise AssertionError("each backend must implement this")
+        raise AssertionError("each backend must implement attach()")
 
     def detach(self, endpoint: Endpoint) -> None:
-        raise AssertionError("each backend must implement this")
+        raise AssertionError("each backend must implement detach()")
 
     def copy(self, endpoint: Endpoint, span: TransferRange) -> None:
         """Copy one range. Raises Unavailable when the peer's memory is gone."""
-        raise AssertionError("each backend must implement this")
+        raise AssertionError("each backend must implement copy()")
 
 
 def copy_memory(target: int, source: int, size_bytes: int) -> None:
-    """memmove between addresses; other threads can run meanwhile."""
+    """Copy bytes from address ``source`` to ``target``. Other threads can run meanwhile."""
     ctypes.memmove(target, source, size_bytes)

@@ -1,8 +1,8 @@
-"""KV over gRPC: works over any TCP connection, at the price of two more copies.
+"""Transfers KV over gRPC. This works over any TCP connection, but copies the bytes two more times.
 
-Each transport runs a small server of its own with one raw-bytes method, so that KV never
-queues behind control messages. A request is a packed list of ranges, the response their bytes
-in order.
+Each transport runs a small server of its own, with a single method, so that KV never queues behind
+control messages. A request is a packed list of ranges; the response is a stream of raw bytes, those
+of the ranges in order.
 """
 
 import ctypes
@@ -227,7 +227,7 @@ class GrpcTransport:
             stopped.wait()
 
     def _read(self, transfer: GrpcTransfer) -> None:
-        """Runs in a thread: write the bytes of every message to the local ranges."""
+        """Write the bytes of every message to the local ranges. Runs in a thread."""
         assert self._region is not None
         began = self._clock.monotonic()
         writer = _RangeWriter(self._region.address, transfer.ranges, self._copies)
@@ -258,8 +258,8 @@ class GrpcTransport:
 def _messages(
     address: int, spans: Sequence[tuple[int, int]], copies: MemoryCopier
 ) -> Iterator[bytes]:
-    """The bytes of the ranges in order, as messages of full size (except the last), which may begin
-    and end within a range."""
+    """Yield the bytes of the ranges in order, in messages of MESSAGE_BYTES; the last one may be
+    shorter. A message may begin and end in the middle of a range."""
     parts: list[bytes] = []
     free = MESSAGE_BYTES
     for offset, size in spans:
@@ -340,7 +340,9 @@ def _open(endpoint: Endpoint, trust: ClusterCredentials, clock: Clock) -> GrpcPe
     try:
         address = endpoint.metadata.decode("ascii")
     except UnicodeDecodeError as error:
-        raise Invalid("malformed grpc endpoint") from error
+        raise Invalid(
+            "the metadata of a grpc endpoint must be host:port in ASCII characters"
+        ) from error
     if trust.has_tls:
         options = (*_OPTIONS, ("grpc.ssl_target_name_override", TLS_NAME))
         channel = grpc.secure_channel(address, channel_credentials(trust), options=options)
@@ -367,7 +369,7 @@ def _unpack(request: bytes, generation: int, region_size_bytes: int) -> list[tup
     if wanted != generation:
         raise Invalid(
             "the region's owner has restarted since the reader connected: the reader expects "
-            f"generation {wanted}, but it is {generation}"
+            f"generation {wanted}, but the owner's generation is now {generation}"
         )
     spans = list(_SPAN.iter_unpack(request[_HEADER.size :]))
     if len(spans) != count:

@@ -10,8 +10,8 @@ from baton.transport.base import Region
 
 
 class HostMemory:
-    """``size_bytes`` of zeroed memory, allocated when touched, and freed with this object. ``view``
-    is a writable view of it."""
+    """Zeroed memory of ``size_bytes``, which is allocated when it is touched and freed with this
+    object. ``view`` is a writable view of the memory."""
 
     def __init__(self, name: str, size_bytes: int) -> None:
         self.file_descriptor = create_memory_file(name, size_bytes)
@@ -24,7 +24,8 @@ class HostMemory:
         )
 
     def close(self) -> None:
-        """Free the memory. Call it after every transport with this region was closed."""
+        """Free the memory. Call this after every transport that has registered ``region`` was
+        closed."""
         self.view.release()
         del self._pin
         self._map.close()

@@ -41,8 +41,9 @@ def earlier_generations(peers: Mapping[tuple[str, int], P], endpoint: Endpoint) 
 
 @dataclass(slots=True)
 class _LinearFit:
-    """A linear fit of seconds against bytes: the sums of a weighted least-squares fit, in which
-    newer transfers count more, and small ones about as much as large ones."""
+    """The sums from which a weighted least-squares fit of transfer times (in seconds) against sizes
+    (in bytes) is computed. Newer transfers count more than older ones, and small ones about as much
+    as large ones."""
 
     rate: float = 0.0
     ones: float = 0.0
@@ -65,8 +66,8 @@ class _LinearFit:
             setattr(self, name, (1 - WEIGHT) * getattr(self, name) + weight * value)
 
     def parts(self) -> tuple[float, float]:
-        """Latency in seconds, and seconds per byte; both are at least 0. If the sizes hardly
-        differ, the latency can't be determined and is 0."""
+        """Return the latency in seconds, and the seconds per byte; both are at least 0. If the
+        sizes hardly differ, the latency can't be determined and is 0."""
         per_byte = self.products / self.squares
         spread = self.ones * self.squares - self.sizes**2
         if spread < MIN_SPREAD * self.ones * self.squares:

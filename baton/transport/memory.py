@@ -52,7 +52,7 @@ class MemoryTransport(CopyTransport):
         if region.size_bytes != endpoint.region_size_bytes:
             raise Invalid(
                 f"the region of {endpoint.owner} has {region.size_bytes} bytes, not "
-                f"{endpoint.region_size_bytes}"
+                f"{endpoint.region_size_bytes} as its endpoint says"
             )
 
     def detach(self, endpoint: Endpoint) -> None:
@@ -72,5 +72,5 @@ class MemoryTransport(CopyTransport):
     def _find(self, endpoint: Endpoint) -> Region:
         region = self._fabric.regions.get((endpoint.owner, endpoint.generation))
         if region is None:
-            raise Unavailable(f"{endpoint.owner} is gone")
+            raise Unavailable(f"the region of {endpoint.owner} is gone")
         return region

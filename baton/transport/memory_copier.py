@@ -1,8 +1,8 @@
 """Copies between host memory and a region in host or GPU memory, the latter with CUDA's driver API.
 
-This module calls the driver's own library: without torch, no other CUDA library is certain to be
-installed. It uses the GPU's primary context, so its addresses are the same as those of torch and
-other users of that GPU in this process.
+This module calls the driver's own library, since no other CUDA library is certain to be installed
+where torch is not. It uses the GPU's primary context, so its addresses are the same as those of
+torch and other users of that GPU in this process.
 """
 
 import ctypes
@@ -72,11 +72,12 @@ class CudaMemoryCopier:
             text = ctypes.c_char_p()
             self._driver.cuGetErrorString(code, ctypes.byref(text))
             message = (text.value or b"unknown").decode()
-            raise Unavailable(f"CUDA's driver: {name} failed: {message} ({code})")
+            raise Unavailable(f"the CUDA driver's function {name} failed: {message} ({code})")
 
 
 def open_memory_copier(device: str) -> MemoryCopier:
-    """The copier for a region on ``cpu`` or ``cuda:<i>``. Raises Unavailable."""
+    """Return the copier for a region on ``device``, which is ``cpu`` or ``cuda:<i>``. Raises
+    Unavailable."""
     if device == "cpu":
         return HostMemoryCopier()
     return CudaMemoryCopier(int(device.partition(":")[2] or 0), load_driver())

@@ -1,5 +1,5 @@
-"""NIXL with UCX, from host or device memory: over shared memory, and over RDMA or TCP if
-``interfaces`` names network devices.
+"""Transfers KV with NIXL and UCX, between host or device memory: within a host and, if
+``interfaces`` names network devices, over RDMA or TCP.
 
 UCX does not authenticate: any program that reaches one of its sockets, or an RDMA device that UCX
 opened, can read and write this process's memory. So by default UCX opens no network device here.
@@ -181,7 +181,10 @@ class NixlTransport:
 
     def _add(self, endpoint: Endpoint) -> NixlPeer:
         if len(endpoint.metadata) <= _HEADER.size:
-            raise Invalid("malformed nixl endpoint")
+            raise Invalid(
+                f"the metadata of a nixl endpoint must have more than {_HEADER.size} bytes, not "
+                f"{len(endpoint.metadata)}"
+            )
         address, device, on_device = _HEADER.unpack_from(endpoint.metadata)
         names = []
         for lane in self._lanes:
@@ -202,9 +205,9 @@ class NixlTransport:
                     lane.agent.remove_remote_agent(name)
 
     def idle_peers(self) -> list[NixlPeer]:
-        """The connected peers without unreleased reads. A read from a frozen peer may still write
-        to the local blocks when the peer comes back. Only NIXL can report the end of such a read,
-        so the peer must stay connected until all reads from it have been released."""
+        """Return the connected peers without unreleased reads. A read from a frozen peer may still
+        write to the local blocks when the peer comes back. Only NIXL can report the end of such a
+        read, so the peer must stay connected until all reads from it have been released."""
         with self._peers_lock:
             return [peer for peer in self._peers.values() if not any(peer.num_unreleased)]
 
@@ -353,8 +356,8 @@ def _free(transfer: NixlTransfer, lane: _Lane) -> bool:
 def new_agent(name: str, interfaces: Sequence[str] = (), *, on_device: bool = False) -> Any:
     """Create a NIXL agent with UCX, which opens ``interfaces`` and no other network device.
 
-    Raises Invalid for an interface that this host doesn't have, Unavailable when no wheel can be
-    imported or UCX doesn't start."""
+    Raises Invalid for an interface that this host doesn't have, and Unavailable when none of NIXL's
+    packages can be imported or UCX doesn't start."""
     check_interfaces(interfaces)
     os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
     os.environ.setdefault("UCX_LOG_LEVEL", "error")
@@ -375,11 +378,12 @@ def new_agent(name: str, interfaces: Sequence[str] = (), *, on_device: bool = Fa
                 "UCX", {"ucx_error_handling_mode": "peer" if interfaces else "none"}
             )
             return agent
-    raise Unavailable(f"transport nixl: none of {', '.join(WHEELS)} can be imported")
+    raise Unavailable(f"transport nixl: none of the packages {', '.join(WHEELS)} can be imported")
 
 
 def check_interfaces(interfaces: Sequence[str]) -> None:
-    """Raises Invalid for a device that this host doesn't have; UCX would silently ignore it."""
+    """Raise Invalid for a network device that this host doesn't have; UCX would silently ignore
+    it."""
     present = sorted({path.name for folder in DEVICE_FOLDERS for path in folder.glob("*")})
     for interface in interfaces:
         if interface.partition(":")[0] not in present:
@@ -391,9 +395,10 @@ def check_interfaces(interfaces: Sequence[str]) -> None:
 
 
 def _ucx_settings(interfaces: Sequence[str], on_device: bool) -> dict[str, str]:
-    """Environment variables for UCX. If ``interfaces`` is not empty, ``UCX_TLS`` in this process's
-    environment chooses the UCX transports. If it is empty, ``UCX_TLS`` is overridden with the
-    transports that work within a host, so that UCX never opens a network device."""
+    """Return the environment variables for UCX. If ``interfaces`` is not empty, ``UCX_TLS`` in this
+    process's environment chooses the UCX transports. If ``interfaces`` is empty, ``UCX_TLS`` is
+    overridden with the transports that work within a host, so that UCX never opens a network
+    device."""
     if interfaces:
         return {"UCX_NET_DEVICES": ",".join(interfaces)}
     wanted = os.environ.get("UCX_TLS")
@@ -404,7 +409,8 @@ def _ucx_settings(interfaces: Sequence[str], on_device: bool) -> dict[str, str]:
 
 
 def _tcp_listeners() -> set[str]:
-    """Addresses at which this process listens for TCP, since UCX does not report its own."""
+    """Return the addresses at which this process listens for TCP connections. UCX does not report
+    the addresses at which it listens, so they are found by comparing two calls of this function."""
     sockets = psutil.Process().net_connections("tcp")
     return {
         host_port(each.laddr.ip, each.laddr.port)
@@ -415,7 +421,7 @@ def _tcp_listeners() -> set[str]:
 
 @contextlib.contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Within the ``with`` block, set environment variables, for a C library that reads them."""
+    """Context manager that sets environment variables, for a C library that reads them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -439,8 +445,9 @@ def _skip_destructors_at_exit() -> None:
 
 @contextlib.contextmanager
 def _waiting_progress_thread(bindings: Any) -> Iterator[None]:
-    """Context in which new agents get a progress thread that waits for events. NIXL's Python
-    wrapper hardcodes that wait as zero, so that the thread would use a whole core."""
+    """Context manager: agents created within it get a progress thread that waits for events. NIXL's
+    Python wrapper hardcodes the waiting time as zero, with which the thread would use a whole
+    core."""
     original = bindings.nixlAgentConfig
 
     class WithDelay(original):  # type: ignore[misc, valid-type]
@@ -455,7 +462,7 @@ def _waiting_progress_thread(bindings: Any) -> Iterator[None]:
 
 
 def _memory(device: str) -> tuple[str, int]:
-    """NIXL's name for the kind of memory, and the device's number."""
+    """Return NIXL's name for the kind of memory of ``device``, and the device's number."""
     if device == "cpu":
         return "DRAM", 0
     return "VRAM", int(device.partition(":")[2] or 0)
@@ -463,10 +470,11 @@ def _memory(device: str) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def _translated_errors(what: str) -> Iterator[None]:
-    """Context that raises NIXL's exceptions, which have no common base, as Unavailable."""
+    """Context manager that turns NIXL's exceptions, which have no common base class, into
+    Unavailable. ``what`` is the operation, as a verb."""
     try:
         yield
     except (Unavailable, Invalid):
         raise
     except Exception as error:
-        raise Unavailable(f"nixl {what}: {type(error).__name__} {error}") from error
+        raise Unavailable(f"NIXL can't {what}: {type(error).__name__}: {error}") from error

@@ -10,8 +10,8 @@ from baton.transport.base import MAX_RANGES, Region, TransferRange, coalesce
 def validated_ranges(
     ranges: Sequence[TransferRange], local: Region, remote: Endpoint
 ) -> list[TransferRange]:
-    """Return the ranges, with adjacent ones joined. Raises Invalid for no or too many ranges, an
-    empty range, or one that lies outside the local or the remote region."""
+    """Return the ranges, with adjacent ranges joined. Raises Invalid if there are no ranges or too
+    many, or if a range is empty or lies outside the local or the remote region."""
     if not 0 < len(ranges) <= MAX_RANGES:
         raise Invalid(f"a transfer must have 1 to {MAX_RANGES} ranges, not {len(ranges)}")
     for span in ranges:
@@ -29,6 +29,6 @@ def validated_ranges(
 
 
 def expect_transport(endpoint: Endpoint, name: str) -> None:
-    """Raises Invalid if the endpoint belongs to another backend."""
+    """Raise Invalid unless the endpoint belongs to the transport ``name``."""
     if endpoint.transport != name:
         raise Invalid(f"the endpoint belongs to transport {endpoint.transport!r}, not {name!r}")

@@ -50,7 +50,8 @@ class VerifiedReadResult:
 
 class TransferFailed(Unavailable):
     """The data did not arrive. ``unfinished_transfers`` may still write to the local blocks:
-    quarantine these until ``transport.release`` has returned True for each."""
+    quarantine the blocks until ``transport.release`` has returned True for each of these
+    transfers."""
 
     def __init__(self, message: str, unfinished_transfers: Sequence[Transfer] = ()) -> None:
         super().__init__(message)
@@ -58,7 +59,7 @@ class TransferFailed(Unavailable):
 
 
 def raise_if_cancelled() -> None:
-    """Raises CancelledError if the current task was cancelled. Call it after handling a
+    """Raise CancelledError if the current task was cancelled. Call this after handling a
     TransferFailed that has unfinished transfers: that exception may have been raised in place of
     the task's CancelledError."""
     task = asyncio.current_task()
@@ -180,8 +181,8 @@ async def _transfer(
     settle_seconds: float,
     after: Callable[[], None] | None,
 ) -> ReadResult:
-    """Run one transfer, and call ``after`` once all data has arrived: in the thread that copied it,
-    if any, since the data is in that core's cache."""
+    """Run one transfer, and call ``after`` once all data has arrived. If a thread copied the data,
+    ``after`` is called in that thread, since the data is in its core's cache."""
     began = clock.monotonic()
     batch = transport.prepare(peer, spans, timeout_seconds)
 
@@ -225,8 +226,9 @@ async def _wait_until_done(transport: Transport, batch: Transfer, clock: Clock) 
 async def _release(
     transport: Transport, peer: Peer, batch: Transfer, clock: Clock, settle_seconds: float
 ) -> None:
-    """Release the transfer. Raises TransferFailed if it can't be ended in time. It waits even if
-    cancelled (again): otherwise the caller wouldn't learn that the local blocks are unsafe."""
+    """Release the transfer. Raises TransferFailed if it can't be released in time. If the
+    task is cancelled meanwhile, it waits nevertheless: otherwise the caller wouldn't learn that the
+    local blocks are unsafe."""
     began = clock.monotonic()
     cancelled: asyncio.CancelledError | None = None
     while not transport.release(batch):

@@ -22,8 +22,8 @@ log = structlog.get_logger(__name__)
 
 
 def host_id() -> str:
-    """An id that is equal in two processes iff they may map each other's memory: in the same boot
-    of a kernel, and in the same PID namespace."""
+    """Return an id of the host. It is equal in two processes iff they run under the same boot of
+    the same kernel and in the same PID namespace, so that they may map each other's memory."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
 
@@ -65,7 +65,11 @@ def open_transports(
         else:
             opened[transport.name] = transport
     if not opened:
-        raise Invalid("no transport can serve this worker's memory", param="transports")
+        raise Invalid(
+            f"none of the transports {', '.join(wanted)} can serve this process's memory; the log "
+            "has the reasons (transport_unavailable)",
+            param="transports",
+        )
     return opened
 
 
@@ -105,11 +109,13 @@ def choose_transport(
     source_transports: Sequence[str], reader_transports: Sequence[str], same_host: bool
 ) -> str:
     """Return the first of ``reader_transports`` (best first) that the source serves, too. Unless
-    ``same_host`` is set, transports that work only within a host are left out. Raises Invalid when
-    there is none."""
+    ``same_host`` is True, transports that work only within a host are left out. Raises Invalid if
+    there is no common transport."""
     for name in reader_transports:
         if name in source_transports and (same_host or name not in LOCAL_ONLY):
             return name
+    where = "on the same host" if same_host else "across hosts"
     raise Invalid(
-        f"no common transport: source has {[*source_transports]}, reader {[*reader_transports]}"
+        f"source and reader have no common transport that works {where}: the source has "
+        f"{[*source_transports]}, the reader has {[*reader_transports]}"
     )

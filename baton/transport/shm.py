@@ -1,9 +1,10 @@
-"""Shared memory, within one host only: the reader maps the peer's memory file, and copies from it.
+"""Transfers KV over shared memory, within one host: the reader maps the peer's memory file, and
+copies from it.
 
 A region is in an anonymous memory file, which a peer of the same user opens as
-``/proc/<pid>/fd/<fd>``. The kernel frees it when both processes have closed it, or have exited in
-any way. A reused process id is detected by the process's start time. The peer's claims about its
-file are checked: only a memory file of the right size that can't shrink is mapped.
+``/proc/<pid>/fd/<fd>``. The kernel frees the file when both processes have closed it or have
+exited, for whatever reason. A reused process id is detected by the process's start time. The peer's
+claims about its file are checked: only a memory file of the right size that can't shrink is mapped.
 """
 
 import ctypes
@@ -60,9 +61,14 @@ class ShmTransport(CopyTransport):
 
     def attach(self, endpoint: Endpoint) -> None:
         if endpoint.host != self.host:
-            raise Invalid(f"{endpoint.owner} is on another host")
+            raise Invalid(
+                f"transport shm works only within a host, but {endpoint.owner} is on another host"
+            )
         if len(endpoint.metadata) != _METADATA.size:
-            raise Invalid("malformed shm endpoint")
+            raise Invalid(
+                f"the metadata of an shm endpoint must have {_METADATA.size} bytes, not "
+                f"{len(endpoint.metadata)}"
+            )
         pid, descriptor, started = _METADATA.unpack(endpoint.metadata)
         path = Path(f"/proc/{pid}/fd/{descriptor}")
         try:
@@ -105,7 +111,8 @@ class ShmTransport(CopyTransport):
 
 
 def start_ticks(pid: int) -> int:
-    """A process's start time in clock ticks since boot; 0 if it does not exist."""
+    """Return a process's start time in clock ticks since boot, or 0 if the process does not
+    exist."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,5 +1,5 @@
-"""Disconnects peers that have left the cluster: a mapped pool takes memory until its last user
-unmaps it."""
+"""Disconnects peers that have left the cluster. Otherwise the memory of a dead peer's KV pool would
+stay allocated for as long as this process has it mapped."""
 
 from collections.abc import Collection, Iterable
 from typing import Protocol

@@ -16,7 +16,7 @@ from baton.engine.runner_options import DEFAULT_POOL_BYTES, RunnerOptions
 from baton.errors import Invalid
 
 CPU_BLOCK_TOKENS = 32
-"""vLLM's attention on CPUs needs blocks of a multiple of this many tokens."""
+"""vLLM's attention on CPUs needs ``block_tokens`` to be a multiple of this number."""
 
 
 OWN_SETTINGS = {
@@ -31,7 +31,7 @@ OWN_SETTINGS = {
     "served_model_name": "served_model_name",
     "log_level": "log_level",
 }
-"""vLLM's arguments that have a setting of Baton's own."""
+"""vLLM's arguments for which Baton has a setting of its own, each with the name of that setting."""
 
 UNSUPPORTED = {
     "kv_transfer_config": "Baton transfers the KV itself",
@@ -42,12 +42,12 @@ UNSUPPORTED = {
     "enable_lora": "LoRA adapters are not supported yet",
     "decode_context_parallel_size": "context parallelism is not supported yet",
     "runner": "engine vllm generates text only",
-    "scheduler_cls": "Baton schedules",
+    "scheduler_cls": "Baton has a scheduler of its own",
     "worker_cls": "Baton has a worker class of its own",
     "enable_prefix_caching": "Baton has a prefix cache of its own",
-    "async_scheduling": "set async_scheduling of Baton",
+    "async_scheduling": "use Baton's setting async_scheduling",
 }
-"""Arguments that are refused with a reason of their own."""
+"""Arguments of vLLM that are refused, each with the reason for the error message."""
 
 CHANGES_KV = frozenset({
     "attention_backend", "attention_config", "hf_config_path", "hf_overrides", "kernel_config",
@@ -55,7 +55,8 @@ CHANGES_KV = frozenset({
     "model_class_overrides", "model_impl", "model_loader_extra_config", "model_weights",
     "moe_backend", "quantization", "quantization_config", "seed",
 })  # fmt: skip
-"""Arguments that are passed on and may change the KV, so they are part of the model's digest."""
+"""Arguments that are passed on to vLLM and may change the KV, so they are part of the model's
+digest."""
 
 KEEPS_KV = frozenset({
     "additional_config", "allow_deprecated_quantization", "compilation_config", "cpu_offload_gb",
@@ -66,9 +67,9 @@ KEEPS_KV = frozenset({
     "pt_load_map_location", "safetensors_load_strategy", "tensor_parallel_size",
     "trust_remote_code", "use_tqdm_on_load",
 })  # fmt: skip
-"""Arguments that are passed on and do not change the KV, except for rounding. All arguments that
-are in neither set are refused, because they concern parts of vLLM that Baton does not use, or might
-contradict Baton."""
+"""Arguments that are passed on to vLLM and do not change the KV, except for rounding. All arguments
+that are neither in this set nor in ``CHANGES_KV`` are refused, because they concern parts of vLLM
+that Baton does not use, or might contradict Baton's settings."""
 
 
 MIN_GPU_MEMORY_UTILIZATION = 0.01
@@ -91,14 +92,16 @@ class VllmArguments:
 
 
 def read_arguments(path: Path, options: RunnerOptions, arguments: str) -> VllmArguments:
-    """Return vLLM's configuration for the model at ``path``. ``arguments`` are what one would pass
-    to ``vllm serve``. Raises Invalid if vLLM does not accept them or Baton can't honour them."""
+    """Return vLLM's configuration for the model at ``path``. ``arguments`` are command-line
+    arguments of ``vllm serve``. Raises Invalid if vLLM does not accept them or Baton does not
+    support them."""
     _check_options(options)
     parsed = _parse(arguments)
     ranks = int(parsed.get("tensor_parallel_size", 1))
     if ranks > 1 and not current_platform.is_cpu():
         raise Invalid(
-            "engine_args: --tensor-parallel-size: tensor parallelism on GPUs is not supported yet",
+            "engine_args: --tensor-parallel-size must be 1 on a GPU: tensor parallelism on GPUs is "
+            "not supported yet",
             param="engine_args",
         )
     values = {**parsed, **_own_values(path, options, ranks)}
@@ -129,9 +132,9 @@ def _check_model_runner(config: VllmConfig) -> None:
 
 
 def _limit_length(config: VllmConfig, max_model_tokens: int | None) -> None:
-    """Limit a request's tokens to ``max_model_tokens``, if it is below the model's own limit. vLLM
-    would refuse a higher value; here it has no effect, as with Baton's own engine. vLLM lowers the
-    limit further if a request of that length does not fit in the KV pool."""
+    """Limit a request's tokens to ``max_model_tokens``, if that is below the model's own limit. A
+    higher value has no effect, as with Baton's own engine, although vLLM itself would refuse it.
+    vLLM lowers the limit further if a request of that length does not fit in the KV pool."""
     length = config.model_config.max_model_len
     if max_model_tokens is not None and max_model_tokens < length:
         config.model_config.max_model_len = max_model_tokens
@@ -148,14 +151,14 @@ def _check_generates_text(config: VllmConfig) -> None:
 def _kv_identity(parsed: Mapping[str, Any], config: VllmConfig) -> str:
     changes = {name: repr(value) for name, value in parsed.items() if name in CHANGES_KV}
     rope = str(getattr(config.model_config.hf_text_config, "rope_parameters", ""))
-    # Such models choose their frequencies by the maximum length.
+    # Models with longrope choose their frequencies by the maximum length.
     length = config.model_config.max_model_len if "longrope" in rope else 0
     known = (config.model_config.dtype, config.model_config.quantization, length)
     return json.dumps([changes, [str(each) for each in known]], sort_keys=True)
 
 
 def _check_options(options: RunnerOptions) -> None:
-    """Raise Invalid if a setting of Baton's own engine is set that would not be honoured."""
+    """Raise Invalid if a setting of Baton's own engine is used that has no effect with vLLM."""
     device = "cpu" if current_platform.is_cpu() else "cuda"
     problems = {
         "deterministic": options.deterministic and "is not supported by engine vllm",
@@ -163,7 +166,7 @@ def _check_options(options: RunnerOptions) -> None:
         "kv_dtype": options.kv_dtype != "auto" and _is_argument("--kv-cache-dtype"),
         "cpu_kernels": options.cpu_kernels == "on" and "has no effect with engine vllm",
         "device": options.device not in ("auto", device)
-        and f"is {options.device}; this vLLM is built for {device}, so it must be auto or {device}",
+        and f"is {options.device}, but vLLM is built for {device}: set auto or {device}",
     }
     for setting, problem in problems.items():
         if problem:
@@ -171,7 +174,7 @@ def _check_options(options: RunnerOptions) -> None:
 
 
 def _is_argument(flag: str) -> str:
-    return f"is one of vLLM's own arguments with engine vllm: set {flag} in engine_args"
+    return f"has no effect with engine vllm: set vLLM's argument {flag} in engine_args instead"
 
 
 def _parse(arguments: str) -> dict[str, Any]:
@@ -192,11 +195,13 @@ def _parse(arguments: str) -> dict[str, Any]:
         flag = f"--{name.replace('_', '-')}"
         if name in OWN_SETTINGS:
             raise Invalid(
-                f"engine_args: {flag} is the setting {OWN_SETTINGS[name]} in Baton; set that",
+                f"engine_args: {flag} is not allowed: use Baton's setting {OWN_SETTINGS[name]}",
                 param="engine_args",
             )
         if name in UNSUPPORTED:
-            raise Invalid(f"engine_args: {flag}: {UNSUPPORTED[name]}", param="engine_args")
+            raise Invalid(
+                f"engine_args: {flag} is not allowed: {UNSUPPORTED[name]}", param="engine_args"
+            )
         if name not in CHANGES_KV | KEEPS_KV:
             raise Invalid(
                 f"engine_args: {flag} can't be used with Baton: leave it out (it concerns a part "

@@ -1,4 +1,4 @@
-"""Translates plans to the messages by which vLLM's scheduler drives its workers."""
+"""Translates plans to the messages with which vLLM's scheduler would drive vLLM's workers."""
 
 from array import array
 from dataclasses import dataclass
@@ -14,14 +14,16 @@ GREEDY = SamplingParams(temperature=0.0)
 """vLLM's workers are told that every request is greedy, since Baton's sampler chooses the token."""
 
 UNUSED_TOKEN = 0
-"""The token that stands for the computed tokens of a request that vLLM's workers don't know: they
-need its KV only."""
+"""The token that is sent to vLLM's workers in place of tokens that are computed already. The
+workers don't use it: they need only the KV of these tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class _KnownRequest:
-    """A request in the batch of vLLM's workers, whose next token is ``next_token`` at position
-    ``next_position``. ``num_outputs`` counts the tokens sampled under this ``id``."""
+    """A request in the batch of vLLM's workers. ``next_token`` is the token that was sampled last;
+    its position is ``next_position``, and its KV is not computed yet. ``id`` is the id under which
+    the workers know the request, and ``num_outputs`` is the number of tokens that were sampled
+    under it."""
 
     id: str
     block_ids: tuple[BlockId, ...]
@@ -30,7 +32,8 @@ class _KnownRequest:
     num_outputs: int
 
     def continues_with(self, row: Row) -> bool:
-        """Whether ``row`` computes just the token that was sampled last, in the same blocks."""
+        """Whether ``row`` computes only the token that was sampled last, and its block table begins
+        with the same blocks as before."""
         return (
             row.start == self.next_position
             and row.token_ids == (self.next_token,)
@@ -79,7 +82,8 @@ class WorkerBatch:
         )
 
     def rows_by_id(self, plan: Plan) -> dict[str, Row]:
-        """Return the rows to sample or score, by the ids of the plan's message."""
+        """Return the rows that sample or need prompt logprobs, by the request ids in the plan's
+        message."""
         return {
             self._ids[row.request_id]: row
             for row in plan.rows

@@ -20,14 +20,15 @@ from baton.vllm_engine.worker import Sampler, SamplingWorker
 
 
 class BatonCpuWorker(SamplingWorker, CPUWorker):  # type: ignore[misc]
-    """Call :meth:`use_kv_memory` before ``initialize_from_config``."""
+    """vLLM's CPU worker with Baton's sampler and KV memory. Call :meth:`use_kv_memory` before
+    ``initialize_from_config``."""
 
     def init_device(self) -> None:
         super().init_device()
         _unlink_shared_memory(self.rank)
 
     def _make_sampler(self) -> Sampler:
-        """Return Baton's sampler, with its own kernels if this processor and compiler allow it."""
+        """Return Baton's sampler. It uses Baton's CPU kernels if they can run on this machine."""
         if unavailable_reason() is not None:
             return sample
         chooser = cache(partial(NativeTokenChooser, KernelThreadPool(torch.get_num_threads())))
@@ -39,7 +40,8 @@ class BatonCpuWorker(SamplingWorker, CPUWorker):  # type: ignore[misc]
         return sample_rows
 
     def use_kv_memory(self, path: str, size_bytes: int) -> None:
-        """Place the KV cache in the memory file at ``path``."""
+        """Map the memory file at ``path``, in which ``initialize_from_config`` will place the KV
+        cache."""
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             mapped = mmap.mmap(file, size_bytes)
@@ -55,8 +57,8 @@ class BatonCpuWorker(SamplingWorker, CPUWorker):  # type: ignore[misc]
 
 
 def _unlink_shared_memory(rank: int) -> None:
-    """Unlink the rank's memory for collective operations, which all ranks have mapped by now. vLLM
-    itself would leave it in ``/dev/shm`` when the ranks end: 4 MiB per rank."""
+    """Unlink the rank's shared memory for collective operations, which all ranks have mapped by
+    now. vLLM itself would leave 4 MiB per rank in ``/dev/shm`` when the ranks end."""
     group = os.environ["VLLM_DIST_IDENT"]
     for path in Path("/dev/shm").glob(f"*{group}-*-cpushm_{rank}"):
         path.unlink(missing_ok=True)

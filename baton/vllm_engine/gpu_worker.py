@@ -18,7 +18,8 @@ def _sample_on_gpu(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledTok
 
 
 class BatonGpuWorker(SamplingWorker, Worker):  # type: ignore[misc]
-    """``kv_memory`` holds the KV cache after ``initialize_from_config``."""
+    """vLLM's GPU worker with Baton's sampler. ``kv_memory`` holds the KV cache after
+    ``initialize_from_config``."""
 
     kv_memory: torch.Tensor
 

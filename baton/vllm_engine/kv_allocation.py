@@ -7,9 +7,9 @@ from torch.overrides import TorchFunctionMode
 
 
 class KvAllocation(TorchFunctionMode):
-    """The context in which vLLM allocates its KV cache, by one ``torch.zeros`` of ``size_bytes``
-    bytes. That call returns ``memory`` if it is given, else new memory. ``allocated`` is what the
-    call returned."""
+    """A context in which vLLM allocates its KV cache. vLLM does this with a single call of
+    ``torch.zeros`` for ``size_bytes`` bytes. Within the context, that call returns ``memory`` if it
+    is given, else new memory. ``allocated`` is the memory that the call returned."""
 
     def __init__(self, size_bytes: int, memory: torch.Tensor | None = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Places vLLM's KV cache so that one block of all layers is contiguous."""
+"""Lays out vLLM's KV cache so that a block is contiguous over all layers."""
 
 from dataclasses import dataclass, replace
 
@@ -24,17 +24,19 @@ PAGED_ATTENTION = (
     SlidingWindowSpec,
     ChunkedLocalAttentionSpec,
 )
-"""Kinds of layers in which the KV of a token depends on the tokens up to it only, and lies in the
-block of its position. Derived classes are not among them: those of vLLM keep the length of the
-prompt, reserve blocks for themselves, or reuse blocks in a circle."""
+"""Kinds of layers in which a token's KV depends only on the tokens up to it, and lies in the block
+of its position. Subclasses are not included: vLLM's own subclasses differ in one of these respects,
+for example because they reserve blocks for themselves, reuse blocks, or depend on the length of the
+prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
     """The layout of a block: ``block_bytes`` bytes, in which the pages of all layers, each with the
-    heads of all ranks, follow one another. ``name`` describes it; workers with equal names can
-    exchange blocks. ``block_tokens`` is the number of tokens per block, ``kv_dtype`` the KV's data
-    type. ``configs`` are vLLM's configs of the KV cache, one per rank, that give it this layout."""
+    heads of all ranks, follow one another. ``name`` describes the layout; workers can exchange
+    blocks only if the names are equal. ``block_tokens`` is the number of tokens per block,
+    ``kv_dtype`` the KV's data type. ``configs`` are the configs, one per rank, with which vLLM lays
+    out its KV cache in this way."""
 
     name: str
     kv_dtype: str
@@ -54,7 +56,7 @@ def pack_kv_cache(configs: list[KVCacheConfig], layout: KVCacheLayout) -> Packed
     if any(isinstance(spec, MLAAttentionSpec) for spec in specs) and current_platform.is_cpu():
         raise Invalid(
             "the model has multi-head latent attention, whose kernels in vLLM's CPU backend need "
-            "each layer's KV cache to be contiguous; Baton keeps the blocks contiguous",
+            "each layer's KV cache to be contiguous; with Baton, each block is contiguous instead",
             param="model",
         )
     # Attention on CPUs takes any block stride, also where vLLM's own layout has layers outermost.
@@ -91,8 +93,9 @@ def pack_kv_cache(configs: list[KVCacheConfig], layout: KVCacheLayout) -> Packed
 
 
 def _layer_specs(groups: list[KVCacheGroupSpec]) -> list[AttentionSpec]:
-    """Return what the KV of the layers is like, one spec for all layers or one per layer. Raises
-    Invalid if they don't share one block table, or aren't all paged attention of one data type."""
+    """Return vLLM's specs of the layers' KV: one spec for all layers, or one per layer. Raises
+    Invalid unless all layers have paged attention with the same data type and share one block
+    table."""
     specs = [spec for group in groups for spec in iter_layer_specs(group.kv_cache_spec)]
     is_paged = all(
         type(spec) in PAGED_ATTENTION

@@ -1,4 +1,4 @@
-"""The KV pool of a vLLM worker: one block of all layers is contiguous, as in Baton's own pool."""
+"""The KV pool of a vLLM worker. As in Baton's own pool, a block is contiguous over all layers."""
 
 import os
 import weakref
@@ -9,8 +9,8 @@ from baton.engine.kv_pool import check_memory, map_memory_file
 
 
 class VllmKvPool:
-    """Implements :class:`baton.engine.kv_pool.KvMemory`. ``tensor`` holds bytes [num_blocks,
-    block_bytes]. ``file_descriptor`` is closed with this object."""
+    """Implements :class:`baton.engine.kv_pool.KvMemory`. ``tensor`` is [num_blocks, block_bytes] in
+    bytes. ``file_descriptor`` is closed when this object is freed."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The path of an anonymous memory file, by which vLLM's ranks open it."""
+"""The path by which vLLM's ranks open an anonymous memory file of the Baton worker."""
 
 import os
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""Notices that a rank, one of the processes of vLLM's workers, has died or no longer runs.
+"""Notices that a rank (one of the processes of vLLM's workers) has died or is frozen.
 
-Each rank counts its heartbeats in a memory file that all ranks and the worker's process map. vLLM
-itself notices only a rank that has died, and then waits for seconds until the others end, which
-wait for the dead one in a collective operation. A rank that is frozen it would wait for until a
-step times out.
+Each rank counts its heartbeats in a memory file that is mapped by all ranks and by the process of
+the Baton worker. vLLM itself notices a rank that has died, but then waits for seconds until the
+other ranks end, which wait for the dead one in a collective operation. It notices a frozen rank
+only when a step times out.
 """
 
 import mmap
@@ -22,7 +22,7 @@ from baton.vllm_engine.memory_path import memory_path
 
 HEARTBEAT_SECONDS = 1.0
 MIN_MISSED_HEARTBEATS = 3
-"""A rank is killed only after at least this many missed heartbeats."""
+"""A rank counts as frozen only after at least this many missed heartbeats."""
 
 _COUNT = struct.Struct("=Q")
 
@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 
 class RankHeartbeats:
-    """The numbers of heartbeats of ``num_ranks`` ranks, in an anonymous memory file."""
+    """Counts of the heartbeats of ``num_ranks`` ranks, in an anonymous memory file."""
 
     def __init__(self, num_ranks: int) -> None:
         self._file = os.memfd_create("baton-rank-heartbeats", os.MFD_CLOEXEC)
@@ -48,8 +48,8 @@ class RankHeartbeats:
 
 
 def send_heartbeats(path: str, rank: int) -> None:
-    """Count heartbeats in a thread, until this process ends. ``path`` is that of the
-    :class:`RankHeartbeats`."""
+    """Start a thread that counts the heartbeats of this rank until the process ends. ``path`` is
+    :attr:`RankHeartbeats.path`."""
     with Path(path).open("r+b") as file:
         memory = mmap.mmap(file.fileno(), 0)
 
@@ -64,8 +64,8 @@ def send_heartbeats(path: str, rank: int) -> None:
 
 class RankMonitor:
     """Kills all ranks as soon as one of them has died, or has sent no heartbeat for
-    ``hang_timeout_seconds`` (0: never). vLLM then reports the failure, since no rank is left that
-    it would wait for."""
+    ``hang_timeout_seconds`` (0 turns this check off). vLLM then reports the failure at once, since
+    no rank is left for which it would wait."""
 
     def __init__(
         self, ranks: Sequence[BaseProcess], heartbeats: RankHeartbeats, hang_timeout_seconds: float
@@ -103,8 +103,9 @@ class RankMonitor:
                 return
 
     def _count_missed_heartbeats(self) -> None:
-        """Missed heartbeats are counted rather than time measured, so that a pause of this process
-        itself has no effect."""
+        """Update how many heartbeats each rank has missed in a row. Heartbeats are counted instead
+        of measuring the time since the last one, so that a pause of this process itself has no
+        effect."""
         before, self._counts = self._counts, self._heartbeats.counts()
         self._missed = [
             num_missed + 1 if count == last else 0
@@ -112,7 +113,7 @@ class RankMonitor:
         ]
 
     def _failure(self, number: int, has_ended: bool) -> str:
-        """Describe what is wrong with a rank; empty if nothing is."""
+        """Return what is wrong with a rank; an empty text if nothing is."""
         if has_ended:
             return "it died"
         is_hung = self._detects_hangs and self._missed[number] >= self._max_missed

@@ -35,8 +35,8 @@ from baton.vllm_engine.worker import SampledStep
 class VllmRunner:
     """Implements :class:`baton.engine.loaded_runner.LoadedRunner` with an embedded vLLM.
 
-    vLLM's executor runs its workers in this process, or in one process per rank. If one of them
-    dies, :meth:`run` raises."""
+    vLLM's executor runs its workers in this process, or in one process per rank. If one of these
+    processes dies, :meth:`run` raises."""
 
     def __init__(
         self, executor: Executor, arguments: VllmArguments, limits: ModelLimits, checkpoint: bytes
@@ -161,8 +161,8 @@ class VllmRunner:
 
 @dataclass(frozen=True, slots=True)
 class _ComputedMask:
-    """A mask of allowed tokens that has been computed already. It replaces the mask function of a
-    row, whose grammar exists only in this process, before the row is sent to vLLM's workers."""
+    """A mask of allowed tokens that has been computed already. It replaces the row's mask function
+    before the row is sent to vLLM's workers, because the grammar exists only in this process."""
 
     mask: bytes
 
@@ -202,16 +202,19 @@ def _prefer_contiguous_blocks(supported: list[str], config: VllmConfig) -> None:
 
 
 def _attention_identity(executor: Executor) -> str:
-    """Return what determines the order of the bytes within a page: the attention backends. Raises
-    Invalid if the ranks differ."""
+    """Return the names of the attention backends, which determine the order of the bytes within a
+    page. Raises Invalid if the ranks have different backends."""
     kinds = set(executor.collective_rpc("attention_identity"))
     if len(kinds) > 1:
-        raise Invalid(f"vLLM's ranks have different attention kernels: {', '.join(sorted(kinds))}")
+        raise Invalid(
+            "all of vLLM's ranks must have the same attention kernels, but they have different "
+            f"ones: {', '.join(sorted(kinds))}"
+        )
     return str(kinds.pop())
 
 
 def _allocate(executor: Executor, layout: PackedLayout) -> VllmKvPool:
-    """Let vLLM's workers allocate the KV cache; return it as a pool."""
+    """Let vLLM's workers allocate the KV cache, and return it as a pool."""
     if not current_platform.is_cpu():
         executor.initialize_from_config(layout.configs)
         assert isinstance(executor, UniProcExecutor), "one rank: see read_arguments()"

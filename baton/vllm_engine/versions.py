@@ -24,7 +24,7 @@ def check_vllm_version() -> str:
     release = installed.partition("+")[0]
     if release not in KNOWN_VERSIONS:
         raise Invalid(
-            f"vLLM {installed} is installed; this version of Baton was tested with "
+            f"vLLM {installed} is installed, but this version of Baton supports only "
             f"{', '.join(KNOWN_VERSIONS)}",
             param="engine",
         )

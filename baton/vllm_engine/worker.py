@@ -1,7 +1,7 @@
 """Makes vLLM's workers sample by Baton's rules and keep the KV cache in memory that other processes
-can read. vLLM creates its workers by ``worker_cls``, in Baton's process or in one process
-per rank; the classes for CPUs and GPUs are :mod:`baton.vllm_engine.cpu_worker` and
-:mod:`baton.vllm_engine.gpu_worker`."""
+can read. vLLM creates its workers from the class that its argument ``worker_cls`` names, in Baton's
+process or in one process per rank. The classes for CPUs and GPUs are
+:mod:`baton.vllm_engine.cpu_worker` and :mod:`baton.vllm_engine.gpu_worker`."""
 
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
@@ -33,12 +33,12 @@ class SampledStep:
 
 
 class RowSampler(torch.nn.Module):
-    """Replaces vLLM's sampler. Each request is sampled as its row of the plan says, like in Baton's
+    """Replaces vLLM's sampler. Each request is sampled as its row of the plan says, as in Baton's
     own engine, so that a token depends on (seed, position) and not on the worker or the batch.
 
-    Set ``rows`` before each step: the step's rows in batch order, None for a request that is not
-    sampled. After the step, ``result`` has one entry per entry of ``rows``: the sampled token, or
-    None."""
+    Before each step, set ``rows`` to the step's rows in batch order, with None for each request
+    that is not sampled. After the step, ``result`` has one entry per entry of ``rows``: the sampled
+    token, or None if there is none."""
 
     def __init__(self, sample: Sampler) -> None:
         super().__init__()
@@ -76,16 +76,16 @@ class SamplingWorker:
         self._sampler = RowSampler(self._make_sampler())
 
     def _make_sampler(self) -> Sampler:
-        """Return what samples rows on the worker's device."""
+        """Return the function that samples rows on the worker's device."""
         raise NotImplementedError
 
     def compile_or_warm_up_model(self) -> Any:
         warmed_up = super().compile_or_warm_up_model()  # type: ignore[misc]
-        self.model_runner.sampler = self._sampler  # the warm-up needs vLLM's own
+        self.model_runner.sampler = self._sampler  # the warm-up needs vLLM's own sampler
         return warmed_up
 
     def attention_identity(self) -> str:
-        """Return the device's type and the attention kernels, which decide on the order of the
+        """Return the device's type and the attention kernels, which determine the order of the
         bytes within a page of the KV cache. Call it after ``initialize_from_config``."""
         kernels = {
             f"{group.backend.get_name()}/{getattr(group.get_metadata_builder(), 'isa', '')}"
@@ -95,18 +95,19 @@ class SamplingWorker:
         return f"{current_platform.device_type}:{'+'.join(sorted(kernels))}"
 
     def unsupported_feature(self) -> str:
-        """Return what the loaded model needs that Baton does not provide; empty if nothing."""
+        """Return what the loaded model does that Baton does not support; an empty text if there is
+        nothing."""
         if getattr(self.model_runner.model, "token_lookback_depth", 0):
-            return "the model reads the tokens before a chunk of its prompt"
+            return "the model reads token ids from before a prefill chunk"
         return ""
 
     def send_heartbeats(self, path: str) -> None:
-        """Send heartbeats to the :class:`RankMonitor` with the memory file at ``path``."""
+        """Send heartbeats to the :class:`RankMonitor` through the memory file at ``path``."""
         send_heartbeats(path, self.rank)
 
     def sample_step(self, rows: StepRows) -> SampledStep:
-        """Sample the step that ``execute_model`` has computed. ``rows`` need not contain requests
-        that are neither sampled nor need prompt logprobs."""
+        """Sample the step that ``execute_model`` has computed. ``rows`` must contain every request
+        that is sampled or needs prompt logprobs; it may leave out the others."""
         runner = self.model_runner
         state = runner.execute_model_state
         assert state is not None, "execute_model() comes first"

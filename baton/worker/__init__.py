@@ -12,6 +12,6 @@
   sends it commands through :class:`~baton.worker.engine_thread.EngineHandle`.
 - :class:`~baton.worker.context.WorkerContext`: the engine, KV pool and identity of a worker.
 - :class:`~baton.worker.role_state.RoleState`, :class:`~baton.worker.load_monitor.LoadMonitor`: the
-  role and load that it announces.
+  role and load that the worker announces.
 - :mod:`baton.worker.mock`: mock workers without a model.
 """

@@ -17,7 +17,7 @@ class AnswerLengthStats:
 
     def __init__(self, window_answers: int = WINDOW_ANSWERS) -> None:
         self._lengths: deque[int] = deque(maxlen=window_answers)
-        # Computed when they are first read after an answer: they are read far more often.
+        # Computed at the first read after an answer has ended: reads are far more frequent.
         self._mean: float | None = None
         self._short: float | None = None
         self._is_current = True
@@ -33,7 +33,7 @@ class AnswerLengthStats:
 
     @property
     def short(self) -> float | None:
-        """The 10th percentile."""
+        """The 10th percentile of the lengths."""
         self._compute()
         return self._short
 

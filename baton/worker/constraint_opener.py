@@ -19,8 +19,8 @@ GrammarCheck = Callable[[Grammar, str], Awaitable[None]]
 
 
 class ConstraintOpener:
-    """Opens constraints in threads, at most one at a time for each tenant. If ``factory`` is None,
-    none is opened, and the engine refuses requests with a grammar."""
+    """Compiles grammars into constraints, in threads, at most one at a time for each tenant. If
+    ``factory`` is None, no grammar is compiled, and the engine refuses requests with a grammar."""
 
     def __init__(
         self, factory: ConstraintFactory | None = None, check: GrammarCheck | None = None
@@ -31,8 +31,8 @@ class ConstraintOpener:
 
     async def open(self, spec: RequestSpec) -> Constraint | None:
         """Return the constraint on the answer, or None if the request has no grammar or this worker
-        supports none. Raises Invalid for a grammar that can't be enforced, Overloaded or
-        Unavailable if it could not be compiled."""
+        supports no grammars. Raises Invalid for a grammar that can't be enforced, and Overloaded or
+        Unavailable if the grammar can't be compiled now."""
         grammar, factory = spec.sampling.grammar, self._factory
         if grammar is None or factory is None:
             return None

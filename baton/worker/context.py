@@ -14,14 +14,15 @@ from baton.worker.telemetry import WorkerTelemetry
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """``max_jobs`` bounds the number of requests on this worker, in any phase.
+    """Limits and timeouts of a worker. ``max_jobs`` bounds the number of requests on this worker,
+    in any phase.
 
     ``export_timeout_seconds`` is how long a prefilled request waits for a decode worker to import
     its KV. ``arrival_timeout_seconds`` is how long a worker that wants to import the KV waits for
-    the request to arrive here (the router's message and the importing worker's message race).
-    ``drain_grace_seconds`` is how long answers may continue while the worker drains before they are
-    migrated. When ``reserve_ahead_tokens`` tokens of a prompt are left to compute, the worker that
-    imports its KV is told to reserve blocks."""
+    the request to arrive at this worker, because the importing worker's message may arrive before
+    the router's. ``drain_grace_seconds`` is how long answers may continue while the worker drains,
+    before they are migrated. When ``reserve_ahead_tokens`` tokens of a prompt are left to compute,
+    the worker that imports its KV is told to reserve blocks."""
 
     max_jobs: int = 4096
     export_timeout_seconds: float = 30.0

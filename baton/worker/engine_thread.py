@@ -16,8 +16,8 @@ raises Overloaded. A request takes about three commands."""
 
 
 class EngineHandle(Protocol):
-    """Runs commands on the engine for the rest of the worker. The in-memory implementation for
-    tests runs them inline."""
+    """Runs commands on the engine for the other parts of the worker. The in-memory implementation
+    for tests runs them inline."""
 
     async def call(self, command: Callable[[Engine], T]) -> T:
         """Run ``command`` between two steps and return its value. Cancelling the caller does not
@@ -40,8 +40,8 @@ class EngineThread:
     """Runs commands in order, steps the engine while it has work, and closes it at the end.
 
     ``on_step`` is called in the event loop with each step's result. ``on_crash`` is called with the
-    exception that ended the thread, from a bug or the device; the worker must then stop, since the
-    contents of the KV pool are unknown.
+    exception that ended the thread, whether a bug or the device caused it; the worker must then
+    stop, since the contents of the KV pool are unknown.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class EngineThread:
 
     def _post(self, callback: Callable[..., object], *args: Any) -> None:
         loop = self._loop
-        assert loop is not None, "start() comes first"
+        assert loop is not None, "start() must be called first"
         if not loop.is_closed():
             loop.call_soon_threadsafe(callback, *args)
 

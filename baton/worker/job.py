@@ -33,8 +33,9 @@ class Job:
 
     ``spec.request_id`` is the placement's id, made of the request's id and its epoch. So a
     placement that is being ended and its successor never have the same id, neither in the engine
-    nor between workers. ``keys`` are those of the prompt's full blocks, once they are hashed.
-    ``is_answered``: the answer ended with its first token, so only the KV transfer is still to end.
+    nor between workers. ``keys`` are the block keys of the prompt's full blocks; it is empty until
+    they have been computed. ``is_answered`` means that the answer ended with its first token, so
+    that the job only waits for the end of its KV transfer.
     ``admission_task`` adds the job to the engine. ``prefilled_at`` is the time at which all KV that
     the job exports had been computed. ``error`` is the reason for a failure; ``trace`` is set only
     if the request is traced.
@@ -69,8 +70,8 @@ def rerouted_output(spec: RequestSpec) -> RequestOutput:
 
 
 def migrated_output(spec: RequestSpec, num_tokens: int) -> RequestOutput:
-    """Build the output that ends a migrated answer. ``num_tokens`` is the number of the prompt's
-    and the answer's tokens so far."""
+    """Build the output that ends a migrated answer. ``num_tokens`` counts the tokens of the prompt
+    and of the answer so far, together."""
     return replace(
         rerouted_output(spec),
         first_index=num_tokens - spec.num_prompt_tokens,

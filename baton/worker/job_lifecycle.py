@@ -95,7 +95,8 @@ class JobLifecycle:
             self.fail(job, Unavailable("no decode worker imported the request's KV in time"))
 
     def _on_export_closed(self, job: Job, complete: bool) -> None:
-        """End the job: the importing worker has read everything, or disconnected."""
+        """End the job, because the importing worker has read all KV (``complete``) or has ended the
+        transfer early."""
         if job not in self.table:
             return
         if complete:

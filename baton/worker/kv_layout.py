@@ -21,8 +21,8 @@ class KvLayout:
     """The layout of KV blocks. ``name`` is equal on two workers iff their blocks have the same
     binary format.
 
-    ``compute_checksums`` computes one 64-bit checksum per block, by ``checksum_algorithm``; it
-    takes as long as reading the blocks, so it is called off the event loop."""
+    ``compute_checksums`` computes one 64-bit checksum per block with ``checksum_algorithm``. It
+    takes as long as reading the blocks, so only small calls are made in the event loop."""
 
     name: str
     block_bytes: int
@@ -69,9 +69,10 @@ class KvLayout:
         first: int,
         last: int,
     ) -> list[bool]:
-        """Return for each block with an index in [first, last) whether the bytes of ``block_ids``
-        match the checksum in ``blocks``. This reads the bytes, so don't call it in the event loop.
-        Checksums of another algorithm can't be verified and count as mismatches."""
+        """For each index in [first, last), return whether the local block ``block_ids[index]`` has
+        the checksum that ``blocks[index]`` announces. This reads the blocks, so don't call it in
+        the event loop. Checksums of another ``algorithm`` than this worker's can't be verified and
+        count as mismatches."""
         if algorithm != self.checksum_algorithm:
             return [False] * (last - first)
         checksums = self.compute_checksums(block_ids[first:last])

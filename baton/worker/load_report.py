@@ -19,8 +19,8 @@ from baton.worker.answer_lengths import UNKNOWN_ANSWER_TOKENS
 @dataclass(frozen=True, slots=True)
 class IncomingRequest:
     """A request on this worker that may not be in the engine yet, because its prefix is being
-    fetched or its KV is being imported. ``keys`` are those of its prompt's blocks, once they are
-    hashed."""
+    fetched or its KV is being imported. ``keys`` are the block keys of its prompt; it is empty
+    until they have been computed."""
 
     spec: RequestSpec
     task: Task

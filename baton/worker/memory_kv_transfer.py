@@ -26,14 +26,15 @@ class MemoryKvImportStream:
         self._export_stream.acknowledge(num_blocks)
 
     async def ended(self) -> None:
-        """Wait forever: only :meth:`next_event` notices that the source has ended the stream. So a
-        worker that is removed from :class:`MemoryKvTransferClient` must end its exports itself."""
+        """Wait forever: in this implementation, only :meth:`next_event` notices that the source has
+        ended the stream. So to end the transfers of a worker that is removed from
+        :class:`MemoryKvTransferClient`, its exports must be closed, too."""
         await asyncio.get_running_loop().create_future()
 
 
 class MemoryKvTransferClient:
-    """Connects the workers in one process. ``workers`` are keyed by address; removing a worker
-    simulates its crash."""
+    """Connects the workers in one process. ``workers`` are keyed by address; after a worker has
+    been removed, no transfer from it can be opened any more, as if it had crashed."""
 
     def __init__(self) -> None:
         self.workers: dict[str, WorkerCore] = {}

@@ -171,9 +171,9 @@ _REQUESTS = ("running", "waiting", "exported", "reserved")
 
 
 class EngineGauges(Collector):
-    """Gauges of the engine's state as of the last sweep. ``stats`` is replaced as a whole, since
-    the thread that serves Prometheus reads it. ``labels`` describe the worker; its role may
-    change."""
+    """Gauges of the engine's state, as of the worker's last periodic check. ``stats`` is replaced
+    as a whole, since the thread that serves Prometheus reads it. ``labels`` describe the worker;
+    they are replaced when its role changes."""
 
     def __init__(self) -> None:
         self.stats: EngineStats | None = None

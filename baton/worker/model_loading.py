@@ -29,9 +29,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """``grammars`` is None if the model's tokenizer does not support grammars, in which case
-    requests with a grammar are rejected. Otherwise, ``grammar_checker`` runs the helper processes
-    that try to compile a grammar before this process does; the caller must close it."""
+    """A loaded model. ``grammars`` is None if the model's tokenizer does not support grammars, in
+    which case requests with a grammar are rejected. Otherwise, ``grammar_checker`` runs the helper
+    processes that try to compile a grammar before this process does; the caller must close it."""
 
     runner: LoadedRunner
     grammars: GrammarCompiler | None

@@ -12,7 +12,7 @@ from baton.errors import Invalid
 def check_same_numerics(members: Iterable[Member], own: WorkerId, fingerprint: str) -> None:
     """Raise Invalid, with advice, if the oldest other worker of the cluster has different numerics.
     ``fingerprint`` identifies the numerics of this worker (``own``); it is empty if this worker is
-    not deterministic. If no worker is deterministic, this one included, nothing is raised."""
+    not deterministic. Does nothing if neither this worker nor any other is deterministic."""
     other = incompatible_peer(members, own, fingerprint)
     if other is None:
         return

@@ -1,4 +1,5 @@
-"""A router's stream on the worker side: requests and cancellations in, outputs back."""
+"""The worker's side of a router's stream, over which the router sends requests and cancellations,
+and the worker sends outputs."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -21,7 +22,8 @@ OnCancel = Callable[[RequestId, Epoch], None]
 
 
 class OutputStream:
-    """Batches outputs into messages: those of one step, or of several while the writer is busy."""
+    """Queues the outputs for one router and sends them in batches: the outputs of one step, or of
+    several steps if the previous message took longer to send."""
 
     def __init__(
         self, submit: OnSubmit, cancel: OnCancel, on_close: Callable[["OutputStream"], None]

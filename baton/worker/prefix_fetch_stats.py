@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class PrefixFetchStats:
-    """``mode`` and ``reason`` say whether the stored prefix was fetched, and why; they are empty if
-    the store had no more of the prefix than the device. ``dram_tokens`` and ``disk_tokens`` grow as
-    blocks arrive from the DRAM and SSD tiers of store node ``node``. The request waited
-    ``wait_seconds`` for the store, starting at ``started_at`` (both 0 if the store was not
-    queried)."""
+    """Statistics of one prompt's fetch from the store. ``mode`` and ``reason`` say whether the
+    stored prefix was fetched, and why; they are empty if the store had no more of the prefix than
+    the device. ``dram_tokens`` and ``disk_tokens`` grow as blocks arrive from the DRAM and SSD
+    tiers of store node ``node``. The request waited ``wait_seconds`` for the store, starting at
+    ``started_at`` (both 0 if the store was not queried)."""
 
     mode: str = ""
     reason: str = ""
@@ -22,7 +22,8 @@ class PrefixFetchStats:
     error: str = ""
 
     def tokens_by_tier(self, cached_tokens: int) -> dict[str, int]:
-        """Split the request's ``cached_tokens`` by the tier they came from; the parts add up."""
+        """Split the request's ``cached_tokens`` by the tier that they came from. The parts add up
+        to ``cached_tokens``."""
         disk = min(self.disk_tokens, cached_tokens)
         dram = min(self.dram_tokens, cached_tokens - disk)
         return {"device": cached_tokens - dram - disk, "dram": dram, "disk": disk}

@@ -189,8 +189,8 @@ class WorkerProgram:
             await self._clock.sleep(ENGINE_PROBE_SECONDS)
 
     async def _drop_unused_grammars(self) -> None:
-        """Drop compiled grammars once they are idle, and return their memory to the operating
-        system."""
+        """Drop compiled grammars that have not been used for a while, and return their memory to
+        the operating system."""
         grammars = self._model.grammars if self._model is not None else None
         while grammars is not None:
             await self._clock.sleep(GRAMMAR_IDLE_SECONDS / 2)
@@ -270,7 +270,7 @@ class WorkerProgram:
         }
 
     def _has_other_ready_workers(self) -> bool:
-        """Whether another worker is ready, so that requests can be rerouted or migrated."""
+        """Whether another worker is ready, to which requests can be rerouted or migrated."""
         ready = [m for role in WORKER_ROLES for m in self._membership.ready(role)]
         return any(member.id != self._id for member in ready)
 

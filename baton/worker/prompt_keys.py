@@ -1,4 +1,4 @@
-"""Hashes the block keys of a job's prompt."""
+"""Computes the block keys of a job's prompt."""
 
 from baton.concurrency.threads import run_in_thread
 from baton.engine.key_chain import BlockKeyChain, BlockKeyChainFactory
@@ -10,8 +10,8 @@ millisecond; longer prompts are hashed in a thread."""
 
 
 async def hash_prompt(job: Job, hasher: BlockKeyChainFactory) -> BlockKeyChain:
-    """Hash the block keys of the job's prompt once, so that the engine need not do it between two
-    steps. Sets ``job.keys``."""
+    """Compute the block keys of the job's prompt, so that the engine need not compute them between
+    two steps, and set ``job.keys`` to them."""
     spec = job.spec
     if len(spec.token_ids) > MAX_INLINE_HASH_TOKENS:
         chain = await run_in_thread(lambda: hasher.make_chain(spec))

@@ -7,8 +7,8 @@ from baton.errors import Invalid, Unavailable
 
 
 class RoleState:
-    """A worker's state and its announced role. The worker drains either to leave (permanently, or
-    until the user cancels the drain), or to take another role once no request is left.
+    """A worker's state and its announced role. A worker drains either in order to leave the cluster
+    (permanently, or until an administrator cancels the drain) or in order to change its role.
     ``on_change`` is called when a change of state or role should be announced."""
 
     def __init__(self, role: Role, on_change: Callable[[], None] = lambda: None) -> None:
@@ -26,24 +26,28 @@ class RoleState:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the worker drains to leave, not to take another role."""
+        """Whether the worker is draining in order to leave the cluster, rather than to change its
+        role."""
         return self.state is WorkerState.DRAINING and self._next_role is self.role
 
     def start_drain(self, now_seconds: float, permanent: bool = True) -> None:
-        """Drain in order to leave. Idempotent. Unless the drain is permanent, calling
+        """Drain in order to leave the cluster. Idempotent. Unless the drain is permanent, calling
         :meth:`convert` with the current role ends it."""
         self._is_permanent = self._is_permanent or permanent
         self._next_role = self.role
         self._drain(now_seconds)
 
     def convert(self, role: Role, now_seconds: float) -> None:
-        """Drain in order to take another role. If ``role`` is the current role, end a drain
-        instead. Idempotent. Raises Invalid for a role that workers can't have, Unavailable if the
-        worker is leaving permanently."""
+        """Drain in order to change the role to ``role``. If that is the current role, end a drain
+        instead. Idempotent. Raises Invalid for a role that workers can't have, and Unavailable if
+        the worker is leaving the cluster permanently."""
         if role not in WORKER_ROLES:
-            raise Invalid(f"a worker can't become a {role.value}", param="role")
+            roles = " or ".join(sorted(each.value for each in WORKER_ROLES))
+            raise Invalid(
+                f"a worker can't become a {role.value}: its role must be {roles}", param="role"
+            )
         if self._is_permanent:
-            raise Unavailable("the worker is shutting down")
+            raise Unavailable("the worker is shutting down: its role can't be changed any more")
         self._next_role = role
         if self.state is WorkerState.JOINING:
             self.role = role
@@ -54,8 +58,8 @@ class RoleState:
         self._on_change()
 
     def finish_role_change(self) -> None:
-        """Take the next role, if the worker drains in order to take one. Call this when no request
-        is left."""
+        """If the worker drains in order to change its role, take the new role and become ready.
+        Call this when the worker has no requests left."""
         if self._next_role is not self.role and not self._is_permanent:
             self._become_ready()
             self._on_change()

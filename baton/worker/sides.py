@@ -19,12 +19,13 @@ from baton.worker.job import Job
 
 
 class KvExports(Protocol):
-    """The exports of requests whose KV another worker imports, because it will decode the prompt or
-    continue the answer."""
+    """The exports of requests whose KV another worker imports, because that worker will generate or
+    continue their answers."""
 
     def open(self, job: Job, num_tokens: int, on_close: Callable[[bool], None]) -> None:
         """Open an export of the KV of ``num_tokens`` tokens. ``on_close(complete)`` is called once:
-        when the importing worker has read everything or has disconnected, or in :meth:`close`."""
+        when the importing worker has read everything or has disconnected, or in :meth:`close`.
+        ``complete`` says whether that worker has read everything."""
         ...
 
     def close(self, job: Job) -> None:
@@ -38,8 +39,8 @@ class KvExports(Protocol):
 
     def finish_prefill(self, job: Job, token_id: TokenId, finished: bool) -> None:
         """Record that all KV is computed. ``token_id`` is the answer's next token. If ``finished``,
-        the answer ended with it and needs no other worker: the export closes at once or, if a
-        worker is importing already, when that worker disconnects."""
+        the answer ended with that token and needs no other worker: the export closes at once or, if
+        a worker is already importing, when that worker disconnects."""
         ...
 
     def unread_jobs(self) -> list[Job]:
@@ -47,9 +48,9 @@ class KvExports(Protocol):
         ...
 
     async def attach_reader(self, opening: KvTransferOpen) -> KvExportStream:
-        """Attach a reader to an export, waiting until the export is open. Raises NotFound if it is
-        not opened in time, Invalid if the reader's KV is incompatible, Unavailable if the export
-        already has a reader."""
+        """Wait until the export is open, and attach a reader to it. Raises NotFound if the export
+        is not opened in time, Invalid if the reader's KV is incompatible, and Unavailable if the
+        export already has a reader."""
         ...
 
 
@@ -60,17 +61,18 @@ class PrefillSide(Protocol):
     def exports(self) -> KvExports: ...
 
     async def start_prefill(self, job: Job, constraint: Constraint | None) -> None:
-        """Add the job to the engine, after fetching the part of its prefix that is worth fetching.
-        The caller aborts the request in the engine if this raises or is cancelled."""
+        """Add the job to the engine, after fetching from the store as much of its prefix as is
+        worth fetching. The caller aborts the request in the engine if this raises or is
+        cancelled."""
         ...
 
     def record_step(self, result: StepResult) -> None:
-        """Learn the prefill speed from a step, and publish the blocks that it completed."""
+        """Learn the prefill speed from a step, and publish the blocks that the step completed."""
         ...
 
     async def publish_remaining(self) -> None:
-        """Publish the blocks that only this worker has, because it is leaving. Store failures never
-        raise."""
+        """Publish to the store the blocks that only this worker has, because it is leaving the
+        cluster. Failures of the store are logged and raise nothing."""
         ...
 
     @property
@@ -85,8 +87,9 @@ class PrefillSide(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """A running answer that was taken out of the batch. ``spec`` is that of the placement that
-    continues the answer; the engine has pinned the blocks of ``sequence`` under its id."""
+    """A running answer that was taken out of the batch. ``spec`` is the request's next placement,
+    which continues the answer; the engine has pinned the blocks of ``sequence`` under
+    ``spec.request_id``."""
 
     spec: RequestSpec
     sequence: MigratedSequence
@@ -110,7 +113,7 @@ class DecodeSide(Protocol):
         ...
 
     def notify_blocks_freed(self) -> None:
-        """Retry the waiting reservations: blocks may have become free."""
+        """Retry the reservations that wait for free blocks, because some may have become free."""
         ...
 
     def sweep(self) -> None:

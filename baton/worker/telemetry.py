@@ -34,7 +34,7 @@ class WorkerTelemetry:
         self._spans = spans
 
     def use_spans(self, spans: SpanSink | None) -> None:
-        """From now on, emit spans to another sink, or trace nothing if ``spans`` is None."""
+        """From now on, emit spans to the sink ``spans``, or trace nothing if it is None."""
         self._spans = spans
 
     def record_started(self, job: Job) -> None:
@@ -109,7 +109,7 @@ class WorkerTelemetry:
             if job.trace.first_output_at is None and job.prefilled_at is not None:
                 job.trace.first_output_at = (
                     job.trace.started_at
-                )  # a migrated answer: computed before
+                )  # a migrated answer, whose KV was computed before this job
             name = f"{self._name}/{job.spec.request_id}/{job.task.value}"
             attributes = _attributes(job, outcome)
             self._spans.emit(job_spans(job.trace, job.task, name, now, attributes, job.error))

@@ -1,7 +1,7 @@
 """A worker: takes requests from routers, runs them on its engine, and delivers their outputs.
 
-Prefill and decode workers run the same code and differ only in the tasks that they are sent. Either
-can serve a whole request if the other pool has no workers left.
+Prefill and decode workers run the same code and differ only in the tasks that they are sent. Both
+kinds can serve a whole request, if the other pool has no workers left.
 """
 
 import asyncio
@@ -122,13 +122,14 @@ class Worker:
 
     @property
     def is_drained(self) -> bool:
-        """Whether the worker is leaving, has no requests, and has published its blocks."""
+        """Whether the worker is leaving the cluster, has no requests left, and has published its
+        blocks."""
         handed_over = self._final_publish_task is not None and self._final_publish_task.done()
         return self._role_state.is_leaving and self.is_idle and handed_over
 
     @property
     def load(self) -> WorkerLoad:
-        """The load as of the last sweep."""
+        """The load as of the worker's last periodic check."""
         return self._load_monitor.load
 
     async def inspect(self) -> WorkerInspection:
@@ -165,14 +166,15 @@ class Worker:
         self._spawn(job, partial(self._start_prefill, job))
 
     def _admit(self, spec: RequestSpec) -> None:
-        """Raise an error if the request can't be accepted. End its older placement, if there is
-        one."""
+        """Raise an error if the request can't be accepted. If an older placement of the request is
+        on this worker, end that placement."""
         if self.state is not WorkerState.READY:
-            raise Unavailable(f"worker {self._id} is {self.state.value}")
+            raise Unavailable(f"worker {self._id} accepts no requests: it is {self.state.value}")
         older = self._jobs.latest(spec.request_id)
         if older is not None and older.spec.epoch >= spec.epoch:
             raise Invalid(
-                f"request {spec.request_id} is already on this worker in epoch {older.spec.epoch}"
+                f"request {spec.request_id} is already on this worker in epoch {older.spec.epoch}; "
+                "a new placement must have a later epoch"
             )
         if older is not None:
             self._lifecycle.end(older)
@@ -182,7 +184,7 @@ class Worker:
             )
 
     def _spawn(self, job: Job, work: Callable[[], Awaitable[None]]) -> None:
-        assert self._tasks is not None, "run() comes first"
+        assert self._tasks is not None, "run() must be called first"
         job.admission_task = self._tasks.create_task(self._lifecycle.run_guarded(job, work))
 
     async def _start_prefill(self, job: Job) -> None:
@@ -210,15 +212,17 @@ class Worker:
     # -- draining ---------------------------------------------------------------------------
 
     def _publish_remaining_blocks(self, tasks: asyncio.TaskGroup) -> None:
-        """Start publishing the remaining blocks if the worker is leaving, once per drain."""
+        """If the worker is leaving the cluster, start to publish the blocks that only it has, once
+        per drain."""
         if not self._role_state.is_leaving:
             self._final_publish_task = None
         elif self._final_publish_task is None:
             self._final_publish_task = tasks.create_task(self._prefill.publish_remaining())
 
     async def _drain_jobs(self, since: float) -> None:
-        """Reroute or migrate the jobs that can leave now. Jobs that are still being added to the
-        engine follow once they are in it."""
+        """Reroute the jobs that wait in the engine's queue and, after the grace period, migrate
+        running answers. ``since`` is when the drain began. Jobs that are still being added to the
+        engine are left until a later call."""
         in_grace_period = self._clock.monotonic() < since + self._config.drain_grace_seconds
         for job in self._jobs:
             request_id = job.spec.request_id
@@ -231,8 +235,8 @@ class Worker:
 
     async def _migrate(self, job: Job) -> None:
         """Take a running answer out of the batch, and export the KV of its prompt and generated
-        tokens, like that of a prefilled prompt, for the worker of the request's next placement
-        (epoch + 1). Does nothing if that is not possible now."""
+        tokens in the same way as a prefilled prompt, for the worker of the request's next placement
+        (epoch + 1). Does nothing if the answer can't be migrated now."""
         migration = await self._decode.begin_migration(job)
         if migration is None:
             return

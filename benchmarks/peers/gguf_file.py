@@ -90,8 +90,8 @@ def _tensors(path: Path) -> Iterator[tuple[str, str, list[int], Any]]:
 
 
 def _add(writer: Any, name: str, kind: str, shape: list[int], raw: Any) -> None:
-    """Add a tensor: a matrix as it is, a norm in FP32, the only format that llama.cpp supports for
-    norms."""
+    """Add a tensor. A matrix is added as it is; a norm is converted to FP32, since llama.cpp
+    supports no other format for norms."""
     if kind == "F32":
         writer.add_tensor(name, raw.view(np.float32).reshape(shape))
     elif len(shape) == 1:

@@ -1,5 +1,5 @@
-"""Runs llama.cpp, to be compared with the engine, on the same weights and the same work, in its own
-process.
+"""Runs llama.cpp in its own process, to compare it with Baton's engine on the same weights and
+work.
 
     python benchmarks/peers/llama.py MODEL_DIR --threads N
 
@@ -14,9 +14,9 @@ describes llama.cpp. Requests: ``{"logits": [token, …]}`` returns the logits o
 methods, and keeps the fastest; ``{"step": N}`` runs the case N times and returns the wall-clock and
 CPU seconds per run; ``{"drop": true}`` frees the case.
 
-A decode's KV is that of one prompt, computed once and copied to every sequence, each with its own
-memory. A step decodes one token of each sequence; the KV it wrote is removed outside of the
-measured time.
+Before a decode, the KV of one prompt is computed once and copied to every sequence; each copy has
+its own memory. A step decodes one token of each sequence; the KV that it wrote is removed outside
+of the measured time.
 """
 
 import argparse
@@ -110,7 +110,7 @@ class Session:
         status = llama_cpp.llama_decode(self._context, batch)
         llama_cpp.llama_batch_free(batch)
         if status:
-            raise RuntimeError(f"llama_decode returned {status}")
+            raise RuntimeError(f"llama_decode returned {status}; 0 means success")
 
     def logits(self, rows: int) -> Any:
         """Return the logits [rows, vocabulary], in the order of the tokens."""
@@ -118,7 +118,7 @@ class Session:
         return np.ctypeslib.as_array(address, shape=(rows * self._vocabulary,)).reshape(rows, -1)
 
     def forget(self, first: int = 0) -> None:
-        """Remove the KV of all sequences from a position on."""
+        """Remove the KV of all sequences from the position ``first`` on."""
         llama_cpp.llama_memory_seq_rm(self._memory, -1, first, -1)
 
     def copy(self, to: int) -> None:
@@ -173,8 +173,8 @@ class LlamaCppEngine:
         self._session = None
 
     def _try(self, work: dict[str, Any], attention: AttentionConfig) -> float:
-        """Return the CPU seconds of a case with these options. Each combination is measured only
-        once per run."""
+        """Return the CPU seconds of a case with the options ``attention``. Each combination is
+        measured only once per run."""
         key = (work["kind"], work["batch"], work["context"], attention)
         if key not in self._tried:
             self._ready(work, attention)

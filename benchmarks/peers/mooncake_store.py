@@ -10,13 +10,13 @@ The package needs the system's libibverbs.so.1, libnuma.so.1 and libcurl.so.4, a
 used here.
 
 In mode ``across``, one process owns the memory, and another process, which provides no memory, puts
-and gets. In mode ``embedded``, one process does both, and Mooncake copies locally instead of
-sending. ``bytes`` is put() and get(), ``zero_copy`` is put_from() and get_into() with registered
-buffers. Every value has its own key, is copied between addresses that are not in a cache, is got
-right after it was put, and is then compared. Pages are touched beforehand. Mooncake runs with its
-default settings; its environment variables (MC_TCP_SLICE_SIZE and the like) are passed through. Its
-data ports listen on all interfaces while this runs, whatever MC_TCP_BIND_ADDRESS says. Prints a
-table, and JSON as the last line.
+and gets values. In mode ``embedded``, one process does both, and Mooncake copies locally instead of
+sending. ``bytes`` measures put() and get(); ``zero_copy`` measures put_from() and get_into() with
+registered buffers. Every value has its own key and is copied between addresses that are not in a
+cache. It is got right after it was put, and then compared. Pages are touched beforehand. Mooncake
+runs with its default settings; its environment variables (MC_TCP_SLICE_SIZE and the like) are
+passed through. Its data ports listen on all interfaces while this runs, whatever
+MC_TCP_BIND_ADDRESS says. Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -148,7 +148,7 @@ def measured(mode: str, folder: Path, sizes: str, rounds: int) -> list[Row]:
             rows.append(row)
             print(shown(row), file=sys.stderr, flush=True)
         if client.wait():
-            raise failed(f"the client that measures {mode} failed ({client.returncode})", log)
+            raise failed(f"the client for mode {mode} exited with code {client.returncode}", log)
         return rows
 
 
@@ -174,7 +174,7 @@ def open_store(address: str, segment: int) -> Any:
 
 def check(code: int, what: str) -> None:
     if code:
-        raise RuntimeError(f"{what} returned {code}")
+        raise RuntimeError(f"Mooncake's {what} returned {code}; 0 means success")
 
 
 def remove(store: Any, keys: list[str]) -> None:
@@ -185,7 +185,8 @@ def remove(store: Any, keys: list[str]) -> None:
 
 
 def touch(store: Any) -> None:
-    """Fill the segment up to the level at which eviction would begin, and empty it again."""
+    """Touch the pages of the segment: fill it up to the level at which eviction would begin, and
+    empty it again."""
     value, keys = os.urandom(16 << 20), []
     for number in range(SEGMENT * 7 // 8 // len(value)):
         keys.append(f"touch-{number}")

@@ -29,8 +29,8 @@ STOP_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Running:
-    """A running router. ``router`` is the id of the process that clients connect to, ``beside`` has
-    those of other processes that take part in routing."""
+    """A running router. ``router`` is the id of the process to which clients connect. ``beside``
+    has the ids of other processes that take part in routing."""
 
     name: str
     port: int
@@ -49,7 +49,7 @@ def direct(gap_seconds: float) -> Iterator[Running]:
 
 @contextmanager
 def baton(gap_seconds: float) -> Iterator[Running]:
-    """Run Baton's router, conductor and mock workers, half of them prefill."""
+    """Run Baton's router and conductor with mock workers, half of which are prefill workers."""
     settings = {
         "mock": "true",
         "mock_step_seconds": gap_seconds,
@@ -86,9 +86,9 @@ def sglang_router(python: Path, gap_seconds: float) -> Iterator[Running]:
 
 @contextmanager
 def dynamo(python: Path, gap_seconds: float) -> Iterator[Running]:
-    """Run Dynamo's frontend and mocker. The mocker's speed is set by a speed-up ratio, not by an
-    inter-token latency. If ``gap_seconds`` is above 0, the ratio is 1, whatever the gap: a step
-    takes about 6 ms. If ``gap_seconds`` is 0, the ratio is a million."""
+    """Run Dynamo's frontend and mocker. The mocker has no setting for the inter-token latency, only
+    a speed-up ratio. If ``gap_seconds`` is above 0, the ratio is 1, whatever the gap: a step takes
+    about 6 ms. If ``gap_seconds`` is 0, the ratio is a million."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="dynamo-") as folder, ExitStack() as stack:
         environment = {

@@ -2,9 +2,9 @@
 
     python -m benchmarks.peers.sse_worker --port P [--gap-seconds G]
 
-It answers a POST with ``max_tokens`` chunks (by default 16), the first one at once and each other
-one ``gap-seconds`` after the previous one. It also answers the requests that a router sends when it
-starts. It reads only ``max_tokens`` from the body, so that it costs as little as possible.
+It answers a POST with ``max_tokens`` chunks (by default 16): the first one at once, and each
+further one ``gap-seconds`` after the previous one. It also answers the requests that a router sends
+when it starts. It reads only ``max_tokens`` from the body, so that it costs as little as possible.
 """
 
 import argparse

@@ -1,2 +1,2 @@
-"""Clusters of Baton with vLLM as the engine, beside vLLM's own disaggregation, vLLM alone, and
-Baton's own engine: ``python -m benchmarks.vllm``."""
+"""Compares Baton with vLLM as the engine, vLLM's own disaggregation, vLLM alone, and Baton with its
+own engine: ``python -m benchmarks.vllm``."""

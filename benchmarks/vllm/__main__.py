@@ -1,18 +1,17 @@
-"""Compare Baton with vLLM as the engine to vLLM's own disaggregation, vLLM alone, and Baton's own
-engine, on one machine, one system after the other in each round.
+"""Compare Baton, with vLLM or with its own engine, to vLLM's own disaggregation and to vLLM alone.
 
     python -m benchmarks.vllm [--python .venv-vllm/bin/python] [--rounds 2]
         [--systems baton+vllm,vllm-disaggregated,vllm,baton]
         [--loads 512x1,512x8,4096x1 | --loads none] [--kill]
 
-A load is TOKENSxCONCURRENCY; each request has a prompt of its own. With the loads ``none``, only
-the CPU use of the idle systems is measured. Disaggregated systems have a prefill and a decode
-worker with one thread each, or, in the system ``baton+vllm-2-ranks``, with two ranks of one thread
-each; vLLM alone has a thread per core. In all systems, vLLM runs with ``--enforce-eager``, since
-torch.compile would take minutes at each start. Prints medians over all requests of all rounds, the
-CPU use of each program of the idle system, and JSON as the last line. With ``--kill``, the decode
-worker is killed in the last round while 20 answers are generated, and the number of these answers
-that were completed is printed, too.
+All systems run on this machine, one after the other in each round. A load is TOKENSxCONCURRENCY;
+each request has a prompt of its own. With the loads ``none``, only the CPU use of the idle systems
+is measured. Disaggregated systems have a prefill and a decode worker with one thread each, or, in
+the system ``baton+vllm-2-ranks``, with two ranks of one thread each; vLLM alone has a thread per
+core. In all systems, vLLM runs with ``--enforce-eager``, since torch.compile would take minutes at
+each start. Prints medians over all requests of all rounds, the CPU use of each program of the idle
+system, and JSON as the last line. With ``--kill``, the decode worker is killed in the last round
+while 20 answers are generated, and the number of these answers that were completed is printed, too.
 """
 
 import argparse
@@ -46,7 +45,8 @@ IDLE_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """``concurrency`` streams at once, each of prompts of ``num_tokens`` tokens."""
+    """``concurrency`` concurrent streams of requests whose prompts have ``num_tokens`` tokens
+    each."""
 
     num_tokens: int
     concurrency: int
@@ -85,7 +85,8 @@ class Row:
 async def run_load(
     system: System, load: Load, rng: np.random.Generator
 ) -> tuple[list[Answer], float]:
-    """Send the load's requests; return their times and the duration of all, in seconds."""
+    """Send the load's requests. Return the times of each answer, and the duration of the whole load
+    in seconds."""
     prompts = [
         [int(token) for token in rng.integers(10, VOCAB_SIZE, load.num_tokens)]
         for _ in range(load.num_requests)
@@ -110,8 +111,8 @@ async def _time_answer(system: System, prompt: list[int]) -> Answer:
 
 
 async def count_survivors(system: System, rng: np.random.Generator) -> int:
-    """Kill the decode worker while ``KILL_STREAMS`` answers are generated; return how many of them
-    are complete."""
+    """Kill the decode worker while ``KILL_STREAMS`` answers are generated. Return how many of the
+    answers are completed."""
     begun = asyncio.Event()
 
     async def is_complete() -> bool:

@@ -41,8 +41,8 @@ event."""
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A running system. ``parts`` are the processes of each of its programs, with their child
-    processes, by the program's name. ``kill_decode`` kills the worker that generates the answers
+    """A running system. ``parts`` returns, by the name of each of its programs, the program's
+    process and its child processes. ``kill_decode`` kills the worker that generates the answers
     (SIGKILL)."""
 
     stream: Stream
@@ -53,8 +53,9 @@ class System:
 def baton_cluster(
     model: Path, python: Path | None, ranks: int = 1
 ) -> AbstractContextManager[LocalCluster]:
-    """A prefill and a decode worker of Baton, with one thread per rank; with vLLM as the engine, of
-    ``ranks`` ranks, if ``python`` is given, else with Baton's own engine."""
+    """Return a Baton cluster of one prefill and one decode worker, with one thread per rank. If
+    ``python`` is given, the engine is vLLM with ``ranks`` ranks per worker, otherwise Baton's
+    own."""
     settings: dict[str, object] = {
         "threads": 1, "pool_bytes": POOL_BYTES, "max_batched_tokens": MAX_BATCHED_TOKENS,
         "max_sequences": MAX_SEQUENCES, "max_model_tokens": MAX_MODEL_TOKENS, "dtype": "bfloat16",
@@ -67,7 +68,7 @@ def baton_cluster(
 
 @contextmanager
 def baton(model: Path, python: Path | None, ranks: int = 1) -> Iterator[System]:
-    """Run :func:`baton_cluster` as a system."""
+    """Run :func:`baton_cluster`, and yield it as a system."""
     with baton_cluster(model, python, ranks) as cluster:
 
         def parts() -> dict[str, list[psutil.Process]]:
@@ -83,7 +84,7 @@ def baton(model: Path, python: Path | None, ranks: int = 1) -> Iterator[System]:
 
 @contextmanager
 def vllm_alone(model: Path, python: Path) -> Iterator[System]:
-    """One vLLM server on all cores."""
+    """Run one vLLM server on all cores."""
     with ExitStack() as stack:
         server = stack.enter_context(_vllm_server(model, python, os.cpu_count() or 1, {}, ()))
         yield System(
@@ -93,8 +94,8 @@ def vllm_alone(model: Path, python: Path) -> Iterator[System]:
 
 @contextmanager
 def vllm_disaggregated(model: Path, python: Path) -> Iterator[System]:
-    """A prefill and a decode server of vLLM with its NixlConnector, one core each. The client sends
-    the two requests that a proxy would send, so no proxy costs time."""
+    """Run a prefill and a decode server of vLLM with its NixlConnector, one core each. The client
+    sends the two requests that a proxy would send, so no proxy costs time."""
     transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
     arguments = ("--kv-transfer-config", json.dumps(transfer))
     with ExitStack() as stack:

@@ -1,1 +1,2 @@
-"""``baton bench engine``: the engine alone on this machine, compared with its roofline."""
+"""``baton bench engine`` measures the engine alone, on this machine, and compares it with the
+machine's roofline."""

@@ -34,11 +34,12 @@ class EngineBenchConfig:
 
 
 def parse_counts(flag: str, text: str) -> tuple[int, ...]:
-    """Parse a list like ``1,8,32``, without duplicates. Raises Invalid."""
+    """Parse a list like ``1,8,32``, without duplicates. Raises Invalid if the list is malformed or
+    too long."""
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
         if not (part.isascii() and part.isdigit() and int(part) > 0):
-            raise Invalid(f"{flag} is {text!r}; it must be counts separated by commas, as 1,8,32")
+            raise Invalid(f"{flag} is {text!r}; it must be counts separated by commas, like 1,8,32")
     if len(parts) > MAX_COUNTS:
-        raise Invalid(f"{flag} has {len(parts)} counts; it must have at most {MAX_COUNTS}")
+        raise Invalid(f"{flag} has {len(parts)} counts; it may have at most {MAX_COUNTS}")
     return tuple(dict.fromkeys(int(part) for part in parts))

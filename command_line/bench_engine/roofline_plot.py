@@ -32,8 +32,8 @@ def check_plot_path(path: Path | None) -> None:
 
 
 def draw_roofline(path: Path, figures: Sequence[BenchCaseResult], title: str) -> None:
-    """Draw the figures with logarithmic axes. Raises Invalid when ``path`` can't be written, or has
-    no suffix of an image format."""
+    """Draw the measured figures in a plot with logarithmic axes. Raises Invalid when ``path`` can't
+    be written, or has no suffix of an image format."""
     ceilings = figures[0].ceilings.wall
     with open_figure(path) as (axes,):
         _draw_roof(axes, figures, ceilings)

@@ -1,4 +1,4 @@
-"""``baton bench engine``: load the model, measure each case, report the results."""
+"""Runs ``baton bench engine``: loads the model, measures each case, and reports the results."""
 
 import json
 import sys
@@ -35,8 +35,8 @@ ShowProgress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchResult:
-    """The results of a run, with at least one figure. ``left_out`` describes the cases whose KV
-    does not fit into memory, and the memory that they need."""
+    """The results of a run. There is at least one figure. ``left_out`` describes the cases that
+    were not measured because their KV does not fit into memory, and the memory that they need."""
 
     model: str
     dtype: str
@@ -66,8 +66,8 @@ class EngineBenchResult:
 
 
 def run_engine_bench(config: EngineBenchConfig) -> None:
-    """Measure and report all cases. Raises Invalid before anything is measured, if an option is
-    wrong."""
+    """Measure and report all cases. Raises Invalid for a wrong option, before anything is
+    measured."""
     roofline_plot.check_plot_path(config.plot)
     _check_writable(config.json_file)
     if config.settings.threads:

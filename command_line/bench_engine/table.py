@@ -1,4 +1,4 @@
-"""The result of ``baton bench engine`` as tables."""
+"""Prints the result of ``baton bench engine`` as tables."""
 
 from typing import TYPE_CHECKING
 

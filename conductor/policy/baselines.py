@@ -1,9 +1,8 @@
-"""Reimplements the placement rules of other systems, faithfully to their publications, for
-comparison.
+"""Reimplements the placement policies of other systems, as they are published, for comparison.
 
-Each is a pure function, like Baton's own policy. State that a rule needs (the round-robin turn, a
-tree of placed prompts) is in the snapshot. Only Mooncake's rule (``min_ttft`` and
-``min_ttft_no_reject``) fetches from a peer store.
+Each policy is a pure function, like Baton's own policy. State that a policy needs (the round-robin
+turn, a tree of placed prompts) is in the snapshot. Only Mooncake's policy (``min_ttft`` and
+``min_ttft_no_reject``) fetches from a peer's store.
 """
 
 import hashlib
@@ -44,7 +43,7 @@ many times as long as the local one."""
 
 
 def random(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """Choose uniformly, by a hash of the decision's number."""
+    """Choose both workers uniformly at random, by a hash of the decision's number."""
     prefill = _draw(snapshot.prefills, snapshot.num_placed, "prefill")
     return _pair(snapshot, query, prefill, _draw(snapshot.decodes, snapshot.num_placed, "decode"))
 
@@ -105,8 +104,8 @@ def chwbl(snapshot: Snapshot, query: PolicyQuery) -> Decision:
 def cache_aware(snapshot: Snapshot, query: PolicyQuery) -> Decision:
     """SGLang's router: choose the prefill worker that has the longest prefix of the prompt cached,
     if that prefix is long enough and the prefill workers' numbers of requests are balanced enough;
-    otherwise the prefill worker with the fewest requests. The decode worker is always the one with
-    the fewest requests."""
+    otherwise choose the prefill worker with the fewest requests. The decode worker is always the
+    one with the fewest requests."""
     prefills = snapshot.prefills
     requests = [view.num_requests for view in prefills]
     spread = max(requests) - min(requests)
@@ -122,8 +121,8 @@ def cache_aware(snapshot: Snapshot, query: PolicyQuery) -> Decision:
 
 def kv_overlap(snapshot: Snapshot, query: PolicyQuery) -> Decision:
     """Dynamo's KV router at temperature 0: choose the prefill worker with the lowest weighted
-    number of blocks to prefill, queued ones included, and the decode worker with the fewest active
-    blocks."""
+    number of blocks to prefill, including queued blocks, and the decode worker with the fewest
+    active blocks."""
 
     def cost(view: PrefillView) -> tuple[float, str]:
         blocks = (view.queued_tokens + _new_tokens(snapshot, query, view)) / snapshot.block_tokens
@@ -145,14 +144,14 @@ def min_ttft(snapshot: Snapshot, query: PolicyQuery) -> Decision:
     if not query.must_admit and (ttft > allowed or itl > query.itl_slo_seconds):
         raise Overloaded(
             f"the predicted TTFT is {ttft:.2f} s (allowed: {allowed:.2f} s), and the predicted "
-            f"inter-token latency {itl:.3f} s (allowed: {query.itl_slo_seconds:.3f} s)",
+            f"inter-token latency is {itl:.3f} s (allowed: {query.itl_slo_seconds:.3f} s)",
             retry_after_seconds=1.0,
         )
     return _pair(snapshot, query, prefill, decode, reuse)
 
 
 def min_ttft_no_reject(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """:func:`min_ttft` without early rejection."""
+    """Choose the same workers as :func:`min_ttft`, but never reject the request."""
     stored = snapshot.cache.longest_stored_prefix(query.keys)
     options = [_mooncake_option(snapshot, query, view, stored) for view in snapshot.prefills]
     _, _, prefill, reuse = min(options, key=lambda option: option[:2])
@@ -160,8 +159,9 @@ def min_ttft_no_reject(snapshot: Snapshot, query: PolicyQuery) -> Decision:
 
 
 def new_tokens_times_batch(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """LMetric: choose the prefill worker with the lowest product of its tokens to prefill (queued
-    ones included) and its number of requests, and the decode worker with the fewest requests."""
+    """LMetric: choose the prefill worker with the lowest product of its tokens to prefill
+    (including queued tokens) and its number of requests, and the decode worker with the fewest
+    requests."""
 
     def cost(view: PrefillView) -> tuple[float, str]:
         tokens = view.queued_tokens + _new_tokens(snapshot, query, view)

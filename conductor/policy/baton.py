@@ -1,18 +1,20 @@
 """Baton's own placement policy: filter, score, pick.
 
-Prefill candidates are the next three workers on the hash ring, the two that have most of the prompt
-cached, and one of the least loaded. A candidate's score is its queueing time, plus the time to
-fetch blocks from a peer's store, plus ``service_weight`` times the prefill time: recomputing a
-prefix delays every request behind it in the queue. Candidates that would miss the TTFT deadline, or
-make queued requests miss theirs, rank after all others.
+Prefill candidates are the next three workers on the hash ring, the two workers that have most of
+the prompt cached, and one of the least loaded workers. A candidate's score is its queueing time,
+plus the time to fetch blocks from a peer's store, plus ``service_weight`` times the prefill time:
+recomputing a prefix delays every request behind it in the queue. Candidates that would miss the
+TTFT deadline, or would make queued requests miss theirs, rank after all others.
 
 The decode worker is the one with the lowest projected KV usage among those that meet the ITL SLO.
 If it can prefill the prompt at a lower cost, it serves the whole request
-(:mod:`conductor.policy.local_prefill`). A request that does not fit there, or that no candidate can
-serve in time, is rejected at once: a request that would miss its SLO anyway must not make others
-miss theirs. Under memory pressure, only long prompts do not fit, so only they would be rejected. To
-be fair, shorter prompts must then leave memory for a long prompt until short and long prompts are
-admitted nearly equally often (trunk reservation: Kelly, "Loss Networks", 1991).
+(:mod:`conductor.policy.local_prefill`).
+
+A request that does not fit on the decode worker, or that no candidate can serve in time, is
+rejected at once: a request that would miss its SLO anyway must not make others miss theirs. Under
+memory pressure, only long prompts do not fit, so only they would be rejected. To be fair, shorter
+prompts must then leave memory for a long prompt until short and long prompts are admitted nearly
+equally often (trunk reservation: Kelly, "Loss Networks", 1991).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -50,11 +52,12 @@ MAX_MARGIN_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class BatonPolicyConfig:
-    """``service_weight`` is the cost of a second of prefill in seconds of queueing. Prompts must
-    leave memory for a long prompt if the admission rate of their quartile of lengths exceeds the
-    lowest rate of any quartile by more than ``max_short_prompt_advantage``. The first token must be
-    predicted to come ``ttft_margin_seconds`` before its deadline. If ``full_scan`` is True, all
-    prefill workers are candidates."""
+    """Settings of Baton's policy. ``service_weight`` is the cost of one second of prefill, in
+    seconds of queueing. A prompt must leave memory for a long prompt if the admission rate in its
+    quartile of prompt lengths exceeds the lowest rate of any quartile by more than
+    ``max_short_prompt_advantage``. The first token must be predicted to come
+    ``ttft_margin_seconds`` before its deadline. If ``full_scan`` is True, all prefill workers are
+    candidates."""
 
     ring_candidates: int = 3
     prefix_candidates: int = 2
@@ -68,8 +71,8 @@ class BatonPolicyConfig:
 
 
 def place(snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig) -> Decision:
-    """Place a request. Raises Unavailable when there is no worker, Overloaded when none can meet
-    the SLO or the KV does not fit into free memory, Invalid when the request does not fit the
+    """Place a request. Raises Unavailable if there is no worker, Overloaded if no worker can meet
+    the SLO or the KV does not fit into free memory, and Invalid if the request does not fit the
     memory of any decode worker."""
     decodes = _decode_scores(snapshot, query, config)
     stored = snapshot.cache.longest_stored_prefix(query.keys)
@@ -210,7 +213,8 @@ def _decode_scores(
 
 
 def _check_size(pool: WorkerPool[DecodeView], query: PolicyQuery) -> None:
-    """Raise Invalid if the request fits no decode worker's memory, excluded or not."""
+    """Raise Invalid if the request fits the memory of no decode worker, even if excluded workers
+    are considered."""
     most = max(view.capacity_tokens for view in pool)
     if most < query.num_tokens:
         raise Invalid(
@@ -257,7 +261,10 @@ def _check_admission(
             retry_after_seconds=max(best.late_seconds, 0.1),
         )
     if best.score >= SLO_MISS_PENALTY and not best.late_seconds:
-        raise Overloaded("requests admitted earlier would miss their SLO", retry_after_seconds=1.0)
+        raise Overloaded(
+            "requests admitted earlier would miss their SLO because of this request",
+            retry_after_seconds=1.0,
+        )
     needed = _needed_tokens(snapshot, query)
     wait = _wait_seconds(snapshot, query, decode, needed)
     if wait > 0:

@@ -13,8 +13,9 @@ def key_bytes(key: AnyBlockKey) -> bytes:
 
 def ring_key(snapshot: Snapshot, query: PolicyQuery) -> bytes:
     """Return the key that is looked up on the hash ring. It is the first block key of the prompt
-    that few enough requests share (at most a quarter of a worker's fair share), since in real
-    traffic many requests have the same first blocks; else the session, else the request's id."""
+    that only few requests share (at most a quarter of a worker's fair share), since in real traffic
+    many requests have the same first blocks. If there is no such key, it is the session or, without
+    a session, the request's id."""
     limit = 1 / (4 * max(len(snapshot.prefills), 1))
     for key in query.keys:
         if snapshot.cache.request_share(key) <= limit:
@@ -26,10 +27,10 @@ def candidates(
     snapshot: Snapshot, query: PolicyQuery, num_ring: int, num_holders: int, num_least: int
 ) -> list[PrefillView]:
     """Return the candidates, without excluded workers: the first ``num_ring`` workers on the hash
-    ring after :func:`ring_key`, up to ``num_holders`` workers with most of the prompt cached, and
-    one of the ``num_least`` least loaded. Callers break ties between equal scores by this order. A
-    hash of the request's id selects the last one, so that several conductors with the same stale
-    reports do not all choose the same worker."""
+    ring after :func:`ring_key`, up to ``num_holders`` workers that have most of the prompt cached,
+    and one of the ``num_least`` least loaded workers. Callers break ties between equal scores by
+    this order. Among the least loaded workers, a hash of the request's id selects one, so that
+    several conductors with the same stale reports do not all choose the same worker."""
     pool = snapshot.prefills
     ring = ring_successors(pool.ids, ring_key(snapshot, query))
     eligible = (view.id for view in pool.by_load() if view.id not in query.excluded)

@@ -9,9 +9,10 @@ from conductor.policy.snapshot import StoredPrefix
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """If ``prefill`` is None, ``decode`` serves the whole request. ``fetch_source`` is the store
-    node to fetch the prefix from; ``service_seconds`` is the predicted prefill time;
-    ``ttft_seconds`` and ``itl_seconds`` are predictions. Times are 0 if they were not predicted."""
+    """The decision where to run a request. If ``prefill`` is None, ``decode`` serves the whole
+    request. ``fetch_source`` is the store node to fetch the prefix from; ``service_seconds`` is the
+    predicted prefill time; ``ttft_seconds`` and ``itl_seconds`` are predictions. Times are 0 if
+    they were not predicted."""
 
     prefill: WorkerId | None
     decode: WorkerId

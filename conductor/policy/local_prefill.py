@@ -18,10 +18,10 @@ def local_prefill_decision(
     stored: StoredPrefix | None,
 ) -> Decision | None:
     """Place the whole request on the decode worker if that costs less than a remote prefill and the
-    KV transfer; else return None. A local prefill delays every request in the decode batch, so its
-    time counts once more for each of them. The prefill, together with the wait before it, must not
-    take longer than the ITL SLO. The worker has to wait as long as its earlier local prefills take
-    up more than :data:`MAX_LOCAL_PREFILL_SHARE` of its time."""
+    KV transfer; otherwise return None. A local prefill delays every request in the decode batch, so
+    its time is counted once more for each of them. The prefill, together with the wait before it,
+    must not take longer than the ITL SLO. The prefill has to wait while earlier local prefills take
+    up more than :data:`MAX_LOCAL_PREFILL_SHARE` of the worker's time."""
     view = snapshot.decodes[best_decode.worker]
     if view.prefill_cost is None:
         return None

@@ -1,4 +1,4 @@
-"""All placement policies by name."""
+"""All placement policies, by name."""
 
 from dataclasses import replace
 from functools import partial
@@ -14,8 +14,8 @@ DEFAULT_POLICY = "baton"
 
 
 def get_policy(name: str, config: BatonPolicyConfig = BatonPolicyConfig()) -> PlacementPolicy:
-    """Return the policy of that name. ``full_scan`` is Baton's policy, but scores all prefill
-    workers instead of a few candidates. Raises Invalid for an unknown name."""
+    """Return the policy called ``name``. The policy ``full_scan`` is Baton's policy, but it scores
+    all prefill workers instead of a few candidates. Raises Invalid for an unknown name."""
     if name == DEFAULT_POLICY:
         return partial(_place, config=config)
     if name == "full_scan":
@@ -30,8 +30,8 @@ def _place(snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig) ->
 
 
 def _place_by_rule(snapshot: Snapshot, query: PolicyQuery, rule: PlacementPolicy) -> Decision:
-    """Apply a baseline rule. The rules handle neither excluded workers nor empty pools, so both are
-    handled here."""
+    """Apply a baseline policy. The baselines handle neither excluded workers nor empty pools, so
+    both are handled here."""
     if query.excluded:
         prefills = _without(snapshot.prefills, query.excluded)
         decodes = _without(snapshot.decodes, query.excluded)

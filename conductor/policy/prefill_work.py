@@ -1,5 +1,5 @@
-"""Estimates how much of a prompt a worker would have to compute, because it is neither cached nor
-worth fetching."""
+"""Estimates which part of a prompt a worker would have to compute, because that part is neither
+cached nor worth fetching."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,9 @@ from conductor.policy.snapshot import PolicyQuery, PrefillView, Snapshot, Stored
 
 @dataclass(frozen=True, slots=True)
 class PrefillWork:
-    """The work for a prompt on one worker. Fetching ``fetched_blocks`` from a peer's store takes
-    ``fetch_seconds``, and the prefill after it takes ``compute_seconds``. ``local_blocks`` are
-    already cached."""
+    """The work for a prompt on one worker. Fetching ``fetched_blocks`` blocks from a peer's store
+    takes ``fetch_seconds``, and the prefill after that takes ``compute_seconds``. ``local_blocks``
+    blocks are already cached."""
 
     compute_seconds: float
     local_blocks: int

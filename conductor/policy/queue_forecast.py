@@ -12,8 +12,9 @@ from conductor.policy.snapshot import PrefillView
 
 @dataclass(frozen=True, slots=True)
 class QueueForecast:
-    """``done_seconds`` is the time at which the new prompt has been computed. ``num_made_late``
-    queued prompts would miss their deadline only because of it."""
+    """The forecast for a queue with a new prompt. ``done_seconds`` is the time at which the new
+    prompt has been computed. ``num_made_late`` is the number of queued prompts that would miss
+    their deadline only because of the new prompt."""
 
     done_seconds: float
     num_made_late: int

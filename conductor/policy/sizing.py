@@ -18,8 +18,9 @@ from conductor.load_forecast import LoadForecast
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizingConfig:
-    """``utilisation`` is the target when a pool grows, ``shrink_utilisation`` when it shrinks.
-    ``ttft_slo_seconds`` and ``itl_slo_seconds`` are the SLO."""
+    """Settings for sizing the pools. ``utilisation`` is the target utilisation when a pool grows,
+    and ``shrink_utilisation`` when it shrinks. ``ttft_slo_seconds`` and ``itl_slo_seconds`` are the
+    SLO."""
 
     min_prefill: int = 1
     max_prefill: int = 64
@@ -38,9 +39,9 @@ BACKLOG_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class DemandPeaks:
-    """The numbers of workers of a pool that were needed since ``since_seconds``. ``peaks`` are
-    pairs (time, number of workers) of the last ``shrink_seconds``, without those that were followed
-    by an equal or larger number."""
+    """How many workers of a pool were needed since ``since_seconds``. ``peaks`` are pairs (time,
+    number of workers) from the last ``shrink_seconds``, without pairs that were followed by an
+    equal or larger number."""
 
     since_seconds: float
     peaks: tuple[tuple[float, int], ...] = ()
@@ -61,8 +62,8 @@ class DemandPeaks:
 class PoolCapacity:
     """The current pool sizes, and the measured capacity of one worker of each pool: prompt tokens
     computed per second, answer tokens per second within the SLO, and tokens of KV (each 0 if not
-    measured yet). ``queued_prompt_tokens`` and ``projected_tokens`` (of KV) are the demand of
-    requests that were already admitted. ``prefill_demand`` and ``decode_demand`` are the demand
+    measured yet). ``queued_prompt_tokens`` and ``projected_tokens`` (tokens of KV) are the demand
+    of requests that were already admitted. ``prefill_demand`` and ``decode_demand`` are the demand
     peaks from the last :class:`PoolSizes`."""
 
     now_seconds: float
@@ -89,8 +90,9 @@ class PoolSizes:
 
 @dataclass(frozen=True, slots=True)
 class _PoolDemand:
-    """``load`` is the number of workers that would be busy all the time. ``committed`` is the
-    number that the already admitted requests need: the pool does not shrink below it."""
+    """The demand for workers of one pool. ``load`` is the number of workers that the load would
+    keep busy all the time. ``committed`` is the number of workers that the already admitted
+    requests need; the pool does not shrink below it."""
 
     name: str
     num_workers: int
@@ -101,14 +103,15 @@ class _PoolDemand:
     demand: DemandPeaks | None
 
     def needed(self, utilisation: float) -> int:
-        """Return the number of workers that the load needs, within the bounds."""
+        """Return the number of workers that the load needs, at least ``min_workers`` and at most
+        ``max_workers``."""
         num_workers = math.ceil(self.load / utilisation - 1e-9)
         return min(max(num_workers, self.min_workers), self.max_workers)
 
     @property
     def kept(self) -> int:
-        """The number of existing workers that admitted requests need; they stay even beyond the
-        bounds."""
+        """The number of existing workers that admitted requests need. The pool keeps them even if
+        they are more than ``max_workers``."""
         return min(self.committed, self.num_workers)
 
     def utilisation(self, num_workers: int) -> float:
@@ -148,9 +151,9 @@ def _prefill_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig)
 
 
 def _decode_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) -> _PoolDemand:
-    """Compute the demand for decode workers, by their speed or by their memory, whichever needs
-    more workers. An answer is assumed to occupy memory for as long as the ITL SLO allows, with its
-    prompt and, on average, half of its tokens."""
+    """Compute the demand for decode workers from their speed and from their memory, and use the
+    larger of the two. An answer is assumed to occupy memory for as long as the ITL SLO allows, with
+    its prompt and, on average, half of its tokens."""
     generated = load.requests_per_second * load.answer_tokens
     resident = generated * config.itl_slo_seconds * (load.prompt_tokens + load.answer_tokens / 2)
     speed, memory = pools.decode_tokens_per_second, pools.decode_capacity_tokens

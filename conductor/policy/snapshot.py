@@ -24,9 +24,10 @@ class QueuedPrefill:
 @dataclass(slots=True)
 class PrefillView:
     """A prefill worker as the policies see it. Its current step ends at ``busy_until_seconds``;
-    then it computes ``queue``, ordered by deadline, with ``queued_tokens`` to compute in total.
-    ``node`` is its host's store node. Unless ``is_measured``, its cost is a guess, which affects
-    the choice of a worker but is no reason to reject a request."""
+    then it computes the prompts in ``queue``, which is ordered by deadline and has
+    ``queued_tokens`` tokens to compute in total. ``node`` is the store node on its host. If
+    ``is_measured`` is False, its cost is a guess, which affects the choice of a worker but is no
+    reason to reject a request."""
 
     id: WorkerId
     cost: PrefillCost
@@ -50,8 +51,9 @@ class PrefillView:
 @dataclass(slots=True)
 class DecodeView:
     """A decode worker as the policies see it, at the time ``as_of_seconds``. Once all requests that
-    were placed on it have arrived, they have ``context_tokens`` of KV, expected to grow to
-    ``projected_tokens``. Unless ``is_measured``, its cost is a guess: see :class:`PrefillView`."""
+    were placed on it have arrived, they have ``context_tokens`` tokens of KV, which are expected to
+    grow to ``projected_tokens``. If ``is_measured`` is False, its cost is a guess: see
+    :class:`PrefillView`."""
 
     id: WorkerId
     cost: DecodeCost
@@ -152,20 +154,22 @@ class CacheView(Protocol):
     """An estimate of where blocks are cached."""
 
     def num_local_blocks(self, view: PrefillView, keys: Sequence[AnyBlockKey]) -> int:
-        """Return how many leading blocks the worker or its host's store has, whichever has more."""
+        """Return how many leading blocks the worker has, or the store on its host, whichever has
+        more."""
         ...
 
     def workers_with_prefix(self, keys: Sequence[AnyBlockKey], count: int) -> list[WorkerId]:
-        """Return up to ``count`` prefill workers, those with the most leading blocks on the device
-        or host first."""
+        """Return up to ``count`` prefill workers, starting with those that have the most leading
+        blocks on their device or in the store on their host."""
         ...
 
     def longest_stored_prefix(self, keys: Sequence[AnyBlockKey]) -> StoredPrefix | None:
-        """Return the store node with the most leading blocks; None if no node has any of them."""
+        """Return the store node with the most leading blocks; None if no node has any of the
+        blocks."""
         ...
 
     def request_share(self, key: AnyBlockKey) -> float:
-        """Return the share of recent requests that have this block, 0 to 1."""
+        """Return the share of recent requests that have this block, from 0 to 1."""
         ...
 
 
@@ -184,7 +188,8 @@ class LinkSpeed:
 @dataclass(frozen=True, slots=True)
 class AdmissionRates:
     """Admission rates of recent requests, by quartile of prompt length. ``edges_tokens`` separate
-    the quartiles; ``admitted_shares`` are the shares of requests that were admitted, 0 to 1."""
+    the quartiles; ``admitted_shares`` are the shares of requests that were admitted in each
+    quartile, from 0 to 1."""
 
     edges_tokens: tuple[int, ...] = ()
     admitted_shares: tuple[float, ...] = (1.0,)
@@ -192,8 +197,8 @@ class AdmissionRates:
     """The 99.5th percentile of prompt lengths."""
 
     def advantage(self, num_tokens: int) -> float:
-        """Return the share of requests admitted in the quartile of this prompt length, minus the
-        lowest such share of any quartile."""
+        """Return the share of requests that were admitted in the quartile of this prompt length,
+        minus the lowest share of any quartile."""
         return self.admitted_shares[bisect_left(self.edges_tokens, num_tokens)] - min(
             self.admitted_shares
         )
@@ -201,8 +206,9 @@ class AdmissionRates:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The cluster at the moment of a decision. ``num_placed`` counts decisions. ``answer_tokens``
-    is the mean length of recent answers, ``short_answer_tokens`` their 10th percentile."""
+    """The cluster at the moment of a decision. ``num_placed`` is the number of earlier placements.
+    ``answer_tokens`` is the mean length of recent answers, and ``short_answer_tokens`` is the 10th
+    percentile of their lengths."""
 
     now_seconds: float
     num_placed: int
@@ -220,10 +226,10 @@ class Snapshot:
 @dataclass(frozen=True, slots=True)
 class PolicyQuery:
     """A request to place. ``num_tokens`` counts prompt and emitted tokens; ``keys`` are the block
-    keys of the full blocks of these tokens. The SLO: the TTFT exceeds the time that an idle worker
-    with an empty cache would need by at most ``ttft_slo_seconds`` (infinite: no limit), and the
-    mean inter-token latency is at most ``itl_slo_seconds``. ``must_admit``: the request was
-    admitted before, or admission is off, so it must not be rejected."""
+    keys of the full blocks of these tokens. The SLO is met if the TTFT is at most
+    ``ttft_slo_seconds`` longer than on an idle worker with an empty cache (infinite: no limit), and
+    the mean inter-token latency is at most ``itl_slo_seconds``. If ``must_admit`` is True, the
+    request must not be rejected, because it was admitted before or because admission is off."""
 
     request_id: str
     num_tokens: int

@@ -1,8 +1,8 @@
 """The Ray actor that keeps one worker's process alive on a Ray node.
 
-The worker is the usual ``baton serve ROLE`` in a process of its own. So the actor survives a crash
-of the worker, and the worker's threads and environment are the same as with other backends. When
-the actor dies, the kernel kills the worker.
+The worker is the usual ``baton serve ROLE`` in its own process. Therefore, the actor survives a
+crash of the worker, and the worker has the same threads and environment as with other backends.
+When the actor dies, the kernel kills the worker.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from orchestrator.launch_specs import RemoteWorkerSpec
 
 
 class WorkerActor:
-    """Supervises one worker. Arguments and results are plain values. ``spec`` holds the fields of
-    a :class:`~orchestrator.launch_specs.RemoteWorkerSpec`. If ``spans_machines``, the worker
-    listens on its node's own address, which other nodes can reach."""
+    """Supervises one worker. Its methods take and return plain values. ``spec`` holds the fields of
+    a :class:`~orchestrator.launch_specs.RemoteWorkerSpec`. If ``spans_machines`` is true, the
+    worker listens on its node's own address, which other nodes can reach."""
 
     def __init__(self, spec: dict[str, Any], spans_machines: bool) -> None:
         self._spec = RemoteWorkerSpec(**spec)
@@ -39,7 +39,7 @@ class WorkerActor:
         self._changed = asyncio.Event()
 
     async def follow(self, seen: int) -> dict[str, Any]:
-        """Wait for a state of the worker that is newer than number ``seen``, and return it. The
+        """Wait until the worker's state is newer than state number ``seen``, and return it. The
         first call starts the worker. There must be only one caller at a time."""
         if self._run_task is None:
             self._run_task = asyncio.create_task(self._run_child())
@@ -76,7 +76,8 @@ class WorkerActor:
         return ChildProcessSpec(spec.id, spec.role, command, environment, self._log())
 
     def _log(self) -> Path:
-        """Return the log's path. On the supervisor's machine, ``baton logs`` finds it there."""
+        """Return the path of the worker's log. On the supervisor's machine, this is where ``baton
+        logs`` looks for it."""
         home = Path(self._spec.home)
         path = (home if home.is_dir() else baton_home()) / self._spec.log
         path.parent.mkdir(parents=True, exist_ok=True)

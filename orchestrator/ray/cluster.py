@@ -49,7 +49,8 @@ Result = TypeVar("Result")
 
 
 class ActorLost(Exception):
-    """An actor does not respond. Ray will restart it, unless ``is_permanent``."""
+    """Says that an actor does not respond. Ray will restart the actor, unless ``is_permanent`` is
+    true."""
 
     def __init__(self, reason: str, is_permanent: bool) -> None:
         super().__init__(reason)
@@ -86,7 +87,8 @@ class RayCluster:
     # -- connection -------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Start a private Ray, or connect to the given one. Raises Unavailable."""
+        """Start a private Ray, or connect to the one at ``ray_address``. Raises Unavailable if that
+        fails."""
         try:
             await self._in_thread(self._connect)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
@@ -153,14 +155,16 @@ class RayCluster:
 
     async def create_actor(self, spec: RemoteWorkerSpec) -> PlacedActor:
         """Create an actor, which starts as soon as the resources that it reserves are free. The
-        caller must release the actor. Raises ActorLost if Ray refuses."""
+        caller must call :meth:`release_actor` later. Raises ActorLost if Ray refuses to create
+        it."""
         try:
             return await self._in_thread(lambda: self._create_actor(spec))
         except (RayError, ConnectionError) as error:
             raise ActorLost(_first_line(error), is_permanent=True) from error
 
     async def call_actor(self, placed: PlacedActor, method: str, *arguments: int) -> Any:
-        """Call a method of the actor and return its result, without a timeout. Raises ActorLost."""
+        """Call a method of the actor and return its result. There is no timeout. Raises ActorLost
+        if the actor does not respond."""
         reference = await self._in_thread(lambda: getattr(placed.actor, method).remote(*arguments))
         try:
             return await _result(reference)
@@ -178,7 +182,8 @@ class RayCluster:
             return ""
 
     def record_node(self, placed: PlacedActor, node_id: str) -> None:
-        """Record the node on which a worker runs, which need not be the one that was preferred."""
+        """Record the node on which a worker runs. It may differ from the node that was
+        preferred."""
         role, _ = self._node_by_worker[placed.worker_id]
         self._node_by_worker[placed.worker_id] = (role, node_id)
 
@@ -205,8 +210,8 @@ class RayCluster:
         return PlacedActor(order.id, actor.remote(asdict(order), self.spans_machines), group)
 
     def _least_used_node(self, role: str) -> str:
-        """Return the node with the fewest workers of this role; of several such nodes, the one with
-        the fewest workers of both roles, and then the first by id."""
+        """Return the node with the fewest workers of this role. Of several such nodes, return the
+        one with the fewest workers of both roles; if there are still several, the first by id."""
         same_role = Counter(node for other, node in self._node_by_worker.values() if other == role)
         both_roles = Counter(node for _, node in self._node_by_worker.values())
         ids = [str(node["NodeID"]) for node in _nodes()]
@@ -252,7 +257,8 @@ def _check_reachable(address: str) -> None:
 
 
 async def _result(reference: Any) -> Any:
-    """Await the result of a call to an actor. Cancelling the wait does not cancel the call."""
+    """Wait for a call to an actor, and return its result. Cancelling the wait does not cancel the
+    call."""
     loop = asyncio.get_running_loop()
     local: asyncio.Future[Any] = loop.create_future()
 

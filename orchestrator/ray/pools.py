@@ -1,5 +1,5 @@
-"""Pools of workers that are Ray actors. Each actor has its own resources, on any node that has
-them.
+"""Pools of workers that are Ray actors. Each actor reserves resources of its own, on any node where
+they are free.
 
 Ray restarts an actor when the actor or its node dies; the actor restarts its worker when the worker
 dies (:mod:`orchestrator.ray.actor`). When the supervisor exits, so do the actors.
@@ -154,8 +154,8 @@ class RayWorkerProcess:
                 return
 
     async def _wait_for_state(self, placed: PlacedActor, seen: int) -> dict[str, Any]:
-        """Return the actor's next state. Until the actor's first response, report which resources
-        it is waiting for."""
+        """Return the actor's next state. Until the actor first responds, report which resources it
+        waits for."""
         asking = asyncio.ensure_future(self._cluster.call_actor(placed, "follow", seen))
         try:
             while not (await asyncio.wait([asking], timeout=POLL_SECONDS))[0]:
@@ -167,8 +167,8 @@ class RayWorkerProcess:
             asking.cancel()
 
     async def _prepare_new_actor(self, why: str) -> None:
-        """Prepare a new actor after one was lost. A worker that has never served is marked as
-        failed after ``START_ATTEMPTS`` actors."""
+        """Release an actor that was lost, and wait before the next one is created. If the worker
+        has never served and ``START_ATTEMPTS`` actors were lost, mark it as failed instead."""
         self._report_restart(why)
         await self._release_actor()
         self._num_lost += 1

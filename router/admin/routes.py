@@ -21,7 +21,7 @@ address that it arrives from (the proxy's) is local."""
 
 
 def add_admin_routes(app: FastAPI, context: RouterContext) -> None:
-    """Add the routes. Each responds with the current state of the pools; a requested change
+    """Add the routes. Each route responds with the current state of the pools; a requested change
     completes later."""
 
     @app.get("/admin/pools")
@@ -47,9 +47,9 @@ def add_admin_routes(app: FastAPI, context: RouterContext) -> None:
 
 
 def check_admin(context: RouterContext, request: Request) -> None:
-    """Raises ApiError (401, 403) unless the client is an admin. If no admin key is configured, also
-    refuses (403) requests that a web page in a browser may have sent, and requests that came
-    through a proxy."""
+    """Raise ApiError (401, 403) unless the client is an admin. If no admin key is configured,
+    requests that a web page in a browser may have sent, and requests that came through a proxy, are
+    also refused (403)."""
     host = request.client.host if request.client is not None else None
     context.tenants.authenticator.check_admin(request.headers.get("authorization"), host)
     if context.tenants.authenticator.has_admin_key:

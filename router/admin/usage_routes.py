@@ -25,7 +25,7 @@ def add_usage_routes(app: FastAPI, context: RouterContext) -> None:
 
 
 async def _usage(context: RouterContext, since: str | None) -> dict[str, Any]:
-    """Report the usage of all routers; this one first sends its unsent usage to Redis. If Redis
+    """Report the usage of all routers. This router first sends its unsent usage to Redis. If Redis
     can't be reached, ``complete`` is False, and the report contains only this router's unsent
     usage."""
     now = context.clock.wall_nanoseconds()
@@ -46,7 +46,8 @@ async def _usage(context: RouterContext, since: str | None) -> dict[str, Any]:
 
 
 def _date(since: str | None, today: str) -> date:
-    """Parse the first day of the report. Raises ApiError (400)."""
+    """Return the report's first day: ``since``, or the default if it is None. Raises ApiError (400)
+    for an invalid day."""
     last = date.fromisoformat(today)
     if since is None:
         return last - timedelta(days=DEFAULT_DAYS - 1)

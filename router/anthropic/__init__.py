@@ -1,2 +1,2 @@
-"""Anthropic's Messages API (``/v1/messages``): its requests become chats, and its encoder writes
-their answers as content blocks and events."""
+"""Anthropic's Messages API (``/v1/messages``): its requests are converted to chats, and the answers
+are encoded as content blocks and events."""

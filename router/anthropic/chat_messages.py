@@ -18,23 +18,23 @@ from router.openai.schema.cache_control import Breakpoint
 from router.openai.schema.strict_model import field_validation_error
 
 PARAGRAPH = "\n\n"
-"""Stands between the text blocks of a turn. The assistant's blocks are pieces of one text, so
-nothing stands between them."""
+"""Separates the text blocks of a turn. The assistant's blocks are pieces of one text, so nothing
+separates them."""
 
 BILLING_HEADER = "x-anthropic-billing-header:"
 """A system block that begins like this is for Anthropic's accounting. It differs in each request,
 so no prefix would be cached if it were in the prompt."""
 
 ERROR_MARK = "Error:"
-"""Stands before the result of a tool that failed, since chats have no such flag."""
+"""Precedes the result of a tool that failed, since a chat has no flag for failures."""
 
 SYSTEM_SOURCE = "system"
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A message of the chat while its blocks are added. ``source`` is the field that it comes
-    from."""
+    """A message of the chat, to which blocks are still added. ``source`` is the field of the
+    request that the message comes from."""
 
     role: str
     source: str
@@ -56,8 +56,8 @@ class _Draft:
         self.num_characters += len(text)
 
     def add_breakpoint(self, seconds: float) -> None:
-        """Add a breakpoint after the text so far. A prefix has one breakpoint, with the longest
-        time to live."""
+        """Add a breakpoint after the text so far. If there is already one at this position, only
+        the longer of the two times to live is kept."""
         position = self.num_characters
         if self.breakpoints and self.breakpoints[-1][0] == position:
             seconds = max(seconds, self.breakpoints.pop()[1])
@@ -76,16 +76,16 @@ class _Draft:
 
 
 class ChatMessages:
-    """Collects the messages of a chat: first :meth:`add_tools` and :meth:`add_system`, then the
-    messages. Adjacent messages of one role become one; each tool result becomes a message of role
-    ``tool``, and the results of a message come before its text.
+    """Collects the messages of a chat. Call :meth:`add_tools` and :meth:`add_system` before the
+    first :meth:`add_message`. Adjacent messages of one role become one; each tool result becomes a
+    message of role ``tool``, and the results of a message come before its text.
 
-    A breakpoint after the tools, after the whole system prompt or after a tool call lies at the
-    beginning of the next message: templates put the tools before or after the system prompt, and
-    calls after the text.
+    A breakpoint after the tools, after the whole system prompt or after a tool call is moved to the
+    beginning of the next message, because templates put the tools before or after the system
+    prompt, and calls after the text.
 
     If ``folds_system`` is True, the text of a system message within the conversation is added to
-    the user's turn, for templates that allow only one at the beginning."""
+    the user's turn, for templates that allow a system message only at the beginning."""
 
     def __init__(self, *, folds_system: bool = False) -> None:
         self._folds_system = folds_system
@@ -134,7 +134,8 @@ class ChatMessages:
             self._break_after(self._drafts[-1], control)
 
     def drop_empty_continuation(self) -> None:
-        """Drop a last message of the assistant that is empty: it has nothing to continue."""
+        """Drop the last message if it is an empty message of the assistant, which has no text to
+        continue."""
         if self.ends_with_assistant and self._drafts[-1].is_empty:
             self._drafts.pop()
 
@@ -144,13 +145,14 @@ class ChatMessages:
 
     @property
     def can_be_continued(self) -> bool:
-        """Whether the last message has text, after which no tool is called."""
+        """Whether the last message has text and no tool calls."""
         last = self._drafts[-1]
         return bool(last.num_characters) and not last.tool_calls
 
     @property
     def sources(self) -> list[str]:
-        """The field that each message comes from (its first block, if messages were merged)."""
+        """The field of the request that each message comes from. For merged messages, it is the
+        field of the first one."""
         return [draft.source for draft in self._drafts]
 
     @property

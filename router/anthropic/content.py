@@ -1,4 +1,4 @@
-"""The content blocks of a whole answer."""
+"""Builds the content blocks of a whole answer."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,11 +15,11 @@ from router.openai.parsers.output_parts import (
 )
 
 SIGNATURE = "unsigned"
-"""The signature of thinking blocks. Clients send it back and may insist on one; Baton signs
-nothing and ignores it."""
+"""The signature of thinking blocks. Clients send it back and may insist on having one; Baton signs
+nothing and ignores what clients send."""
 
 INVALID_JSON = "INVALID_JSON"
-"""The key under which arguments that are no JSON object are shown, as Anthropic's documentation
+"""The key under which arguments that are not a JSON object are shown, as Anthropic's documentation
 suggests for such arguments."""
 
 
@@ -38,7 +38,8 @@ def tool_use_block(call_id: str, name: str) -> dict[str, Any]:
 def content_blocks(
     answer: ChoiceResult, call_id: Callable[[int], str], *, hides_thinking: bool
 ) -> list[dict[str, Any]]:
-    """Return the blocks of an answer. ``call_id`` makes a call's id from its index."""
+    """Return the blocks of an answer. ``call_id`` makes a tool call's id from the index of the
+    call."""
     parts: Iterable[OutputPart] = answer.parts or map(TextPart, answer.text_pieces)
     blocks: list[dict[str, Any]] = []
     pieces: list[list[str]] = []
@@ -83,9 +84,10 @@ def _fill(block: dict[str, Any], text: str, hides_thinking: bool) -> None:
 
 
 def encode_arguments(text: str) -> orjson.Fragment:
-    """Return a call's arguments as a JSON object, as the model wrote it: encoded again, large
-    integers would change, and deep nesting would fail. Arguments that are no JSON object, such as
-    those that ``max_tokens`` has cut off, become text under :data:`INVALID_JSON`."""
+    """Return a call's arguments as a JSON object, exactly as the model wrote it: if it were decoded
+    and encoded again, large integers would change, and deep nesting would fail. Arguments that are
+    not a JSON object, for example because ``max_tokens`` cut them off, become text under
+    :data:`INVALID_JSON`."""
     if not text.strip():
         return orjson.Fragment("{}")
     try:

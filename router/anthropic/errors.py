@@ -25,11 +25,11 @@ FIELD_NAMES = {
     "reasoning_effort": "output_config.effort",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
-"""The fields of requests by the names that they have in chats."""
+"""The names of fields in Anthropic's requests, by the names that these fields have in chats."""
 
 UNSUPPORTED = "unsupported_parameter"
-"""The code of errors about a field that this API does not have, so that its name is the
-client's."""
+"""The code of errors about a field that this API does not have. Such an error already has the name
+that the client used."""
 
 
 def encode_error(error: ApiError, request_id: str) -> bytes:
@@ -44,7 +44,7 @@ def encode_error_event(error: ApiError, request_id: str) -> bytes:
 
 def error_message(error: ApiError) -> str:
     """Return the error's message. It names the invalid field, since Anthropic's errors have no
-    field for that."""
+    separate ``param``."""
     detail = error.body["error"]
     message, param = str(detail["message"]), detail["param"]
     if param is None:

@@ -1,4 +1,4 @@
-"""Encoder of messages."""
+"""Encoder of answers as messages of Anthropic's API."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,8 +42,8 @@ DELTA_END = b"}}\n\n"
 
 class MessageEncoder(AnswerEncoder):
     """Encodes one message. ``call_id`` makes a tool call's id from the index of the call, and
-    ``encode_failure`` the event of an error. ``is_capped`` says whether the answer is limited by
-    the context, not by ``max_tokens``.
+    ``encode_failure`` encodes an error as an event. ``is_capped`` says whether the answer is
+    limited by the context rather than by ``max_tokens``.
 
     In a stream, the deltas of one content block differ only in their text, so the bytes around the
     text are encoded once per block."""
@@ -106,7 +106,7 @@ class MessageEncoder(AnswerEncoder):
         return self._delta_begin + orjson.dumps(text) + DELTA_END
 
     def _open_block(self, block: dict[str, Any]) -> bytes:
-        """Encode the end of the open block, and the start of the next one."""
+        """Encode the end of the open block, if there is one, and the start of ``block``."""
         events = self._close_block()
         index = self._num_blocks
         self._num_blocks += 1
@@ -142,7 +142,7 @@ class MessageEncoder(AnswerEncoder):
         return orjson.dumps(self._message(content, stop, usage))
 
     def set_token_counts(self, index: int, prompt_tokens: int, completion_tokens: int) -> None:
-        """Does nothing: only the first and the last event have a usage."""
+        """Do nothing: only the first and the last event report a usage."""
 
     def _message(
         self, content: list[dict[str, Any]], stop: dict[str, Any], usage: Usage

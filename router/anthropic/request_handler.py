@@ -23,8 +23,8 @@ CALL_ID_PREFIX = "toolu_"
 
 
 class AnthropicHandler(RequestHandler):
-    """Handles a request of Anthropic's API: errors have its form, and the header ``request-id`` has
-    the id by which the client and the logs know the request."""
+    """Handles a request of Anthropic's API: errors have Anthropic's form, and the header
+    ``request-id`` has the id by which the client and the logs know the request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._response_headers["request-id"] = scope.get(REQUEST_ID_KEY, "")

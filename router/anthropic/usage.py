@@ -15,8 +15,8 @@ LONG_TTL_SECONDS = TTL_SECONDS["1h"]
 
 @dataclass(frozen=True, slots=True)
 class CacheBreakpoints:
-    """How many tokens of the prompt lie before the last breakpoint of each time to live; 0 without
-    a breakpoint."""
+    """The number of prompt tokens before the last breakpoint with a short time to live, and before
+    the last one with a long time to live; 0 if there is no such breakpoint."""
 
     short_tokens: int = 0
     long_tokens: int = 0
@@ -31,7 +31,7 @@ class CacheBreakpoints:
 def encode_usage(usage: Usage, breakpoints: CacheBreakpoints) -> dict[str, Any]:
     """Return the usage as a JSON object. As in Anthropic's API, the prompt's tokens are the sum of
     ``input_tokens``, ``cache_read_input_tokens`` (found in the cache, with or without breakpoints)
-    and ``cache_creation_input_tokens`` (computed, and before a breakpoint)."""
+    and ``cache_creation_input_tokens`` (computed, and located before a breakpoint)."""
     cached = usage.cached_tokens
     created_long = max(breakpoints.long_tokens - cached, 0)
     created_short = max(breakpoints.short_tokens - max(breakpoints.long_tokens, cached), 0)

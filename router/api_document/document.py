@@ -194,7 +194,8 @@ def _operations() -> dict[str, Any]:
 
 
 def _page_operation(summary: str, answer: str | None = None) -> Operation:
-    """Return the operation of an HTML page, which may also be a JSON ``answer``."""
+    """Return the operation of a route that responds with an HTML page or, if ``answer`` is given,
+    also with JSON of that schema."""
     operation = _get_operation(summary, answer or "Health", NO_SECURITY)
     page = _content(summary, "text/html", TEXT)
     if answer is not None:

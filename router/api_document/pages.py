@@ -1,5 +1,5 @@
-"""Pages for people: what answers here (``/``), and the list of routes (``/docs``). They contain no
-scripts and load nothing, so they need no network and no exceptions from a security policy."""
+"""HTML pages for people: the start page (``/``), and the list of routes (``/docs``). They contain
+no scripts and load nothing, so they need no network and no exceptions from a security policy."""
 
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -35,7 +35,7 @@ code {{ font-family: ui-monospace, monospace }}
 
 
 def describe_server(version: str) -> dict[str, Any]:
-    """Return what ``/`` tells programs."""
+    """Return the JSON object with which ``/`` responds to programs."""
     return {"name": "baton", "version": version, "links": LINKS}
 
 

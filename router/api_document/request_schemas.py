@@ -101,7 +101,7 @@ UNSUPPORTED_FIELDS = (
     "audio", "web_search_options", "moderation", "functions",
     "function_call", "chat_template",
 )  # fmt: skip
-"""Fields of other servers' APIs for which only null is accepted."""
+"""Known fields of which only the value null is accepted."""
 
 FIELD_SCHEMAS: Mapping[str, Schema] = {
     **{name: {**NULL, "description": "Not supported; only null."} for name in UNSUPPORTED_FIELDS},

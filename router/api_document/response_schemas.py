@@ -1,4 +1,4 @@
-"""OpenAPI schemas of responses, in OpenAI's forms."""
+"""OpenAPI schemas of responses, in OpenAI's format."""
 
 from typing import Any
 

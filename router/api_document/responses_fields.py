@@ -1,4 +1,5 @@
-"""OpenAPI schemas of request fields of the Responses API that code validates."""
+"""OpenAPI schemas of those request fields of the Responses API that are validated by code, so that
+pydantic can't derive their schemas."""
 
 from collections.abc import Mapping
 

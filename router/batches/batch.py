@@ -12,8 +12,9 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 class BatchStatus(StrEnum):
-    """OpenAI's statuses. ``validating`` only means queued: each line is validated when it is run,
-    so a batch is ``in_progress`` from its first line on."""
+    """The status of a batch, with OpenAI's names. A ``validating`` batch is only queued: each line
+    is validated when its request is about to run, so a batch is ``in_progress`` from its first line
+    on."""
 
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"

@@ -1,4 +1,4 @@
-"""Runs one batch: picks the next requests, and writes the results."""
+"""Runs one batch: picks the requests to run next, and writes their results."""
 
 import os
 from collections import Counter, deque
@@ -29,11 +29,11 @@ OUTPUT, ERROR = "output", "error"
 class BatchJob:
     """Runs one batch. All methods access the disk, so call them off the event loop.
 
-    Written results are kept: a job that is opened again runs the requests that have no result. One
-    of them that was in flight when a router died is a suspect, since it may have killed the router.
-    Suspects are run again too, but after the other requests, and the runner runs only one suspect
-    at a time. A request is not run again, but recorded as failed, if two routers have died while it
-    was in flight.
+    Results are kept on disk: a job that is opened again runs only the requests without a result.
+    Such a request is a *suspect* if it was in flight when a router died, since it may have killed
+    the router. Suspects are run again too, but after the other requests, and the runner runs only
+    one suspect at a time. If two routers have died while a request was in flight, it is not run
+    again, but recorded as failed.
     """
 
     def __init__(self, store: BatchStore, batch: Batch, max_line_bytes: int) -> None:
@@ -122,8 +122,8 @@ class BatchJob:
         self._record(request, None, "internal_error", why)
 
     def finish_if_done(self, now: float) -> bool:
-        """Finish the batch if no request is left. Returns whether the batch is finished. Call when
-        none of its requests is in flight."""
+        """Finish the batch if it has no request left to run. Return whether the batch is finished.
+        Call this when none of its requests is in flight."""
         batch = self.batch
         if batch.is_finished:
             return True
@@ -172,7 +172,7 @@ class BatchJob:
 
     def _take_next(self, suspects: bool) -> BatchRequest | None:
         """Take the next request of the batch. Suspects come last, and only if ``suspects`` is True.
-        Return None if no other request is left."""
+        Return None if there is no request to take."""
         if self._retries:
             return self._retries.popleft()
         for request in self._requests:
@@ -208,8 +208,8 @@ class BatchJob:
         self.save()
 
     def fail(self, why: str, now: float) -> None:
-        """Fail the batch with a reason. Its output files contain the results so far. Raises OSError
-        if they can't be written."""
+        """Mark the batch as failed for the reason ``why``. Its output files contain the results so
+        far. Raises OSError if they can't be written."""
         self.batch.errors = [
             {"code": "invalid_file", "message": why, "param": "input_file_id", "line": None}
         ]
@@ -219,7 +219,7 @@ class BatchJob:
         self.save()
 
     def _requeue(self, request: BatchRequest) -> None:
-        """Keep a request that was taken, to run it later."""
+        """Keep a request that was already taken from the batch, to run it later."""
         (self._suspects if self.is_suspect(request) else self._retries).append(request)
 
     # -- results ---------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class BatchJob:
 
     def _recover(self) -> list[tuple[str, int]]:
         """Return the kind (output or error) and the request number of each result that an earlier
-        run has written. Cut off an incomplete last line."""
+        run has written. Cut an incomplete last line off each result file."""
         recovered: list[tuple[str, int]] = []
         for kind in (OUTPUT, ERROR):
             path = self._store.path(self.batch, kind)

@@ -20,8 +20,8 @@ from router.batches.batch_store import BatchStore
 from router.batches.json_files import make_folder
 
 POLL_SECONDS = 1.0
-"""How often the folder is checked: another router may have added a batch, or stopped running
-batches."""
+"""How often the folder is checked: another router may have added a batch, or may have exited, so
+that this router has to run the batches."""
 
 SWEEP_SECONDS = 60.0
 """How often expired files are deleted."""
@@ -88,7 +88,8 @@ class BatchRunner:
         other suspect is blamed if it kills the router."""
 
     def check_now(self) -> None:
-        """Check for new requests to run now, rather than after ``POLL_SECONDS``."""
+        """Make :meth:`run` look for new batches and requests at once, without waiting for the next
+        check after ``POLL_SECONDS``."""
         self._must_check = True
         self._changed.set()
 
@@ -114,13 +115,13 @@ class BatchRunner:
                 self._lock.close()
 
     def _log_error_once(self, error: str) -> None:
-        """Log an error, unless it is the same as that of the previous attempt."""
+        """Log an error, unless the previous attempt failed with the same error."""
         if error != self._last_error:
             log.error("batches_stalled", error=error)
         self._last_error = error
 
     async def _start_requests(self, tasks: asyncio.TaskGroup) -> None:
-        """Start all requests that may run now. Raises OSError."""
+        """Start all requests that may run now. Raises OSError if the folder can't be used."""
         if not await self._in_thread(self._take_lock):
             return
         await self._in_thread(self._check_folder)
@@ -169,8 +170,8 @@ class BatchRunner:
     # -- disk access, in the thread ----------------------------------------------------------------
 
     def _take_lock(self) -> bool:
-        """Take the lock of the folder, which is held until :meth:`run` ends. Returns False if
-        another router has it."""
+        """Take the lock of the folder, which is then held until :meth:`run` ends. Return False if
+        another router holds it."""
         if self._lock is not None:
             return True
         path = make_folder(self._store.root) / "runner.lock"
@@ -237,8 +238,8 @@ class BatchRunner:
     def _record_or_retry(
         self, job: BatchJob, request: BatchRequest, record: Callable[[], None]
     ) -> None:
-        """Record a result. Never raises: a request whose result can't be written is retried
-        later."""
+        """Record a result by calling ``record``. Never raises: a request whose result can't be
+        written is retried later, and any other error fails the batch."""
         try:
             record()
         except OSError as error:
@@ -250,7 +251,7 @@ class BatchRunner:
 
     def _call_or_fail_batch(self, job: BatchJob, call: Callable[[], Result]) -> Result | None:
         """Return what ``call`` returns. If it raises an error, fail the batch and return None; but
-        an OSError that concerns all batches is raised again."""
+        an OSError that concerns all batches (:data:`HOST_WIDE_ERRNOS`) is raised again."""
         try:
             return call()
         except Exception as error:
@@ -261,8 +262,8 @@ class BatchRunner:
             return None
 
     def _fail_batch(self, job: BatchJob, error: Exception) -> None:
-        """Fail the batch with a reason. If the reason can't be written either, stop running the
-        batch in this process."""
+        """Mark the batch as failed because of ``error``. If that can't be written to disk, stop
+        running the batch in this process."""
         if job.batch.is_finished:
             return
         try:

@@ -34,8 +34,8 @@ class BatchStore:
         return FileStore(self._tenant_folder(tenant) / "files")
 
     def used_bytes(self, tenant: TenantId | None = None) -> int:
-        """Return the size of all files, or of one tenant's, including uploads and batch output in
-        progress."""
+        """Return the total size of the files of all tenants, or of one tenant if ``tenant`` is
+        given. This includes uploads and batch output in progress."""
         home = "*" if tenant is None else self._tenant_folder(tenant).name
         patterns = (f"{home}/files/*", f"{home}/batches/*.output", f"{home}/batches/*.error")
         return sum(size_bytes(path) for pattern in patterns for path in self.root.glob(pattern))
@@ -51,10 +51,10 @@ class BatchStore:
             FileStore(folder).delete_expired(now)
 
     def create(self, batch: Batch) -> None:
-        """Save a new batch. Raises ApiError (429) when the tenant has too many unfinished ones."""
+        """Save a new batch. Raises ApiError (429) if the tenant has too many unfinished batches."""
         folder = make_folder(self._tenant_folder(TenantId(batch.tenant)) / "batches")
         if len(list(folder.glob("*.open"))) >= MAX_UNFINISHED_BATCHES:
-            message = f"there are already {MAX_UNFINISHED_BATCHES} unfinished batches, the limit"
+            message = f"there are already {MAX_UNFINISHED_BATCHES} unfinished batches, the maximum"
             raise ApiError(429, message, code="rate_limit_exceeded")
         self._forget_oldest(folder)
         self.save(batch)
@@ -70,7 +70,7 @@ class BatchStore:
             open_note.touch()
 
     def get(self, tenant: TenantId, batch_id: str) -> Batch:
-        """Return a tenant's batch. Raises ApiError (404)."""
+        """Return a tenant's batch. Raises ApiError (404) if there is no such batch."""
         path = self._tenant_folder(tenant) / "batches" / f"{batch_id}.json"
         found = _read(path) if _ID.fullmatch(batch_id) else None
         if found is None:
@@ -78,7 +78,7 @@ class BatchStore:
         return self._with_cancellation(found)
 
     def list_batches(self, tenant: TenantId) -> Sequence[Batch]:
-        """Return a tenant's batches, newest first as OpenAI lists them."""
+        """Return a tenant's batches, newest first, as OpenAI lists them."""
         paths = (self._tenant_folder(tenant) / "batches").glob("batch_*.json")
         found = [
             self._with_cancellation(batch) for path in paths if (batch := _read(path)) is not None
@@ -93,21 +93,21 @@ class BatchStore:
         return sorted(batches, key=lambda batch: (batch.created_at, batch.id))
 
     def cancel(self, batch: Batch) -> None:
-        """Mark the batch to be cancelled."""
+        """Mark the batch for cancellation by the router that runs it."""
         self.path(batch, "cancel").touch()
 
     def is_cancelled(self, batch: Batch) -> bool:
         return self.path(batch, "cancel").exists()
 
     def path(self, batch: Batch, kind: str) -> Path:
-        """Return the path of the batch's file of a ``kind``: ``json`` is its record; ``open`` and
-        ``cancel`` mark it as unfinished or to be cancelled; ``output`` and ``error`` hold its
-        results so far; ``attempts`` is the journal of requests in flight."""
+        """Return the path of the batch's file of a ``kind``: ``json`` is its record; ``open`` marks
+        it as unfinished, and ``cancel`` marks it for cancellation; ``output`` and ``error`` hold
+        its results so far; ``attempts`` is the journal of requests in flight."""
         return self._tenant_folder(TenantId(batch.tenant)) / "batches" / f"{batch.id}.{kind}"
 
     def _with_cancellation(self, batch: Batch) -> Batch:
-        """Return the batch, with status ``cancelling`` if it is marked so, even if its runner has
-        not seen the marker yet."""
+        """Return the batch. If it is marked for cancellation, its status is ``cancelling``, even if
+        the router that runs it has not seen the marker yet."""
         if batch.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS) and self.is_cancelled(
             batch
         ):

@@ -15,8 +15,9 @@ from router.errors import ApiError
 
 
 class DiskQuota:
-    """Reserves space by setting a file's size: the unwritten part is a hole. Every router sees the
-    reservation this way, and it ends when the file is deleted."""
+    """Reserves space for an upload by extending its file, which stays sparse until data is written.
+    All routers thus see the reservation in the file's size. The reservation ends when the file is
+    deleted or truncated."""
 
     def __init__(self, store: BatchStore, folder_bytes: int) -> None:
         self._store = store
@@ -25,12 +26,12 @@ class DiskQuota:
     def reserve(
         self, tenant: TenantId, path: Path, limits: FileLimits, least: int, wanted: int
     ) -> int:
-        """Resize the existing file at ``path`` and return its size: ``wanted`` bytes, or as many as
-        the limits leave. Raises ApiError (413) if that is less than ``least`` bytes, or if the
-        tenant has too many files."""
+        """Resize the existing file at ``path`` to ``wanted`` bytes, or to fewer if the limits allow
+        no more, and return its new size. Raises ApiError (413) if the limits allow less than
+        ``least`` bytes, or if the tenant has too many files."""
         with self.lock():
             if self._store.num_files(tenant) > limits.files:
-                message = f"there are already {limits.files} files, the limit; delete some"
+                message = f"there are already {limits.files} files, the maximum; delete some"
                 raise ApiError(413, message, code="too_many_files")
             own_bytes = size_bytes(path)
             tenant_room = limits.file_bytes - (self._store.used_bytes(tenant) - own_bytes)

@@ -1,4 +1,4 @@
-"""Limits on a tenant's files: how many it may keep, and how many it may upload."""
+"""Limits on a tenant's files: how many files it may keep, and how many it may upload."""
 
 import math
 from collections import Counter
@@ -20,7 +20,7 @@ forgotten."""
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """The limits of one tenant: how many files it keeps and their total size, and how many uploads
+    """The limits of one tenant: how many files it may keep, their total size, and how many uploads
     it may send per minute and at the same time."""
 
     files: int = 10_000
@@ -29,8 +29,8 @@ class FileLimits:
     concurrent_uploads: int = 4
 
     def with_tenant_limits(self, tenant: Tenant) -> "FileLimits":
-        """Return a copy in which each limit that the tenants file sets for ``tenant`` replaces the
-        one here."""
+        """Return a copy in which the limits that the tenants file sets for ``tenant`` replace the
+        limits of this object."""
         own = tenant.limits
         return FileLimits(
             self.files if own.files is None else own.files,
@@ -41,8 +41,8 @@ class FileLimits:
 
 
 class UploadAdmission:
-    """Admits uploads on one event loop. Each router allows an equal part of each limit, at least
-    1."""
+    """Admits uploads within the tenants' limits. All calls come from one event loop. Each router
+    allows an equal part of each limit, but at least 1."""
 
     def __init__(self, clock: Clock, num_routers: Callable[[], int], usage_sink: UsageSink) -> None:
         self._clock = clock
@@ -53,7 +53,7 @@ class UploadAdmission:
 
     @contextmanager
     def admit(self, tenant: TenantId, limits: FileLimits) -> Iterator[None]:
-        """Admit one upload for the duration of a ``with`` block. Call before the body is read.
+        """Admit one upload for the duration of a ``with`` block. Call this before the body is read.
         Raises RateLimited."""
         try:
             self._check_number(tenant, limits.concurrent_uploads)

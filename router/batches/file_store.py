@@ -14,7 +14,7 @@ MAX_EXTRA_RESERVED_BYTES = 8 * 2**20
 """The maximum number of bytes that are reserved ahead for an upload of unknown size."""
 
 MAX_UPLOAD_SECONDS = 24 * 3600.0
-"""An unfinished upload that is older than this was abandoned."""
+"""An unfinished upload that is older than this is deleted as abandoned."""
 
 _ID = re.compile(r"file-[0-9a-f]{1,64}")
 
@@ -42,12 +42,12 @@ possible. Reserves space, and returns the number of reserved bytes. Raises ApiEr
 
 
 class FileUpload:
-    """An upload in progress, which is not visible before :meth:`FileStore.add`. Space is reserved
+    """An upload in progress, which becomes visible with :meth:`FileStore.add`. Space is reserved
     for ``expected`` bytes at the start, and for further bytes before they are written."""
 
     def __init__(self, path: Path, max_bytes: int, expected: int, reserve: Reserve) -> None:
-        """Create the file and reserve its space. If there is not enough space, raises ApiError
-        (413) and leaves nothing on disk."""
+        """Create the file and reserve its space. If there is not enough space, raise ApiError (413)
+        and leave nothing on disk."""
         self.path = path
         self.size_bytes = 0
         self._max_bytes = max_bytes
@@ -62,7 +62,8 @@ class FileUpload:
             raise
 
     def write(self, data: bytes) -> None:
-        """Append data. Raises ApiError (413)."""
+        """Append data. Raises ApiError (413) if the file gets too large, or if there is not enough
+        space."""
         self.size_bytes += len(data)
         if self.size_bytes > self._max_bytes:
             message = f"the file is too large; it may have at most {self._max_bytes} bytes"
@@ -71,7 +72,7 @@ class FileUpload:
         self._file.write(data)
 
     def close(self) -> None:
-        """Release the reserved space that was not written."""
+        """Close the file, and release the reserved space that was not written."""
         if not self._file.closed:
             self._file.truncate(self.size_bytes)
             self._file.close()
@@ -93,8 +94,8 @@ class FileUpload:
 
 
 class FileStore:
-    """Stores files. A file exists once its record is written. It may be deleted while it is being
-    read."""
+    """Stores the files of one tenant. A file exists once its record is written. It may be deleted
+    while it is being read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -114,13 +115,13 @@ class FileStore:
         write_json(self._folder / f"{record.id}.json", asdict(record))
 
     def list_files(self) -> Sequence[StoredFile]:
-        """Return the records, oldest first."""
+        """Return the records of all files, oldest first."""
         records = [self._read(path) for path in self._folder.glob("file-*.json")]
         found = [record for record in records if record is not None]
         return sorted(found, key=lambda record: (record.created_at, record.id))
 
     def get(self, file_id: str) -> StoredFile:
-        """Return a file's record. Raises ApiError (404)."""
+        """Return a file's record. Raises ApiError (404) if there is no such file."""
         found = _ID.fullmatch(file_id) and self._read(self._folder / f"{file_id}.json")
         if not found:
             raise _file_not_found(file_id)
@@ -131,14 +132,14 @@ class FileStore:
         return self._folder / f"{file_id}.data"
 
     def delete(self, file_id: str) -> None:
-        """Delete a file. Raises ApiError (404)."""
+        """Delete a file. Raises ApiError (404) if there is no such file."""
         self.get(file_id)
         (self._folder / f"{file_id}.json").unlink(missing_ok=True)
         self.data_path(file_id).unlink(missing_ok=True)
 
     def open(self, file_id: str) -> tuple[StoredFile, BinaryIO]:
         """Open a file, which can be read to its end even if it is deleted meanwhile. Raises
-        ApiError (404)."""
+        ApiError (404) if there is no such file."""
         record = self.get(file_id)
         try:
             return record, self.data_path(file_id).open("rb")

@@ -1,5 +1,5 @@
-"""A journal of a batch's requests in flight, which shows the requests that were running when a
-router died."""
+"""A journal of a batch's requests in flight, which shows which requests were running when a router
+died."""
 
 import os
 from collections import Counter
@@ -11,17 +11,17 @@ MAX_ROUTER_DEATHS = 2
 
 
 class InflightJournal:
-    """A journal on disk. ``+N`` is written before request N runs, ``-N`` once it has ended in any
-    way. A request that began and never ended was in flight when its router died. Records are short
-    and are appended in one write, from any thread."""
+    """A journal on disk. The record ``+N`` is written before request N runs, and ``-N`` once the
+    request has ended in any way. A request that began and never ended was in flight when its router
+    died. Each record is appended in one short write, so all threads may write."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: int | None = None
 
     def read_deaths(self) -> Counter[int]:
-        """Return for each request number how many routers died while it was in flight, and compact
-        the journal. Call before any request begins. Raises OSError."""
+        """Return, for each request number, how many routers died while that request was in flight,
+        and compact the journal. Call this before any request begins. Raises OSError."""
         deaths = _read(self._path)
         new = self._path.with_suffix(".attempts-new")
         new.write_text("".join(f"+{number}\n" * count for number, count in deaths.items()))
@@ -29,13 +29,13 @@ class InflightJournal:
         return deaths
 
     def begin(self, number: int) -> None:
-        """Record that a request begins. Raises OSError: a request whose start can't be recorded
-        must not begin."""
+        """Record that a request begins. Raises OSError if that can't be written; the request must
+        not begin then."""
         self._write(f"+{number}\n")
 
     def end(self, number: int) -> None:
-        """Record that a request has ended. If that can't be written, the request is later taken for
-        one that was in flight when the router died."""
+        """Record that a request has ended. If that can't be written, the next router that opens the
+        batch assumes that the request was in flight when a router died."""
         with suppress(OSError):
             self._write(f"-{number}\n")
 

@@ -16,7 +16,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object. Returns None if there is no file, or its contents are not a JSON
+    """Read a JSON object. Return None if the file can't be read, or if its contents are not a JSON
     object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

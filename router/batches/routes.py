@@ -155,8 +155,8 @@ async def _read_form(
     service: BatchService,
     tenant: TenantId,
 ) -> None:
-    """Parse the form in threads, since a disk may be slow. The time limit is
-    ``body_timeout_seconds`` for each ``max_body_bytes`` of the form."""
+    """Parse the form in threads, since the file in it is written to a disk, which may be slow. The
+    time limit is ``body_timeout_seconds`` for each ``max_body_bytes`` of the form."""
     config = context.config
     seconds = config.body_timeout_seconds * (
         1 + content_length(request.scope) // config.max_body_bytes
@@ -169,13 +169,13 @@ async def _read_form(
     except TimeoutError as error:
         raise ApiError(408, f"the body did not arrive within {seconds:g} s") from error
     except ClientDisconnect as error:
-        raise ApiError(400, "the body ended too early") from error
+        raise ApiError(400, "the client disconnected before it had sent the whole body") from error
     form.close()
 
 
 def _check_form(form: MultipartParser, upload: FileUpload) -> ExpiresAfter | None:
-    """Check the form fields and the uploaded file. Return how long the file is to be kept, or None
-    if the form does not say. Raises ApiError (400)."""
+    """Check the form fields and the uploaded file. Return for how long to keep the file, or None if
+    the form does not say. Raises ApiError (400)."""
     upload.close()
     unknown = form.fields.keys() - FORM_FIELDS
     if unknown:
@@ -193,7 +193,7 @@ def _check_form(form: MultipartParser, upload: FileUpload) -> ExpiresAfter | Non
 
 
 async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
-    """Read a file in chunks. Closes it at the end, or when the client disconnects."""
+    """Read a file in chunks. Close it at the end, or when the client disconnects."""
     with file:
         while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
             yield data
@@ -209,9 +209,10 @@ async def _read_small_body(request: Request, context: RouterContext) -> bytes:
                 if len(body) > MAX_BATCH_BODY_BYTES:
                     raise ApiError(413, f"the body has more than {MAX_BATCH_BODY_BYTES} bytes")
     except TimeoutError as error:
-        raise ApiError(408, "the body did not arrive in time") from error
+        seconds = context.config.body_timeout_seconds
+        raise ApiError(408, f"the body did not arrive within {seconds:g} s") from error
     except ClientDisconnect as error:
-        raise ApiError(400, "the body ended too early") from error
+        raise ApiError(400, "the client disconnected before it had sent the whole body") from error
     return body
 
 

@@ -27,7 +27,8 @@ from router.tenants.fair_thread_pool import FairThreadPool
 HANDLERS: dict[str, type[GenerationHandler]] = dict(
     zip(ENDPOINTS, (ChatHandler, CompletionHandler, ResponsesHandler), strict=True)
 )
-"""Handlers by endpoint. Responses of a batch are only in its output file: they are not stored."""
+"""Handlers by endpoint. A batch's responses are written to its output file only: unlike other
+responses, they are not kept for later requests."""
 
 DISK_THREADS = 4
 """Threads for clients' requests about files and batches, since a disk may be slow."""
@@ -36,8 +37,8 @@ Result = TypeVar("Result")
 
 
 class BatchService:
-    """Serves files and batches of all tenants. Methods access the disk and must be called through
-    :meth:`run_in_thread`, unless their docstring says otherwise."""
+    """Serves the files and batches of all tenants. Methods access the disk and must be called
+    through :meth:`run_in_thread`, unless their docstring says otherwise."""
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class BatchService:
         reads it."""
         for batch in self._store.list_batches(tenant):
             if batch.input_file_id == file_id and not batch.is_finished:
-                raise ApiError(409, f"batch {batch.id} reads this file; cancel it first")
+                raise ApiError(409, f"batch {batch.id} reads this file; cancel the batch first")
         self.file_store(tenant).delete(file_id)
 
     # -- batches ---------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ class BatchService:
         return batch
 
     def get_batch(self, tenant: TenantId, batch_id: str) -> Batch:
-        """Return a batch. Raises ApiError (404)."""
+        """Return a batch. Raises ApiError (404) if there is no such batch."""
         return self._store.get(tenant, batch_id)
 
     def list_batches(self, tenant: TenantId) -> list[Batch]:
@@ -172,7 +173,7 @@ class BatchService:
         finalizing."""
         batch = self.get_batch(tenant, batch_id)
         if batch.is_finished or batch.status is BatchStatus.FINALIZING:
-            raise ApiError(409, f"batch {batch_id} is {batch.status.value} already")
+            raise ApiError(409, f"batch {batch_id} can't be cancelled: it is {batch.status.value}")
         self._store.cancel(batch)
         return self.get_batch(tenant, batch_id)
 

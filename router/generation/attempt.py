@@ -1,4 +1,5 @@
-"""One attempt to run a request on the workers of one placement, as one stream of outputs."""
+"""One attempt to run a request on the workers of one placement. The attempt merges the outputs of
+these workers into one stream."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -38,8 +39,9 @@ MAX_RETRY_AFTER_SECONDS = 3600.0
 @dataclass(frozen=True, slots=True)
 class TokenTimeouts:
     """How long to wait for the next output. ``first_token_timeout_seconds`` includes the time in
-    the prefill worker's queue, ``kv_transfer_timeout_seconds`` the wait for free blocks on the
-    decode worker. Dead workers are noticed much earlier, by their broken connections."""
+    the prefill worker's queue, and ``kv_transfer_timeout_seconds`` includes the wait for free
+    blocks on the decode worker. Dead workers are noticed much earlier, by their broken
+    connections."""
 
     first_token_timeout_seconds: float = 120.0
     kv_transfer_timeout_seconds: float = 120.0
@@ -71,7 +73,7 @@ class AttemptFailed(Exception):
 
 class AttemptDrained(Exception):
     """The worker that ran the request is draining. ``kv_source`` is that worker if it still holds
-    the KV of all tokens but the last; None if no KV can be transferred."""
+    the KV of all tokens but the last; it is None if no KV can be transferred."""
 
     def __init__(self, worker: WorkerRef, kv_source: WorkerRef | None) -> None:
         super().__init__(f"worker {worker.id} is draining")
@@ -170,9 +172,9 @@ class Attempt:
     # -- incoming outputs -----------------------------------------------------------------
 
     def receive(self, worker_id: WorkerId, item: RequestOutput | BatonError) -> None:
-        """Take an output, or the error that ended a worker's outputs. If :meth:`next_outputs` waits
-        and the output only adds the next token, ``inline_delivery`` may take it at once; anything
-        else is queued for :meth:`next_outputs`."""
+        """Accept an output, or the error that ended a worker's outputs. If :meth:`next_outputs` is
+        waiting and the output only adds the next token, ``inline_delivery`` may accept it at once;
+        anything else is queued for :meth:`next_outputs`."""
         inline = self._inline_delivery
         if (
             inline is not None
@@ -188,8 +190,8 @@ class Attempt:
             self._output_queue.put(worker_id, item)
 
     def _is_next_token(self, worker_id: WorkerId, output: RequestOutput) -> bool:
-        """Whether an output is exactly the decode worker's next token, and valid. Other outputs are
-        validated, merged and reported by :meth:`_process`."""
+        """Whether an output is valid and contains exactly the decode worker's next token. Other
+        outputs are validated, merged and reported by :meth:`_process`."""
         tokens, index = output.token_ids, self._merger.next_index
         return (
             self._is_decoding
@@ -247,7 +249,8 @@ class Attempt:
 
     def _on_connection_lost(self, worker_id: WorkerId, error: BatonError) -> list[RequestOutput]:
         """Handle a broken connection. The loss of a prefill worker that has already delivered its
-        token is ignored: the decode worker has imported the KV, or will report that it can't."""
+        token is ignored: either the decode worker has imported the KV, or it will report that it
+        can't."""
         if isinstance(error, OutputDeliveryError):
             raise error
         if self._has_finished_prefill(worker_id):
@@ -276,7 +279,8 @@ class Attempt:
         raise error
 
     def _record_progress(self, last_output: RequestOutput) -> None:
-        """Set what the attempt waits for after ``last_output``, and until when."""
+        """Set the event that the attempt waits for after ``last_output``, and the deadline for
+        it."""
         if last_output.finish_reason is not None:
             # If the answer ends with the prefill worker's token, the decode worker still waits for
             # the KV, so the request must be cancelled there.
@@ -284,7 +288,9 @@ class Attempt:
         elif self._is_decoding:
             self._set_deadline("next token", self._timeouts.next_token_timeout_seconds)
         else:
-            self._set_deadline("KV transfer", self._timeouts.kv_transfer_timeout_seconds)
+            self._set_deadline(
+                "decode worker's first token", self._timeouts.kv_transfer_timeout_seconds
+            )
 
     def _set_deadline(self, awaited: str, seconds: float) -> None:
         self._awaited = awaited

@@ -1,4 +1,4 @@
-"""Compute the block keys of prompts; long prompts are hashed off the event loop."""
+"""Computes the block keys of prompts. Long prompts are hashed off the event loop."""
 
 import asyncio
 from collections.abc import Sequence

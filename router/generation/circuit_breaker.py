@@ -27,7 +27,7 @@ dropped first."""
 class _BreakerState:
     """One worker's breaker. While ``open_until`` is 0, the breaker is closed; otherwise it is open
     until that monotonic time, after which one request passes as a probe. ``next_open_seconds`` is
-    how long it will be open the next time that it opens."""
+    how long the breaker will be open after it opens the next time."""
 
     num_failures: int = 0
     open_until: float = 0.0
@@ -47,7 +47,7 @@ class WorkerCircuitBreakers:
         self._breakers: dict[WorkerId, _BreakerState] = {}
 
     def open_workers(self, now: float) -> frozenset[WorkerId]:
-        """Return the workers that should get no requests now unless there are no other workers."""
+        """Return the workers that should get no requests now, unless there are no other workers."""
         if not self._breakers:
             return frozenset()
         return frozenset(

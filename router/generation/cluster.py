@@ -17,8 +17,8 @@ each."""
 
 
 class Cluster:
-    """The cluster's members as of the last refresh; during an outage of the registry, the last
-    known ones (see :class:`Membership`)."""
+    """The members of the cluster as of the last refresh. During an outage of the registry, these
+    are the last known members (see :class:`Membership`)."""
 
     def __init__(self, registry: MemberSource, clock: Clock, max_model_tokens: int) -> None:
         self._membership = Membership(registry, clock)
@@ -38,8 +38,8 @@ class Cluster:
         return self._membership.members
 
     def ready_members(self, role: Role) -> Sequence[Member]:
-        """Return the ready members of a role, sorted by id, without workers whose numerics are
-        incompatible with those of the others (:mod:`baton.core.numerics`)."""
+        """Return the ready members of a role, sorted by id. Workers whose numerics are incompatible
+        with those of the other workers are left out (:mod:`baton.core.numerics`)."""
         return self._membership.ready(role)
 
     @property
@@ -75,8 +75,8 @@ class Cluster:
         )
 
     def _common_capabilities(self) -> "_CommonCapabilities":
-        """Return the common capabilities as of the last refresh, cached because each request reads
-        them several times."""
+        """Return the common capabilities as of the last refresh. They are cached, because each
+        request reads them several times."""
         members = self._membership.members
         if self._cached_capabilities is None or self._cached_capabilities.members is not members:
             workers = [worker for role in WORKER_ROLES for worker in self.ready_members(role)]

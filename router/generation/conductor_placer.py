@@ -41,12 +41,14 @@ ChannelFactory = Callable[[str, ClusterCredentials], grpc.aio.Channel]
 
 
 class ConductorPlacer:
-    """Queries the ready conductors in turn until one answers. A hash of the request id picks the
-    first one, which spreads the load and sends a request's retries to the same conductor.
+    """Queries the ready conductors in turn until one answers. A hash of the request id determines
+    which conductor is queried first; this spreads the load and sends a request's retries to the
+    same conductor.
 
     While :meth:`run` runs, all queries to a conductor share one stream: a framed connection if the
-    conductor offers one that can be opened, else a gRPC stream. Otherwise each query is a gRPC call
-    of its own."""
+    conductor offers one that can be opened, else a gRPC stream. While :meth:`run` does not run,
+    each query is a separate gRPC call.
+    """
 
     def __init__(
         self,
@@ -74,13 +76,14 @@ class ConductorPlacer:
 
     async def place(self, query: PlacementQuery) -> Placement:
         """Return a conductor's placement. Conductors that recently did not answer in time are
-        skipped. Raises Overloaded or Invalid if a conductor answers with that error, Unavailable if
-        none answers."""
+        skipped. Raises Overloaded or Invalid if a conductor answers with that error, and
+        Unavailable if no conductor returns a placement."""
         failure = "no conductor is ready"
         for conductor in _rotated_by_hash(
             self._cluster.ready_members(Role.CONDUCTOR), query.request_id
         ):
             if self._is_cooling_down(conductor.address):
+                failure = f"{conductor.id}: it recently did not answer in time"
                 continue
             try:
                 return await self._query(conductor, query)

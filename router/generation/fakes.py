@@ -19,7 +19,7 @@ NextToken = Callable[[Sequence[TokenId], RequestSpec], TokenId]
 
 @dataclass(slots=True, eq=False)
 class FakeJob:
-    """One submission, and the tokens generated for it so far."""
+    """One submission. ``tokens`` contains the prompt and the tokens generated so far."""
 
     spec: RequestSpec
     task: Task
@@ -30,9 +30,9 @@ class FakeJob:
 
 
 class FakeWorker:
-    """A worker that generates tokens when :meth:`step` is called, or, with ``automatic``, one token
-    per job in each iteration of the event loop. The token ``eos`` ends an answer. :meth:`kill`
-    breaks its connection."""
+    """A worker that generates tokens when :meth:`step` is called, or, if ``automatic`` is True, one
+    token per job in each iteration of the event loop. The token ``eos`` ends an answer.
+    :meth:`kill` breaks the connection to the worker."""
 
     def __init__(
         self, name: str, next_token: NextToken, *, eos: int | None = None, automatic: bool = True
@@ -178,8 +178,9 @@ class MemoryWorkerConnections:
 
 
 class MemoryPlacer:
-    """Places requests on the first worker of each pool that is not excluded. That worker may be
-    dead: a real registry also lists dead workers for a while. Records the queries."""
+    """Places each request on the first worker of each pool that is not excluded, and records the
+    queries. The chosen worker may be dead, since a real registry also lists dead workers for a
+    while."""
 
     def __init__(self, prefill: Sequence[FakeWorker], decode: Sequence[FakeWorker]) -> None:
         self.prefill = list(prefill)

@@ -19,7 +19,7 @@ class FramedWorkerConnection(StreamWorkerConnection):
     def __init__(self, worker: WorkerRef, trust: ClusterCredentials) -> None:
         super().__init__(worker, trust)
         self._connection: FramedClientConnection | None = None
-        self._unsent: list[bytes] = []  # messages to send once the connection is open
+        self._unsent: list[bytes] = []  # messages to send when the connection opens
 
     async def serve(self) -> BatonError:
         connection = await open_framed_connection(
@@ -39,8 +39,8 @@ class FramedWorkerConnection(StreamWorkerConnection):
             connection.close()
 
     def send(self, message: bytes) -> None:
-        """Send now, or queue until the connection is open. Once open, the connection breaks by
-        itself if the worker does not read from it."""
+        """Send a message now, or queue it until the connection is open. If the worker does not read
+        from an open connection, the connection breaks by itself."""
         if self._connection is not None:
             self._connection.send_message(message)
         elif len(self._unsent) < MAX_UNSENT_MESSAGES:

@@ -44,7 +44,7 @@ log = structlog.get_logger(__name__)
 
 
 class Generation:
-    """One answer to one prompt. Call :meth:`outputs` once."""
+    """Generates one answer to one prompt. Call :meth:`outputs` once."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Generation:
         """Yield the tokens in order, each exactly once; the last output has a finish reason. An
         output that ``inline_consumer`` accepts while the generator waits is not yielded.
 
-        Raises BatonError when no further attempt is possible. Closing the generator, or cancelling
+        Raises BatonError if no further attempt is possible. Closing the generator, or cancelling
         its reader, releases the request on all workers.
         """
         num_failures = 0
@@ -117,8 +117,8 @@ class Generation:
         return attempt
 
     async def _recover(self, failure: AttemptFailed | AttemptDrained, num_failures: int) -> bool:
-        """Prepare another attempt. Returns whether this failure counts against ``max_retries``. If
-        there can't be another attempt, raises the error that ends the request."""
+        """Prepare another attempt. Return whether this failure counts against ``max_retries``. If
+        there can't be another attempt, raise the error that ends the request."""
         self.record.record_failure(str(failure), self._context.clock.monotonic())
         self._isolation.record_failure(failure, len(self._emitted))
         self._record_failure(failure)
@@ -135,9 +135,9 @@ class Generation:
 
     def _counts_as_failure(self, failure: AttemptFailed) -> bool:
         """Whether a failure counts against ``max_retries``. A worker that could not be reached, or
-        does not know the request, may be starting, or may have restarted since the placement. Such
-        failures are not counted until ``max_worker_wait_seconds`` have passed without progress, so
-        that a request survives a restart of all workers."""
+        that does not know the request, may be starting, or may have restarted since the placement.
+        Such failures are not counted until ``max_worker_wait_seconds`` have passed without
+        progress, so that a request survives a restart of all workers."""
         now = self._context.clock.monotonic()
         if self._failing_since is None:
             self._failing_since = now
@@ -156,8 +156,8 @@ class Generation:
         self.record.record_output(output, self._context.clock.monotonic())
 
     def _record_success(self) -> None:
-        """Report a success to circuit breakers: after the first token, to that of the worker that
-        prefilled the prompt; after the last token, to those of all workers of the placement."""
+        """Report a success to the circuit breakers. The first token is a success of the worker that
+        prefilled the prompt, and the last token is a success of all workers of the placement."""
         placement = self.record.placements[-1].placement
         first = placement.prefill if placement.prefill is not None else placement.decode
         workers = (first,) if not self._emitted else placement.workers
@@ -173,8 +173,8 @@ class Generation:
             self._context.breakers.record_failure(suspects * times, now)
 
     async def _prepare_migration(self, drained: AttemptDrained) -> None:
-        """Prepare to continue on another worker. If the draining worker still has the request's KV,
-        the other worker imports it."""
+        """Prepare to continue on another worker. If the answer has begun and the draining worker
+        still has the request's KV, the other worker imports that KV."""
         self._num_migrations += 1
         self._search.exclude_drained(drained.worker)
         self._kv_source = drained.kv_source if self._emitted else None
@@ -233,8 +233,8 @@ class Generation:
 
 def _final_error(error: BatonError, num_failures: int) -> BatonError:
     """Return the error that ends a request after its last failure. Its message contains the number
-    of failures. Clients may always retry the request, since another placement may succeed: the
-    error has the type of ``error`` if that is retryable; else (such as NotFound from a worker that
-    has restarted), it is Unavailable."""
+    of failures. Clients may always retry the request, since another placement may succeed. So the
+    error has the type of ``error`` only if that type is retryable; otherwise (for example if a
+    worker has restarted and reports NotFound) it is Unavailable."""
     message = f"the request failed on {num_failures} placements; the last failure: {error}"
     return type(error)(message) if error.retryable else Unavailable(message)

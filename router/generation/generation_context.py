@@ -15,7 +15,7 @@ from router.generation.worker_connection_pool import WorkerConnections
 @dataclass(frozen=True, slots=True)
 class FailoverConfig:
     """The timeouts of placements and attempts, and the number of retries. After a failure, a
-    request waits up to ``max_worker_wait_seconds`` for a worker, since a lost one may be
+    request waits up to ``max_worker_wait_seconds`` for a worker, since a lost worker may be
     restarting. ``retry_pause_seconds`` leaves time for broken connections to be noticed, so that
     the worker that died can be distinguished from the worker that reported the failure."""
 

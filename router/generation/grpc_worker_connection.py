@@ -61,5 +61,5 @@ async def _connected(channel: grpc.aio.Channel) -> None:
                 state = channel.get_state(try_to_connect=True)
     except TimeoutError as error:
         raise Unavailable(
-            f"no connection to the worker within {CONNECT_TIMEOUT_SECONDS:g} s"
+            f"could not connect to the worker within {CONNECT_TIMEOUT_SECONDS:g} s"
         ) from error

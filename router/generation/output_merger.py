@@ -1,4 +1,4 @@
-"""Merge the outputs of a prefill and a decode worker into the order of the answer."""
+"""Merges the outputs of a prefill and a decode worker into the order of the answer."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,8 +28,8 @@ class OutputMerger:
         self._early_outputs: list[RequestOutput] = []
 
     def add(self, output: RequestOutput) -> Iterator[RequestOutput]:
-        """Yield the outputs that can be delivered now that ``output`` has arrived, without tokens
-        that were already delivered.
+        """Yield the outputs that can be delivered now that ``output`` has arrived, without the
+        tokens that were already delivered.
 
         Raises Corrupt for a gap, or if too many outputs arrive before the first token. Outputs of
         other epochs are dropped.
@@ -38,8 +38,8 @@ class OutputMerger:
             return
         if output.first_index > self._max_first_index():
             raise Corrupt(
-                f"the answer's tokens from {self._max_first_index()} up to, but not including, "
-                f"{output.first_index} are missing"
+                f"tokens {self._max_first_index()} to {output.first_index - 1} of the answer are "
+                "missing"
             )
         if output.first_index > self.next_index:
             if len(self._early_outputs) >= MAX_EARLY_OUTPUTS:
@@ -75,8 +75,9 @@ class OutputMerger:
 
 
 def coalesce_outputs(outputs: list[RequestOutput]) -> list[RequestOutput]:
-    """Merge consecutive outputs into as few as possible, so that a reader that fell behind needs
-    fewer writes to its client. An output with ``details`` begins a new merged output."""
+    """Merge consecutive outputs into as few as possible, so that a reader that has fallen behind
+    needs fewer writes to its client. An output with ``details`` always begins a new merged
+    output."""
     if len(outputs) == 1:
         return outputs
     runs: list[list[RequestOutput]] = []

@@ -21,7 +21,8 @@ reading."""
 
 
 class OutputDeliveryError(BatonError):
-    """A bug while delivering an output. It ends the request; another placement would not help."""
+    """An output could not be delivered because of a bug. The error ends the request; another
+    placement would not help."""
 
 
 class OutputQueue:
@@ -53,7 +54,7 @@ class OutputQueue:
 
     async def get_all(self, deadline: float = math.inf) -> Sequence[QueuedOutput]:
         """Wait for items and return all of them. ``deadline`` is a time of the event loop's clock.
-        Raises TimeoutError when it passes, Overloaded if items were dropped."""
+        Raises TimeoutError when the deadline passes, and Overloaded if items were dropped."""
         while not self._items:
             await self._wait(deadline)
         if self._has_overflown:
@@ -62,9 +63,9 @@ class OutputQueue:
         return items
 
     async def _wait(self, deadline: float) -> None:
-        """Wait until an item is put. Raises TimeoutError at ``deadline``. A bare timer of the event
-        loop is used since this runs about once per token, and ``asyncio.timeout`` takes ten times
-        as long."""
+        """Wait until an item is put. Raises TimeoutError at ``deadline``. This runs about once per
+        token, so it uses a bare timer of the event loop: ``asyncio.timeout`` takes ten times as
+        long."""
         loop = self._loop = self._loop or asyncio.get_running_loop()
         waiter = self._waiter = loop.create_future()
         timer = loop.call_at(deadline, _time_out, waiter) if deadline < math.inf else None

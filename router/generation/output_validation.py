@@ -1,5 +1,5 @@
-"""Validate outputs from workers. A broken or compromised worker may send anything, which must not
-reach clients or harm other requests."""
+"""Validates outputs from workers. A broken or compromised worker may send anything; invalid outputs
+must not reach clients or harm other requests."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,8 @@ class InvalidOutput(Corrupt):
 
 
 def find_output_error(output: RequestOutput, spec: RequestSpec, vocab_size: int) -> str:
-    """Describe what is wrong with an output for ``spec``; empty if the output is valid."""
+    """Return what is wrong with an output for the request ``spec``, phrased to follow "the worker
+    sent"; empty if the output is valid."""
     tokens, sampling = output.token_ids, spec.sampling
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
         return f"token ids {_format_few(tokens)} outside the vocabulary of {vocab_size}"

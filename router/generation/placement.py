@@ -19,7 +19,7 @@ class Placer(Protocol):
 
 
 class FallbackPlacer:
-    """Queries several placers in order. The next placer is queried only if the one before raises
+    """Queries several placers in order. A placer is queried only if the previous one raised
     Unavailable; other errors are raised at once."""
 
     def __init__(self, placers: Sequence[Placer]) -> None:

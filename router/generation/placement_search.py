@@ -30,8 +30,9 @@ still registered after this time had only lost its connection."""
 
 class PlacementSearch:
     """Queries the placer for placements of one request, and tracks three sets of workers to avoid:
-    those on which the request failed (``excluded``), those of them that are presumed dead, and the
-    prefill workers from which a decode worker may be unable to fetch KV."""
+    the workers on which the request failed (``excluded``); the workers that are presumed dead,
+    which are a subset of these; and the prefill workers from which a decode worker may be unable to
+    fetch KV."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class PlacementSearch:
 
     async def find_first(self, spec: RequestSpec, block_keys: tuple[BlockKey, ...]) -> Placement:
         """Place the request, if possible not on the workers that all requests of this router should
-        avoid. Raises the placer's errors, and DeadlineExceeded."""
+        avoid. Raises the placer's errors, and DeadlineExceeded if the placer takes too long."""
         avoided = self._context.avoided_workers()
         if avoided:
             try:
@@ -79,18 +80,19 @@ class PlacementSearch:
         return await self._query(spec, block_keys, frozenset())
 
     async def find_again(self, spec: RequestSpec, block_keys: tuple[BlockKey, ...]) -> Placement:
-        """Place the request again, excluding fewer and fewer workers until a placement exists:
+        """Place the request again. Exclude fewer and fewer workers until a placement exists:
 
-        1. the workers on which this request failed, and those that all requests should avoid;
+        1. the workers on which this request failed, and the workers that all requests should avoid;
         2. only the workers on which this request failed;
         3. the workers that are presumed dead, and the prefill workers from which a KV transfer may
            have failed (prefill on the decode worker needs no transfer);
         4. only the workers that are presumed dead;
-        5. none.
+        5. no worker.
 
-        A placement on a process that is presumed dead is not accepted, but one on its restarted
-        process is. The steps are repeated until ``max_worker_wait_seconds`` have passed; then
-        Unavailable is raised. Other errors of the placer, and DeadlineExceeded, are raised at once.
+        A placement on a process that is presumed dead is not accepted, but a placement on the
+        process that has replaced it is. The steps are repeated until ``max_worker_wait_seconds``
+        have passed; then Unavailable is raised. Other errors of the placer, and DeadlineExceeded,
+        are raised at once.
         """
         clock = self._context.clock
         give_up_at = clock.monotonic() + self._config.max_worker_wait_seconds
@@ -117,7 +119,7 @@ class PlacementSearch:
 
     def _presumed_dead(self) -> frozenset[WorkerRef]:
         """Return the worker processes that are presumed dead: those that this request recently left
-        because they drained, restarted or lost their connection."""
+        because they were draining, had restarted, or had lost their connection to this router."""
         latest = self._context.clock.monotonic() - PRESUMED_DEAD_SECONDS
         return frozenset(worker for worker, since in self._dead_since.items() if since > latest)
 
@@ -147,7 +149,7 @@ class PlacementSearch:
 
 
 def _wait_jitter(spec: RequestSpec) -> float:
-    """Return a factor for pauses, from 0.75 to 1.25 and fixed per request and epoch, so that
-    waiting requests don't all query at once."""
+    """Return a factor from 0.75 to 1.25 by which a waiting request's pauses are multiplied, so that
+    waiting requests don't all query the conductors at once. It is fixed per request and epoch."""
     name = f"{spec.request_id}/{spec.epoch}".encode()
     return 0.75 + 0.5 * (zlib.crc32(name) / 2**32)

@@ -34,8 +34,9 @@ PIN_TIMEOUT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PrefixPin:
-    """A prefix to be pinned for ``ttl_seconds``. ``block_keys`` are the keys of its full blocks.
-    ``num_tokens`` is the number of prompt tokens before the breakpoint."""
+    """A prefix to be pinned for ``ttl_seconds``. ``num_tokens`` is the number of prompt tokens
+    before the ``cache_control`` breakpoint, and ``block_keys`` are the keys of the full blocks of
+    these tokens."""
 
     num_tokens: int
     block_keys: tuple[BlockKey, ...]
@@ -44,15 +45,15 @@ class PrefixPin:
 
 class PinClient(Protocol):
     async def pin(self, store: Member, keys: Sequence[BlockKey], seconds: float) -> int:
-        """Pin blocks at a store. Returns how many of them, counted from the first, the store has
-        pinned. Raises BatonError."""
+        """Pin blocks at a store. Return how many leading blocks of ``keys`` the store has pinned.
+        Raises BatonError."""
         ...
 
     async def close(self) -> None: ...
 
 
 class GrpcPinClient:
-    """Pins over gRPC, with one connection per incarnation of a store."""
+    """Pins blocks over gRPC, with one connection per incarnation of a store."""
 
     def __init__(self, credentials: ClusterCredentials | str | None) -> None:
         self._credentials = credentials
@@ -100,8 +101,8 @@ class PrefixPinner:
             await self._pin_client.close()
 
     def pin_when_stored(self, record: GenerationRecord, pins: Sequence[PrefixPin]) -> None:
-        """Pin these prefixes of the request's prompt as soon as a store has them. ``record.pins``
-        shows which blocks were pinned."""
+        """Pin the prefixes ``pins`` of the request's prompt as soon as a store has them.
+        ``record.pins`` shows which blocks were pinned."""
         for pin in pins:
             pin_record = PinRecord(pin.num_tokens, pin.ttl_seconds)
             record.pins.append(pin_record)
@@ -139,7 +140,8 @@ class PrefixPinner:
         self, record: GenerationRecord, pin: PrefixPin, pin_record: PinRecord
     ) -> None:
         """Pin the prefix at the store on the host of the worker that computed the prompt. If that
-        store does not have all blocks, try the other stores too, until one has pinned all."""
+        store does not have all blocks, try the other stores too, until one has pinned all
+        blocks."""
         stores = self._stores_by_distance(record)
         if not stores:
             pin_record.error = "there is no KV store"

@@ -1,8 +1,8 @@
 """Quarantine for requests that kill their workers.
 
 If two workers died while they ran a request, the request is run once more in isolation: other
-requests avoid its workers. If the worker of that run dies as well, the request is refused, and for
-a while so is every request with the same content.
+requests avoid its workers. If the worker of that run dies as well, the request is refused, and
+every request with the same content is refused for a while.
 
 A single death does not show which of the worker's requests caused it. So a request's deaths are
 forgotten once it makes progress: an innocent request gets a few tokens between two deaths that
@@ -69,8 +69,9 @@ def digest_request(spec: RequestSpec, tenant: TenantId) -> RequestDigest:
 
 @dataclass(slots=True)
 class _DeathRecord:
-    """The worker incarnations that died while they ran a request (``deaths``), and whether the
-    request is refused. The record is dropped at the monotonic time ``expires_at``."""
+    """What is known about the deaths of a request's workers. ``deaths`` are the worker incarnations
+    that died while they ran the request. ``is_refused`` says whether the request is refused. The
+    record is dropped at the monotonic time ``expires_at``."""
 
     deaths: set[WorkerRef] = field(default_factory=set)
     expires_at: float = 0.0
@@ -79,9 +80,9 @@ class _DeathRecord:
 
 @dataclass(slots=True, eq=False)
 class IsolatedRun:
-    """A request's run in isolation. ``started`` is done once it is the request's turn. ``workers``
-    are set once the request is placed. If ``is_exclusive`` is True, no other isolated run takes
-    place at the same time."""
+    """A request's run in isolation. ``started`` is done once the run may begin. ``workers`` is set
+    once the request is placed. If ``is_exclusive`` is True, no other isolated run takes place at
+    the same time."""
 
     is_exclusive: bool
     started: asyncio.Future[None]
@@ -89,8 +90,8 @@ class IsolatedRun:
 
 
 class Quarantine:
-    """One router's records of requests whose workers died, and its isolated runs. Nearly always
-    there are none; then no request's digest is computed."""
+    """One router's records of requests whose workers died, and its isolated runs. Usually there are
+    no such records; then no request's digest is computed."""
 
     def __init__(self) -> None:
         self._death_records: OrderedDict[RequestDigest, _DeathRecord] = OrderedDict()
@@ -103,8 +104,8 @@ class Quarantine:
         return not self._death_records
 
     def check_and_count_deaths(self, digest: RequestDigest, now: float) -> int:
-        """Return how many worker incarnations died while they ran a request. Raises
-        RequestKilledWorkers if the request is refused."""
+        """Return how many worker incarnations died while they ran the request with this digest.
+        Raises RequestKilledWorkers if the request is refused."""
         case = self._death_records.get(digest)
         if case is None:
             return 0
@@ -114,8 +115,8 @@ class Quarantine:
         if case.is_refused:
             names = ", ".join(sorted({worker.id for worker in case.deaths}))
             raise RequestKilledWorkers(
-                f"the workers {names} died while they ran this request, the last to die while it "
-                "ran no other suspect request: the request is refused for "
+                f"the workers {names} died while they ran this request; the last of them ran the "
+                "request in isolation. Requests with the same content are refused for "
                 f"{case.expires_at - now:.0f} s"
             )
         return len(case.deaths)
@@ -167,8 +168,8 @@ class Quarantine:
         return run
 
     def end_isolated_run(self, isolated_run: IsolatedRun) -> None:
-        """Record that an isolated run is over, or that it no longer waits for its turn, and let the
-        next runs start. Idempotent."""
+        """Record that an isolated run is over, or that the request no longer waits for it, and let
+        the next runs start. Idempotent."""
         if isolated_run in self._waiting:
             self._waiting.remove(isolated_run)
         self._running.discard(isolated_run)

@@ -28,7 +28,7 @@ _TRANSPORT = re.compile(r"[a-z0-9_-]{1,32}")
 @dataclass(slots=True)
 class PlacementRecord:
     """One placement of a request, in one epoch. If the placement ended early, ``error`` says why,
-    and ``ended_at`` when; otherwise ``error`` is empty and ``ended_at`` is None. Times are
+    and ``ended_at`` says when; otherwise ``error`` is empty and ``ended_at`` is None. Times are
     monotonic, in seconds."""
 
     epoch: Epoch
@@ -62,8 +62,8 @@ class PlacementRecord:
 @dataclass(slots=True)
 class PinRecord:
     """A prefix to be pinned (``cache_control``): the first ``num_tokens`` tokens of the prompt, for
-    ``seconds``. ``store`` is the id of the store that has pinned the most of it. ``error`` says why
-    not all of its blocks are pinned, and is empty if all are."""
+    ``seconds``. ``store`` is the id of the store that has pinned the largest part of the prefix.
+    ``error`` says why not all of the prefix's blocks are pinned; it is empty if all are pinned."""
 
     num_tokens: int
     seconds: float
@@ -87,10 +87,10 @@ class GenerationRecord:
 
     Durations count from the request's arrival; ``queue_seconds`` is the time until the first
     placement. ``cached_tokens`` is None until the prompt has been computed. ``has_slo`` says
-    whether the SLO applies to the request. ``pending_query`` is the placement's epoch
-    (its number among the request's placements) and the time of a query that is not answered yet, or
-    None. ``trace`` is the trace context of the request's span, or None if the request is not
-    traced."""
+    whether the SLO applies to the request. ``pending_query`` is the epoch and the time of the
+    placement query that is not answered yet, or None. ``trace`` is the trace context of the
+    request's span, or None if the request is not traced.
+    """
 
     request_id: RequestId
     arrived_at: float
@@ -139,7 +139,8 @@ class GenerationRecord:
 
     def record_error_output(self, output: RequestOutput) -> None:
         """Take the number of cached tokens from an output with which a worker ended the request
-        early. If the worker had computed the prompt, the tenant is thus charged for the prompt."""
+        early. It is set only if the worker had computed the prompt, and the tenant is then charged
+        for the prompt."""
         if self.cached_tokens is None and PROMPT_PREFILLED in output.details:
             self.cached_tokens = min(max(output.cached_tokens, 0), self.num_prompt_tokens)
 
@@ -262,7 +263,7 @@ class GenerationRecord:
 
 class GenerationHistory:
     """The records of the latest requests, by the request id that the client knows. A request has
-    one record per answer: several if it has several prompts, or ``n`` above 1."""
+    one record per answer: several if it has several prompts, or if ``n`` is above 1."""
 
     def __init__(self, max_records: int = MAX_RECORDS) -> None:
         self._max_records = max_records
@@ -274,8 +275,9 @@ class GenerationHistory:
             self._records.popitem(last=False)
 
     def explain(self, request_id: str) -> dict[str, Any] | None:
-        """Return the record of a request's first answer as a JSON object; if there are several
-        answers, ``choices`` contains the records of all. None if the request is not known."""
+        """Return the record of a request's first answer as a JSON object. If the request has
+        several answers, ``choices`` contains the records of all of them. Return None if the request
+        is not known."""
         records = self._records.get(request_id)
         if not records:
             return None

@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 class RequestIsolation:
     """Isolates a request from others while it is suspected of killing its workers. Call
     :meth:`begin_attempt` before each attempt, and :meth:`end` when the answer has ended.
-    ``num_emitted`` is the number of the answer's tokens so far."""
+    ``num_emitted`` is the number of tokens that the answer has so far."""
 
     def __init__(
         self,
@@ -103,7 +103,8 @@ class RequestIsolation:
 
     @property
     def _digest(self) -> RequestDigest:
-        """The request's digest. Computing it takes long for a long prompt, and is rarely needed."""
+        """The request's digest, computed when it is first needed: computing it takes long for a
+        long prompt, and it is rarely needed."""
         if self._known_digest is None:
             self._known_digest = digest_request(self._spec, self._tenant)
         return self._known_digest

@@ -1,5 +1,5 @@
-"""The router's own placement by a hash ring, for use while no conductor answers. All routers have
-the same ring."""
+"""Places requests by a hash ring, without a conductor. The router does this while no conductor
+answers. All routers have the same ring."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ from baton.hash_ring import ring_successors
 from router.generation.cluster import Cluster
 
 RING_KEY_BLOCKS = 8
-"""The prefill worker is picked by the key of the prompt's block with this number (counted from 1;
-the last full block of shorter prompts). The key depends on all blocks before it. With 16 tokens per
-block, these 128 tokens reach beyond the system prompts that all requests share, and end before
-conversations diverge."""
+"""The prefill worker is picked by the key of the prompt's eighth block or, if the prompt is
+shorter, of its last full block. That key depends on all blocks before it. With 16 tokens per block,
+eight blocks reach beyond the system prompts that all requests share, and end before conversations
+diverge."""
 
 LOAD_SLACK = 1.25
 """No worker is picked that has more requests than ``LOAD_SLACK`` times the mean plus
@@ -28,8 +28,8 @@ RING_POLICY = "ring"
 
 
 class RingPlacer:
-    """Places by a hash ring. A placement depends only on the query and on the ready workers with
-    their loads."""
+    """Places requests by a hash ring. A placement depends only on the query, on which workers are
+    ready, and on the loads of these workers."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -66,8 +66,9 @@ def pick_with_bounded_load(members: Sequence[Member], key: bytes) -> Member:
 
 
 def _ring_key(query: PlacementQuery) -> bytes:
-    """Return a key that requests whose prompts begin alike have in common. Prompts without a full
-    block are spread by session, or by request id if they have no session."""
+    """Return the key that is looked up on the ring. Requests have the same key if their prompts
+    begin with the same :data:`RING_KEY_BLOCKS` blocks. Requests without a full block are spread by
+    session, or by request id if they have no session."""
     if not query.block_keys:
         return (query.session or query.request_id).encode()
     return query.block_keys[min(len(query.block_keys), RING_KEY_BLOCKS) - 1]

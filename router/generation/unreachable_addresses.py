@@ -22,8 +22,9 @@ MAX_UNREACHABLE = 4096
 
 
 class UnreachableAddresses:
-    """A set of unreachable addresses. Each is probed, and leaves the set once a connection can be
-    opened, or after :data:`MAX_PROBE_SECONDS`. If there are too many, the oldest is dropped."""
+    """A set of unreachable addresses. Each address is probed, and leaves the set once a connection
+    can be opened, or after :data:`MAX_PROBE_SECONDS`. If there are too many addresses, the oldest
+    is dropped."""
 
     def __init__(self, service: str, trust: ClusterCredentials) -> None:
         self._service = service

@@ -1,4 +1,4 @@
-"""The common base of worker connections, whatever transport they use."""
+"""The common base class of worker connections, which is independent of the transport."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -27,8 +27,8 @@ SUBMIT_ENCODER = SubmitEncoder()
 
 
 class NotConnected(Unavailable):
-    """The connection was never established, so the worker got no request that could have caused the
-    failure."""
+    """The connection was never established, so the worker never got the request, and the request
+    can't be the cause of the failure."""
 
 
 class WorkerLost(Unavailable):
@@ -37,11 +37,12 @@ class WorkerLost(Unavailable):
 
 
 class StreamWorkerConnection(ABC):
-    """Base of the implementations of
+    """Base class of the implementations of
     :class:`router.generation.worker_connection_pool.WorkerConnection`.
 
     :meth:`run` connects and serves until the stream breaks. After that the connection is dead, and
-    the pool opens a new one when it is needed."""
+    the pool opens a new one when it is needed.
+    """
 
     is_framed = False
 
@@ -56,18 +57,20 @@ class StreamWorkerConnection(ABC):
 
     @abstractmethod
     async def serve(self) -> BatonError:
-        """Connect, set ``was_connected``, and serve until the stream ends. Returns or raises the
-        reason."""
+        """Connect, set ``was_connected``, and serve until the stream ends. Return or raise the
+        error that ended the stream."""
 
     @abstractmethod
     def send(self, message: bytes) -> None:
-        """Send a ``RouterMessage``, or queue it until it can be sent. Call only while alive."""
+        """Send a ``RouterMessage``, or queue it until it can be sent. Call this only while
+        ``is_alive`` is True."""
 
     def submit(
         self, spec: RequestSpec, task: Task, source: WorkerRef | None, receive: OutputReceiver
     ) -> None:
         if not self.is_alive:
-            receive(self._worker.id, Unavailable(f"worker {self._worker.id} is gone"))
+            worker_id = self._worker.id
+            receive(worker_id, Unavailable(f"the connection to worker {worker_id} is broken"))
             return
         self._receivers[spec.request_id, spec.epoch] = receive
         self.send(SUBMIT_ENCODER.encode(spec, task, source))
@@ -85,7 +88,7 @@ class StreamWorkerConnection(ABC):
         self._receivers.pop((request_id, epoch), None)
 
     async def run(self) -> None:
-        """Connect and serve until the stream ends, for any reason."""
+        """Connect, and serve until the stream ends for any reason."""
         failure: BatonError = Unavailable("the stream ended")
         try:
             failure = await self.serve()

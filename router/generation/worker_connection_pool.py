@@ -35,8 +35,8 @@ class WorkerConnection(Protocol):
     def submit(
         self, spec: RequestSpec, task: Task, source: WorkerRef | None, receive: OutputReceiver
     ) -> None:
-        """Send a request. Outputs of (request_id, epoch) go to ``receive`` until
-        :meth:`stop_delivery`."""
+        """Send a request. Its outputs, identified by request id and epoch, go to ``receive`` until
+        :meth:`stop_delivery` is called."""
         ...
 
     def cancel(self, request_id: RequestId, epoch: Epoch) -> None:
@@ -64,9 +64,9 @@ class WorkerConnections(Protocol):
 
 
 class WorkerConnectionPool:
-    """One connection per worker address and incarnation: a framed connection if the worker offers
-    one that can be opened, else gRPC. Connections can be opened while :meth:`run` runs, and are
-    closed when it ends."""
+    """Keeps one connection per worker address and incarnation: a framed connection if the worker
+    offers one that can be opened, else gRPC. Connections can be opened while :meth:`run` runs, and
+    are closed when it ends."""
 
     def __init__(self, credentials: ClusterCredentials | str | None = None) -> None:
         self._credentials = to_credentials(credentials)
@@ -85,7 +85,7 @@ class WorkerConnectionPool:
                 self._tasks = None
 
     def connect(self, worker: WorkerRef) -> StreamWorkerConnection:
-        assert self._tasks is not None, "only while run() runs"
+        assert self._tasks is not None, "connect() may be called only while run() runs"
         key = (worker.address, int(worker.generation))
         existing = self._connections.get(key)
         if existing is not None and existing.is_alive:
@@ -132,7 +132,7 @@ class WorkerConnectionPool:
 
 
 def _close_when_idle(connection: StreamWorkerConnection, was_idle: bool = False) -> None:
-    """Close a connection that was replaced, once it was idle for a whole grace period."""
+    """Close a connection that was replaced, once it has been idle for a whole grace period."""
     if connection.is_idle and was_idle:
         connection.retire()
     elif connection.is_alive:

@@ -37,7 +37,8 @@ def parse_body(
 
     Unknown fields are ignored and added to ``ignored``, except for those that would change the
     answer (:mod:`router.http.unknown_fields`). If ``ignored`` is None or strict, every unknown
-    field is an error. Schemas forbid unknown fields, so a body without any is validated once."""
+    field is an error. Schemas forbid unknown fields, so a body without unknown fields is validated
+    only once."""
     data = data.removeprefix(BOM_UTF8)
     check_json_size(data, max_values)
     if rounds_integers:
@@ -55,7 +56,7 @@ def parse_body(
 
 
 def validate_fields(schema: type[Body], fields: Mapping[str, Any]) -> Body:
-    """Validate the fields of a body that was made from another one. Raises ApiError (400) for the
+    """Validate the fields of a body that was made from another body. Raises ApiError (400) for the
     first error."""
     try:
         return schema.model_validate(fields)
@@ -85,7 +86,7 @@ def _add_unknown_fields(
 def _check_number_of_errors(error: ValidationError) -> None:
     count = error.error_count()
     if count > MAX_ERRORS:
-        message = f"the body has {count} unknown or invalid fields, too many to name one"
+        message = f"the body has {count} unknown or invalid fields, which are too many to list"
         raise ApiError(400, message, code="invalid_value") from error
 
 

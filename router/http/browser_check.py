@@ -17,7 +17,7 @@ class BrowserRequestCheck:
         self._guard = guard
 
     def check(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
-        """Raises ApiError (403) if the request comes from a page that is not allowed."""
+        """Raise ApiError (403) if the request comes from a page that is not allowed."""
         if not self._authenticator.allows_without_key(path):
             return
         # A preflight request has no effect, and is answered according to the CORS settings.

@@ -18,7 +18,7 @@ SMALL_CHUNK_BYTES = 64
 
 class ChunkedBodyScanner:
     """Finds the end of one body, so that the bytes after it are not parsed as part of it. Does not
-    check the syntax, which is left to the HTTP parser that gets the data up to that end."""
+    check the syntax: that is left to the HTTP parser, which gets the data up to this end."""
 
     def __init__(self) -> None:
         self._remaining_bytes = 0  # bytes to come of the current chunk's data and its line break
@@ -65,8 +65,12 @@ class ChunkedBodyScanner:
         self._num_chunks += 1
         surplus = self._num_chunks - MAX_SMALL_CHUNKS
         if surplus > 0 and surplus > self._data_bytes // SMALL_CHUNK_BYTES:
-            message = f"the body is sent in chunks of less than {SMALL_CHUNK_BYTES} bytes"
-            raise ApiError(413, f"{message}; send larger chunks", code="too_many_chunks")
+            raise ApiError(
+                413,
+                f"the body has too many chunks of less than {SMALL_CHUNK_BYTES} bytes; send larger "
+                "chunks",
+                code="too_many_chunks",
+            )
 
     def _count_framing(self, num_bytes: int) -> None:
         self._framing_bytes += num_bytes

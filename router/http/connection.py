@@ -11,8 +11,8 @@ pipelined requests are kept as unparsed bytes.
 
 Without these bounds, one client can block all others: docs/results/security.md shows the attacks
 with and without them. Replacing uvicorn instead was not worthwhile: granian took as much CPU per
-request, and a bare protocol of our own a sixth less (docs/LOG.md). docs/results/router.md compares
-the cost of a request with other routers.
+request, and a bare protocol of our own took only a sixth less (docs/LOG.md).
+docs/results/router.md compares the cost of a request with other routers.
 """
 
 import asyncio
@@ -43,8 +43,8 @@ HEAD_END = b"\r\n\r\n"
 """The end of a request's head."""
 
 LINGER_SECONDS = 5.0
-"""How long the rest of a request's body is read if the response was complete before the body, such
-as a refusal. If the connection were closed while the body arrives, the client might not get the
+"""How long the rest of a request's body is read if the response, such as a refusal, was complete
+before the body. If the connection were closed while the body arrives, the client might not get the
 response."""
 
 
@@ -258,7 +258,7 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        """Whether the newest request is complete and its response is not."""
+        """Whether the newest request is complete and its response is not complete yet."""
         cycle = self.cycle
         return cycle is not None and not (cycle.response_complete or cycle.more_body)
 
@@ -334,7 +334,8 @@ class HttpConnection(HttpToolsProtocol):
         self._feed(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n")
 
     def _check_head(self) -> RequestHead:
-        """Check the head, and apply what it says to this connection. Raises ApiError."""
+        """Check the head, and store its target, its host, and whether the client waits for a 100
+        response. Raises ApiError."""
         if len(self.headers) > self._limits.max_headers:
             self._fail(self._too_large())
         if len(self.url) > MAX_TARGET_BYTES:
@@ -356,7 +357,7 @@ class HttpConnection(HttpToolsProtocol):
             self._abort("ahead")
 
     def _drop_last_request(self) -> None:
-        """Drop the last request's objects, which are half of the memory of an idle connection."""
+        """Drop the last request's objects, which take half of the memory of an idle connection."""
         if not self._in_message:
             self.scope = self.cycle.scope = {}  # type: ignore[typeddict-item]
             self.headers = []
@@ -372,8 +373,8 @@ class HttpConnection(HttpToolsProtocol):
         raise problem
 
     def _refuse(self, reason: str, problem: ApiError) -> None:
-        """Send an error response in place of the app's, and tell the app that the client has
-        disconnected."""
+        """Send an error response in place of the app's response, and tell the app that the client
+        has disconnected."""
         self._on_refusal(reason)
         self._disconnect_app()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
@@ -396,8 +397,8 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.abort()
 
     def _start_flush_timer(self) -> None:
-        """Bound the time for which the closing connection waits until the client has read the data
-        that was written."""
+        """Limit how long the closing connection waits for the client to read the data that was
+        written."""
         self._stop_timer()
         if self.transport.get_write_buffer_size():
             self._start_write_timer()

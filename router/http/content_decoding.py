@@ -40,14 +40,14 @@ class BodyDecompressor:
             data = self._stream.unconsumed_tail
             yield step
             if self._stream.unused_data:
-                raise _invalid("there is data after its end")
+                raise _invalid("more data follows the end of the compressed data")
             if not data and len(step) < STEP_BYTES:
                 return
 
     def finish(self) -> None:
-        """Raises ApiError (400) if the compressed body is incomplete."""
+        """Raise ApiError (400) if the compressed body is incomplete."""
         if not self._stream.eof:
-            raise _invalid("it ends too early")
+            raise _invalid("the compressed data ends too early")
 
     def _step(self, data: bytes) -> bytes:
         try:

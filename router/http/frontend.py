@@ -143,8 +143,8 @@ class ResponseRecorder:
         self.baton_request_id = ""
 
     def send(self, message: Message) -> Any:
-        """Return uvicorn's own awaitable: wrapping it in a coroutine would add time to each
-        token."""
+        """Send an ASGI message. Returns uvicorn's own awaitable, since wrapping it in a coroutine
+        would add time to each token."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = [*message.get("headers", ()), *self.extra_headers]

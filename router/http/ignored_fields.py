@@ -15,10 +15,10 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.\-]")
 
 class IgnoredFields:
     """Collects the names of fields that were ignored, such as ``tools.function.id``. List indexes
-    are left out, so that a name occurs once. Only the first ``MAX_NAMES`` are kept.
+    are left out, so that a name occurs once. Only the first ``MAX_NAMES`` names are kept.
 
-    It is passed to pydantic as the context of validation. If ``is_strict``, unknown fields are
-    refused; then only known fields without effect are collected."""
+    The collection is passed to pydantic as the context of validation. If ``is_strict`` is True,
+    unknown fields are refused, so only known fields without effect are collected."""
 
     def __init__(self, *, is_strict: bool = False) -> None:
         self.is_strict = is_strict
@@ -38,8 +38,8 @@ class IgnoredFields:
         return True
 
     def headers(self) -> dict[str, str]:
-        """Return the response header that lists the fields; none if no field was ignored. The list
-        ends with ``...`` if there were more fields."""
+        """Return the response header that lists the fields, or no header if no field was ignored.
+        The list ends with ``...`` if there were more fields."""
         if not self._names:
             return {}
         shown = [*self._names][:MAX_NAMES_IN_HEADER]

@@ -18,8 +18,8 @@ Item = TypeVar("Item", bound=ListItem)
 
 
 def list_page(items: Sequence[ListItem], query: Mapping[str, str], max_limit: int) -> object:
-    """Return the list object of those items that ``limit`` and ``after`` select. Raises ApiError
-    (400)."""
+    """Return the JSON list object with the items that the query parameters ``limit`` and ``after``
+    select. Raises ApiError (400)."""
     page, more = paginate(items, query, max_limit)
     return {
         "object": "list",
@@ -33,8 +33,8 @@ def list_page(items: Sequence[ListItem], query: Mapping[str, str], max_limit: in
 def paginate(
     items: Sequence[Item], query: Mapping[str, str], max_limit: int
 ) -> tuple[Sequence[Item], bool]:
-    """Return the items that ``limit`` and ``after`` select, and whether there are more. Raises
-    ApiError (400)."""
+    """Return the items that the query parameters ``limit`` and ``after`` select, and whether there
+    are more items after them. Raises ApiError (400)."""
     unknown = query.keys() - {"limit", "after"}
     if unknown:
         message = f"unknown parameter {min(unknown)!r}; known parameters: limit, after"

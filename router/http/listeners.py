@@ -25,13 +25,14 @@ workers and conductors, and for logs."""
 
 
 class HttpListeners:
-    """Opens and serves the listeners. Call :meth:`open`, then :meth:`run`; :meth:`stop_listening`
-    when other routers take over, and :meth:`close` at the end."""
+    """Opens and serves the listeners. Call :meth:`open`, then :meth:`run`. Call
+    :meth:`stop_listening` when other routers take over, and :meth:`close` at the end."""
 
     def __init__(
         self, settings: Settings, app: ASGIApp, clock: Clock, on_refusal: Callable[[str], None]
     ) -> None:
-        """Raises Invalid for an invalid certificate."""
+        """Load the TLS certificate, if one is configured. Raises Invalid for an invalid
+        certificate."""
         self._settings = settings
         self._certificate = _certificate(settings, clock)
         self._server = HttpServer(
@@ -45,8 +46,8 @@ class HttpListeners:
         self._own_listener: socket.socket | None = None
 
     def open(self) -> None:
-        """Open the sockets: connections queue until :meth:`run` accepts them. Raises
-        Unavailable."""
+        """Open the sockets: connections queue until :meth:`run` accepts them. Raises Unavailable if
+        the router can't listen on an address."""
         settings = self._settings
         self._shared_listener = open_listener(
             settings.host, settings.port, reuse_port=settings.reuse_port
@@ -72,7 +73,7 @@ class HttpListeners:
                 tasks.create_task(self._certificate.run())
 
     def set_max_body_bytes(self, max_body_bytes: int) -> None:
-        """Change the limit for connections that are opened from now on."""
+        """Change the limit on request bodies for connections that are opened from now on."""
         self._server.set_max_body_bytes(max_body_bytes)
 
     async def stop_listening(self) -> None:
@@ -118,7 +119,8 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
 
 
 def raise_open_file_limit() -> int:
-    """Raise the limit of open files as far as possible and return it. Warns if it is low."""
+    """Raise the limit of open files as far as possible and return it. Logs a warning if it is
+    low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

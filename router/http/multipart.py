@@ -3,11 +3,11 @@ file's data on.
 
 python-multipart (0.0.34 was tried) is not used because it breaks three rules that this parser
 keeps. It raises an error for text before the first boundary, which is allowed (RFC 2046, 5.1.1) and
-skipped here. If a boundary is followed by other characters, it takes the boundary and the part
-after it for data of the part before; here that is an error. And it bounds the number of a part's
-headers and the length of each, but not their total size. It also logs a warning for every malformed
-form, and its errors name byte offsets instead of what is wrong. Both parsers are faster than
-1 GB/s. With python-multipart, more than half of this file would still be needed: the bounds on
+skipped here. If a boundary is followed by other characters, it treats the boundary and the next
+part as data of the previous part; here that is an error. And it bounds the number of a part's
+headers and the length of each header, but not their total size. It also logs a warning for every
+malformed form, and its errors name byte offsets instead of what is wrong. Both parsers are faster
+than 1 GB/s. With python-multipart, more than half of this file would still be needed: the bounds on
 parts and fields, the names, and the file.
 """
 
@@ -32,12 +32,13 @@ class FileSink(Protocol):
     """The destination of an uploaded file."""
 
     def write(self, data: bytes) -> None:
-        """Append data to the file. Raises ApiError when it gets too large."""
+        """Append data to the file. Raises ApiError when the file gets too large."""
         ...
 
 
 def parse_boundary(content_type: str | None) -> bytes:
-    """Return the boundary in a content type. Raises ApiError (415)."""
+    """Return the boundary in a content type. Raises ApiError (415) if there is none or it is too
+    long."""
     kind = (content_type or "").partition(";")[0].strip().lower()
     found = _BOUNDARY.search(content_type or "")
     if kind != "multipart/form-data" or found is None:
@@ -72,7 +73,7 @@ class MultipartParser:
 
     def close(self) -> None:
         if self._state != self._in_epilogue:
-            raise _malformed_form("it ends too early")
+            raise _malformed_form("the form ends before its last boundary")
 
     # -- states: each parses the start of the held data, and returns False if it needs more --------
 
@@ -137,14 +138,14 @@ class MultipartParser:
     def _begin_part(self, headers: str) -> None:
         self._num_parts += 1
         if self._num_parts > MAX_PARTS:
-            raise _malformed_form(f"it has more than {MAX_PARTS} parts")
+            raise _malformed_form(f"the form has more than {MAX_PARTS} parts")
         name, filename = _NAME.search(headers), _FILENAME.search(headers)
         if name is None:
-            raise _malformed_form("a part has no name")
+            raise _malformed_form("a part of the form has no name")
         self._name, self._field, self._sink = name[1], b"", None
         if self._name == "file":
             if self.filename is not None:
-                raise _malformed_form("there is more than one file")
+                raise _malformed_form("the form has more than one file")
             self.filename = filename[1] if filename is not None else "file"
             self._sink = self._open_file(self.filename)
 

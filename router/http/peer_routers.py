@@ -1,4 +1,5 @@
-"""The other routers of the cluster, which may have the record of a request that this one lacks."""
+"""The other routers of the cluster, which may have the record of a request that this router
+lacks."""
 
 import asyncio
 import http.client
@@ -31,8 +32,8 @@ WRONG_KEY_MESSAGE = (
 
 class PeerRouters:
     """Queries the other routers in the registry. ``certificate`` is the TLS certificate that all
-    routers share, None without TLS. A query is signed with the admin key but does not contain it,
-    since an address in the registry may belong to an attacker."""
+    routers share, or None without TLS. A query is signed with the admin key but does not contain
+    it, since an address in the registry may belong to an attacker."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class PeerRouters:
         self._verifier = CallVerifier(admin_key, purpose=PURPOSE) if admin_key else None
 
     def check(self, path: str, proof: str) -> None:
-        """Raises ApiError (401) unless the query for ``path`` is signed by another router."""
+        """Raise ApiError (401) unless the query for ``path`` is signed by another router."""
         if self._verifier is None:
             raise unauthorized_error("this router lacks the admin key that the querying router has")
         self._verifier.own_addresses = {self._own_address()}
@@ -61,8 +62,8 @@ class PeerRouters:
             )
 
     async def explain(self, request_id: str) -> dict[str, Any] | None:
-        """Return the record of a request from the first router that has one, or None if none has.
-        Routers that don't answer are skipped."""
+        """Return the record of a request from the first router that has one, or None if no router
+        has one. Routers that don't answer are skipped."""
         routers = (each for each in self._cluster.members if each.role is Role.ROUTER)
         addresses = [each.address for each in routers if each.id != self._own_id][:MAX_PEERS]
         path = explain_path(request_id)

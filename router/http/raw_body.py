@@ -85,8 +85,8 @@ class RawBody:
         return data
 
     def release(self, kept_bytes: int = 0) -> None:
-        """Return the counted bytes to the budget, except for those of ``kept_bytes`` bytes that are
-        still used; drop the data."""
+        """Return the counted bytes to the budget, except for ``kept_bytes`` bytes that are still in
+        use, and drop the data."""
         kept = min(max(kept_bytes - UNMETERED_BYTES, 0), self._counted_bytes)
         self._limiter.release(self._counted_bytes - kept, self._tenant)
         self._counted_bytes = kept

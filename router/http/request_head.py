@@ -37,10 +37,10 @@ _ABSOLUTE = re.compile(rb"https?://([^/?#@\\]+)(/[^#]*|\?[^#]*|)", re.IGNORECASE
 
 
 class RequestHead(NamedTuple):
-    """A checked head. ``target`` is in origin form. ``authority`` is the host and port of an
-    absolute target, which overrides Host; empty otherwise. ``waits_for_100`` says whether the
-    client waits for a 100 response before it sends the body. ``body_bytes`` is the body's length,
-    None if it is chunked."""
+    """A checked head. ``target`` is in origin form: the path and the query. ``authority`` is the
+    host and port of an absolute target, which overrides Host; it is empty otherwise.
+    ``waits_for_100`` says whether the client waits for a 100 response before it sends the body.
+    ``body_bytes`` is the body's length, or None if the body is chunked."""
 
     target: bytes
     authority: bytes
@@ -56,7 +56,9 @@ def parse_request_head(raw: bytes, headers: Headers) -> RequestHead:
     """
     line = _LINE.match(raw)
     if line is None:
-        raise _invalid_http("the first line must be METHOD TARGET HTTP/1.1, with one space between")
+        raise _invalid_http(
+            "the first line must be METHOD TARGET HTTP/1.1, with single spaces in between"
+        )
     method, target, minor = line.groups()
     is_http10 = minor == b"0"
     values = dict(headers)
@@ -90,10 +92,12 @@ def _check_host(host: bytes | None, is_http10: bool) -> None:
 
 
 def _origin_form(method: bytes, target: bytes) -> tuple[bytes, bytes]:
-    """Return the path with its query, and the host and port if the target is absolute (else
-    empty)."""
+    """Return the path with its query, and the host and port of an absolute target; for other
+    targets, the host and port are empty."""
     if method == b"CONNECT":
-        raise ApiError(501, "CONNECT is not supported: this is not a proxy", code=INVALID_HTTP)
+        raise ApiError(
+            501, "CONNECT is not supported: this server is not a proxy", code=INVALID_HTTP
+        )
     if target == b"*" and method == b"OPTIONS":
         return target, b""
     absolute = _ABSOLUTE.fullmatch(target)

@@ -49,7 +49,7 @@ class InlineBodyWriter(Protocol):
         ...
 
     def write(self, data: bytes) -> None:
-        """Write a part of the body. Call only while open."""
+        """Write a part of the body. Call this only while ``is_open`` is True."""
         ...
 
 
@@ -86,7 +86,7 @@ class ResponseWriter:
         self, error: ApiError, headers: Mapping[str, str], encoder: "ErrorEncoder | None" = None
     ) -> None:
         """Send an error: as the response, or as the last event of a stream that has begun. Without
-        ``encoder``, it has OpenAI's form."""
+        ``encoder``, the error has OpenAI's form."""
         encoder = encoder or OpenAIErrorEncoder()
         if self.has_started:
             await self.end(encoder.encode_error_event(error))

@@ -58,7 +58,7 @@ class HttpServer:
         self._update_date()
 
     def set_max_body_bytes(self, max_body_bytes: int) -> None:
-        """Change the limit for connections that are opened from now on."""
+        """Change the limit on request bodies for connections that are opened from now on."""
         self._limits = replace(self._limits, max_body_bytes=max_body_bytes)
 
     @property
@@ -80,9 +80,9 @@ class HttpServer:
             await self._clock.sleep(DATE_REFRESH_SECONDS)
 
     async def stop_accepting(self, listener: socket.socket) -> None:
-        """Stop accepting from ``listener``, after all connections in its queue were accepted:
-        connections left in the queue of a closed socket would be reset, although other routers
-        listen on the port."""
+        """Stop accepting from ``listener``, after accepting all connections in its queue:
+        connections that are left in the queue of a closed socket would be reset, although other
+        routers listen on the port."""
         accepted = _accept_pending(listener)
         self._close(listener)
         for each in accepted:
@@ -95,8 +95,8 @@ class HttpServer:
         )
 
     async def drain(self) -> None:
-        """Return when no request is in progress. Connections close after their current request;
-        those without a request yet have a second to send one."""
+        """Return when no request is in progress. Connections close after their current request. A
+        connection that has had no request yet has a second to send one."""
         for connection in self._connections:
             if not connection.has_no_requests:
                 connection.shutdown()

@@ -1,7 +1,7 @@
 """The router's TLS certificate for clients, which is reloaded whenever its files change.
 
 A thread polls the files, so that no client's handshake waits for the disk. Members of the cluster
-connect to each other so rarely that there, each handshake checks for new certificates instead
+connect to each other so rarely that their handshakes check for new certificates themselves
 (:mod:`baton.network.tls`)."""
 
 import asyncio
@@ -33,7 +33,7 @@ class ReloadingCertificate:
 
     async def run(self) -> None:
         """Reload the files whenever they change, until cancelled. Files that can't be read or don't
-        match are ignored, such as while only one of the two is replaced."""
+        match, such as while only one of the two has been replaced, are ignored."""
         while True:
             await self._clock.sleep(CERTIFICATE_POLL_SECONDS)
             await asyncio.to_thread(self.refresh)
@@ -57,7 +57,7 @@ class ReloadingCertificate:
             self.context.load_cert_chain(self._certificate, self._key)
         except (OSError, ssl.SSLError) as error:
             files = f"tls_certificate {self._certificate}, tls_key {self._key}"
-            raise Invalid(f"{files}: {error}") from error
+            raise Invalid(f"the certificate can't be loaded ({files}): {error}") from error
 
     def _stamps_now(self) -> FileStamps:
         """Return the files' modification times and inodes; empty while a file is missing."""

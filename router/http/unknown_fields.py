@@ -1,8 +1,8 @@
 """Decides whether an unknown field of a request is ignored or refused.
 
-A field that would change the answer is refused: one that the schema lists as unsupported, and one
-whose name is so close to a known field's that it is probably a typo. All others are ignored.
-"""
+A field that would change the answer is refused: one that the schema lists as unsupported, or one
+whose name is so close to a known field's name that it is probably a typo. All others are
+ignored."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 TYPO_SIMILARITY = 0.85
-"""From which similarity on (``difflib``'s ratio, 0 to 1) an unknown name is taken for a typo: a
-letter left out, doubled or exchanged in a name of at least six letters."""
+"""The similarity (``difflib``'s ratio, 0 to 1) from which an unknown name is taken for a typo.
+Names reach it if a letter is left out, doubled or exchanged in a name of at least six letters."""
 
 MAX_TYPO_CHARACTERS = 64
-"""A longer name is no typo; comparing it would take time."""
+"""A longer name is not taken for a typo, since comparing it would take time."""
 
 Location = tuple[str | int, ...]
 
@@ -25,7 +25,7 @@ Location = tuple[str | int, ...]
 @dataclass(frozen=True, slots=True)
 class UnsupportedField:
     """A field of other servers that changes the answer and that Baton does not have. With a
-    ``neutral`` value it changes nothing, so it is ignored."""
+    ``neutral`` value the field changes nothing, so it is ignored."""
 
     reason: str
     neutral: tuple[Any, ...] = ()
@@ -33,7 +33,8 @@ class UnsupportedField:
 
 @dataclass(frozen=True, slots=True)
 class FieldRefusal:
-    """Why a field is refused. ``message`` is complete; ``code`` is the error's code."""
+    """The refusal of a field. ``message`` is the error's whole message, and ``code`` is its
+    code."""
 
     message: str
     code: str
@@ -47,7 +48,8 @@ def find_refusal(
     harmless: Collection[str] = (),
 ) -> FieldRefusal | None:
     """Return why the unknown field at ``path`` is refused; None if it is ignored. ``known`` are the
-    fields that its object may have; ``harmless`` are names that are no typos of these."""
+    fields that the object around it may have; ``harmless`` are names that are not typos of known
+    names."""
     name = path.rpartition(".")[2]
     if value is None or name in harmless:
         return None
@@ -66,9 +68,9 @@ def find_refusal(
 def refuse_unknown_field(
     schema: type[BaseModel], location: Location, path: str, value: Any
 ) -> FieldRefusal | None:
-    """Return why the unknown field at ``location`` of a body is refused; None if it is ignored. The
-    models of a schema list fields in their class attributes ``unsupported_fields`` and
-    ``harmless_fields``."""
+    """Return why the unknown field at ``location`` of a body is refused; None if it is ignored.
+    Each model of a schema lists unsupported and harmless fields in its class attributes
+    ``unsupported_fields`` and ``harmless_fields``."""
     steps = tuple(step for step in location[:-1] if isinstance(step, str))
     fields = _fields_at(schema, steps)
     return find_refusal(path, value, fields.known, fields.unsupported, fields.harmless)
@@ -94,7 +96,7 @@ def _fields_at(schema: type[BaseModel], steps: tuple[str, ...]) -> _Fields:
 
 
 def closest_name(name: str, known: frozenset[str]) -> str | None:
-    """Return the known name that ``name`` is probably a typo of; None if it is none."""
+    """Return the known name that ``name`` is probably a typo of; None if there is no such name."""
     return None if len(name) > MAX_TYPO_CHARACTERS else _closest(name, known)
 
 
@@ -108,12 +110,13 @@ def _closest(name: str, known: frozenset[str]) -> str | None:
 
 
 def _is_id(name: str) -> bool:
-    """Whether the name is that of an id: ``prompt_id`` is no typo of ``prompt``."""
+    """Whether the name says that the field is an id: ``prompt_id`` is not a typo of ``prompt``."""
     return name.endswith(("_id", "_ids", "Id", "Ids"))
 
 
 def _plain(name: str) -> str:
-    """Return the name without case and separators, so that ``maxTokens`` equals ``max_tokens``."""
+    """Return the name in lower case and without separators, so that ``maxTokens`` equals
+    ``max_tokens``."""
     return name.lower().replace("_", "").replace("-", "")
 
 
@@ -122,8 +125,9 @@ def _names(model: type[BaseModel]) -> list[str]:
 
 
 def _models_at(schema: type[BaseModel], steps: Iterable[str]) -> list[type[BaseModel]]:
-    """Return the models that a validation error's location may mean. Its steps are names of fields,
-    and of members of unions, which change nothing here."""
+    """Return the models that a validation error's location may refer to. ``steps`` are the names in
+    the location. Some are names of fields; others are names of a union's members, and are
+    skipped."""
     models = [schema]
     for step in steps:
         inner = [

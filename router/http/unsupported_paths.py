@@ -1,5 +1,5 @@
 """Names the parts of OpenAI's and Anthropic's APIs that this server does not have, so that a client
-that uses one of them learns why."""
+that requests one of them is told why it is missing."""
 
 from collections.abc import Mapping
 

@@ -8,8 +8,9 @@ from router.openai.encoders import ChoiceResult, Usage
 
 
 def response_usage(choices: Sequence[ChoiceStream], per_prompt: int) -> Usage:
-    """Add up the usage of a request. A prompt counts once, however many answers it gets. Its cached
-    tokens are those that no answer had to compute."""
+    """Return the usage of a whole request that has ``per_prompt`` answers for each prompt. A
+    prompt's tokens count once. Its cached tokens are those that were cached for all of its
+    answers."""
     records = [choice.record for choice in choices]
     groups = [records[start : start + per_prompt] for start in range(0, len(records), per_prompt)]
     return Usage(
@@ -23,8 +24,8 @@ def response_usage(choices: Sequence[ChoiceStream], per_prompt: int) -> Usage:
 def select_best(
     choices: Sequence[ChoiceStream], answers: Sequence[ChoiceResult], candidates: int, wanted: int
 ) -> Sequence[ChoiceResult]:
-    """Select for each prompt the ``wanted`` best of its ``candidates`` answers, those with the
-    highest mean logprob of their tokens."""
+    """Return the ``wanted`` best of each prompt's ``candidates`` answers: those whose tokens have
+    the highest mean logprob."""
     if candidates == wanted:
         return answers
     best: list[ChoiceResult] = []

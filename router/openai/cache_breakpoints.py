@@ -1,5 +1,5 @@
-"""Finds the position of a chat's cache breakpoints (``cache_control``) in its prompt, in tokens and
-in blocks."""
+"""Finds the positions of a chat's cache breakpoints (``cache_control``) in its prompt, in tokens
+and in blocks."""
 
 from collections.abc import Sequence
 
@@ -24,9 +24,9 @@ def find_prefix_pins(
     keys: Sequence[BlockKey],
     block_tokens: int,
 ) -> tuple[PrefixPin, ...]:
-    """Return the prefixes to pin, in whole blocks: the longest one for each time to live. A prefix
-    is left out if a prefix with a longer time to live covers it. Raises ApiError for too many
-    breakpoints."""
+    """Return the prefixes of the prompt to pin: for each time to live, the longest prefix that ends
+    at a breakpoint, in whole blocks. A prefix is left out if a prefix with a longer time to live
+    covers it. Raises ApiError for too many breakpoints."""
     longest: dict[float, str] = {}
     for prefix, seconds in _prefixes(body, tools, ChatRenderer(tokenizer)):
         longest[seconds] = prefix
@@ -45,11 +45,11 @@ def find_prefix_pins(
 def _prefixes(
     body: ChatBody, tools: Sequence[Tool], renderer: ChatRenderer
 ) -> list[tuple[str, float]]:
-    """Return the prompt's text before each breakpoint, and the prefix's time to live in seconds, in
-    order.
+    """Return, for each breakpoint in order, the prompt's text before it and the time to live of
+    this prefix in seconds.
 
-    To find the text, the template is rendered with markers in the messages. Returns nothing if the
-    template leaves out or repeats some of the markers."""
+    To find the text, the chat is rendered with markers in its messages. Returns an empty list if
+    the template leaves out or repeats some of the markers."""
     ttls = [seconds for message in body.messages for _, seconds in message.breakpoints]
     if not ttls:
         return []
@@ -72,6 +72,6 @@ def _with_marker(message: Message, marker: str) -> Message:
 
 
 def _common_prefix_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return how many tokens at the beginning are the same."""
+    """Return how many tokens at the beginning of both sequences are the same."""
     shorter = min(len(first), len(second))
     return next((i for i in range(shorter) if first[i] != second[i]), shorter)

@@ -1,4 +1,4 @@
-"""Renders a chat to its prompt text: messages, tools and variables, by the model's chat
+"""Renders a chat (messages, tools and template variables) to its prompt text with the model's chat
 template."""
 
 import json
@@ -24,8 +24,8 @@ _NAME = re.compile(r"\b[a-zA-Z_]\w{2,63}\b")
 
 
 class ChatRenderer:
-    """Renders chats for one tokenizer. Raises ApiError or Invalid for what the template does not
-    allow."""
+    """Renders chats with the chat template of one tokenizer. Raises ApiError or Invalid for a chat
+    that the template does not allow."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -64,9 +64,10 @@ class ChatRenderer:
     def drop_ineffective_fields(
         self, body: ChatBody | TokenizeBody, ignored: IgnoredFields
     ) -> None:
-        """Remove what has no effect because the template lacks its variable, and add its name to
-        ``ignored``. A variable that looks like a typo is kept, and so is any variable if unknown
-        fields are refused; :meth:`render` then raises an error."""
+        """Add to ``ignored`` the names of fields and template variables that have no effect because
+        the template does not mention them, and remove these variables from ``body``. A variable
+        that looks like a typo is kept, and so is any variable if unknown fields are refused;
+        :meth:`render` then raises an error."""
         verbosity = body.verbosity if isinstance(body, ChatBody) else None
         if verbosity not in (None, "medium") and not self.has_variable("verbosity"):
             ignored.add("verbosity")
@@ -83,8 +84,9 @@ class ChatRenderer:
         return self._meant_name(variable) is None
 
     def _meant_name(self, variable: str) -> str | None:
-        """Return the name in the template that an unknown variable is probably a typo of. Only
-        names with the same first letter are compared, because a template has hundreds."""
+        """Return the name in the template that an unknown variable is probably a typo of, or None.
+        Only names with the same first letter are compared, because a template contains hundreds of
+        names."""
         return closest_name(variable, _names_in(self._source, variable[:1]))
 
     def _variable_error(self, name: str) -> ApiError:
@@ -97,8 +99,8 @@ class ChatRenderer:
         return ApiError(400, message, param="chat_template_kwargs", code="invalid_value")
 
     def _reasoning_effort_variables(self, effort: str) -> dict[str, Any]:
-        """Pass the effort as ``reasoning_effort`` if the template has that variable, else as the
-        switch ``enable_thinking``, or not at all if the template has neither."""
+        """Return the template variables that pass the effort: ``reasoning_effort`` if the template
+        has that variable, else the switch ``enable_thinking``; none if the template has neither."""
         if self.has_variable("reasoning_effort"):
             return {"reasoning_effort": effort}
         if self.has_variable("enable_thinking"):
@@ -120,16 +122,17 @@ def _template_message(message: Message) -> Mapping[str, Any]:
 
 
 def _check_arguments(messages: Sequence[Message]) -> None:
-    """Raises ApiError (400) if the arguments of tool calls contain too many JSON values or strings.
-    They are JSON text within strings, so the check of the body did not count what they contain."""
+    """Check that the arguments of tool calls do not contain too many JSON values or strings. The
+    arguments are JSON text within strings, so the check of the body did not count what they
+    contain. Raises ApiError (400)."""
     functions = [call["function"] for message in messages for call in message.tool_calls or ()]
     texts = [each["arguments"] for each in functions if isinstance(each["arguments"], str)]
     check_json_size(",".join(texts).encode(errors="replace"))
 
 
 def _template_tool_call(call: dict[str, Any]) -> dict[str, Any]:
-    """Convert arguments from JSON text, as OpenAI sends them, to the object that templates
-    expect."""
+    """Return the tool call with its arguments converted from JSON text, as clients of OpenAI's API
+    send them, to the object that templates expect."""
     function = call["function"]
     if isinstance(function["arguments"], dict):
         return call
@@ -143,12 +146,12 @@ def _template_tool_call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text_before_marker(marker: str, text: str) -> str:
-    """Return the text before the marker. Raises Invalid if the template changes the end of the last
-    message."""
+    """Return the text before the marker, which was appended to the last message. Raises Invalid if
+    the template changes the end of that message, so that the marker is missing."""
     before, found, _ = text.rpartition(marker)
     if not found:
         raise Invalid(
-            "the model's chat template changes the end of the last message",
+            "the last message can't be continued, since the model's chat template changes its end",
             param="continue_final_message",
         )
     return before

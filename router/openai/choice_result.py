@@ -18,10 +18,11 @@ from router.openai.token_entry import TokenEntry
 @dataclass(slots=True)
 class ChoiceResult:
     """One choice, accumulated from its deltas. ``prompt_text`` is the prompt if it is echoed, else
-    empty; ``prompt_token_ids`` are for ``return_token_ids``. ``tool_calls`` has for each call its
-    name and the pieces of its arguments. ``parts`` are all parts of a parsed answer in their order;
-    empty if the answer is not parsed. ``part_ends`` has for each part the number of
-    ``token_entries`` up to it. ``stop_string`` is the one that ended the answer, if one did."""
+    empty; ``prompt_token_ids`` are sent only for ``return_token_ids``. ``tool_calls`` has for each
+    call its name and the pieces of its arguments. ``parts`` are all parts of a parsed answer in
+    order, and ``part_ends`` has for each part the number of ``token_entries`` up to the end of its
+    delta; both are empty if the answer is not parsed. ``stop_string`` is the stop string that ended
+    the answer, or None."""
 
     index: int
     prompt_token_ids: Sequence[TokenId]

@@ -22,8 +22,8 @@ from router.openai.token_entry import TokenEntry
 class ChoiceDelta:
     """The new part of one answer. ``token_entries`` are empty unless logprobs were requested. If
     the answer is parsed for reasoning or tool calls, the delta has ``parts``, and ``text`` is
-    empty. The first delta has ``prompt_token_entries``, if prompt logprobs were requested. The last
-    one has the ``stop_string`` that ended the answer, if one did."""
+    empty. The first delta has ``prompt_token_entries`` if prompt logprobs were requested. The last
+    delta has the ``stop_string`` that ended the answer, if a stop string ended it."""
 
     index: int
     text: str
@@ -54,7 +54,8 @@ FINISH_REASON_TOOL_CALLS = "tool_calls"
 
 
 class ChoiceStream:
-    """:meth:`run` follows a generation and emits deltas; the last one has a finish reason.
+    """Turns the outputs of one generation into deltas (:meth:`run`); the last delta has a finish
+    reason.
 
     If ``emit_every_step`` is True, a delta is emitted for each step, even while its text is held
     back (an incomplete character, a possible stop string); otherwise such a step is merged into the
@@ -106,8 +107,8 @@ class ChoiceStream:
     async def run(self, emit: DeltaHandler, sink: InlineSink | None = None) -> str:
         """Run to the end and return the finish reason. Raises BatonError when the generation fails.
 
-        If the answer is plain text and no part of it can be held back, its outputs go directly to
-        ``sink`` while the sink takes them, without waking this task."""
+        If the client gets only text and there are no stop strings, outputs go directly to ``sink``
+        as long as it accepts them, without waking this task."""
         inline_consumer = (
             partial(sink.write_output, self) if sink is not None and self._is_plain else None
         )
@@ -130,7 +131,7 @@ class ChoiceStream:
                     await emit(self._make_delta(text, pieces, reason))
                 if reason is not None:
                     return reason
-        raise AssertionError("a generation ends with a finish reason or an error")
+        raise AssertionError("the generation ended without a finish reason and without an error")
 
     @property
     def _is_plain(self) -> bool:
@@ -140,8 +141,8 @@ class ChoiceStream:
         )
 
     def take_text(self, output: RequestOutput) -> str:
-        """Count the tokens of an output that goes to the sink, and return their text; empty while
-        a character is incomplete."""
+        """Count the tokens of an output that goes to the sink, and return their text, which is
+        empty while a character is incomplete."""
         self.num_tokens += len(output.token_ids)
         text = self._detokenizer.push(output.token_ids)
         self._num_characters += len(text)
@@ -174,7 +175,7 @@ class ChoiceStream:
         self, reader: OutputParser, output: RequestOutput, text: str, reason: str | None
     ) -> tuple[list[OutputPart], str | None]:
         """Parse the text into parts. The finish reason becomes ``tool_calls`` if an answer with
-        calls stops, or if a call beyond the allowed number begins."""
+        tool calls ends with ``stop``, or if a call beyond the allowed number begins."""
         was_thinking = reader.is_in_reasoning
         pieces = reader.push(text)
         if was_thinking or reader.is_in_reasoning:

@@ -77,7 +77,7 @@ class RouterConfig:
 class RequestContext:
     """The tenant of a request, and the tenant's attributes as of the request's arrival. ``hasher``
     computes the block keys of the request's prompts; it is None while there are no workers.
-    ``session`` is empty if the client named none."""
+    ``session`` is the id of the client's session, or empty if the client named none."""
 
     tenant: TenantId
     attributes: TenantAttributes
@@ -86,7 +86,8 @@ class RequestContext:
 
 
 def make_session_id(tenant: TenantId, cache_key: str | None) -> str:
-    """Return a short id of the tenant's session with this cache key; empty without a key."""
+    """Return a short id for the tenant's session with this cache key, or an empty string if there
+    is no key."""
     if not cache_key:
         return ""
     salted_key = f"{tenant}/{cache_key}".encode(errors="replace")
@@ -103,8 +104,8 @@ def _random_seed() -> int:
 
 @dataclass(frozen=True, slots=True)
 class RouterIds:
-    """Generates ids for requests, and seeds. ``instance_id`` is a part of this router's request ids
-    that is different in each router."""
+    """Generates request ids and seeds. ``instance_id`` is unique to this router, and a part of its
+    request ids."""
 
     new_id: Callable[[], str] = _random_id
     new_seed: Callable[[], int] = _random_seed
@@ -180,36 +181,36 @@ class RouterContext:
         )
 
     def check_not_draining(self) -> None:
-        """Raises Unavailable while this router drains, unless new clients reach other routers
+        """Raise Unavailable while this router drains, unless new clients reach other routers
         through a shared port or a load balancer."""
         if self.draining and self.refuses_when_draining:
             raise Unavailable("this router is draining")
 
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError (404) for any model but the one served. None is accepted: a body may
-        leave the model out."""
+        """Raise ApiError (404) unless the client names the served model or one of its aliases. None
+        is accepted, since a body may leave the model out."""
         if name is not None and name != self.config.model and name not in self.config.aliases:
             message = f"The model {name!r} does not exist; this server has {self.config.model!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def ignored_fields(self, tenant_id: TenantId) -> IgnoredFields:
         """Return an empty collection for the ignored fields of one of the tenant's requests. It is
-        strict if the tenant's unknown fields are to be refused."""
+        strict if unknown fields in the tenant's requests are to be refused."""
         of_tenant = self.tenants.authenticator.directory.tenant(tenant_id).strict_fields
         return IgnoredFields(
             is_strict=self.config.strict_fields if of_tenant is None else of_tenant
         )
 
     def raw_body(self, tenant_id: TenantId) -> RawBody:
-        """Return an empty body to fill with the bytes that this tenant sends."""
+        """Return an empty body, to be filled with the bytes that this tenant sends."""
         weight = self.tenants.authenticator.directory.tenant(tenant_id).weight
         return self.resources.body_budget.new_body(
             tenant_id, weight, shared=self.tenants.admission.is_shared
         )
 
     def request_context(self, tenant: TenantId, body: ChatBody | CompletionBody) -> RequestContext:
-        """Return the context of a request, with the tenant's attributes and the hasher as of now;
-        the tenants file and the workers may change later."""
+        """Return the context of a request. It keeps the tenant's attributes and the hasher as they
+        are now, since the tenants file and the workers may change later."""
         standing = self.tenants.authenticator.directory.tenant(tenant).attributes(
             self.config.tenant_secret, body.cache_salt, body.priority or 0
         )
@@ -241,8 +242,7 @@ class RouterContext:
         prompts: Sequence[Prompt],
         arrived_at: float,
     ) -> list[ChoiceStream]:
-        """Create the streams of all answers that are generated for each prompt, in the order of
-        their indexes."""
+        """Create a stream for each answer to each prompt, in the order of the answers' indexes."""
         tenant, attributes, hasher = (
             request_context.tenant,
             request_context.attributes,
@@ -368,8 +368,8 @@ def _request_spec(
 
 
 def _log_failure(record: GenerationRecord, error: BatonError) -> None:
-    """Log a refusal as information (the client may retry, or sent a wrong request), any other error
-    as a warning."""
+    """Log a refusal at level info, since the client sent an invalid request or may retry; log any
+    other error as a warning."""
     is_refusal = isinstance(error, Overloaded | Invalid)
     write, event = (log.info, "request_refused") if is_refusal else (log.warning, "request_failed")
     write(event, error=str(error), placements=len(record.placements), **record.log_fields)

@@ -1,4 +1,4 @@
-"""Validates each grammar from clients only once, and caches the verdict."""
+"""Validates the grammars that clients send, each only once, and caches the verdicts."""
 
 import asyncio
 from collections import OrderedDict
@@ -16,7 +16,7 @@ MAX_REMEMBERED_VERDICTS = 4096
 is dropped first."""
 
 TOOLS_FIELD = "tools"
-"""The request field named in errors of a grammar that was built from the request's tools."""
+"""The request field that an error names if the grammar was built from the request's tools."""
 
 Check = Callable[[Grammar, str], Awaitable[None]]
 """Validates a tenant's grammar. Raises Invalid, Overloaded or Unavailable."""
@@ -24,7 +24,8 @@ Check = Callable[[Grammar, str], Awaitable[None]]
 
 @dataclass(slots=True)
 class _PendingCheck:
-    """A check in progress: one request validates the grammar, and the others wait for the lock."""
+    """A check in progress: one request validates the grammar, while others with the same grammar
+    wait for the lock."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     num_waiting: int = 0

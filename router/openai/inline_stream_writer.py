@@ -15,8 +15,8 @@ from router.openai.encoders import AnswerEncoder, ChoiceResult
 
 class InlineStreamWriter:
     """Writes the outputs of a request's answers directly, as text chunks. ``unopened`` are the
-    answers whose first chunk was not sent yet, by index. The same dict is used and changed by the
-    code that writes all other chunks."""
+    answers whose first chunk has not been sent yet, by index. The same dict is used and changed by
+    the code that writes all other chunks."""
 
     def __init__(
         self, body: InlineBodyWriter, encoder: AnswerEncoder, unopened: dict[int, ChoiceResult]

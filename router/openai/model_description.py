@@ -1,5 +1,5 @@
-"""Descriptions of models, with the fields of OpenAI's and of Anthropic's API, which have no name in
-common but ``id``."""
+"""Descriptions of models, which contain the fields of both OpenAI's and Anthropic's API. The only
+field that both APIs have is ``id``."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ def describe_model(name: str, created: int, max_tokens: int) -> dict[str, Any]:
 
 
 def describe_models(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Describe the list of all models, which is a single page."""
+    """Return the list of all models as a single page."""
     ids = [model["id"] for model in models]
     page = {"has_more": False, "first_id": ids[0], "last_id": ids[-1]}
     return {"object": "list", "data": list(models), **page}

@@ -1,4 +1,5 @@
-"""Groups the parts that convert between text and the model's tokens, and that check the text."""
+"""Groups the objects that convert between text and the model's tokens, and that check clients'
+text."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +11,8 @@ from router.openai.special_tokens import SpecialTokenFilter
 
 @dataclass(slots=True)
 class ModelText:
-    """The served model's tokenizer and markup, and the validator of clients' grammars."""
+    """The served model's tokenizer and output format, and the checks of clients' grammars and of
+    special tokens in messages."""
 
     tokenizer: Tokenizer
     output_format: ModelOutputFormat

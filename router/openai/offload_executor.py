@@ -11,7 +11,7 @@ from baton.system.heap import trim_heap
 from router.tenants.fair_thread_pool import FairThreadPool
 
 MIN_OFFLOAD_BYTES = 32 * 1024
-"""Parsing and tokenising larger bodies takes milliseconds, so it moves to a thread."""
+"""Larger bodies are parsed and tokenised in a thread, since that takes milliseconds."""
 
 NUM_THREADS = 2
 """The number of threads is small, since a call may need ten times the body's size in memory, and
@@ -22,16 +22,16 @@ MIN_TRIM_BYTES = 1024 * 1024
 system."""
 
 TRIM_DELAY_SECONDS = 2.0
-"""The delay until heap memory is returned, so that several large bodies share one return, which
-takes some 20 ms."""
+"""The delay until heap memory is returned to the operating system. It lets several large bodies
+share one return, which takes some 20 ms."""
 
 Result = TypeVar("Result")
 
 
 class OffloadExecutor:
-    """Runs calls that work on a small body in the event loop, and those that work on a large one in
-    a thread. Use it on one event loop. The number and bytes of the bodies that wait for a thread
-    are bounded elsewhere, by the request limiter and the body budget."""
+    """Runs a call in the event loop if it works on a small body, and in a thread if it works on a
+    large one. Use it on one event loop. The number and the total size of the bodies that wait for a
+    thread are bounded elsewhere, by the request limiter and the body budget."""
 
     def __init__(self, num_threads: int = NUM_THREADS) -> None:
         self._threads = FairThreadPool(num_threads, "large-body")

@@ -68,7 +68,7 @@ class ModelLimits:
 
 class Preprocessor:
     """The CPU-bound part of handling one request. ``hasher`` is None while there are no workers;
-    ``seed`` is used if the client gives none."""
+    ``seed`` is used if the client sends no seed."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class Preprocessor:
 
     def prepare_chat(self, body: ChatBody, *, caps_max_tokens: bool = False) -> list[Prompt]:
         """Build the prompt of a chat. If ``caps_max_tokens`` is True, a ``max_tokens`` beyond the
-        model's context means the rest of the context, instead of being refused. Raises ApiError or
-        Invalid, which name the invalid field."""
+        model's context is reduced to the rest of the context instead of being refused. Raises
+        ApiError or Invalid, which name the invalid field."""
         tools = body.offered_tools
         text = render_chat(body, tools, self._tokenizer, self._output_format)
         all_ids = self._encode(
@@ -180,8 +180,8 @@ class Preprocessor:
         return self._tokenizer.encode(text, add_special_tokens=special)
 
     def _truncate(self, ids: Sequence[int], body: GenerationBody, max_tokens: int) -> Sequence[int]:
-        """Return the tokens at the end of a prompt that ``truncate_prompt_tokens`` keeps; with -1,
-        as many as leave room for ``max_tokens`` in the model's context."""
+        """Return the tokens at the end of a prompt that ``truncate_prompt_tokens`` keeps. If it is
+        -1, as many tokens are kept as leave room for ``max_tokens`` in the model's context."""
         kept = body.truncate_prompt_tokens
         if kept is None:
             return ids
@@ -284,7 +284,9 @@ def render_chat(
     """Return the text of a chat's prompt. Raises ApiError or Invalid, which name the invalid
     field."""
     if tools and not (output_format.supports_tools or body.forces_tool_call):
-        message = "the model's chat template does not support tools; tool_choice can force a call"
+        message = (
+            "the model's chat template does not support tools; use tool_choice to force a call"
+        )
         raise ApiError(400, message, param="tools", code="unsupported_parameter")
     return ChatRenderer(tokenizer).render(body, tools)
 
@@ -316,8 +318,8 @@ def encode_tokenize_response(
 def _encode_within_limit(
     text: str, param: str, special: bool, tokenizer: Tokenizer, limits: ModelLimits
 ) -> list[int]:
-    """Tokenise a text that need not fit into the context. Raises ApiError (400) for a text that is
-    longer than one request may be."""
+    """Tokenise a text that need not fit into the context. Raises ApiError (400) for a text with
+    more tokens than one request may have."""
     limit = limits.max_request_tokens
     if tokenizer.exceeds_tokens(text, limit):
         raise _too_many_tokens(param, limit)
@@ -339,26 +341,28 @@ def encode_detokenize_response(
 
 
 def _too_many_tokens(param: str, limit: int) -> ApiError:
-    message = f"{param} has more than {limit} tokens, the limit of one request: send it in parts"
+    message = f"{param} has more than {limit} tokens, the limit of one request; send it in parts"
     return ApiError(400, message, param=param, code="too_many_tokens")
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
-    """Raises ApiError (400) for ids outside the vocabulary."""
+    """Check that all ids are in the vocabulary. Raises ApiError (400)."""
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         message = f"{param}: token ids must be between 0 and {vocab_size - 1}"
         raise ApiError(400, message, param=param, code="invalid_value")
 
 
 def count_prompt_logprobs(num_tokens: Sequence[int], body: GenerationBody) -> int:
-    """Return the number of logprobs of all prompts in total, alternatives included."""
+    """Return the number of logprobs of all prompts in total, alternatives included. ``num_tokens``
+    has the number of tokens of each prompt."""
     if body.num_prompt_logprobs is None:
         return 0
     return sum(num_tokens) * (1 + body.num_prompt_logprobs) * body.num_candidates
 
 
 def check_num_prompt_logprobs(num_tokens: Sequence[int], body: GenerationBody) -> None:
-    """Raises ApiError (400) for more prompt logprobs than one message from a worker may have."""
+    """Check that the request has no more prompt logprobs than one message from a worker may have.
+    Raises ApiError (400)."""
     count = count_prompt_logprobs(num_tokens, body)
     if count > MAX_PROMPT_LOGPROBS:
         field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"

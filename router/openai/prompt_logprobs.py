@@ -13,8 +13,8 @@ from router.openai.token_entry import MIN_LOGPROB, TokenEntry
 def build_prompt_token_entries(
     token_ids: Sequence[TokenId], tokenizer: Tokenizer, scores: Sequence[TokenLogprob]
 ) -> tuple[TokenEntry, ...]:
-    """Build one entry per prompt token. The first has no logprob, since nothing precedes it.
-    Returns nothing if the worker sent logprobs for another number of tokens."""
+    """Build one entry per prompt token. The first entry has no logprob, since nothing precedes its
+    token. Returns an empty tuple if the worker sent logprobs for a different number of tokens."""
     if len(scores) + 1 != len(token_ids):
         return ()
     detokenizer, offset = tokenizer.make_detokenizer(), 0

@@ -67,9 +67,10 @@ BYTES_PER_TOKEN_ENTRY = 64
 """The approximate size of the JSON for one token with its logprob, or one alternative to it."""
 
 MAX_BYTES_PER_PROMPT_TOKEN = 16
-"""More bytes of a body per token of its prompts are not in the prompts, such as tools that are not
-offered. They count against the budget for bodies until the answer ends: nothing else bounds how
-many such bodies stay in memory, where they take a multiple of their size."""
+"""If a body has more bytes than this per prompt token, the excess belongs to parts of the body that
+are not in the prompts, such as tools that are not offered. These bytes count against the body
+budget until the answer ends: nothing else bounds how many such bodies stay in memory, where they
+take a multiple of their size."""
 
 log = structlog.get_logger(__name__)
 
@@ -78,8 +79,8 @@ class RequestHandler(Response, ABC):
     """Handles one HTTP request. The class is a Starlette response, so that it gets the raw ASGI
     channel: no layer in between delays the message that the client has disconnected.
 
-    The handler is also the encoder of its errors (:class:`ErrorEncoder`): in OpenAI's form, unless
-    a subclass speaks another API."""
+    The handler also encodes its errors (:class:`ErrorEncoder`), in OpenAI's form unless a subclass
+    implements another API."""
 
     endpoint: str
 
@@ -143,8 +144,9 @@ class RequestHandler(Response, ABC):
                 raise DeadlineExceeded(message) from error
 
     async def answer_batch_request(self, data: bytes, tenant: TenantId) -> tuple[int, bytes]:
-        """Answer a batch request, which has no connection and the lowest priority. Returns the HTTP
-        status and body that a client would get. Does not raise errors: they become a response."""
+        """Answer a request that comes from a batch instead of a connection, with the lowest
+        priority. Returns the HTTP status and body that a client would get. Errors are not raised
+        but become a response."""
         chunks: list[bytes] = []
 
         async def collect(message: Message) -> None:
@@ -177,7 +179,8 @@ class RequestHandler(Response, ABC):
 
     def _detach(self) -> ExitStack:
         """Take over the request's admission, the counted bytes of its body, and its trace, so that
-        they outlast its response. Close the result at the end of the work."""
+        they outlast the response. The caller closes the returned stack when the request's work
+        has ended."""
         held = ExitStack()
         held.callback(self._admission.detach())
         held.callback(self._raw.detach())
@@ -193,7 +196,7 @@ class RequestHandler(Response, ABC):
             self._context.telemetry.tracer.end(trace, self.endpoint, status)
 
     async def _parse(self, schema: type[Body], raw: RawBody, tenant: TenantId) -> Body:
-        """Parse the body, and drop its bytes. The response's headers will name the fields that were
+        """Parse the body, and free its bytes. The response's headers will name the fields that were
         ignored. Raises ApiError (400)."""
         context, data = self._context, raw.take()
         max_values = max_json_values(context.cluster.max_model_tokens)
@@ -222,7 +225,7 @@ class RequestHandler(Response, ABC):
 
 
 class GenerationHandler(RequestHandler):
-    """Handler of requests that generate answers. A subclass says how a request of its API becomes a
+    """Handles requests that generate answers. A subclass says how a request of its API becomes a
     chat or completion (:meth:`_read_body`), and how the answer is encoded."""
 
     id_prefix: str
@@ -275,7 +278,8 @@ class GenerationHandler(RequestHandler):
     async def _reserve_tokens(
         self, prompts: Sequence[Prompt], body: ChatBody | CompletionBody
     ) -> None:
-        """Reserve tokens from the tenant's limits. Raises RateLimited or Overloaded."""
+        """Reserve the request's tokens within the tenant's limits. Raises RateLimited or
+        Overloaded."""
         asked = body.requested_tokens or DEFAULT_RESERVED_OUTPUT_TOKENS
         answer = min(asked, max(prompt.sampling.max_tokens for prompt in prompts))
         sizes = [len(prompt.token_ids) for prompt in prompts]
@@ -295,7 +299,8 @@ class GenerationHandler(RequestHandler):
         """Parse the request. Raises ApiError or BatonError."""
 
     async def _on_complete(self, encoder: AnswerEncoder) -> None:
-        """Called once the whole answer is encoded, before the client gets its end."""
+        """Called once the whole answer is encoded, before the end of the answer is sent to the
+        client."""
 
     @abstractmethod
     def _build_prompts(self, preprocessor: Preprocessor, body: Any) -> list[Prompt]: ...

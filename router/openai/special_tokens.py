@@ -2,8 +2,8 @@
 
 The tokenizer (as in vLLM and SGLang) turns such text into a real special token, with which a
 message can begin a turn of any role. If the setting ``special_tokens_in_messages`` is ``refused``,
-such messages of the roles ``user`` and ``tool`` are refused, for deployments where those who write
-them are not trusted."""
+such messages of the roles ``user`` and ``tool`` are refused. This is for deployments that don't
+trust the authors of these messages."""
 
 import re
 from collections.abc import Sequence

@@ -8,8 +8,8 @@ from baton.core.member import Member
 
 
 def system_fingerprint(worker: Member | None) -> str:
-    """Return a digest of the model's weights and the KV precision, on which answers depend. Empty
-    if no worker is known."""
+    """Return a digest of the model's weights and the KV precision, on which answers depend, or an
+    empty string if no worker is known."""
     return "" if worker is None else _fingerprint(worker.model_digest, worker.kv_dtype)
 
 

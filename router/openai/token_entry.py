@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from baton.core.request import TokenLogprob
 
 MIN_LOGPROB = -9999.0
-"""Stands for minus infinity, as in OpenAI's API: JSON has no infinity."""
+"""The value that stands for minus infinity, as in OpenAI's API: JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True)

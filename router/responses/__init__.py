@@ -1,2 +1,2 @@
-"""OpenAI's Responses API (``/v1/responses``): its requests become chats, and its encoder writes
-their answers as output items and events."""
+"""OpenAI's Responses API (``/v1/responses``): its requests are converted to chats, and the answers
+are encoded as output items and events."""

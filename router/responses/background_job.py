@@ -22,8 +22,8 @@ BatonError: then the response fails."""
 
 @dataclass(slots=True, eq=False)
 class BackgroundJob:
-    """Runs ``generate``, which another task can cancel. ``held`` is what the job holds until its
-    end, such as the request's admission."""
+    """Runs ``generate``, which another task can cancel. ``held`` has the resources that the job
+    holds until its end, such as the request's admission."""
 
     key: LeaseKey
     stored: StoredResponse
@@ -41,7 +41,8 @@ class BackgroundJob:
         self._is_cancelled = True
 
     async def run(self) -> StoredResponse:
-        """Return the response with its final status, whatever happens. Call once."""
+        """Generate the response and return it with its final status, also if it fails or is
+        cancelled. Call once."""
         if self._is_cancelled:
             return with_status(self.stored, CANCELLED)
         try:

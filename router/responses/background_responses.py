@@ -1,4 +1,4 @@
-"""Generates background responses: those whose client does not wait, but asks for them later."""
+"""Generates background responses. Their clients do not wait for them, but ask for them later."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -28,35 +28,35 @@ from router.tenants.tenant_directory import TenantDirectory
 log = structlog.get_logger(__name__)
 
 MAX_RUNNING = 256
-"""The maximum number of background responses that a router generates at once: a quarter of the
-default of ``max_concurrent_requests``, so that responses for which nobody waits leave room for
-those for which somebody does."""
+"""The maximum number of background responses that a router generates at once. It is a quarter of
+the default of ``max_concurrent_requests``, which leaves room for responses that clients wait
+for."""
 
 MAX_RUNNING_PER_TENANT = 64
-"""The same for one tenant, so that a client that starts responses in a loop is told early. All
-responses also count against their tenant's limits."""
+"""The maximum number for one tenant, so that a client that starts responses in a loop is told
+early. All responses also count against their tenant's limits."""
 
 MAX_RUNNING_BYTES = 128 * 2**20
-"""Limit for the inputs of these responses, which stay in memory until they are stored again with
-the answers: as the default of ``max_inflight_body_bytes``."""
+"""The maximum size of all inputs of these responses, which stay in memory until they are stored
+again with the answers. It equals the default of ``max_inflight_body_bytes``."""
 
 RETRY_SECONDS = 5.0
-"""When a client may try again that has too many responses running: about the time of an answer."""
+"""How long a client is told to wait if it has too many responses running: about the time of an
+answer."""
 
 STORE_ATTEMPTS = 60
 STORE_PAUSE_SECONDS = 1.0
-"""How often, and with which pause, the end of a response is written to a store that can't be
-reached: long enough for a restart of Redis. A response that is not written after all counts as
-failed."""
+"""How often, and with which pause in between, the router tries to write a finished response to a
+store that can't be reached. Together, this is long enough for a restart of Redis. A response that
+could not be written counts as failed."""
 
 
 class BackgroundResponses:
     """Generates background responses while :meth:`run` runs.
 
     A response is in the store from the beginning. Its status goes from queued to in progress to a
-    final one. Meanwhile, this router holds a lease on it, so that other routers know that its
-    router is alive, and can have it cancelled.
-    """
+    final one. Meanwhile, this router holds a lease on the response. The lease tells other routers
+    that this router is alive, and lets them ask it to cancel the response."""
 
     def __init__(
         self,
@@ -94,18 +94,19 @@ class BackgroundResponses:
         generate: GenerateResponse,
         held: ExitStack | None = None,
     ) -> Mapping[str, Any]:
-        """Store the response ``queued``, and return it for the client while ``generate`` runs.
+        """Store the response ``queued``, begin to generate it with ``generate``, and return it for
+        the client.
 
-        ``held`` is closed once the response is generated and stored, also if this method raises: it
-        has what the request holds until then. Raises Overloaded (too many background responses),
-        Unavailable, and Invalid if the response is too large for the store."""
+        ``held`` has what the request holds until the response is generated and stored; it is closed
+        then, or when this method raises an error. Raises Overloaded (too many background
+        responses), Unavailable, and Invalid if the response is too large for the store."""
         job = BackgroundJob(LeaseKey(tenant, queued.id), queued, generate, held or ExitStack())
         try:
             self._admit(tenant, len(encode_stored(queued)), job.held)
             await self._leases.renew([job.key])
             await self._store_queued(job)
             if self._tasks is None:
-                raise Unavailable("this router is ending")
+                raise Unavailable("this router is shutting down")
         except BaseException:
             job.held.close()
             raise
@@ -114,15 +115,14 @@ class BackgroundResponses:
         return queued.response
 
     def cancel(self, key: LeaseKey) -> bool:
-        """Cancel a response. Returns False if it is not one that this router generates."""
+        """Cancel a response. Returns False if this router is not generating it."""
         job = self._jobs.get(key)
         if job is not None:
             job.cancel()
         return job is not None
 
     async def stop(self) -> None:
-        """Store all responses that were not generated completely as failed. Call after
-        :meth:`run`."""
+        """Store all unfinished responses as failed. Call after :meth:`run`."""
         jobs = list(self._jobs.values())
         async with asyncio.TaskGroup() as tasks:
             for job in jobs:
@@ -133,8 +133,8 @@ class BackgroundResponses:
         running, directory = self._limiter.num_in_use_by(tenant), self._directory()
         if running >= MAX_RUNNING_PER_TENANT:
             raise Overloaded(
-                f"this router generates {running} background responses of this tenant now, and "
-                "can't generate more at once",
+                f"this router is already generating {running} background responses of this "
+                "tenant, and can't generate more of them at once",
                 retry_after_seconds=RETRY_SECONDS,
             )
         weight, shared = directory.tenant(tenant).weight, directory.is_shared
@@ -142,8 +142,8 @@ class BackgroundResponses:
         held.enter_context(self._bytes_limiter.hold(size_bytes, tenant, weight, shared=shared))
 
     async def _store_queued(self, job: BackgroundJob) -> None:
-        """Store the response of which this router has just taken the lease. Raises Unavailable, and
-        Invalid: then the lease is given back."""
+        """Store the response, whose lease this router has just taken. Raises Unavailable, or, after
+        giving the lease back, Invalid."""
         try:
             await self._store.put(job.key.tenant, job.stored)
         except Invalid:
@@ -151,7 +151,8 @@ class BackgroundResponses:
             raise
 
     async def _run_job(self, job: BackgroundJob) -> None:
-        """Generate and store one response. After a cancellation, :meth:`stop` does the rest."""
+        """Generate and store one response. If this task is cancelled, :meth:`stop` stores the
+        response."""
         with job.held:
             try:
                 job.stored = with_status(job.stored, IN_PROGRESS)
@@ -164,7 +165,8 @@ class BackgroundResponses:
             del self._jobs[job.key]
 
     async def _store_progress(self, job: BackgroundJob) -> bool:
-        """Store that the response is in progress. Returns False if it was deleted meanwhile."""
+        """Store that the response is in progress. Returns False if the response was deleted
+        meanwhile."""
         try:
             return await self._store.replace(job.key.tenant, job.stored)
         except (Unavailable, Invalid):
@@ -204,8 +206,8 @@ class BackgroundResponses:
         self._jobs.pop(job.key, None)
 
     async def _renew_leases(self) -> None:
-        """Renew the leases of all jobs, and cancel those that another router has cancelled or taken
-        for dead."""
+        """Renew the leases of all jobs from time to time. Cancel the jobs that another router has
+        cancelled, or whose leases another router has ended because they had lapsed."""
         is_reachable = True
         while True:
             await self._clock.sleep(RENEWAL_SECONDS)
@@ -218,7 +220,8 @@ class BackgroundResponses:
                 is_reachable = False
 
     async def _renew_all_leases(self) -> None:
-        """Raises Unavailable."""
+        """Renew the leases of all jobs once, and cancel the jobs whose leases are cancelled or have
+        ended. Raises Unavailable."""
         jobs = list(self._jobs.values())
         if not jobs:
             return

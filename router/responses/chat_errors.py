@@ -1,4 +1,4 @@
-"""Errors about a chat, in terms of the request that the chat was made from."""
+"""Rewords errors about a chat in terms of the request that the chat was made from."""
 
 import re
 from collections.abc import Sequence
@@ -19,13 +19,14 @@ _NAME = re.compile(
     r"|\bmessages\[(?P<number>\d{1,9})\](?:\.\w+)*"
     rf"|\b(?P<field>{'|'.join(FIELDS)})\b"
 )
-"""A message or a field of a chat. What is quoted is matched, too, so that it stays as it is: it may
-be any client's text."""
+"""Matches a message or a field of a chat. Quoted text, which may be any client's text, is matched,
+too, so that it stays as it is."""
 
 
 def translate_error(error: ApiError, message_paths: Sequence[str]) -> ApiError:
-    """Return the error with the names of the request's fields. ``message_paths`` are the places in
-    the request from which the texts of the chat's messages come."""
+    """Return the error with the names of the request's fields in place of the chat's names.
+    ``message_paths`` are the places in the request from which the texts of the chat's messages
+    come."""
 
     def name(match: re.Match[str]) -> str:
         if match["quoted"]:

@@ -13,15 +13,15 @@ INPUT_ROLES = ("user", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text")
 
 PARAGRAPH = "\n\n"
-"""Stands between pieces of reasoning."""
+"""Separates pieces of reasoning."""
 
 IGNORED_ITEMS = frozenset({"web_search_call", "mcp_list_tools"})
-"""Traces of OpenAI's hosted tools that contain no text for the model."""
+"""Items of OpenAI's hosted tools that contain no text for the model."""
 
 
 @dataclass(slots=True)
 class _AssistantDraft:
-    """A message of the assistant while parts are added to it. They are joined only at the end,
+    """A message of the assistant while parts are added to it. The parts are joined only at the end,
     since there may be thousands."""
 
     texts: list[str] = field(default_factory=list)
@@ -44,11 +44,13 @@ class _AssistantDraft:
 
 
 class ChatMessages:
-    """The messages so far. ``paths`` are the places in the request from which their texts come, for
-    errors. ``ignored`` are the items that no message could be made from.
+    """Collects the messages of a chat. ``paths`` has for each message the place in the request from
+    which its text comes, for errors. ``ignored`` are the parts of the input from which no message
+    could be made.
 
-    The Responses API has items where a chat has one message of the assistant with its reasoning,
-    text and calls. So such a message stays open until an item of another kind follows."""
+    The Responses API has separate items for the assistant's reasoning, text and calls, which are
+    one message in a chat. So the assistant's message stays open until an item of another kind
+    follows."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -92,8 +94,8 @@ class ChatMessages:
             raise reader.error("role", f"{role!r} must be user, system, developer or assistant")
 
     def _add_assistant_text(self, text: str, path: str) -> None:
-        """Add a text of the assistant. It belongs to the open message, unless that has text and no
-        calls: then it was a message by itself."""
+        """Add a text of the assistant to the open message. If this message has text but no calls,
+        its text was a message by itself, so a new message is opened."""
         draft = self._assistant
         if draft is not None and draft.has_text and not draft.tool_calls:
             self._assistant = None
@@ -145,12 +147,14 @@ class ChatMessages:
 
 
 def _content_path(reader: ObjectReader, name: str) -> str:
-    """Return where the text of an item is. A text that is the whole input has no path below it."""
+    """Return the path of an item's text in the request. For an item in a list of the request, this
+    is a path below the item's own. For an item that is the whole input or comes from an earlier
+    response, it is the item's own path."""
     return f"{reader.path}.{name}" if reader.path.endswith("]") else reader.path
 
 
 def _read_content(reader: ObjectReader, name: str) -> str:
-    """Return the text of a message or a tool: a string, or a list of text parts."""
+    """Return the text of a message or of a tool's output: a string, or a list of text parts."""
     content = reader.value.get(name)
     if not isinstance(content, list):
         return reader.text(name)
@@ -170,8 +174,8 @@ def _read_part(reader: ObjectReader) -> str:
 
 
 def _read_reasoning(reader: ObjectReader) -> str:
-    """Return the reasoning of an item: its content, or if it has none, what the client keeps
-    encrypted, or a summary."""
+    """Return the reasoning of an item: its content, else its ``encrypted_content`` if Baton can
+    read it, else its summary."""
     content = _read_texts(reader, "content")
     if content:
         return content

@@ -18,14 +18,14 @@ SHARED_FIELDS = SAMPLING_FIELDS | {
     "model", "parallel_tool_calls", "chat_template_kwargs", "stream", "user", "metadata",
     "safety_identifier", "prompt_cache_key", "structured_outputs",
 }  # fmt: skip
-"""Fields that mean the same in a chat."""
+"""Fields that have the same name and meaning in a chat."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A chat, and what its answer needs of the request that it was made from. ``message_paths`` are
-    the places in that request from which the texts of the chat's messages come. ``ignored`` are the
-    parts of the request that have no effect."""
+    """A chat that was made from a request, and the data of the request that its answer needs.
+    ``message_paths`` are the places in the request from which the texts of the chat's messages
+    come. ``ignored`` are the parts of the request that have no effect."""
 
     chat: ChatBody
     tools: OfferedTools
@@ -34,9 +34,9 @@ class ChatRequest:
 
 
 def build_chat(body: InputTokensBody, items: Sequence[Any], history: Sequence[Any]) -> ChatRequest:
-    """Build the chat for a request with these input items, which continues a conversation of the
-    items in ``history``. Raises ApiError (400), which names the field of the request or of the
-    chat."""
+    """Build the chat for a request. ``items`` are the request's input items, and ``history`` has
+    the items of the conversation that it continues. Raises ApiError (400), which names the invalid
+    field."""
     tools = read_tools(body.tools or ())
     messages = _build_messages(body, items, history)
     fields = {name: getattr(body, name) for name in body.model_fields_set & SHARED_FIELDS}
@@ -79,7 +79,7 @@ def _response_format(body: InputTokensBody) -> dict[str, Any] | None:
 
 
 def _answer_fields(body: ResponsesBody) -> dict[str, Any]:
-    """Return a chat's fields about the answer."""
+    """Return the chat's fields that concern the answer."""
     num_logprobs = body.num_logprobs
     hides_sizes = body.stream_options is not None and body.stream_options.include_obfuscation
     return {

@@ -13,7 +13,8 @@ from router.responses.response_status import is_unfinished
 from router.responses.response_store import ResponseStore, StoredResponse
 
 MAX_RESPONSES = 256
-"""The maximum number of stored responses that one request may read, one store call for each."""
+"""The maximum number of stored responses that one request may read. Each takes one call to the
+store."""
 
 PREVIOUS_ID = "previous_response_id"
 
@@ -91,7 +92,7 @@ class ConversationReader:
         if self._store is None:
             return None
         if len(self._read_ids) == MAX_RESPONSES:
-            raise _too_long(f"more than {MAX_RESPONSES} responses", path)
+            raise _too_long(f"the conversation has more than {MAX_RESPONSES} responses", path)
         self._read_ids.add(response_id)
         return await self._store.get(self._tenant, response_id)
 
@@ -107,7 +108,7 @@ class ConversationReader:
         """Count bytes that the request takes. Raises ApiError (400) or Overloaded."""
         self._size_bytes += num_bytes
         if self._size_bytes > self._max_bytes:
-            raise _too_long(f"more than {self._max_bytes} bytes", path)
+            raise _too_long(f"the conversation has more than {self._max_bytes} bytes", path)
         self._charge(num_bytes)
 
 
@@ -136,6 +137,6 @@ def _previous_not_found(previous_id: str, missing_id: str) -> ApiError:
     return ApiError(400, message, param=PREVIOUS_ID, code="previous_response_not_found")
 
 
-def _too_long(bound: str, path: str) -> ApiError:
-    message = f"{path}: the conversation has {bound}; begin a new one"
+def _too_long(problem: str, path: str) -> ApiError:
+    message = f"{path}: {problem}; begin a new one"
     return ApiError(400, message, param=path, code="context_length_exceeded")

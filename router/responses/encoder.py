@@ -1,4 +1,4 @@
-"""Encoder of responses: output items, and the events of a stream."""
+"""Encoder of responses, as output items or as the events of a stream."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,8 +22,9 @@ FINISH_REASON_LENGTH = "length"
 
 
 class ResponsesEncoder(AnswerEncoder):
-    """Encodes one response, which has one choice. ``fields`` are those that the response has in all
-    its states; they are encoded once. ``tokenizer`` is None if the client wants no logprobs.
+    """Encodes one response, which has one choice. ``fields`` are the fields that are the same in
+    all states of the response; they are encoded once. ``tokenizer`` is None if the client wants no
+    logprobs.
 
     The events follow the items: whenever a part of the answer does not belong to the open item,
     that item is closed and another one is opened."""
@@ -48,7 +49,7 @@ class ResponsesEncoder(AnswerEncoder):
 
     @property
     def response(self) -> Mapping[str, Any]:
-        """The whole response, once it is encoded."""
+        """The whole response. Read this only after the response has been encoded."""
         return {**self._fields, **self._final_state}
 
     @property
@@ -73,8 +74,8 @@ class ResponsesEncoder(AnswerEncoder):
         return self._encode_state(self._end_state(usage))
 
     def _add_parts(self, answer: ChoiceResult) -> None:
-        """Add the parts to the items, each with the logprobs of the tokens up to it, as a stream
-        does."""
+        """Add the parts to the items. As in a stream, the logprobs of a part are searched for among
+        the tokens that arrived up to its end."""
         start = 0
         for part, end in zip(answer.parts, answer.part_ends, strict=True):
             item, text = self._output.take(part)
@@ -194,7 +195,7 @@ class ResponsesEncoder(AnswerEncoder):
         return self._encode_state_event("response.failed", self._final_state)
 
     def set_token_counts(self, index: int, prompt_tokens: int, completion_tokens: int) -> None:
-        """Do nothing: only the last event has a usage."""
+        """Do nothing: only the last event reports a usage."""
 
     # -- states of the response ----------------------------------------------------------------
 
@@ -204,7 +205,7 @@ class ResponsesEncoder(AnswerEncoder):
         return "incomplete" if self._finish_reason == FINISH_REASON_LENGTH else "completed"
 
     def _end_state(self, usage: Usage) -> dict[str, Any]:
-        """Return, and remember, the final values of the fields that change."""
+        """Remember and return the final values of the fields that change."""
         state = _state(self._item_status, self._closed) | {"usage": _usage(usage)}
         if self._item_status == "incomplete":
             state["incomplete_details"] = {"reason": "max_output_tokens"}

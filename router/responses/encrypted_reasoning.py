@@ -1,14 +1,14 @@
 """Reasoning as ``encrypted_content``, for clients that keep a conversation themselves.
 
-OpenAI hides its models' reasoning, and encrypts it. Baton shows the reasoning beside it, so it only
-encodes it. What comes back is a client's text, as any other reasoning in the input.
-"""
+OpenAI hides its models' reasoning, so it encrypts this field. Baton also returns the reasoning as
+plain text, so it only encodes the field. Reasoning that a client sends back is treated as the
+client's text, like any other reasoning in the input."""
 
 import base64
 import binascii
 
 PREFIX = "baton-v1:"
-"""Distinguishes Baton's reasoning from that of other servers, which can't be read."""
+"""Distinguishes Baton's reasoning from the reasoning of other servers, which can't be read."""
 
 
 def encode_reasoning(text: str) -> str:

@@ -9,8 +9,8 @@ from router.openai.encoders.encoder import OBFUSCATION_BLOCK_BYTES
 
 
 class EventStream:
-    """Each event has a number, without gaps from 0 on. If ``is_obfuscated`` is True, deltas are
-    padded so that their sizes don't reveal their contents."""
+    """Encodes the events of one stream, and numbers them from 0. If ``is_obfuscated`` is True,
+    deltas are padded so that their sizes don't reveal their contents."""
 
     def __init__(self, *, is_obfuscated: bool) -> None:
         self._is_obfuscated = is_obfuscated
@@ -25,7 +25,7 @@ class EventStream:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
     def set_delta(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Set the type of the next deltas, and the fields that all of them have."""
+        """Set the type of the next deltas, and the fields that they have in common."""
         data = orjson.dumps({"type": kind, **fields})
         self._delta_prefix = b'event: %b\ndata: %b,"delta":' % (kind.encode(), data[:-1])
 

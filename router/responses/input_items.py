@@ -1,4 +1,4 @@
-"""Input items as ``GET /v1/responses/ID/input_items`` lists them: complete, and with ids."""
+"""Completes input items to the form in which ``GET /v1/responses/ID/input_items`` lists them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,14 +12,15 @@ STATUS_FREE_ITEMS = frozenset({"custom_tool_call", "item_reference"})
 
 
 def to_items(given: str | list[Any] | None) -> list[Any]:
-    """Return the input as items: a text is a message of the user."""
+    """Return the input as items. A text becomes a message of the user."""
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     return given or []
 
 
 def complete_items(items: Sequence[Item], response_id: str) -> tuple[Item, ...]:
-    """Complete items that were read without an error."""
+    """Return the items with missing fields added, such as types and ids. The items must have been
+    read without an error."""
     return tuple(_complete(item, response_id, number) for number, item in enumerate(items))
 
 

@@ -8,8 +8,8 @@ from router.responses.response_lease import LEASE_SECONDS, LeaseKey, LeaseState
 
 class MemoryResponseLeases:
     """Implements :class:`router.responses.response_lease.ResponseLeases` for routers in one
-    process. An ended lease stays in memory, so it serves tests and single routers, whose leases
-    lapse only in a bug."""
+    process. An ended lease stays in memory for ever. So this class is only for tests and for single
+    routers, whose leases lapse only because of a bug."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -10,7 +10,8 @@ from router.responses.response_limits import ResponseLimits
 from router.responses.response_store import StoredResponse
 
 MAX_TOTAL_BYTES = 256 * 2**20
-"""Limit for the responses of all tenants: what a router can spare besides its request bodies."""
+"""The maximum size of all tenants' responses: what a router can spare besides its request
+bodies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +90,9 @@ class MemoryResponseStore:
             self._remove(tenant, response_id)
 
     def _remove_oldest(self, tenant: TenantId, own: _TenantResponses) -> None:
-        """Remove the tenant's oldest responses, then those of all tenants, while they exceed their
-        bounds. The newest one fits alone."""
+        """Remove the tenant's oldest responses while the tenant exceeds its limits, then the oldest
+        responses of any tenant while all tenants together exceed theirs. The newest response alone
+        exceeds no limit."""
         limits = self._limits
         while own.size_bytes > limits.tenant_bytes or len(own.entries) > limits.tenant_responses:
             self._remove(tenant, next(iter(own.entries)))

@@ -9,13 +9,15 @@ Value = TypeVar("Value")
 
 
 class ObjectReader:
-    """Reads one object. ``path`` is where it is in the request, such as ``input[3]``. All methods
-    raise ApiError (400) for a value of a wrong type."""
+    """Reads one object. ``path`` is the object's place in the request, such as ``input[3]``. All
+    methods raise ApiError (400) for a value of a wrong type."""
 
     def __init__(self, value: Any, path: str) -> None:
         self.path = path
         if not isinstance(value, dict):
-            raise ApiError(400, f"{path}: must be an object", param=path, code="invalid_type")
+            raise ApiError(
+                400, f"{path}: the value must be an object", param=path, code="invalid_type"
+            )
         self.value: Mapping[str, Any] = value
 
     def text(self, name: str) -> str:
@@ -34,7 +36,8 @@ class ObjectReader:
         return [] if self.value.get(name) is None else self._of_type(name, list)
 
     def error(self, name: str, message: str, code: str = "invalid_value") -> ApiError:
-        """Return an error about the field."""
+        """Return an error about the field ``name``, or about the whole object if ``name`` is
+        empty."""
         path = f"{self.path}.{name}" if name else self.path
         return ApiError(400, f"{path}: {message}", param=path, code=code)
 
@@ -42,5 +45,5 @@ class ObjectReader:
         value = self.value[name]
         if not isinstance(value, kind):
             noun = "a string" if kind is str else "a list"
-            raise self.error(name, f"must be {noun}", "invalid_type")
+            raise self.error(name, f"the value must be {noun}", "invalid_type")
         return value

@@ -10,14 +10,14 @@ from router.responses.tool_arguments import decode_custom_arguments
 from router.responses.tools import ToolIdentity
 
 Event = tuple[str, Mapping[str, Any]]
-"""A type of event, and its fields besides the position of its item."""
+"""The type of an event, and its fields besides the position of its item."""
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class OutputItem(ABC):
     """One item. Its text is appended piece by piece; ``delta_event`` is the type of event for each
-    piece, or empty if the pieces are not streamed. ``position`` are the fields that say in an event
+    piece, or empty if the pieces are not streamed. ``position`` has the fields of an event that say
     which part of the item the event is about."""
 
     delta_event: str
@@ -36,7 +36,7 @@ class OutputItem(ABC):
 
     @abstractmethod
     def json(self, status: ItemStatus) -> dict[str, Any]:
-        """Return the item; without content while it is in progress."""
+        """Return the item as a JSON object. It has no content while it is in progress."""
 
     @abstractmethod
     def opening(self) -> Sequence[Event]:
@@ -48,7 +48,8 @@ class OutputItem(ABC):
 
 
 class MessageItem(OutputItem):
-    """``logprobs`` are those of the text's tokens, if the client wants them."""
+    """A message of the assistant. ``logprobs`` are the logprobs of its tokens, if the client
+    requested them."""
 
     delta_event = "response.output_text.delta"
     position: Mapping[str, Any] = {"content_index": 0}
@@ -82,8 +83,8 @@ class MessageItem(OutputItem):
 
 
 class ReasoningItem(OutputItem):
-    """Reasoning as the item's content. ``encrypts`` says whether ``encrypted_content`` is wanted,
-    too."""
+    """An item that has the reasoning as its content. ``encrypts`` says whether it also has the
+    reasoning as ``encrypted_content``."""
 
     delta_event = "response.reasoning_text.delta"
     position: Mapping[str, Any] = {"content_index": 0}
@@ -117,8 +118,8 @@ class ReasoningItem(OutputItem):
 
 
 class ReasoningSummaryItem(ReasoningItem):
-    """Reasoning as the item's summary, for clients that ask for a summary because they show only
-    that."""
+    """An item that has the reasoning as its summary, for clients that request a summary because
+    they show nothing else."""
 
     delta_event = "response.reasoning_summary_text.delta"
     position: Mapping[str, Any] = {"summary_index": 0}
@@ -164,8 +165,8 @@ class FunctionCallItem(OutputItem):
 
 
 class CustomCallItem(OutputItem):
-    """A call to a custom tool. The model writes the tool's input as JSON, so it is sent in one
-    piece, once it is complete."""
+    """A call to a custom tool. The model writes the tool's input as JSON, so the input is sent in
+    one piece once it is complete."""
 
     delta_event = ""
 

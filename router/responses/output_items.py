@@ -24,8 +24,8 @@ from router.responses.tools import ToolIdentity
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """How the items of one response look. ``call_id`` makes a call's id from the call's index, and
-    ``tools`` are the client's names of its tools, by function name."""
+    """Options for the items of one response. ``call_id`` makes a call's id from the call's index.
+    ``tools`` has the names that the client uses for its tools, by function name."""
 
     response_id: str
     tools: Mapping[str, ToolIdentity]
@@ -35,7 +35,8 @@ class OutputOptions:
 
 
 class OutputItems:
-    """The items so far. The last one is open: it takes parts until one of another kind begins."""
+    """The items so far. The last item is open: it takes parts until a part of another kind
+    arrives."""
 
     def __init__(self, options: OutputOptions) -> None:
         self._options = options
@@ -43,7 +44,7 @@ class OutputItems:
 
     def take(self, part: OutputPart) -> tuple[OutputItem, str]:
         """Return the item that a part belongs to, and the part's text, which the caller appends to
-        the item. The item is new if it is not the one that was last before."""
+        the item. If the part does not belong to the last item, a new item is opened."""
         match part:
             case TextPart(text):
                 return self._item_for(MessageItem), text

@@ -57,7 +57,9 @@ class RedisResponseLeases:
         try:
             return [LeaseState(state.decode()) for state in states]
         except (ValueError, AttributeError) as error:
-            raise Unavailable("Redis returned invalid leases of responses") from error
+            raise Unavailable(
+                "Redis returned an invalid state for the lease of a response"
+            ) from error
 
     async def cancel(self, key: LeaseKey) -> bool:
         return bool(await self._call(self._redis.eval(_CANCEL, 1, self._name(key))))

@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 class _ChatSource(RequestHandler):
     """Turns the requests of its subclasses into chats, and errors about a chat back into errors
-    about the request. Without ``store``, responses are not stored, and none are found."""
+    about the request. If ``store`` is None, no responses are stored or found."""
 
     repeats_values = True
 
@@ -70,12 +70,14 @@ class _ChatSource(RequestHandler):
         return super().encode_error(self._translate(error))
 
     def _translate(self, error: ApiError) -> ApiError:
-        """Errors of parsing name the request's own fields; later ones may name the chat's."""
+        """Return the error with the names of the request's fields. Errors of parsing have these
+        names already; later errors may name fields of the chat."""
         return translate_error(error, self._message_paths) if self._is_parsed else error
 
 
 class ResponsesHandler(_ChatSource, ChatHandler):
-    """Without ``background``, no responses are generated in the background."""
+    """Handles ``/v1/responses``. If ``background`` is None, no responses are generated in the
+    background."""
 
     endpoint = "responses"
     id_prefix = RESPONSE_PREFIX
@@ -100,7 +102,7 @@ class ResponsesHandler(_ChatSource, ChatHandler):
         return self._request.chat
 
     def _check_background(self, body: ResponsesBody) -> None:
-        """Raises ApiError (400) for a response that can't be generated in the background."""
+        """Raise ApiError (400) for a response that can't be generated in the background."""
         param, reason = "background", None
         if not body.is_stored:
             reason = "background: requires that the response is stored; leave out store: false"
@@ -171,8 +173,8 @@ class ResponsesHandler(_ChatSource, ChatHandler):
         body: ChatBody | CompletionBody,
         _response_id: str,
     ) -> StoredResponse:
-        """Generate the response without a connection, within the same time as any other. Raises
-        ApiError or TimeoutError."""
+        """Generate the response without a connection, within the same time limit as any other
+        response. Raises ApiError or TimeoutError."""
         try:
             with TimeLimit(self._context.config.request_timeout_seconds):
                 await self._generate(choices, answers, encoder, body)
@@ -203,7 +205,7 @@ class ResponsesHandler(_ChatSource, ChatHandler):
 
 
 class InputTokensHandler(_ChatSource):
-    """Counts the tokens of the prompt that a request would have."""
+    """Counts the tokens of the prompt that a request to ``/v1/responses`` would have."""
 
     endpoint = "input_tokens"
 

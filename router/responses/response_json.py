@@ -20,7 +20,7 @@ def is_response_id(text: str) -> bool:
 
 
 def encode_stored(stored: StoredResponse) -> bytes:
-    """Raises Invalid for a response that can't be written as JSON."""
+    """Return the response as JSON. Raises Invalid for a response that can't be written as JSON."""
     document = {
         "response": dict(stored.response),
         "input_items": [dict(item) for item in stored.input_items],
@@ -32,8 +32,8 @@ def encode_stored(stored: StoredResponse) -> bytes:
 
 
 def decode_stored(data: bytes, response_id: str) -> StoredResponse | None:
-    """Return the response; None, with a warning, if ``data`` is not the JSON of a response with
-    this id."""
+    """Return the response. If ``data`` is not the JSON of a response with this id, log a warning
+    and return None."""
     try:
         document = orjson.loads(data)
     except orjson.JSONDecodeError:

@@ -8,16 +8,17 @@ from typing import NamedTuple, Protocol
 from baton.core.ids import TenantId
 
 LEASE_SECONDS = 15.0
-"""A router that has not renewed a lease for this long counts as dead. It is several times what a
-slow Redis delays a renewal (:data:`baton.registry.redis_client.TIMEOUT_SECONDS`)."""
+"""A router that has not renewed a lease for this long counts as dead. This is several times as long
+as a slow Redis can delay a renewal (:data:`baton.registry.redis_client.TIMEOUT_SECONDS`)."""
 
 RENEWAL_SECONDS = 1.0
 """How often a router renews its leases, all of them in one call. The reply contains cancellations,
-so it is also the time that another router's cancellation takes."""
+so another router's cancellation also takes up to this long."""
 
 ENDED_SECONDS = 86_400.0
-"""How long a lease that ended without its router stays ended. A router that was frozen or cut off
-must find it so; its requests have timed out long before (``request_timeout_seconds``)."""
+"""How long a lease that another router has ended stays in the state ``ENDED``. A router that was
+frozen or cut off must still find it in this state when it continues; its requests have timed out
+long before (``request_timeout_seconds``)."""
 
 
 class LeaseState(StrEnum):
@@ -34,7 +35,7 @@ class LeaseKey(NamedTuple):
 
 
 class ResponseLeases(Protocol):
-    """The leases of all routers. All methods raise Unavailable if they can't be reached."""
+    """The leases of all routers. All methods raise Unavailable if the leases can't be reached."""
 
     async def renew(self, keys: Sequence[LeaseKey]) -> list[LeaseState]:
         """Take or renew leases for LEASE_SECONDS, except those that have ended, and return the
@@ -47,10 +48,10 @@ class ResponseLeases(Protocol):
         ...
 
     async def end_if_lapsed(self, key: LeaseKey) -> bool:
-        """Unless a router holds this lease, end it, so that no router can take it. Returns whether
-        it has ended."""
+        """End this lease unless a router holds it, so that no router can take it any more. Returns
+        whether the lease has ended."""
         ...
 
     async def release(self, key: LeaseKey) -> None:
-        """Give a lease back; call once the response has a final status in the store."""
+        """Give a lease back. Call this once the response has a final status in the store."""
         ...

@@ -1,16 +1,17 @@
-"""How long responses are stored, and how many of each tenant."""
+"""Limits on how long responses are stored, and on how many are stored for each tenant."""
 
 from dataclasses import dataclass
 
 from baton.errors import Invalid
 
 MAX_RESPONSE_BYTES = 16 * 2**20
-"""The largest response that is stored, input included: twice the default of ``max_body_bytes``, and
-half the largest reply that is read from Redis
+"""The maximum size of a stored response, input included: twice the default of ``max_body_bytes``,
+and half the largest reply that is read from Redis
 (:data:`baton.registry.bounded_parser.MAX_REPLY_BYTES`)."""
 
 ENTRY_OVERHEAD_BYTES = 512
-"""Counted for each response in addition to its JSON: roughly what keys and indexes take."""
+"""The size that is counted for each response in addition to its JSON: roughly what keys and indexes
+take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,8 @@ class ResponseLimits:
     tenant_responses: int = 100_000
 
     def check_size(self, data: bytes) -> int:
-        """Return the number of bytes that a response with this JSON counts. Raises Invalid if it is
-        larger than what is stored for one tenant."""
+        """Return the size that is counted for a response with this JSON, in bytes. Raises Invalid
+        if it exceeds a limit by itself."""
         size_bytes = len(data) + ENTRY_OVERHEAD_BYTES
         limit = min(self.tenant_bytes, MAX_RESPONSE_BYTES)
         if size_bytes > limit:

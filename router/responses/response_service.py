@@ -12,8 +12,8 @@ from router.responses.response_status import is_background, is_unfinished, route
 from router.responses.response_store import ResponseStore, StoredResponse
 
 CANCEL_SECONDS = 5.0
-"""How long a cancellation waits until the router that generates the response has stored its end. It
-takes about as long as a renewal of leases
+"""How long a cancellation waits until the router that generates the response has stored its final
+status. Usually this takes about as long as a renewal of leases
 (:data:`router.responses.response_lease.RENEWAL_SECONDS`)."""
 
 CANCEL_POLL_SECONDS = 0.25
@@ -36,7 +36,7 @@ class ResponseService:
         self._clock = clock
 
     async def get(self, tenant: TenantId, response_id: str) -> StoredResponse:
-        """Return a response. One whose router has died becomes a failed one."""
+        """Return a response. An unfinished response whose router has died becomes a failed one."""
         stored = await self._read(tenant, response_id)
         if not is_unfinished(stored):
             return stored
@@ -51,16 +51,16 @@ class ResponseService:
         return stored
 
     async def delete(self, tenant: TenantId, response_id: str) -> None:
-        """Delete a response. If it is being generated, that is cancelled."""
+        """Delete a response. If it is still being generated, its generation is cancelled."""
         stored = await self._read(tenant, response_id)
         await self.store.delete(tenant, response_id)
         if is_unfinished(stored):
             await self._request_cancellation(LeaseKey(tenant, response_id))
 
     async def cancel(self, tenant: TenantId, response_id: str) -> StoredResponse:
-        """Cancel a background response, and return it with its final status; if its router needs
-        longer than CANCEL_SECONDS, with its present one. Raises ApiError (400) for a response that
-        was not generated in the background."""
+        """Cancel a background response, and return it with its final status, or with its current
+        status if its router needs longer than CANCEL_SECONDS. Raises ApiError (400) for a response
+        that was not generated in the background."""
         stored = await self.get(tenant, response_id)
         if not is_background(stored):
             message = "only responses that were created with background: true can be cancelled"

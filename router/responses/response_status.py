@@ -1,5 +1,5 @@
-"""The statuses of a response, and the ends of a background response that the model did not
-write."""
+"""The statuses of a response, and the final states of background responses that failed or were
+cancelled."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,8 +20,8 @@ ROUTER_ENDED = "the router that generated this response ended"
 ERROR_CODES: Mapping[int, str] = MappingProxyType(
     {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 )
-"""The codes that OpenAI's API has for a failed response, by HTTP status; ``server_error`` for any
-other."""
+"""The codes that OpenAI's API has for a failed response, by HTTP status; any other status becomes
+``server_error``."""
 
 
 def is_unfinished(stored: StoredResponse) -> bool:
@@ -37,7 +37,7 @@ def with_status(stored: StoredResponse, status: str, **fields: Any) -> StoredRes
 
 
 def failed_response(stored: StoredResponse, error: BaseException) -> StoredResponse:
-    """Return the response as it ends with ``error``."""
+    """Return the response with the status ``failed`` and with ``error`` as its error."""
     if isinstance(error, TimeoutError):
         error = DeadlineExceeded("the answer was not complete in time")
     return failed_with(stored, to_api_error(error))
@@ -54,5 +54,5 @@ def failure(error: ApiError) -> dict[str, str]:
 
 
 def router_ended(stored: StoredResponse) -> StoredResponse:
-    """Return the response as it ends with its router."""
+    """Return the response as a failed one, whose error is that its router has ended."""
     return failed_with(stored, ApiError(500, ROUTER_ENDED))

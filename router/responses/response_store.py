@@ -1,4 +1,5 @@
-"""Stored responses: what ``previous_response_id`` and ``GET /v1/responses/ID`` read."""
+"""The store of responses, from which ``previous_response_id`` and ``GET /v1/responses/ID`` are
+served."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ class StoredResponse:
 
     ``response`` is the JSON object that the client got, with its ``id``, ``status``, ``output`` and
     ``previous_response_id``. ``input_items`` are the items of this request alone, in the form in
-    which ``GET /v1/responses/ID/input_items`` lists them; those of earlier turns belong to earlier
-    responses."""
+    which ``GET /v1/responses/ID/input_items`` lists them; the items of earlier turns belong to
+    earlier responses."""
 
     response: Mapping[str, Any]
     input_items: tuple[Mapping[str, Any], ...]
@@ -33,20 +34,21 @@ class ResponseStore(Protocol):
     methods raise Unavailable if the store can't be reached."""
 
     async def put(self, tenant: TenantId, stored: StoredResponse) -> None:
-        """Store a response, or replace the one with its id. The tenant's oldest responses are
-        removed while its responses exceed the tenant's bound. Raises Invalid for a response that
-        exceeds the bound alone."""
+        """Store a response. A stored response with the same id is replaced. The tenant's oldest
+        responses are removed while the tenant exceeds its limits. Raises Invalid for a response
+        that exceeds a limit by itself."""
         ...
 
     async def replace(self, tenant: TenantId, stored: StoredResponse) -> bool:
-        """As :meth:`put`, but only if the tenant still has a response with this id; return whether
-        it has. So a response that was deleted while it was generated does not come back."""
+        """Store a response like :meth:`put`, but only if the tenant still has one with this id;
+        return whether it has. So a response that was deleted while it was generated does not come
+        back."""
         ...
 
     async def get(self, tenant: TenantId, response_id: str) -> StoredResponse | None:
-        """Return a response; None if the tenant has none with this id (any more)."""
+        """Return a response, or None if the tenant has no response with this id (any more)."""
         ...
 
     async def delete(self, tenant: TenantId, response_id: str) -> bool:
-        """Remove a response. Returns False if the tenant has none with this id."""
+        """Remove a response. Returns False if the tenant has no response with this id."""
         ...

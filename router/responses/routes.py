@@ -17,7 +17,7 @@ from router.openai.context import RouterContext
 from router.responses.response_service import ResponseService
 
 MAX_INPUT_ITEMS = 100
-"""The largest ``limit`` of a list of input items, as in OpenAI's API."""
+"""The largest ``limit`` for a list of input items, as in OpenAI's API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class _InputItem:
 def add_response_routes(
     app: FastAPI, context: RouterContext, service: ResponseService | None
 ) -> None:
-    """Add the routes. Without a service, no response is found, because none are stored."""
+    """Add the routes. If ``service`` is None, responses are not stored, so none is ever found."""
 
     @app.get("/v1/responses/{response_id}")
     async def get_response(request: Request, response_id: str) -> Response:
@@ -63,7 +63,7 @@ def add_response_routes(
 
 
 def _required(service: ResponseService | None) -> ResponseService:
-    """Raises ApiError (404) if this router stores no responses."""
+    """Return the service. Raises ApiError (404) if this router stores no responses."""
     if service is None:
         message = "responses are not stored, because response_ttl_seconds is 0"
         raise ApiError(404, message, param="response_id", code="not_found")
@@ -71,19 +71,26 @@ def _required(service: ResponseService | None) -> ResponseService:
 
 
 def _check_get_query(query: dict[str, str]) -> None:
-    """Raises ApiError (400) for a parameter that has no effect here."""
+    """Raise ApiError (400) for a query parameter that has no effect here."""
     _refuse_include(query)
     if query.pop("stream", "false") != "false":
         message = "stream: a stored response can't be streamed; get it without stream"
         raise ApiError(400, message, param="stream", code="unsupported_parameter")
     if query:
         name = min(query)
-        raise ApiError(400, f"unknown parameter {name!r}", param=name, code="unknown_parameter")
+        raise ApiError(
+            400,
+            f"unknown query parameter {name!r}; the only known one is stream",
+            param=name,
+            code="unknown_parameter",
+        )
 
 
 def _refuse_include(query: Mapping[str, str]) -> None:
     for name in query.keys() & {"include", "include[]"}:
-        message = "include: a stored response has what was included when it was created"
+        message = (
+            "include: not supported; a stored response has what was included when it was created"
+        )
         raise ApiError(400, message, param=name, code="unsupported_parameter")
 
 

@@ -1,5 +1,5 @@
-"""Finds and encodes the logprobs of an answer's text among those of all its tokens, which are also
-the tokens of its reasoning, its calls and their markup."""
+"""Finds and encodes the logprobs of an answer's text. They are among the logprobs of all its
+tokens, which also belong to reasoning, tool calls and markup."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +10,8 @@ from router.openai.token_entry import MIN_LOGPROB, TokenEntry
 
 
 class TextLogprobs:
-    """Takes tokens in, and finds those that a piece of the answer consists of. The pieces must be
-    taken in their order."""
+    """Collects an answer's tokens, and finds the tokens that a piece of its text consists of. The
+    pieces must be taken in their order."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -25,9 +25,10 @@ class TextLogprobs:
         ]
 
     def take(self, text: str, *, newest: bool) -> list[dict[str, Any]]:
-        """Return the logprobs of the text's tokens, and drop these and all earlier tokens. The text
-        is where it occurs last if it is ``newest``, else where it occurs first. If it does not
-        occur, as when the model wrote invalid UTF-8, drop all tokens."""
+        """Return the logprobs of the text's tokens, and drop these tokens and all earlier ones. If
+        ``newest`` is True, the text is searched for from the end of the tokens, else from the
+        beginning. If it is not found, for example because the model wrote invalid UTF-8, drop all
+        tokens."""
         tokens, wanted = self._tokens, text.encode(errors="replace")
         data = b"".join(piece for _, piece in tokens)
         start = data.rfind(wanted) if newest else data.find(wanted)
@@ -60,6 +61,6 @@ class TextLogprobs:
 
 
 def without_bytes(logprob: dict[str, Any]) -> dict[str, Any]:
-    """Return a token's logprobs in the form of events, which lack the tokens' bytes."""
+    """Return a token's logprobs as events contain them: without the tokens' bytes."""
     top = [{"token": each["token"], "logprob": each["logprob"]} for each in logprob["top_logprobs"]]
     return {"token": logprob["token"], "logprob": logprob["logprob"], "top_logprobs": top}

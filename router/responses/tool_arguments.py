@@ -6,13 +6,13 @@ from router.responses.tools import CUSTOM_INPUT
 
 
 def encode_custom_arguments(text: str) -> str:
-    """Return the arguments with which a function gets a custom tool's input."""
+    """Return the arguments of a function call that passes ``text`` to a custom tool."""
     return orjson.dumps({CUSTOM_INPUT: text}).decode()
 
 
 def decode_custom_arguments(arguments: str) -> str:
-    """Return a custom tool's input. If the model wrote something else than the input's JSON
-    object, or its answer ended within it, the arguments are returned as they are."""
+    """Return a custom tool's input. Arguments that are not the expected JSON object, for example
+    because the answer ended within them, are returned as they are."""
     try:
         value = orjson.loads(arguments)
     except ValueError:

@@ -21,12 +21,12 @@ HOSTED_TOOLS = frozenset(
         "web_search_preview_2025_03_11",
     }
 )  # fmt: skip
-"""Tools that OpenAI's servers run, or that only OpenAI's models know."""
+"""Types of tools that OpenAI's servers run, or that only OpenAI's models know."""
 
 NAMESPACE_SEPARATOR = "__"
 
 CUSTOM_INPUT = "input"
-"""The parameter of the function that stands for a custom tool."""
+"""The parameter of the function that represents a custom tool."""
 
 CUSTOM_PARAMETERS = {
     "type": "object",
@@ -56,10 +56,10 @@ def function_name(name: str, namespace: str | None) -> str:
 
 @dataclass(slots=True)
 class OfferedTools:
-    """The tools of one request. ``functions`` are what the model sees, and ``identities`` their
-    names in the client's terms, by function name. ``kept`` are the tools as the client sent them,
-    without those that were left out, which are in ``ignored``, such as
-    ``tools.web_search``."""
+    """The tools of one request. ``functions`` are the tools as the model sees them, and
+    ``identities`` has the client's names for them, by function name. ``kept`` are the tools as the
+    client sent them, without hosted tools. Hosted tools are left out and only named in ``ignored``,
+    as in ``tools.web_search``."""
 
     functions: list[Tool] = field(default_factory=list)
     identities: dict[str, ToolIdentity] = field(default_factory=dict)
@@ -69,7 +69,9 @@ class OfferedTools:
     def add_function(self, identity: ToolIdentity, reader: ObjectReader, **fields: Any) -> None:
         name = identity.function_name
         if not FUNCTION_NAME.fullmatch(name):
-            raise reader.error("name", f"{name!r} must be 1 to 128 letters, digits, `_`, `-`, `.`")
+            raise reader.error(
+                "name", f"{name!r} must consist of 1 to 128 letters, digits, `_`, `-` or `.`"
+            )
         if name in self.identities:
             raise reader.error("name", f"another tool is named {name!r}, too")
         function = {"name": name, "description": reader.optional_text("description"), **fields}
@@ -114,11 +116,16 @@ def _read_tool(offered: OfferedTools, reader: ObjectReader, namespace: str | Non
 def _read_function(offered: OfferedTools, reader: ObjectReader, namespace: str | None) -> None:
     value = reader.value
     if isinstance(value.get("function"), dict):
-        message = "a function's name and parameters belong beside `type` (see /v1/responses)"
+        message = (
+            "a function's name and parameters belong beside `type`, not in a `function` object"
+        )
         raise reader.error("function", message)
-    for name, kind in (("parameters", dict), ("strict", bool)):
+    for name, kind, noun in (
+        ("parameters", dict, "an object"),
+        ("strict", bool, "true or false"),
+    ):
         if not isinstance(value.get(name), kind | None):
-            raise reader.error(name, f"must be a {kind.__name__}", "invalid_type")
+            raise reader.error(name, f"the value must be {noun}", "invalid_type")
     identity = ToolIdentity(reader.text("name"), namespace)
     offered.add_function(
         identity, reader, parameters=value.get("parameters"), strict=value.get("strict")
@@ -135,8 +142,8 @@ def _read_custom_tool(offered: OfferedTools, reader: ObjectReader, namespace: st
 
 
 def to_chat_tool_choice(choice: str | dict[str, Any] | None, offered: OfferedTools) -> Any:
-    """Return a chat's ``tool_choice`` for that of the Responses API. Raises ApiError (400) for a
-    tool that is not offered to the model."""
+    """Convert the Responses API's ``tool_choice`` to a chat's ``tool_choice``. Raises ApiError
+    (400) for a tool that is not offered to the model."""
     if choice in (None, "none", "auto"):
         return choice
     if choice == "required":
@@ -162,7 +169,7 @@ def _allowed_tools(choice: dict[str, Any], offered: OfferedTools) -> dict[str, A
         if not (isinstance(tool, dict) and tool.get("type") in HOSTED_TOOLS)
     ]
     if not named:
-        raise reader.error("tools", "none of these tools can be called by the model")
+        raise reader.error("tools", "the model can call none of these tools")
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
 
 

@@ -1,4 +1,4 @@
-"""Logs which fields of requests are ignored."""
+"""Logs which request fields are ignored."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,8 @@ MAX_NAMES_PER_TENANT = 64
 fill the log."""
 
 MAX_TENANTS = 4096
-"""The maximum number of tenants whose fields are remembered. Further tenants' are not logged."""
+"""The maximum number of tenants whose fields are remembered. The fields of further tenants are not
+logged."""
 
 log = structlog.get_logger(__name__)
 

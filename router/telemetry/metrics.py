@@ -111,7 +111,7 @@ class RouterMetrics:
         )
 
     def record_answer(self, record: GenerationRecord) -> None:
-        """Record an answer, once, at its end."""
+        """Record an answer. Call this once, when the answer has ended."""
         self.answers.labels(record.finish_reason).inc()
         self.prompt_tokens.inc(record.num_prompt_tokens)
         for tier, tokens in record.cached_by_tier.items():
@@ -128,7 +128,7 @@ class RouterMetrics:
         self._record_slo(record)
 
     def set_slo(self, slo: SloTargets) -> None:
-        """Judge answers that end from now on by ``slo``."""
+        """Use the targets ``slo`` to judge all answers that end from now on."""
         self._slo = slo
 
     def _record_slo(self, record: GenerationRecord) -> None:

@@ -11,8 +11,9 @@ from router.telemetry.tracing import RequestTracer
 
 @dataclass(slots=True)
 class RouterTelemetry:
-    """Metrics, the records of the latest requests here and on other routers (``peer_routers``),
-    traces (``tracer`` is None if no request is traced), and a log of ignored fields."""
+    """Groups the metrics, the records of the latest requests on this router (``history``) and on
+    other routers (``peer_routers``), the traces (``tracer`` is None if no request is traced), and
+    the log of ignored fields."""
 
     metrics: RouterMetrics = field(default_factory=RouterMetrics)
     history: GenerationHistory = field(default_factory=GenerationHistory)

@@ -46,8 +46,8 @@ class SloTargets:
 
 
 def predicted_prefill_seconds(record: GenerationRecord) -> float:
-    """Return the predicted seconds to compute the prompt on the worker of its first placement; 0 if
-    unknown."""
+    """Return the predicted number of seconds to compute the prompt on the first worker that was
+    chosen for it; 0 if unknown."""
     if not record.placements:
         return 0.0
     placement = record.placements[0].placement

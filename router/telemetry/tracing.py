@@ -65,7 +65,7 @@ class RequestTracer:
         return RequestTrace(root, parent.span_id, request_id, self._clock.monotonic())
 
     def end(self, trace: RequestTrace, endpoint: str, status: int) -> None:
-        """Emit the spans of a request. Call once, however it ended."""
+        """Emit the spans of a request. Call this once, however the request ended."""
         self._spans.emit(build_request_spans(trace, endpoint, status, self._clock.monotonic()))
 
 
@@ -136,7 +136,7 @@ def _attempt_spans(
     record: GenerationRecord, placed: PlacementRecord, answer_end: float
 ) -> Iterator[Span]:
     """Yield the spans of the attempt on one placement: the whole attempt, the wait for the first
-    token, and the stream of its part of the answer."""
+    token, and the stream of the tokens that this attempt contributed to the answer."""
     assert record.trace is not None
     context = record.attempt_span(placed.epoch)
     began_at = placed.placed_at

@@ -45,7 +45,8 @@ class UsageSink(Protocol):
 
 class RequestAdmission:
     """The admission of one request, created by :class:`AdmissionController`. Use it as a context
-    manager: entering admits the request, and leaving settles the quota however the request ends.
+    manager: entering it admits the request, and leaving it settles the quota (replaces the reserved
+    tokens with the tokens used), however the request ends.
 
     Call :meth:`set_size` once the request is read, :meth:`reserve_tokens` before the answers are
     generated, and :meth:`set_records` when their generation begins. If several routers share the
@@ -123,8 +124,8 @@ class RequestAdmission:
         return self._quota.build_token_request(self.tenant, self._share, tokens, now)
 
     def __enter__(self) -> Self:
-        """Admit the request. Raises RateLimited if it exceeds a limit of its tenant, Overloaded if
-        it exceeds this router's limit on concurrent answers."""
+        """Admit the request. Raises RateLimited if it exceeds a limit of its tenant, and Overloaded
+        if it exceeds this router's limit on concurrent answers."""
         controller, tenant = self._controller, self.tenant
         try:
             self._take_slots(1)
@@ -141,8 +142,8 @@ class RequestAdmission:
             self._settle()
 
     def detach(self) -> Callable[[], None]:
-        """Let the admission outlast its ``with`` block. Call the result, once, to settle the
-        quota."""
+        """Let the admission outlast its ``with`` block. Call the returned function once, to settle
+        the quota."""
         self._is_detached = True
         return self._settle
 
@@ -164,7 +165,7 @@ class RequestAdmission:
             self._controller.usage_sink.record_usage(self.tenant.id, spent)
 
     def headers(self) -> dict[str, str]:
-        """Return the rate limit headers, with what is left of the tenant's limits now."""
+        """Return the rate limit headers, which say how much of the tenant's limits is left now."""
         if not self.tenant.is_limited:
             return {}
         return self._quota.headers(self.tenant, self._share, self._controller.now)
@@ -178,9 +179,9 @@ class RequestAdmission:
         self, prompt_tokens: Sequence[int], per_prompt: int, answer_tokens: int
     ) -> None:
         """Reserve tokens and slots for ``per_prompt`` answers to each prompt, of up to
-        ``answer_tokens`` tokens each. ``prompt_tokens`` has the number of tokens of each prompt.
-        Raises RateLimited or Overloaded, as :meth:`__enter__`. Call once."""
-        assert self._reserved_tokens is None, "once"
+        ``answer_tokens`` tokens each. ``prompt_tokens`` contains the number of tokens of each
+        prompt. Call this once. Raises RateLimited or Overloaded, as :meth:`__enter__` does."""
+        assert self._reserved_tokens is None, "reserve_tokens() may be called only once"
         tokens = num_reserved_tokens(prompt_tokens, per_prompt, answer_tokens)
         try:
             self._take_slots(len(prompt_tokens) * per_prompt - 1)
@@ -194,7 +195,8 @@ class RequestAdmission:
         self._notify_quota_client()
 
     def set_records(self, records: Sequence[GenerationRecord], per_prompt: int) -> None:
-        """Set the records of the answers in progress; their usage is settled at the end."""
+        """Set the records of the answers in progress; when the request ends, its usage is computed
+        from them."""
         self._records, self._answers_per_prompt = records, per_prompt
 
     def _notify_quota_client(self) -> None:
@@ -222,7 +224,7 @@ def num_reserved_tokens(prompt_tokens: Sequence[int], per_prompt: int, answer_to
 
 class AdmissionController:
     """Admits tenants' requests. All routers (``num_routers()`` of them) share a tenant's limits:
-    through ``quota_client`` if there is one, else in equal parts."""
+    through ``quota_client`` if there is one, otherwise in equal parts."""
 
     def __init__(
         self,

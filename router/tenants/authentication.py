@@ -29,14 +29,14 @@ class Authenticator:
         admin_key: str | None,
         directory: TenantDirectory | None = None,
     ) -> None:
-        """Raises Invalid for a key that two tenants share."""
+        """Raise Invalid if two tenants have the same key."""
         self._api_keys = api_keys
         self._admin_key = admin_key
         self.set_directory(directory or TenantDirectory())
 
     def set_directory(self, directory: TenantDirectory) -> None:
-        """From now on, accept the keys in ``directory`` and those in the settings. Raises Invalid
-        for a key that two tenants share."""
+        """From now on, accept the keys in ``directory`` and the keys in the settings. Raises
+        Invalid if two tenants have the same key."""
         self.directory = directory.with_keys(self._api_keys)
 
     def tenant_of(self, authorization: str | None) -> TenantId:
@@ -48,7 +48,7 @@ class Authenticator:
         tenant = self.directory.keys.get(api_key_digest(_bearer(authorization)))
         if tenant is None:
             raise unauthorized_error(
-                "an API key is needed" if not authorization else "wrong API key"
+                "an API key is needed" if not authorization else "the API key is unknown"
             )
         return tenant
 
@@ -57,10 +57,10 @@ class Authenticator:
         return self._admin_key is not None
 
     def allows_without_key(self, path: str) -> bool:
-        """Whether ``path`` is served without a key because none is configured for it. False for
-        ``PUBLIC_PATHS``. If True, a client is trusted because of where it connects from, which a
-        web page in a browser on that host could exploit: :mod:`router.http.browser_check` rejects
-        such pages."""
+        """Whether anyone may use ``path`` because no key is configured for it; False for
+        ``PUBLIC_PATHS``. If True, clients are trusted because of where they connect from. A web
+        page in a browser on such a host could exploit that, so :mod:`router.http.browser_check`
+        lets only pages of allowed origins use such paths."""
         if path in PUBLIC_PATHS:
             return False
         is_admin_path = path.startswith(ADMIN_PATH_PREFIX)
@@ -68,8 +68,8 @@ class Authenticator:
 
     def check_metrics(self, authorization: str | None) -> None:
         """Check a request for ``/metrics``, which needs the admin key if API keys are required.
-        Raises ApiError: 401 if ``authorization`` does not contain the admin key, 403 if none is
-        configured."""
+        Raises ApiError: 401 if ``authorization`` does not contain the admin key, 403 if no admin
+        key is configured."""
         if not self.directory.needs_keys:
             return
         if not self.has_admin_key:
@@ -81,8 +81,9 @@ class Authenticator:
         self.check_admin(authorization, None)
 
     def check_admin(self, authorization: str | None, client_host: str | None) -> None:
-        """Raises ApiError unless the client is an admin: 401 if it does not give the admin key, or
-        403 if no admin key is configured and the client is not local."""
+        """Check that the client is an admin. Raises ApiError: 401 if an admin key is configured and
+        the client does not send it, 403 if no admin key is configured and the client is not
+        local."""
         if self._admin_key is not None:
             given_key = _bearer(authorization).encode()
             if not hmac.compare_digest(given_key, self._admin_key.encode()):

@@ -61,8 +61,8 @@ class ConcurrencyLimiter:
     def should_request_slot(
         self, limit: int, share: QuotaShare, now: float, *, again: bool
     ) -> bool:
-        """Whether to request one more slot from the quota store. If ``again`` is True, request one
-        even if the store has just refused one."""
+        """Whether to request one more slot from the quota store. If ``again`` is True, request a
+        slot even if the store has just refused one."""
         trusted = not again and now < self._refused_at + SLOT_REJECTION_TTL_SECONDS
         return not trusted and not self.can_begin(limit, share, now)
 
@@ -76,9 +76,9 @@ class ConcurrencyLimiter:
         self, limit: int, share: QuotaShare, now: float, *, is_turn: bool
     ) -> SlotRequest | None:
         """Build the request, sent in the background, that returns unused slots and renews the
-        lease; None if there is nothing to do. ``is_turn`` is True in the periodic exchange. It is
-        False in an early exchange, for which a lease that is due for renewal is not a sufficient
-        reason."""
+        lease; None if there is nothing to do. ``is_turn`` is True in the periodic exchange with the
+        quota store. It is False in an early exchange, for which a request is built only if there
+        are unused slots to return."""
         if is_turn:
             self._num_prefetch = (
                 self._num_prefetch if self._has_used_prefetch else self._num_prefetch // 2
@@ -108,7 +108,8 @@ class ConcurrencyLimiter:
 
     @property
     def has_surplus(self) -> bool:
-        """Whether this router holds more slots than those in use and its reserve together."""
+        """Whether this router holds more slots than the slots in use plus the slots that it keeps
+        in reserve."""
         return self._num_slots > self.num_running + self._num_prefetch
 
     @property

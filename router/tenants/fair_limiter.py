@@ -1,4 +1,5 @@
-"""Limits how many answers are in progress, or how many bytes in use, in total and per tenant."""
+"""Limits how many answers are in progress, or how many bytes are in use, in total and per
+tenant."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +20,9 @@ class _TenantShare:
 
 
 class FairLimiter:
-    """Limits how many answers, or bytes, all requests together may use at once. A request with
-    ``n`` or several prompts counts once per answer. ``counted`` names the unit in errors.
+    """Limits the number of answers in progress, or of bytes in use, over all requests. A request
+    with ``n`` above 1 or with several prompts counts once per answer. ``counted`` is the name of
+    the unit in error messages.
 
     The limit is divided by weighted max-min fairness among the tenants that use any of it now. A
     tenant below its fair share is admitted while the total is within the limit; other tenants are
@@ -32,7 +34,7 @@ class FairLimiter:
         self._limit = limit
         self._counted = counted
         self._usage_by_tenant: dict[TenantId, _TenantShare] = {}
-        """Contains only tenants that use anything now."""
+        """Contains only tenants that use part of the limit now."""
         self._weights = 0.0
         self.num_in_use = 0
 
@@ -43,8 +45,8 @@ class FairLimiter:
 
     def acquire(self, count: int, tenant: TenantId, weight: float, shared: bool) -> None:
         """Add ``count`` answers or bytes to what the tenant uses, until :meth:`release` is called
-        with the same count. Raises Overloaded, and adds nothing, if the limit does not admit that
-        (see the class). ``shared`` says whether more than one tenant is configured."""
+        with the same count. Raises Overloaded, and adds nothing, if the rules in the class's
+        docstring do not allow that. ``shared`` says whether more than one tenant is configured."""
         if not count:
             return
         self._check(count, tenant, weight, shared)
@@ -110,8 +112,8 @@ class FairLimiter:
             )
 
     def _fair_share(self, tenant: TenantId, weight: float) -> float:
-        """Return the tenant's fair share of the limit. It is 0 if only this tenant uses anything,
-        so that the reserve stays free for other tenants."""
+        """Return the tenant's fair share of the limit. It is 0 if no other tenant uses part of the
+        limit now, so that the reserved fraction stays free for other tenants."""
         usage = self._usage_by_tenant.get(tenant)
         if usage is not None and len(self._usage_by_tenant) == 1:
             return 0.0

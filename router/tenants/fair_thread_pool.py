@@ -14,8 +14,8 @@ Result = TypeVar("Result")
 
 class FairThreadPool:
     """Runs calls in threads; tenants take turns. Use it on one event loop. A tenant may use all
-    threads but one, so that another tenant's call soon gets a thread. The pool does not bound the
-    number of waiting calls: each call belongs to a request in progress, and the router bounds the
+    threads but one, so that another tenant's call soon gets a thread. The pool does not limit the
+    number of waiting calls: each call belongs to a request in progress, and the router limits the
     number of these requests."""
 
     def __init__(self, num_threads: int, name: str) -> None:
@@ -94,8 +94,8 @@ class FairThreadPool:
 
     def _grant(self, tenant: TenantId) -> bool:
         """Give the free thread to the tenant's oldest waiting call; the tenant's other calls then
-        queue up behind all other tenants. Returns False if no call of the tenant is waiting any
-        more."""
+        queue up behind the calls of all other tenants. Return False if no call of the tenant is
+        waiting any more."""
         turns = self._waiting.pop(tenant)
         while turns:
             turn = turns.popleft()

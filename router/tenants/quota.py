@@ -84,8 +84,8 @@ class Quota:
     def settle(
         self, tenant: Tenant, share: QuotaShare, reserved: int, used: int, now: float
     ) -> None:
-        """Replace ``reserved`` tokens with the ``used`` ones, which may be fewer, or, if the client
-        set no ``max_tokens``, more."""
+        """Replace ``reserved`` tokens with the ``used`` tokens. There may be fewer used tokens or,
+        if the client set no ``max_tokens``, more."""
         self.reserved_tokens -= reserved
         assert self.reserved_tokens >= 0, "reserve() comes first"
         limit = tenant.limits.tokens_per_minute
@@ -93,7 +93,7 @@ class Quota:
             self._tokens.spend(used - reserved, limit, share, now)
 
     def headers(self, tenant: Tenant, share: QuotaShare, now: float) -> dict[str, str]:
-        """Return the rate limit headers in OpenAI's format; none for a tenant without limits per
+        """Return the rate limit headers in OpenAI's format; empty for a tenant without limits per
         minute."""
         limits = tenant.limits
         headers: dict[str, str] = {}
@@ -119,7 +119,8 @@ class Quota:
 
     def can_begin(self, tenant: Tenant, share: QuotaShare, size_bytes: int, now: float) -> bool:
         """Whether :meth:`begin` can be called without querying the quota store: this router has the
-        quota for one more request, and would not refuse it because of an outdated reply."""
+        quota for one more request, and would not refuse it because of an outdated reply of the
+        store."""
         limits = tenant.limits
         requests, at_once = limits.requests_per_minute, limits.concurrent_requests
         return (
@@ -135,9 +136,9 @@ class Quota:
     def build_begin_request(
         self, tenant: Tenant, share: QuotaShare, size_bytes: int, now: float, *, again: bool = False
     ) -> QuotaRequest | None:
-        """Build the request to the quota store for one more client request. None if this router has
-        the quota, if the store has just refused it, or if the limits are not shared. If ``again``
-        is True, build it even if the store has just refused a slot."""
+        """Build the request to the quota store for one more client request. Return None if this
+        router has the quota, if the store has just refused it, or if the limits are not shared. If
+        ``again`` is True, build the request even if the store has just refused a slot."""
         limits, requests, tokens, slots = tenant.limits, None, None, None
         if not share.is_shared:
             return None
@@ -157,9 +158,9 @@ class Quota:
     def build_token_request(
         self, tenant: Tenant, share: QuotaShare, tokens: int, now: float
     ) -> QuotaRequest | None:
-        """Build the request to the quota store for ``tokens`` tokens. None if this router has them,
-        if the store has just refused them, if they exceed the whole limit, or if there is no limit
-        that routers share."""
+        """Build the request to the quota store for ``tokens`` tokens. Return None if this router
+        has them, if the store has just refused them, if they exceed the whole limit, or if there is
+        no limit that routers share."""
         limit = tenant.limits.tokens_per_minute
         if limit is None or tokens > limit or not share.is_shared:
             return None

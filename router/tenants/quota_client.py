@@ -36,7 +36,8 @@ log = structlog.get_logger(__name__)
 class QuotaClient:
     """Exchanges quota with the quota store. ``router_id`` identifies this incarnation of this
     router. While the store can't be reached, ``is_open`` is False, and each router has an equal
-    part of the limits. The metric ``split_gauge``, if given, is then 1, else 0."""
+    part of the limits. The metric ``split_gauge``, if given, is 1 during that time, and 0
+    otherwise."""
 
     def __init__(
         self,
@@ -57,8 +58,8 @@ class QuotaClient:
 
     async def exchange_quota(self, quota: Quota, build_request: QuotaRequestBuilder) -> bool:
         """Wait until no other exchange of this quota is in progress; then send the request that
-        ``build_request`` returns to the store, unless it is None. Returns True if the store was
-        asked for a slot and this router still has no free one."""
+        ``build_request`` returns to the store, unless it is None. Return True if the request was
+        for a slot and this router still has no free slot."""
         async with quota.exchange_lock:
             request = build_request()
             if request is None or not await self._exchange([(quota, request)]):
@@ -66,8 +67,8 @@ class QuotaClient:
             return request.slots is not None and not quota.has_free_slot
 
     async def retry_slot(self, quota: Quota, build_request: QuotaRequestBuilder) -> None:
-        """Try a few more times to draw a slot. Only one request per tenant does so at a time: while
-        one does, a call for another request returns at once."""
+        """Try a few more times to draw a slot. Only one request per tenant does so at a time:
+        during that time, a call for another request returns at once."""
         if quota.is_retrying_slot:
             return
         quota.is_retrying_slot = True

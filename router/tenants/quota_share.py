@@ -1,4 +1,5 @@
-"""A router's share of tenants' limits: an equal part, or quota drawn from the common store."""
+"""A router's share of tenants' limits: an equal part, or quota drawn from the shared quota
+store."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,8 +40,8 @@ class QuotaShare:
         return self.num_routers > 1 and self.quota_client is not None and self.quota_client.is_open
 
     def equal_part(self, limit: int) -> float:
-        """Return a router's equal part of a limit. It is at least 1, since with less, a router
-        could admit nothing if the limit is below the number of routers."""
+        """Return a router's equal part of a limit, but at least 1: otherwise no router could admit
+        anything if the limit is below the number of routers."""
         return max(limit / self.num_routers, 1.0)
 
     def reported_limit(self, limit: int) -> float:

@@ -28,8 +28,8 @@ ROUNDING = 1e-6
 @dataclass(frozen=True, slots=True)
 class RateRequest:
     """A router's request concerning one limit per minute. First, ``settled`` is charged: the amount
-    that was used without having been drawn, less the amount that was drawn and not used. Then at
-    least ``min_amount`` is drawn, and up to ``max_amount`` if enough is left; nothing is drawn if
+    that was used without having been drawn, minus the amount that was drawn and not used. Then at
+    least ``min_amount`` is drawn, and up to ``max_amount`` if enough is left. Nothing is drawn if
     ``min_amount`` is not available."""
 
     per_minute: int
@@ -40,7 +40,7 @@ class RateRequest:
 
 @dataclass(frozen=True, slots=True)
 class RateGrant:
-    """The answer to a RateRequest. ``granted`` is the amount that was drawn, ``remaining`` the
+    """The answer to a RateRequest. ``granted`` is the amount that was drawn. ``remaining`` is the
     amount that this router could still draw; it is below zero if more was used than allowed."""
 
     granted: int = 0
@@ -49,9 +49,9 @@ class RateGrant:
 
 @dataclass(frozen=True, slots=True)
 class SlotRequest:
-    """A router's request for slots of a limit on concurrent requests. ``num_running`` requests run
-    at the router, which wants ``num_wanted`` slots in total, for these and for the next ones.
-    Idempotent."""
+    """A router's request for slots under a limit on concurrent requests. ``num_running`` requests
+    are running at the router. ``num_wanted`` is the total number of slots that it wants, for these
+    requests and for the next ones. Idempotent."""
 
     limit: int
     num_running: int
@@ -61,7 +61,7 @@ class SlotRequest:
 @dataclass(frozen=True, slots=True)
 class QuotaRequest:
     """One router's request for one tenant. A field is None if the tenant has no such limit, or if
-    the router needs nothing of it."""
+    the router has nothing to request under this limit."""
 
     tenant: TenantId
     num_routers: int
@@ -90,8 +90,9 @@ class QuotaGrant:
 
 
 class QuotaStore(Protocol):
-    """Grants routers quota of tenants' limits. Methods raise Unavailable if the store can't be
-    reached or does not answer. An exchange that raises it may have taken place nevertheless."""
+    """Grants each router a share of each tenant's limits. Methods raise Unavailable if the store
+    can't be reached or does not answer. An exchange that raises Unavailable may have taken place
+    nevertheless."""
 
     async def exchange(self, router: str, requests: Sequence[QuotaRequest]) -> list[QuotaGrant]:
         """Process the requests in order and return their grants. Each request is processed
@@ -103,8 +104,8 @@ class QuotaStore(Protocol):
 
 @dataclass(slots=True)
 class _RouterState:
-    """One router's use of one tenant's limits; ``seen_at`` and ``drew_at`` are the times when the
-    router last sent an exchange for the tenant, and last requested more quota."""
+    """One router's use of one tenant's limits. ``seen_at`` is the time when the router last sent an
+    exchange for the tenant, and ``drew_at`` the time when it last requested more quota."""
 
     seen_at: float = float("-inf")
     drew_at: float = float("-inf")
@@ -114,8 +115,8 @@ class _RouterState:
 
 @dataclass(slots=True)
 class _TenantState:
-    """One tenant's use of its limits: a bucket per limit over all routers, and each router's
-    part."""
+    """One tenant's use of its limits: a bucket per limit for all routers together, and the state of
+    each router."""
 
     buckets: dict[str, LeakyBucket] = field(default_factory=dict)
     routers: dict[str, _RouterState] = field(default_factory=dict)

@@ -61,7 +61,7 @@ def concurrency_exceeded(tenant: Tenant, limit: int) -> RateLimited:
 
 
 def format_duration(seconds: float) -> str:
-    """Format as OpenAI does in headers: ``120ms``, ``1.5s``, ``6m0s``."""
+    """Format a duration as in OpenAI's headers: ``120ms``, ``1.5s``, ``6m0s``."""
     milliseconds = math.ceil(seconds * 1000)
     if milliseconds < 1000:
         return f"{milliseconds}ms"

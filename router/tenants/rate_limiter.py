@@ -21,9 +21,9 @@ class RateLimiter:
     seconds.
 
     If routers share the limit, the limiter draws credits (requests or tokens that may be spent)
-    from the quota store in advance: the next time twice as many if they run out too soon, half as
-    many if they are not used. While routers can't share the limit, the limiter uses this router's
-    equal part of it, and later reports to the store what was spent.
+    from the quota store in advance. If the credits run out too soon, it draws twice as many the
+    next time; if they are not used, half as many. While the routers can't share the limit, the
+    limiter uses this router's equal part of it, and later reports to the store what was spent.
     """
 
     __slots__ = (
@@ -81,7 +81,7 @@ class RateLimiter:
         return min(store_remaining + self._credits, limit)
 
     def spend(self, amount: int, limit: int, share: QuotaShare, now: float) -> None:
-        """Spend an amount; a negative one gives unused quota back."""
+        """Spend an amount; a negative amount gives unused quota back."""
         self._bucket.remaining(share.equal_part(limit), now)
         self._bucket.spend(amount)
         self._was_used = True
@@ -113,15 +113,16 @@ class RateLimiter:
         return RateRequest(limit, settled, least, least + self._prefetch)
 
     def build_query(self, limit: int, now: float) -> RateRequest:
-        """Build a request that settles and asks for the remaining amount, but draws no credits."""
+        """Build a request that settles what was spent and asks for the remaining amount, but draws
+        no credits."""
         return RateRequest(limit, self._take_settlement(limit, now))
 
     def build_maintenance_request(
         self, limit: int, share: QuotaShare, now: float, *, is_turn: bool
     ) -> RateRequest | None:
-        """Build the request, sent in the background, that refills and settles; None if there is
-        nothing to do. ``is_turn`` is True in the periodic exchange, which also returns unused
-        credits, and False in an early one."""
+        """Build the request, sent in the background, that settles what was spent and draws credits
+        if few are left; None if there is nothing to do. ``is_turn`` is True in the periodic
+        exchange, which also returns unused credits, and False in an early exchange."""
         low = self.needs_refill(limit, share, now)
         if is_turn:
             self._prefetch = self._prefetch if self._was_used else self._prefetch // 2
@@ -146,7 +147,8 @@ class RateLimiter:
         self._store_remaining, self._store_remaining_at = grant.remaining, now
 
     def needs_refill(self, limit: int, share: QuotaShare, now: float) -> bool:
-        """Whether few credits are left, and the store has enough for all routers to draw ahead."""
+        """Whether few credits are left, and the store has enough for all routers to draw in
+        advance."""
         if 2 * self._credits >= self._prefetch:
             return False
         return (
@@ -161,8 +163,9 @@ class RateLimiter:
 
     def _take_settlement(self, limit: int, now: float) -> int:
         """Return the amount that the next exchange settles; there may be only one exchange at a
-        time. Credits to be returned are forgotten here, even if the exchange then fails: the store
-        counts them as spent, but only until its bucket has drained, within a minute."""
+        time. Credits to be returned are forgotten here, even if the exchange then fails: in that
+        case the store counts them as spent, but only until its bucket has drained, within a
+        minute."""
         if self._credits < 0:
             self._unsettled.spend(-self._credits)
             self._credits = 0

@@ -1,4 +1,4 @@
-"""The quota store in Redis: a hash for each tenant that has limits. It expires once every amount
+"""The quota store in Redis. Each tenant that has limits has a hash, which expires once every amount
 that was spent has drained."""
 
 import math
@@ -167,7 +167,7 @@ def _parse_grant(request: QuotaRequest, reply: Sequence[Any]) -> QuotaGrant:
             else 0
         )
         if not 0 <= seats <= wanted:
-            raise ValueError(f"{seats} slots granted, {wanted} wanted")
+            raise ValueError(f"{seats} slots were granted; at most {wanted} were requested")
     except (ValueError, TypeError, OverflowError) as error:
         raise Unavailable(
             f"Redis holds invalid quota data for tenant {request.tenant}: {error}"
@@ -176,12 +176,13 @@ def _parse_grant(request: QuotaRequest, reply: Sequence[Any]) -> QuotaGrant:
 
 
 def _parse_rate_grant(unit: str, request: RateRequest | None, granted: Any, left: Any) -> RateGrant:
-    """Parse the grant of one rate. Raises ValueError, TypeError."""
+    """Parse the grant for one limit per minute. Raises ValueError or TypeError if the values are
+    impossible."""
     grant = RateGrant(int(granted), float(left))
     most = max(request.min_amount, request.max_amount) if request is not None else 0
     if not (0 <= grant.granted <= most and math.isfinite(grant.remaining)):
         raise ValueError(
-            f"{granted} {unit} granted, at most {most} requested, {left} left of the limit per "
-            "minute"
+            f"{granted} {unit} were granted, and {left} are left of the limit per minute; at most "
+            f"{most} were requested"
         )
     return grant

@@ -1,4 +1,4 @@
-"""The usage store in Redis: a hash of counters per day, to which every router adds."""
+"""The usage store in Redis. It keeps a hash of counters per day, to which every router adds."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -76,7 +76,7 @@ class RedisUsageStore:
 
 
 def _parse(day: str, name: bytes) -> tuple[str, TenantId, UsageField] | None:
-    """Parse a counter's name ("TENANT/FIELD"). Returns None if it is malformed."""
+    """Parse a counter's name ("TENANT/FIELD"). Return None if it is malformed."""
     tenant, _, field = name.decode("utf-8", "replace").rpartition("/")
     try:
         return day, TenantId(tenant), UsageField(field)

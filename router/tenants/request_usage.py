@@ -1,4 +1,4 @@
-"""The usage of a request: prompt tokens, computed and cached, and tokens of answers."""
+"""The usage of a request: computed and cached prompt tokens, and the tokens of its answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,8 +37,9 @@ def usage_of_generations(records: Sequence[GenerationRecord], per_prompt: int) -
     answer.
 
     As in the ``usage`` of responses, a prompt counts once, however many answers it gets, and its
-    cached tokens are those that no answer had to compute. A prompt counts if it was computed, or if
-    its client disconnected after it was placed on a worker; otherwise it does not count."""
+    cached tokens are the tokens that no answer had to compute. A prompt counts if it was computed,
+    or if its client disconnected after it was placed on a worker; otherwise it does not count.
+    """
     prompt = cached = 0
     for start in range(0, len(records), per_prompt):
         group = records[start : start + per_prompt]

@@ -54,9 +54,10 @@ class TenantAttributes:
 
     @property
     def has_slo(self) -> bool:
-        """Whether the SLO applies. It does not apply to batches and requests of low priority, which
-        have no deadline. In the load that workers report, prompts without a deadline come after all
-        others, so that the conductor does not refuse other requests because of them."""
+        """Whether the SLO applies. It does not apply to batches and to requests of low priority,
+        which have no deadline. In the load that workers report, prompts without a deadline come
+        after all other prompts, so that the conductor does not refuse other requests because of
+        them."""
         return self.priority <= Priority.NORMAL
 
 
@@ -73,14 +74,14 @@ class Tenant:
     limits: TenantLimits = UNLIMITED
     prices: TokenPrices = FREE
     strict_fields: bool | None = None
-    """Whether unknown fields of requests are refused; None for what the settings say."""
+    """Whether unknown fields of requests are refused. If None, the settings decide."""
 
     @property
     def is_limited(self) -> bool:
         return self.limits is not UNLIMITED and self.limits != UNLIMITED
 
     def block_salt(self, secret: str | None, cache_salt: str | None = None) -> bytes:
-        """Return the salt of the tenant's block keys. It is derived from ``secret``, so a client
+        """Return the salt of the tenant's block keys. Since it is derived from ``secret``, a client
         can change the salt with ``cache_salt``, but can't choose its value."""
         salt = _salt_and_tag(secret, self.id)[0]
         if self.salt is not None:

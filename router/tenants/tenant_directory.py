@@ -11,7 +11,7 @@ from router.tenants.tenant import Tenant
 
 @dataclass(frozen=True, slots=True)
 class TenantDirectory:
-    """The tenants as of one reading of the tenants file; with :meth:`with_keys` also those of the
+    """The tenants as of one reading of the tenants file. :meth:`with_keys` adds the API keys in the
     settings. ``keys`` maps a key's digest to its tenant. If ``needs_keys`` is False, there are no
     API keys and no tenants file, and every client is the tenant ``default``. ``is_shared`` says
     whether there is more than one tenant."""
@@ -22,12 +22,13 @@ class TenantDirectory:
     is_shared: bool = False
 
     def tenant(self, tenant_id: TenantId) -> Tenant:
-        """Return a tenant; one that is not in the tenants file has no limits."""
+        """Return a tenant. A tenant that is not in the tenants file has no limits."""
         return self.tenants.get(tenant_id) or Tenant(tenant_id)
 
     def with_keys(self, api_keys: Mapping[str, str]) -> "TenantDirectory":
-        """Return a copy with the additional keys ``api_keys`` of the settings (plain text, each
-        with its tenant's name). Raises Invalid for a key that two tenants share."""
+        """Return a copy with additional API keys. ``api_keys``, which comes from the settings, maps
+        each key in plain text to its tenant's name. Raises Invalid if two tenants have the same
+        key."""
         pairs = [(api_key_digest(key), TenantId(name)) for key, name in api_keys.items()]
         needs_keys = self.needs_keys or bool(api_keys)
         return build_tenant_directory(
@@ -41,8 +42,8 @@ def build_tenant_directory(
     *,
     needs_keys: bool,
 ) -> TenantDirectory:
-    """Build the directory of ``tenants``. ``pairs`` gives each API key's digest with the name of
-    its tenant. Raises Invalid for a key that two tenants share."""
+    """Build the directory of ``tenants``. ``pairs`` contains each API key's digest with the name of
+    its tenant. Raises Invalid if two tenants have the same key."""
     keys: dict[KeyDigest, TenantId] = {}
     for digest, tenant in pairs:
         other = keys.setdefault(digest, tenant)

@@ -1,4 +1,4 @@
-"""Groups the services for tenants: authentication, admission and usage."""
+"""Groups the router's services for tenants: authentication, admission and usage."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ from router.tenants.usage_store import MemoryUsageStore, UsageStore
 
 class TenantServices:
     """Authentication, admission and usage of all tenants. All routers share the quotas in
-    ``quota_store``; without it, each router has an equal part of each limit. ``usage_flusher``
+    ``quota_store``; without a store, each router has an equal part of each limit. ``usage_flusher``
     sends usage to ``usage_store``; it is None until the router's program sets it."""
 
     def __init__(

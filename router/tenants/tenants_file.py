@@ -27,7 +27,7 @@ a mistake."""
 def _priority(value: Any) -> Any:
     names = {each.name.lower(): each for each in (Priority.HIGH, Priority.NORMAL, Priority.LOW)}
     if not isinstance(value, str) or value not in names:
-        raise ValueError(f"must be one of {', '.join(names)}")
+        raise ValueError(f"a priority must be one of {', '.join(names)}")
     return names[value]
 
 
@@ -35,7 +35,7 @@ def _key(value: Any) -> Any:
     """Parse a hashed key. An invalid value is not shown, since it may be a key in plain text."""
     digest = parse_hashed_api_key(value) if isinstance(value, str) else None
     if digest is None:
-        raise ValueError("must look like sha256:HEX, as `baton key hash` prints it for a key")
+        raise ValueError("an API key must look like sha256:HEX, as `baton key hash` prints it")
     return digest
 
 
@@ -64,8 +64,8 @@ class _PricesSchema(_StrictSchema):
 
 
 class _TenantDefaults(_StrictSchema):
-    """The fields that a tenant may leave out. Their values are then taken from ``defaults`` in the
-    tenants file."""
+    """The fields that a tenant may leave out. Missing fields are taken from ``defaults`` in the
+    tenants file; fields that are missing there too have the values below."""
 
     priority: Annotated[Priority, BeforeValidator(_priority)] = Priority.NORMAL
     weight: Annotated[float, Field(ge=0.01, le=100)] = 1.0
@@ -88,15 +88,15 @@ class _TenantsFileSchema(_StrictSchema):
 
 
 def load_tenants_file(path: Path) -> TenantDirectory:
-    """Load the tenants file. Raises Invalid, which names the file, the tenant, the field, and what
-    would be valid."""
+    """Load the tenants file. Raises Invalid; the message names the file, the tenant, the field, and
+    what would be valid."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise Invalid(f"tenants file {path}: {error.strerror or error}") from error
     if len(data) > MAX_FILE_BYTES:
-        raise Invalid(f"tenants file {path}: it is larger than {MAX_FILE_BYTES} bytes")
+        raise Invalid(f"tenants file {path}: the file is larger than {MAX_FILE_BYTES} bytes")
     try:
         return parse_tenants_file(data)
     except Invalid as error:
@@ -104,13 +104,13 @@ def load_tenants_file(path: Path) -> TenantDirectory:
 
 
 def parse_tenants_file(data: bytes) -> TenantDirectory:
-    """Parse the contents of a tenants file. Raises Invalid."""
+    """Parse the contents of a tenants file. Raises Invalid if they are not valid."""
     try:
         values = yaml.load(data, _UniqueKeyLoader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise Invalid(f"not YAML: {_truncated_message(error)}") from error
+        raise Invalid(f"the file is not valid YAML: {_truncated_message(error)}") from error
     if not isinstance(values, dict) or "tenants" not in values:
-        raise Invalid("it must be a mapping with `tenants`, which maps each name to its settings")
+        raise Invalid("the file must be a mapping with `tenants`, which maps names to settings")
     try:
         return _build_directory(_TenantsFileSchema.model_validate(_with_defaults(values)))
     except ValidationError as error:
@@ -118,8 +118,9 @@ def parse_tenants_file(data: bytes) -> TenantDirectory:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Raises Invalid for a mapping in which a name occurs twice. PyYAML silently keeps the last
-    occurrence, so that a second ``keys`` of a tenant would drop the API keys in the first one."""
+    """A YAML loader that raises Invalid if a name occurs twice in a mapping. PyYAML's own loader
+    silently keeps the last occurrence, so that a second ``keys`` of a tenant would drop the API
+    keys in the first one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = set()
@@ -135,8 +136,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 
 def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Apply the defaults field by field, so that a tenant with one limit keeps the other
-    defaults."""
+    """Apply the defaults field by field, so that a tenant with only one limit of its own keeps the
+    other default limits."""
     defaults, tenants = values.get("defaults"), values["tenants"]
     if not isinstance(defaults, dict) or not isinstance(tenants, dict):
         return values
@@ -175,8 +176,8 @@ def _tenant(name: str, entry: _TenantSchema) -> Tenant:
 
 
 def _explain(error: ValidationError) -> str:
-    """Describe the first invalid field: where it is, and what would be valid. Keys and salts are
-    not shown."""
+    """Describe the first invalid field: where it is, and what would be valid. The values of keys
+    and salts are not shown."""
     first = error.errors(include_url=False)[0]
     path = [str(step) for step in first["loc"] if step != "[key]"]
     where = f"tenant {path[1]!r}: " if path[0] == "tenants" and len(path) > 1 else ""

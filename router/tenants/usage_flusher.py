@@ -49,7 +49,7 @@ class UsageFlusher:
             tasks.create_task(self._flush_regularly())
 
     async def stop(self) -> None:
-        """Send the remaining usage; give up on an error, or after
+        """Send the remaining usage. Give up if that fails, or after
         :data:`FINAL_FLUSH_TIMEOUT_SECONDS`."""
         with suppress(BatonError, TimeoutError):
             async with asyncio.timeout(FINAL_FLUSH_TIMEOUT_SECONDS):

@@ -61,7 +61,7 @@ class UsageRecorder:
         self._metrics.unsent_counters.set(0)
 
     def unsent(self) -> UsageCounts:
-        """The counters that the :class:`UsageStore` has not confirmed."""
+        """Return the counters that the :class:`UsageStore` has not confirmed."""
         return self._sending + self._unsent
 
     def _take_unsent(self) -> UsageCounts:
@@ -72,7 +72,7 @@ class UsageRecorder:
         return Counter({key: self._unsent.pop(key) for key in keys})
 
     def _today(self) -> str:
-        """Today's date, computed once a day."""
+        """Return today's date, which is computed once a day."""
         now = self._clock.wall_nanoseconds()
         if self._day[0] != now // DAY_NANOSECONDS:
             self._day = (now // DAY_NANOSECONDS, day_of(now))

@@ -33,11 +33,11 @@ UsageCounts = Counter[tuple[str, TenantId, UsageField]]
 
 class UsageStore(Protocol):
     """Stores usage counters. Methods raise Unavailable if the store can't be reached or does not
-    answer. The counts of an ``add`` that raises it may have been added nevertheless."""
+    answer. The counts of an ``add`` that raises Unavailable may have been added nevertheless."""
 
     async def add(self, writer: str, number: int, counts: Mapping[Any, int]) -> None:
-        """Add the counts, unless this ``number`` of this ``writer`` or a higher one was added
-        before."""
+        """Add the counts of message ``number`` of ``writer``, unless that message or a later one of
+        the same writer was added before."""
         ...
 
     async def read(self, days: Iterable[str]) -> UsageCounts: ...
@@ -72,7 +72,7 @@ def day_of(wall_nanoseconds: int) -> str:
 
 
 def days_since(since: date, wall_nanoseconds: int) -> list[str]:
-    """Return the days from ``since`` to today, at most the last ``MAX_DAYS``."""
+    """Return the days from ``since`` to today, but only the last ``MAX_DAYS`` of them."""
     today = _date(wall_nanoseconds)
     count = min((today - since).days + 1, MAX_DAYS)
     return [(today - timedelta(days=back)).isoformat() for back in reversed(range(count))]

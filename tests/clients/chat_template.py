@@ -1,5 +1,5 @@
-"""The chat template of the scripted model: Qwen3's form of tools, calls and reasoning, and at the
-end of the prompt a special token that names the answer."""
+"""Defines the chat template of the scripted model. It formats tools, calls and reasoning as Qwen3's
+does, and ends the prompt with a special token that names the answer."""
 
 ANSWER_OF_TOOL = "call-{name}"
 

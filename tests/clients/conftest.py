@@ -1,4 +1,5 @@
-"""One cluster with the scripted model for all tests here, and a table of their results."""
+"""Provides one cluster with the scripted model for all tests here, and prints a table of their
+results."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -44,8 +45,8 @@ def run_program(cluster: LocalCluster, model_path: Path) -> RunProgram:
 
 
 def _variables(url: str, model_path: Path) -> dict[str, str]:
-    """Return the environment of a program: nothing that configures Baton or another client, and
-    nothing that makes a client call others than the cluster."""
+    """Return the environment variables of a program. None of them configures Baton or another
+    client, and none makes a client call servers other than the cluster."""
     kept = ("PATH", "HOME", "LANG", "TMPDIR")
     return {
         **{name: os.environ[name] for name in kept if name in os.environ},

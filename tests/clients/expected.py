@@ -1,4 +1,4 @@
-"""The clients' programs, and the exact result of each case."""
+"""Lists the clients' programs, and the exact result that is expected of each case."""
 
 from collections.abc import Mapping
 from typing import Any

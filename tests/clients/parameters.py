@@ -1,4 +1,4 @@
-"""The tests' parameters: each case of each program."""
+"""Makes the tests' parameters from the cases of all programs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,8 +10,8 @@ from tests.clients.programs import Program
 
 
 def each_case(programs: Mapping[Program, Cases]) -> list[Any]:
-    """Return program, name and expected result of each case. A program whose client is missing on
-    this machine is skipped."""
+    """Return the program, the name and the expected result of each case. The cases of a program
+    whose client is not installed are skipped."""
     return [
         _parameter(program, case, expected)
         for program, cases in programs.items()

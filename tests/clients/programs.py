@@ -1,4 +1,5 @@
-"""Runs the programs in ``python`` and ``node``, each in the environment of its clients."""
+"""Runs the programs in ``python`` and ``node``, each in the environment in which its client is
+installed."""
 
 import json
 import shutil
@@ -15,7 +16,7 @@ PROGRAM_SECONDS = 240.0
 
 
 class Environment(Enum):
-    """Where clients are installed, by `make setup-clients`."""
+    """The folders in which `make setup-clients` installs clients."""
 
     PYTHON = REPOSITORY / ".venv-clients"
     EVALUATION = REPOSITORY / ".clients" / "evaluation"
@@ -44,7 +45,7 @@ class Program:
 
     @property
     def missing(self) -> str:
-        """Why the program can't run on this machine, or nothing."""
+        """Why the program can't run on this machine; empty if it can."""
         if self.environment is Environment.NODE and shutil.which("node") is None:
             return "node is not installed: Node.js 20 or newer is needed"
         if not (self.environment.value / ".installed").exists():
@@ -53,7 +54,7 @@ class Program:
         return ""
 
     def run(self, variables: dict[str, str]) -> dict[str, Any]:
-        """Run all cases; return each case's ``result`` or ``error``."""
+        """Run all cases of the program; return each case's ``result`` or ``error``."""
         if self.environment is Environment.NODE:
             _copy_node_programs()
         finished = subprocess.run(
@@ -69,7 +70,7 @@ class Program:
         return results
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of the packages that are installed."""
+        """Return the installed version of each of ``packages``."""
         return {package: _version(self.environment, package) for package in self.packages}
 
     def _command(self) -> list[str]:

@@ -83,12 +83,13 @@ def make_scripted_model(folder: Path) -> Path:
 
 
 def _start(name: str) -> str:
-    """The special token at the end of a prompt that asks for an answer."""
+    """Return the special token with which a prompt asks for the answer ``name``."""
     return f"<|answer:{name}|>"
 
 
 def _chains() -> dict[str, list[str]]:
-    """Split the answers into pieces; each piece occurs once, in one answer."""
+    """Split the answers into pieces. No piece occurs twice, in the same answer or in another
+    one."""
     used: set[str] = set()
     texts = {"story": STORY, "data": DATA_TEXT, **ANSWERS}
     return {name: _split(text, used) for name, text in texts.items()}
@@ -118,8 +119,8 @@ def _make_tokenizer(chains: Mapping[str, Iterable[str]]) -> Tokenizer:
 
 
 def _make_weights(tokenizer: Tokenizer, chains: Mapping[str, list[str]]) -> dict[str, torch.Tensor]:
-    """Return the weights of a model with one layer, which adds nothing. One dimension is for all
-    tokens without successors of their own, and one for each other token."""
+    """Return the weights of a model whose only layer adds nothing. All tokens without successors of
+    their own share one dimension, and each other token has a dimension of its own."""
     successors = _successors(tokenizer, chains)
     num_tokens, hidden_size = tokenizer.get_vocab_size(), -(-(len(successors) + 1) // 32) * 32
     embeddings = torch.zeros(num_tokens, hidden_size)

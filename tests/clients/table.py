@@ -1,4 +1,4 @@
-"""The table of results: client, version, API, what ran, and its result."""
+"""Renders the table of results: client, version, API, what ran, and its result."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Clients of OpenAI's chat completions and completions."""
+"""Tests clients of OpenAI's chat completions and completions."""
 
 from typing import Any
 

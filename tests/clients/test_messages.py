@@ -1,4 +1,4 @@
-"""Clients of Anthropic's Messages API."""
+"""Tests clients of Anthropic's Messages API."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Clients of OpenAI's Responses API."""
+"""Tests clients of OpenAI's Responses API."""
 
 from typing import Any
 

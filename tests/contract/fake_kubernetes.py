@@ -32,7 +32,8 @@ def labels_of(role: str, cluster: str = "test", pool: str = "") -> dict[str, str
 
 
 def matches(selector: str, labels: dict[str, str]) -> bool:
-    """Evaluate a label selector. Supports what our client uses: equality and ``in``."""
+    """Return whether ``labels`` match the selector. It may contain the two operators that our
+    client uses: equality and ``in``."""
     for term in re.findall(r"[^,(]+(?:\([^)]*\))?", selector):
         found = re.fullmatch(r"\s*(\S+) in \(([^)]*)\)", term)
         if found:
@@ -60,7 +61,7 @@ class FakePod:
 
     @property
     def rank(self) -> tuple[bool, bool, bool, int, int]:
-        """Sort key: the controller deletes the pod with the lowest rank first."""
+        """The pod's sort key: the controller deletes the pod with the lowest rank first."""
         cost = int(self.annotations.get(COST, 0))
         return bool(self.node), self.phase != "Pending", self.ready, cost, -self.number
 

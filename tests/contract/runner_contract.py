@@ -68,8 +68,8 @@ def allow_only(*tokens: int) -> bytes:
 
 
 class FixedMask:
-    """Always gives the same mask. Like that of a grammar's state, its bound method ``mask`` is
-    called during the step."""
+    """Replaces a grammar's state. Its method ``mask``, which is called during the step, always
+    returns the same mask."""
 
     def __init__(self, bits: bytes) -> None:
         self._bits = bits
@@ -80,8 +80,9 @@ class FixedMask:
 
 @dataclass
 class Request:
-    """A request as the scheduler plans it. ``tokens`` are its prompt, ``num_prompt_tokens`` long,
-    and the answer so far; the KV of the first ``num_computed`` is in ``block_ids``."""
+    """A request as the scheduler plans it. ``tokens`` are its prompt (``num_prompt_tokens`` tokens)
+    and the answer so far. The KV of the first ``num_computed`` of them is in the blocks
+    ``block_ids``."""
 
     name: str
     tokens: list[int]
@@ -98,8 +99,9 @@ class Request:
         return self.tokens[self.num_prompt_tokens :]
 
     def row(self, max_tokens: int | None = None, **fields: Any) -> Row:
-        """Return the row that computes all tokens that are not computed yet, or ``max_tokens`` of
-        them. It samples if it computes all."""
+        """Return the row that computes all tokens that are not computed yet, or the first
+        ``max_tokens`` of them. If the row computes the last known token, it also samples the next
+        one."""
         missing = self.tokens[self.num_computed :][:max_tokens]
         end = self.num_computed + len(missing)
         assert end <= len(self.block_ids) * BLOCK_TOKENS

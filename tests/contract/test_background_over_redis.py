@@ -1,5 +1,5 @@
-"""Two routers share background responses through Redis: reading, cancelling, and the death of the
-router that generates."""
+"""Tests two routers that share background responses through Redis: reading, cancelling, and the
+death of the router that generates."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -31,7 +31,7 @@ SECONDS = 20.0
 
 
 class WatchHarness:
-    """An API server, and a pod watch whose notifications go to ``heard``."""
+    """An API server, and a pod watch whose notifications are put into ``events``."""
 
     def __init__(self, server: KubeServer, folder: Path) -> None:
         self.server = server
@@ -125,7 +125,7 @@ def test_a_failed_list_or_watch_is_retried(harness: WatchHarness, verb: str, cod
 
     def before(request: Request) -> None:
         if request.verb == verb and next(failures, False):
-            raise Refused(code, "Whatever", "for the test")
+            raise Refused(code, "Refused", "the test refuses this call")
 
     harness.pod("decode-a")
     harness.server.on_request = before

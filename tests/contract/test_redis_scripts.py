@@ -1,5 +1,5 @@
-"""Tests that scripts run in Redis many at once, each with its own reply, whatever becomes of the
-others."""
+"""Tests that many scripts can run in Redis at once, and that each call gets its own reply, even if
+other calls fail or are cancelled."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -78,7 +78,7 @@ async def test_a_restarted_redis_gets_the_script_again(redis: Redis, valkey_url:
 async def test_a_cancelled_call_does_not_lose_others(
     redis: Redis, valkey_url: str, cancelled: int
 ) -> None:
-    """The first call is the one that sends; the others wait for it."""
+    """The first call sends the scripts of all calls, while the others wait."""
     scripts = RedisScripts(valkey_url, redis)
     calls = [append(scripts, str(number)) for number in range(6)]
     for _ in range(3):

@@ -36,7 +36,7 @@ SIZE_BYTES = len(encode_stored(stored("1"))) + ENTRY_OVERHEAD_BYTES
 
 
 class Stores:
-    """Makes stores of one kind, and lets their time pass."""
+    """Makes response stores, either all in Redis or all in memory, and lets time pass for them."""
 
     def __init__(self, url: str | None, exits: AsyncExitStack) -> None:
         self.url = url

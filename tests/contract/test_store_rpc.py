@@ -184,7 +184,9 @@ async def test_errors_of_the_node_reach_the_client_unchanged(
     with pytest.raises(Corrupt, match="a block does not match its checksum"):
         await client.put(harness.request([0], checksum_error=1))
     monkeypatch.setattr("baton.rpc.convert.kvstore.keys_from_bytes.__defaults__", (2,))
-    with pytest.raises(Invalid, match="keys must be up to 2 times 16 bytes, not 48"):
+    with pytest.raises(
+        Invalid, match="`keys` must have at most 2 keys of 16 bytes each; it has 48"
+    ):
         await client.lease(query(0, 1, 2))
     monkeypatch.undo()
     await harness.put(0)
@@ -443,7 +445,7 @@ async def test_errors_of_the_conductor_reach_the_router(streams: bool) -> None:
 async def test_too_many_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.rpc.convert.placement.MAX_KEYS", len(KEYS) - 1)
     async with conductor(member("d", Role.DECODE)) as channel:
-        with pytest.raises(Invalid, match="block_keys must be at most 15"):
+        with pytest.raises(Invalid, match="`block_keys` must have at most 15 keys"):
             await ask(channel)
 
 

@@ -65,7 +65,7 @@ class Source:
             process.wait()
 
     def freeze(self) -> None:
-        """Stop the processes, and return once all their threads have stopped."""
+        """Freeze the processes by SIGSTOP, and return once all their threads have stopped."""
         for process in self.processes:
             os.kill(process.pid, signal.SIGSTOP)
             os.waitid(os.P_PID, process.pid, os.WSTOPPED)
@@ -262,7 +262,7 @@ async def test_a_read_that_outlives_its_deadline_is_an_unfinished_transfer(
 
 
 async def test_a_restarted_peer_is_another_peer(pair: tuple[Source, Reader]) -> None:
-    """A connection to the peer's earlier incarnation fails and is released."""
+    """A read over a connection to the peer's earlier incarnation fails, and can be released."""
     source, reader = pair
     old = source.start(generation=1)
     await read(reader, old, [TransferRange(0, 0, 4096)])

@@ -295,7 +295,10 @@ async def test_a_malformed_request_is_refused_and_leaves_others_running(
         await stream.leave()
     last = {each.request_id: each for each in outputs if each.finish_reason}
     assert ended == {"bad", "good"}
-    assert (last["bad"].error_status, last["bad"].error) == ("INVALID_ARGUMENT", "unknown task 77")
+    assert (last["bad"].error_status, last["bad"].error) == (
+        "INVALID_ARGUMENT",
+        "unknown task 77; known tasks: prefill, decode, whole",
+    )
     assert last["good"].finish_reason == common.FINISH_REASON_LENGTH
 
 
@@ -305,7 +308,7 @@ async def test_a_request_without_an_id_ends_the_stream(served: Open, run: Run) -
         if run is FramedRun:  # gRPC can't end a call while it writes
             await stream.write(submit(request("before", list(range(20)), 190), pb.TASK_WHOLE))
         await stream.write(pb.RouterMessage(submit=pb.Submit(task=pb.TASK_WHOLE)))
-        with pytest.raises(Invalid, match="no valid request_id"):
+        with pytest.raises(Invalid, match="request_id must have 1 to 256 characters, not 0"):
             await read_all(stream)
         await running.decode.wait_until_free()
         await stream.leave()

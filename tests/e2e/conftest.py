@@ -1,4 +1,4 @@
-"""A fixture for one cluster that is shared by all tests that don't kill or resize anything."""
+"""Provides one cluster that is shared by all tests that don't kill or resize anything."""
 
 from collections.abc import Iterator
 
@@ -9,6 +9,6 @@ from tools.local_cluster import LocalCluster, local_cluster
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
-    """Two prefill and two decode workers with the demo model."""
+    """A cluster with two prefill and two decode workers, which serve the demo model."""
     with local_cluster(prefill=2, decode=2) as running:
         yield running

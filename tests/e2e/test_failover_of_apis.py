@@ -1,5 +1,5 @@
-"""Tests that streams of OpenAI's Responses API and of Anthropic's Messages API survive a killed
-worker as those of completions do: every event once, in order."""
+"""Tests that streams of OpenAI's Responses API and of Anthropic's Messages API survive the death of
+a worker: the client gets every event once, in order."""
 
 import json
 import os
@@ -23,8 +23,8 @@ KILL_AFTER_DELTAS = 20
 
 @dataclass(frozen=True)
 class Api:
-    """One API: how to ask for a stream, which events carry text, and how to check the events that
-    are counted or repeat the text."""
+    """An API: how to request a stream, which events carry text, and how to check the events that
+    are numbered or repeat the text."""
 
     path: str
     body: dict[str, Any]

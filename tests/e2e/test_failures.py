@@ -1,4 +1,4 @@
-"""Tests that whichever process dies, a stream continues with its next token, and that no process
+"""Tests that a stream continues with its next token, whichever process dies, and that no process
 outlives the supervisor."""
 
 import json

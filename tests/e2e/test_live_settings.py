@@ -1,4 +1,5 @@
-"""Changes the config file of a running cluster: live settings take effect without a restart."""
+"""Tests that live settings take effect without a restart when the config file of a running cluster
+changes."""
 
 import asyncio
 import json

@@ -1,5 +1,5 @@
-"""Tests two routers on one port: they share limits and usage accounting, and one of them may
-die."""
+"""Tests two routers on one port: they share limits and usage accounting, and if one of them dies,
+the other one keeps serving."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Tests that a cluster generates transformers' tokens with each KV transport."""
+"""Tests that a cluster generates the same tokens as transformers with each KV transport."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Fuzzers, one per module with a ``NAME: str`` and a
-``fuzz(seconds: float, seed: int) -> FuzzResult``.
+"""Fuzzers. Every module that has a ``NAME: str`` and a
+``fuzz(seconds: float, seed: int) -> FuzzResult`` is a fuzzer.
 
-``python -m tools.fuzz`` finds and runs them; ``make test`` runs each for a second.
+``python -m tools.fuzz`` finds and runs all fuzzers; ``make test`` runs each of them for a second.
 """

@@ -1,5 +1,5 @@
-"""Checks answers of the Responses API and the Messages API. Each check returns what is wrong, or an
-empty string."""
+"""Checks responses of the Responses API and the Messages API. Each check returns what is wrong, or
+an empty string."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ ERROR_FIELDS = {"message", "type", "param", "code"}
 
 
 def error_fault(data: bytes, *, is_anthropic: bool) -> str:
-    """Check the form of an error response."""
+    """Check the fields of an error response."""
     body = json.loads(data)
     error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict) or not isinstance(error.get("message"), str):
@@ -26,16 +26,17 @@ def error_fault(data: bytes, *, is_anthropic: bool) -> str:
 
 
 def parse_events(text: str) -> list[Event]:
-    """Parse a stream whose events have their type as name. Raises ValueError."""
+    """Parse a stream in which the name of each event must be the ``type`` in its data. Raises
+    ValueError if a name is wrong or the last event is incomplete."""
     *blocks, end = text.split("\n\n")
     if end:
-        raise ValueError(f"the stream ends with {end[-100:]!r}")
+        raise ValueError(f"the stream ends within an event: {end[-100:]!r}")
     events = []
     for block in blocks:
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         if name != f"event: {event['type']}":
-            raise ValueError(f"{name} is not the type of {data[:100]}")
+            raise ValueError(f"the name in {name!r} is not the type of the event {data[:100]}")
         events.append(event)
     return events
 
@@ -60,8 +61,8 @@ def response_stream_fault(events: Sequence[Event]) -> str:
 
 
 def _items_fault(events: Sequence[Event], final: Mapping[str, Any]) -> str:
-    """Check that items are opened and closed one after the other, and are those of the final
-    response."""
+    """Check that output items are opened and closed one after the other, and that the final
+    response contains exactly these items."""
     done: list[Mapping[str, Any]] = []
     open_id, pieces = "", ""
     for event in events:
@@ -95,7 +96,7 @@ def _whole(event: Event) -> Any:
 
 
 def response_fault(response: Mapping[str, Any]) -> str:
-    """Check a whole response."""
+    """Check a response that was not streamed."""
     if response["status"] not in ("completed", "incomplete", "queued"):
         return f"status {response['status']}"
     is_empty = not response["output"]
@@ -120,7 +121,7 @@ def message_stream_fault(events: Sequence[Event]) -> str:
 
 
 def _blocks_fault(events: Sequence[Event]) -> str:
-    """Check that blocks are started and stopped one after the other."""
+    """Check that content blocks are started and stopped one after the other."""
     num_blocks, is_open, kind = 0, False, ""
     for event in events:
         kind = event["type"].removeprefix("content_block_")

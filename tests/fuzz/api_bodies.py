@@ -1,5 +1,5 @@
-"""Generates random bodies for the Responses API and the Messages API: by the OpenAPI document,
-with items, tools and content blocks of all types, and then damaged."""
+"""Generates random request bodies for the Responses API and the Messages API. The bodies follow the
+OpenAPI document, and have items, tools and content blocks of all types; some are then damaged."""
 
 import json
 from collections.abc import Mapping
@@ -41,7 +41,8 @@ RAW = (
 
 
 class BodyMaker(SchemaValues):
-    """Generates bodies. ``known_ids`` are ids of stored responses, to which some bodies refer."""
+    """Generates request bodies. ``known_ids`` are ids of stored responses, to which some bodies
+    refer."""
 
     def __init__(self, rng: np.random.Generator, known_ids: list[str]) -> None:
         super().__init__(rng)
@@ -50,7 +51,8 @@ class BodyMaker(SchemaValues):
         self._known_ids = known_ids
 
     def encoded(self, path: str) -> bytes:
-        """Return the bytes of a body for this path."""
+        """Return the bytes of a body for a request to ``path``. Some of these bodies are
+        damaged."""
         if self._chance(0.03):
             return bytes(self._one(RAW))
         body = self.body(path)
@@ -115,7 +117,7 @@ class BodyMaker(SchemaValues):
         return self.of_schema(forms[name])
 
     def _damaged(self, body: Any) -> Any:
-        """Change one value anywhere in the body."""
+        """Return the body with one value changed, at any depth."""
         if not isinstance(body, dict | list) or not body or self._chance(0.15):
             return self._replacement(body)
         keys = tuple(body) if isinstance(body, dict) else range(len(body))

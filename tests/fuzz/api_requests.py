@@ -1,4 +1,4 @@
-"""Generates requests to the Responses API, the Messages API and the routes without a body."""
+"""Generates requests to the Responses API, the Messages API and the routes that take no body."""
 
 import gzip
 import urllib.parse
@@ -38,12 +38,13 @@ class ApiRequest:
 
     @property
     def is_anthropic(self) -> bool:
-        """Whether an error must have the form of Anthropic's API."""
+        """Whether an error response to this request must have the form of Anthropic's API."""
         return self.method == "POST" and self.path.startswith(MESSAGES)
 
 
 class RequestMaker(BodyMaker):
-    """``known_ids`` are ids of stored responses, which the caller appends."""
+    """Generates requests. ``known_ids`` are ids of stored responses, to which some requests refer;
+    the caller appends new ids to this list."""
 
     def __init__(self, rng: np.random.Generator, known_ids: list[str]) -> None:
         super().__init__(rng, known_ids)
@@ -89,7 +90,8 @@ class RequestMaker(BodyMaker):
         return ApiRequest("POST", path, headers, data)
 
     def _compressed(self, data: bytes) -> tuple[str, bytes]:
-        """Return a content encoding, and the body, which mostly has that encoding."""
+        """Return a content encoding, and the body encoded with it. In some cases, the encoding and
+        the body don't match, or the body is damaged."""
         if self._chance(0.05):
             return "gzip", BOMB
         packed: tuple[Any, ...] = (

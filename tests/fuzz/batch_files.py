@@ -1,8 +1,8 @@
-"""Fuzzes batch files with valid lines, invalid lines and random bytes. Sometimes, processing is
-first interrupted as if the router had been killed.
+"""Fuzzes batch files with valid lines, invalid lines and random bytes. In some cases, the
+processing of a file is first interrupted as if the router had been killed.
 
-The batch runner processes each file completely, with the router's own parsing of bodies. Every line
-must have a result in the output file or in the error file.
+The batch runner processes each file completely, and parses the request bodies like the router.
+Every line must have a result in the output file or in the error file.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ def _create_batch(store: BatchStore, number: int, data: bytes, endpoint: str) ->
 
 
 def _abandon_lines(store: BatchStore, batch: Batch, num_lines: int) -> None:
-    """Start to process some lines and abandon them, like a router that is killed."""
+    """Start to process some lines and abandon them, as if the router had been killed."""
     if store.get(TENANT, batch.id).is_finished:
         return
     job = BatchJob(store, store.get(TENANT, batch.id), MAX_LINE_BYTES)

@@ -28,7 +28,7 @@ WRONG_TOOL_TYPES = (
 
 
 class BlockMaker(ValueMaker):
-    """Generates messages from a seeded generator."""
+    """Generates messages with a seeded random generator."""
 
     def messages(self) -> list[Any]:
         first = [] if self._chance(0.03) else [{"role": "user", "content": "Hi"}]

@@ -1,8 +1,9 @@
-"""Fuzzes KV transports with endpoints by which a peer describes its memory wrongly: with file
-descriptors of other open files, wrong sizes, unreachable addresses and arbitrary ranges.
+"""Fuzzes KV transports with false endpoints, that is, with wrong descriptions of a peer's memory.
+These contain file descriptors of other open files, wrong sizes, unreachable addresses and arbitrary
+ranges.
 
-If a transport accepts such an endpoint, the fuzzer also reads from it, because only a read from an
-invalid mapping would crash the process.
+If a transport accepts such an endpoint, the fuzzer also reads from it, because an invalid mapping
+crashes the process only when it is read.
 """
 
 import contextlib
@@ -49,7 +50,8 @@ def fuzz(seconds: float, seed: int) -> FuzzResult:
 
 
 class Fuzzer:
-    """Runs cases with a reader over shared memory and one over gRPC, each with an honest source."""
+    """Runs cases against a reader over shared memory and a reader over gRPC. Each of them also has
+    an honest source, from which it must read correctly."""
 
     def __init__(
         self, stack: contextlib.ExitStack, recorder: Recorder, chance: np.random.Generator
@@ -73,7 +75,7 @@ class Fuzzer:
             self._readers.append(receiving)
 
     def case(self) -> None:
-        """Connect to one false endpoint, and read from it if that succeeds."""
+        """Connect to one false endpoint, and read from it if the reader accepts it."""
         which = int(self._chance.integers(0, 2))
         endpoint, span = self._lie(self._honest[which]), self._span()
         self._recorder.begin(f"{endpoint} {span}")
@@ -101,7 +103,7 @@ class Fuzzer:
     ) -> TransferState:
         peer = reader.connect(endpoint)
         try:
-            os.ftruncate(self._descriptors[0], 0)  # after the reader has checked its size
+            os.ftruncate(self._descriptors[0], 0)  # after the reader has checked the file's size
             transfer = reader.prepare(peer, [span], seconds)
             reader.post(transfer)
             while (state := reader.poll(transfer)) is TransferState.PENDING:
@@ -150,7 +152,8 @@ FIELDS = tuple(Endpoint.__dataclass_fields__)
 
 @contextlib.contextmanager
 def _other_files() -> Iterator[list[int]]:
-    """Open files that a process may have besides its KV pool; the first one can be shrunk."""
+    """Open files of kinds that a process may have besides its KV pool, and yield their descriptors.
+    The first file is a memory file that can be shrunk."""
     makers: Sequence[Callable[[], int]] = (
         lambda: _memory_file(SIZE),
         lambda: _memory_file(0),
@@ -170,8 +173,8 @@ def _other_files() -> Iterator[list[int]]:
 
 
 def _memory_file(size: int) -> int:
-    """Return a memory file that can be shrunk: a process that then reads its mapping is killed
-    (SIGBUS)."""
+    """Return a memory file that can be shrunk. A process that then reads beyond the file's end in a
+    mapping is killed by SIGBUS."""
     file = os.memfd_create("shrinks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, size)
     return file

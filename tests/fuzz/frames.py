@@ -83,7 +83,8 @@ async def _fuzz(seconds: float, seed: int) -> FuzzResult:
 
 
 class Fuzzer:
-    """Runs cases against running servers, and against clients."""
+    """Runs cases in which clients send frames to running servers, and servers send frames to
+    clients."""
 
     def __init__(self, servers: Servers, recorder: Recorder, chance: np.random.Generator) -> None:
         self._servers = servers
@@ -92,7 +93,7 @@ class Fuzzer:
         self._maker = MessageMaker(chance)
 
     async def case(self) -> None:
-        """Run one connection of a random kind."""
+        """Open one connection between a client and a server, one of which misbehaves."""
         kinds: Sequence[Callable[[], Awaitable[None]]] = (
             self._before_handshake, self._after_handshake, self._false_server, self._local_client,
             self._false_store,
@@ -100,7 +101,7 @@ class Fuzzer:
         await self._bounded(kinds[int(self._chance.integers(len(kinds)))]())
 
     async def check(self) -> None:
-        """Check that well-behaved clients are served, that no connection is left, and that the
+        """Check that well-behaved clients are served, that no connection stays open, and that the
         store has kept its integrity."""
         self._recorder.begin("check")
         await self._bounded(self._served())
@@ -117,7 +118,7 @@ class Fuzzer:
         except ConnectionError:
             pass  # the peer may close the connection
         except BatonError:
-            pass  # an error from the peer, or about the peer
+            pass  # expected: the peer reported an error, or misbehaved
         except Exception as error:
             self._recorder.crash(repr(error))
 

@@ -1,8 +1,9 @@
 """Fuzzes structured output with JSON schemas, regexes and Lark grammars that are nested, cyclic,
 huge, random or mutated.
 
-Each grammar is handled like one from a client: it is checked in a helper process and, if that
-accepts it, compiled and followed for some tokens in this process, as in a worker.
+Each grammar is handled like one from a client: a helper process checks the grammar. If the helper
+accepts it, this process compiles the grammar and generates some tokens that follow it, as a worker
+does.
 """
 
 import asyncio
@@ -61,7 +62,8 @@ async def _fuzz(seconds: float, seed: int) -> FuzzResult:
 
 
 def follow(grammars: GrammarCompiler, grammar: Grammar, chance: Chance) -> None:
-    """Generate random allowed tokens. Raises Invalid if the grammar can't be enforced."""
+    """Generate random tokens that the grammar allows. Raises Invalid if the grammar can't be
+    enforced."""
     matcher = grammars.create(grammar)
     for _ in range(NUM_TOKENS):
         bits = np.frombuffer(matcher.mask(), np.uint8)

@@ -1,9 +1,8 @@
 """Fuzzes a router over in-memory workers with requests to the Responses API, the Messages API and
-the routes without a body.
+the routes that take no body.
 
-No request may end in a server error, in an exception, even one that is only logged, or in an answer
-that is not of its API's form: errors, and the events of streams. Neither requests nor memory may
-leak.
+No request may end in a server error or in an exception, even one that is only logged. Errors and
+streamed events must have the form of the request's API. Neither requests nor memory may leak.
 """
 
 import asyncio
@@ -130,7 +129,7 @@ class _Fuzz:
         try:
             fault = _fault(request, answer)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            fault = f"an answer of another form ({error!r}): {answer.text[:500]}"
+            fault = f"a response of an unexpected form ({error!r}): {answer.text[:500]}"
         if fault:
             self._recorder.crash(fault)
         elif request.path == RESPOND and answer.status_code == 200 and request.method == "POST":
@@ -150,14 +149,15 @@ class _Fuzz:
         return None
 
     def _remember(self, answer: httpx.Response) -> None:
-        """Remember a response, so that later requests refer to it."""
+        """Remember the id of a response, so that later requests refer to the response."""
         is_stream = answer.headers["content-type"].startswith("text/event-stream")
         response = parse_events(answer.text)[0]["response"] if is_stream else answer.json()
         self._known_ids.append(response["id"])
         del self._known_ids[:-MAX_KNOWN_IDS]
 
     async def _check_what_is_left(self) -> None:
-        """Check that no requests are left, once the background responses are generated."""
+        """Wait for the background responses, then check that no request has left anything
+        behind."""
         for worker in (self._router.prefill, self._router.decode):
             worker.submitted.clear()
             worker.cancelled.clear()
@@ -170,7 +170,7 @@ class _Fuzz:
             self._recorder.crash(f"these are left: {left}")
 
     def _left(self) -> dict[str, int]:
-        """Return the numbers of what must be 0 while no request is served."""
+        """Return counts that must all be 0 while no request is served."""
         router = self._router
         resources = router.service.resources
         return {
@@ -190,7 +190,7 @@ class _Fuzz:
     @property
     def _background(self) -> BackgroundResponses:
         service = self._router.response_service
-        assert service is not None, "client() makes it"
+        assert service is not None, "RouterHarness.client() must be called first"
         return service.background
 
     def _next_token(self, known: Sequence[TokenId], spec: RequestSpec) -> TokenId:
@@ -205,7 +205,7 @@ class _Fuzz:
 
 
 def _fault(request: ApiRequest, answer: httpx.Response) -> str:
-    """Return what is wrong with an answer; an empty string if nothing is."""
+    """Return what is wrong with a response; an empty string if nothing is."""
     status = answer.status_code
     if request.method == "HEAD" or status in (204, 307):
         return "a body" if answer.content else ""
@@ -226,7 +226,7 @@ def _fault(request: ApiRequest, answer: httpx.Response) -> str:
 
 
 def _num_handlers() -> int:
-    """Return the number of requests' handlers that are still in memory."""
+    """Return the number of request handlers that are still in memory."""
     gc.collect()
     return sum(isinstance(each, RequestHandler) for each in gc.get_objects())
 

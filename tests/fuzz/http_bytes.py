@@ -1,4 +1,4 @@
-"""Fuzzes the router's HTTP/1.1 connection with bytes that are split anywhere.
+"""Fuzzes the router's HTTP/1.1 connection with requests whose bytes are split anywhere.
 
 The app must receive valid requests unchanged and in order, and each must get exactly one response.
 An invalid request must be refused and end the connection, and the app must not receive anything
@@ -7,7 +7,7 @@ that h11 parses, in the same order; h11 is stricter than most parsers.
 
     python -m tests.fuzz.http_bytes --url http://127.0.0.1:8000 [--seconds 60] [--seed S]
 
-sends the same bytes to a running router.
+sends such requests to a running router.
 """
 
 import argparse
@@ -152,8 +152,9 @@ def reference(data: bytes) -> list[tuple[str, str, bytes]]:
 
 
 def _first(data: bytes) -> tuple[list[tuple[str, str, bytes]], bytes | None]:
-    """Parse one request if it is complete; return it, and the bytes that follow it."""
-    while data.startswith(b"\r\n"):  # RFC 9112 asks servers to ignore them; h11 does not
+    """Parse one request. Return it in a list, which is empty if the request is incomplete or
+    invalid, and the bytes that follow it, or None if no further request can be parsed."""
+    while data.startswith(b"\r\n"):  # RFC 9112 asks servers to ignore empty lines; h11 does not
         data = data[2:]
     parser = h11.Connection(h11.SERVER, max_incomplete_event_size=2**20)
     parser.receive_data(data)
@@ -194,8 +195,9 @@ def _memory() -> int:
 
 
 async def fuzz_url(url: str, seconds: float, seed: int) -> FuzzResult:
-    """Send the same bytes to a running router over TCP. Checks only that the responses are HTTP and
-    not server errors, and that the router is healthy at the end."""
+    """Send random requests, some of them changed at random, to a running router over TCP. Check
+    only that the responses are HTTP and not server errors, and that the router is healthy at the
+    end."""
     parts = urllib.parse.urlsplit(url)
     host, port = parts.hostname or "127.0.0.1", parts.port or 80
     recorder, maker = Recorder(NAME, seed), RequestMaker(np.random.default_rng(seed))

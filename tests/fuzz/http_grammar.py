@@ -32,9 +32,9 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request. If ``is_last`` is set, the connection ends with its response. ``fault`` names what
-    is wrong with an invalid request, which a server must refuse, and after which it must end the
-    connection; it is empty for a valid request."""
+    """A request. If ``is_last`` is set, the server must close the connection after its response.
+    ``fault`` names what is wrong with an invalid request, which the server must refuse; it is empty
+    for a valid request."""
 
     data: bytes
     method: str
@@ -76,7 +76,8 @@ class RequestMaker:
         return Request(front + head + sent, method.decode(), path, body, is_last)
 
     def invalid(self, path: str) -> Request:
-        """Return a request that no server may accept. The bytes that follow it have no meaning."""
+        """Return a request that no server may accept. A server must ignore all bytes that follow
+        it."""
         fault = self.pick(tuple(FAULTS))
         data = FAULTS[fault](self, path.encode())
         return Request(data, "", path, b"", True, fault)
@@ -91,7 +92,7 @@ class RequestMaker:
         return data
 
     def cut(self, data: bytes) -> list[bytes]:
-        """Split data as packets might: not at all, into single bytes, or anywhere."""
+        """Split data as network packets might: not at all, into single bytes, or anywhere."""
         kind = self._chance.random()
         if kind < 0.2 or len(data) < 2:
             return [data]
@@ -120,7 +121,8 @@ class RequestMaker:
         return b"".join(parts) * (1 if self.happens(0.95) else 60)
 
     def _framed(self, body: bytes) -> tuple[list[bytes], bytes]:
-        """Return framing headers, and the body in that framing."""
+        """Return headers that delimit a body, by its length or by chunks, and the body as it is
+        sent with these headers."""
         if not body and self.happens(0.5):
             return [], b""
         if self.happens(0.5):
@@ -140,14 +142,14 @@ class RequestMaker:
 
 
 def _line(line: bytes) -> Callable[[RequestMaker, bytes], bytes]:
-    """Return a function that builds an invalid request with the request line ``line``, in which it
-    replaces PATH with the path."""
+    """Return a function that builds an invalid request from the request line ``line``. The function
+    replaces PATH with the request's path."""
     return lambda maker, path: line.replace(b"PATH", path) + b"\r\nhost: x\r\n\r\n"
 
 
 def _with(lines: bytes, body: bytes = b"", method: bytes = b"POST") -> Callable[..., bytes]:
-    """Return a function that builds a request with ``host``, the header lines ``lines`` and
-    ``body``."""
+    """Return a function that builds a request with a ``host`` header, the header lines ``lines``
+    and the body ``body``."""
 
     def make(maker: RequestMaker, path: bytes) -> bytes:
         first, last = b"host: x\r\n", lines + b"\r\n"

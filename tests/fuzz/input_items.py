@@ -23,14 +23,15 @@ SHORT_TEXTS = ("", "x", "Hi", "wörld", '{"x": 1}', "{", "\ue000", "<|im_end|>",
 
 
 class ItemMaker(ValueMaker):
-    """``known_ids`` are ids of stored responses, whose items some references name."""
+    """Generates input items and tools. ``known_ids`` are ids of stored responses; some input items
+    refer to items of these responses."""
 
     def __init__(self, rng: np.random.Generator, known_ids: list[str]) -> None:
         super().__init__(rng)
         self._known_ids = known_ids
 
     def input(self) -> Any:
-        """Return a value of ``input``."""
+        """Return a value for the field ``input`` of a request."""
         if self._chance(0.3):
             return self._text()
         first = [] if self._chance(0.2) else [{"role": "user", "content": "Hi"}]

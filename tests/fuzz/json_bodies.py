@@ -1,7 +1,6 @@
 """Fuzzes a router over in-memory workers with valid and broken bodies for chats, completions,
-/tokenize, /detokenize, files and batches. Each must get a response that is not a server error, and
-neither requests nor memory may leak.
-"""
+/tokenize, /detokenize, files and batches. No response may be a server error, and neither requests
+nor memory may leak."""
 
 import asyncio
 import gzip
@@ -111,7 +110,7 @@ class _Fuzz:
         return answer
 
     def _check_what_is_left(self) -> None:
-        """Check that no requests except for batch lines are still being served."""
+        """Check that no requests are still being served, except for the lines of batches."""
         tenants, resources = self._router.service.tenants, self._router.service.resources
         is_batch_running = self._batch_service._runner.num_running > 0
         inside = 0 if is_batch_running else tenants.request_limiter.num_in_use

@@ -32,7 +32,7 @@ RAW = (
 
 
 class JsonMaker(ValueMaker):
-    """Generates cases from a seeded generator."""
+    """Generates request bodies, upload forms and batch files with a seeded random generator."""
 
     def request(self) -> tuple[str, bytes]:
         """Return a path and the body to post there."""
@@ -122,7 +122,7 @@ class JsonMaker(ValueMaker):
         return message
 
     def _likely(self, name: str) -> Any:
-        """Return a value that is mostly valid for the field."""
+        """Return a value for the field ``name`` that is valid in most cases."""
         tool = {"type": "function", "function": {"name": "f", "parameters": self._schema()}}
         known: dict[str, Any] = {
             "messages": self._messages(),

@@ -1,10 +1,10 @@
-"""Fuzzes KV transfers with a lying member, which is the source for a decode worker or the reader at
-a prefill worker.
+"""Fuzzes KV transfers with a lying cluster member. It is either the source from which a decode
+worker imports KV, or the reader to which a prefill worker exports KV.
 
-Both workers run production code over in-memory fakes of the model and the network. The liar takes
-the events of an honest source, and changes, drops, doubles and reorders them. Whatever it sends,
-the request must end within seconds, complete or with an error; no block may stay pinned; no token
-may be computed from unwritten blocks; and other requests must get their exact tokens.
+Both workers run production code over in-memory fakes of the model and the network. The lying source
+takes the events of an honest source, and changes, drops, doubles and reorders them. Whatever a liar
+sends, the request must end within seconds, complete or with an error; no block may stay pinned; no
+token may be computed from unwritten blocks; and other requests must get their exact tokens.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class Fuzzer:
         running.decode.kv_importer._connector = self._peers
 
     async def case(self) -> None:
-        """Run one request with a lying source, or one lying reader."""
+        """Run one request whose KV source lies, or one whose KV reader lies."""
         self._count += 1
         if self._chance.random() < 0.7:
             await self._bounded(self._lying_source())
@@ -153,8 +153,8 @@ class Fuzzer:
     def _judge(
         self, spec: RequestSpec, script: Sequence[KvTransferEvent], outputs: Sequence[RequestOutput]
     ) -> None:
-        """Check that if the request succeeded, and no block was cached, the source had sent every
-        block."""
+        """Check that the source has sent every block if the request succeeded without cached
+        blocks."""
         if outputs[-1].finish_reason is FinishReason.ERROR:
             if outputs[-1].details.get("error_status") == "INTERNAL":
                 self._recorder.server_error(outputs[-1].error)
@@ -296,7 +296,8 @@ class Fuzzer:
 
 
 class LyingPeers:
-    """Connects to honest sources, except at the liar's address."""
+    """Connects a decode worker to honest sources, or to a :class:`LyingReader` if the address is
+    the liar's."""
 
     def __init__(self, honest: MemoryKvTransferClient, chance: np.random.Generator) -> None:
         self._honest = honest
@@ -313,8 +314,8 @@ class LyingPeers:
 
 
 class LyingReader:
-    """Replaces the decode worker's reader of a source's events: returns the events of a script,
-    then raises Unavailable because the stream has ended."""
+    """Replaces the decode worker's reader of a source's events. Returns the events of ``script``;
+    after the last one, raises Unavailable as if the source had ended the stream."""
 
     def __init__(self, script: Sequence[KvTransferEvent]) -> None:
         self._events = iter(script)

@@ -32,8 +32,8 @@ _BYTES = (b"", b"\x00", b"\xff" * 16, bytes(16), b"\x01" * 15, b"\x80" * 300)
 
 
 class MessageMaker:
-    """Generates messages from a seeded random generator. Most are ``examples`` with a few changes,
-    so that they are nearly valid."""
+    """Generates messages with a seeded random generator. If ``examples`` has messages of the wanted
+    type, most results are copies of them with a few changes, so that they are nearly valid."""
 
     def __init__(self, chance: np.random.Generator, examples: Sequence[Message] = ()) -> None:
         self._chance = chance

@@ -148,7 +148,8 @@ class Fuzzer:
         self._checks = 0
 
     async def case(self) -> None:
-        """Run one call, one stream, or one message through a converter."""
+        """Send random messages in one gRPC call or over one framed connection, or pass one to a
+        converter."""
         kinds: Sequence[Callable[[], Awaitable[None]]] = (
             self._call, self._call, self._worker_line, self._conductor_line, self._convert,
         )  # fmt: skip
@@ -233,7 +234,7 @@ class Fuzzer:
             await stream.write(data)
         await self._linger()
         await stream.done_writing()
-        with contextlib.suppress(TimeoutError):  # a KV transfer waits for its request
+        with contextlib.suppress(TimeoutError):  # e.g. a KV transfer, which waits for its request
             async with asyncio.timeout(ANSWER_SECONDS):
                 while await stream.read() is not grpc.aio.EOF:
                     pass
@@ -352,7 +353,7 @@ def _calls(module: Any, service: str, channel: Any) -> list[Call]:
 
 
 def examples(servers: Servers) -> list[Message]:
-    """Return valid messages, from which the fuzzer makes others."""
+    """Return valid messages, which the fuzzer changes to make nearly valid ones."""
     spec = request("r", list(range(30)), 6)
     orders = [
         submit(spec, worker_pb2.TASK_PREFILL),

@@ -16,8 +16,9 @@ HANG_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class FuzzResult:
-    """The number of cases, and how many of them went wrong. Each of ``examples`` describes how to
-    reproduce one: the seed, the number of the case, and the case itself."""
+    """The number of cases, and the numbers of crashes, hangs and server errors among them. Each of
+    ``examples`` describes how to reproduce one of these: the seed, the number of the case, and the
+    case itself."""
 
     cases: int
     crashes: int
@@ -52,7 +53,7 @@ class Recorder:
         self._file.write_text(self._described(""), errors="backslashreplace")
 
     def crash(self, detail: object) -> None:
-        """Count an exception that escaped, or a process that died."""
+        """Count an exception or another result that must not occur."""
         self._add("crash", detail, crashes=self._result.crashes + 1)
 
     def hang(self, detail: object) -> None:

@@ -1,4 +1,4 @@
-"""Generates random JSON values by the schemas of the OpenAPI document."""
+"""Generates random JSON values that follow the schemas of the OpenAPI document."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,20 +13,20 @@ REFERENCE_PREFIX = "#/components/schemas/"
 
 
 class SchemaValues(ValueMaker):
-    """Most values match their schema. Ranges and patterns are not looked at, so that some are out
-    of bounds."""
+    """Generates values, most of which match their schema. Ranges and patterns are ignored, so some
+    values are out of bounds."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         super().__init__(rng)
         self._schemas: Mapping[str, Any] = build_document("1")["components"]["schemas"]
 
     def fields(self, name: str) -> Mapping[str, Any]:
-        """Return the schemas of the fields of the schema with this name."""
+        """Return the schemas of the fields of the object whose schema is called ``name``."""
         properties: Mapping[str, Any] = self._schemas[name]["properties"]
         return properties
 
     def of_schema(self, schema: Any, depth: int = 0) -> Any:
-        """Return a value for a schema."""
+        """Return a value that matches ``schema`` in most cases."""
         if not isinstance(schema, dict) or depth > MAX_DEPTH:
             return self.value(depth)
         if "$ref" in schema:

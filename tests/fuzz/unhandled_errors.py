@@ -14,8 +14,8 @@ from tests.fuzz.result import Recorder
 
 @contextlib.contextmanager
 def record_hidden_errors(recorder: Recorder) -> Iterator[None]:
-    """Record as crashes the exceptions that reach the running event loop, or are only logged. While
-    the block runs, nothing is logged."""
+    """Record as crashes the exceptions that reach the running event loop or are only logged. In the
+    ``with`` block, no log line is written."""
 
     def on_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         recorder.crash(f"{context.get('message')}: {context.get('exception')!r}")

@@ -1,4 +1,4 @@
-"""Generates random JSON values, and damages encoded ones."""
+"""Generates random JSON values, and damages encoded JSON."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ TOKENS = (b"{", b"}", b"[", b"]", b'"', b",", b":", b"\\", b"null", b"1", b"\x00
 
 
 class ValueMaker:
-    """Generates values from a seeded generator."""
+    """Generates values with a seeded random generator."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -53,7 +53,7 @@ class ValueMaker:
         return data[:place] + bytes([self._below(256)]) + data[place + 1 :]
 
     def _mostly(self, right: Any, wrong: Any) -> Any:
-        """Return one of the right choices, or seldom one of the wrong ones."""
+        """Return one of the choices in ``right`` or, seldom, one of those in ``wrong``."""
         return self._one(wrong if self._chance(0.04) else right)
 
     def _one(self, choices: Any) -> Any:

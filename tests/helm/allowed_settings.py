@@ -44,7 +44,8 @@ def settings_schema() -> dict[str, Any]:
 
 def _value_schema(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of one setting. Null is not allowed, since a setting can be left out
-    instead. A setting that can be parsed from text (512MiB; a,b) may also be a string."""
+    instead. A setting that can be parsed from text, like ``512MiB`` or ``a,b``, may also be a
+    string."""
     kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
     schemas = [{"type": kind["type"]} | _bounds(kind) for kind in kinds]
     if _is_parsed(name) and not any(each["type"] == "string" for each in schemas):

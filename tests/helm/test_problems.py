@@ -1,5 +1,5 @@
-"""Tests that the chart rejects well-formed values that can't work before anything is installed, and
-names a remedy."""
+"""Tests that the chart rejects values that are well-formed but can't work, before anything is
+installed, and that it names a remedy."""
 
 import re
 from typing import Any

@@ -27,7 +27,8 @@ OUTSIDE = {
 
 
 def selects(selector: Object, labels: Mapping[str, str]) -> bool:
-    """Evaluate a label selector; the only supported operator is In."""
+    """Return whether ``labels`` match a label selector, whose expressions may only use the operator
+    In."""
     for each in selector.get("matchExpressions", []):
         assert each["operator"] == "In"
         if labels.get(each["key"]) not in each["values"]:
@@ -224,7 +225,7 @@ def may_reach(release: Release, role: str) -> dict[str, list[int] | None]:
 
 
 def lets_in(rule: Object, source: Pod) -> bool:
-    """Return whether a rule allows connections from a pod. Ignores peers with only a namespace
+    """Return whether a rule allows connections from a pod. Ignore peers with only a namespace
     selector, which are for metrics."""
     if "from" not in rule:
         return True

@@ -72,8 +72,8 @@ def test_pods_prefer_zones_with_fewer_of_their_kind(scenario: str) -> None:
 
 
 def test_only_nodes_are_spread_by_constraints() -> None:
-    """The scheduler ignores a node for all preferred constraints if it lacks the label of one of
-    them, so a constraint for zones would turn off the spread over nodes that have no zone."""
+    """If a node lacks the label of one preferred constraint, the scheduler ignores the node for all
+    of them. So a constraint for zones would turn off the spread over nodes that have no zone."""
     for pod in release_of("demo").serving():
         keys = [each["topologyKey"] for each in pod.spec["topologySpreadConstraints"]]
         assert keys == ["kubernetes.io/hostname"]

@@ -1,4 +1,5 @@
-"""Tests that values.schema.json rejects invalid values by name, and accepts every values file."""
+"""Tests that values.schema.json rejects invalid values with an error that names them, and accepts
+every values file."""
 
 import json
 import re

@@ -264,8 +264,8 @@ def test_the_values_schema_contains_all_settings(request: pytest.FixtureRequest)
 def test_values_may_use_old_names_of_settings(
     old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    """Old names are passed on in a pool's environment and in the config file, and the process logs
-    a warning."""
+    """Old names are passed on in a pool's environment and in the config file, and the process
+    prints a warning."""
     if new in CHART_SETTINGS:
         return
     value = {"async_scheduling": "off", "local_prefill": False}.get(new, 3)

@@ -1,4 +1,5 @@
-"""Authentication, RBAC authorization, and a record of the API calls of service accounts."""
+"""Authenticates users, authorizes their calls by RBAC, and records the API calls of service
+accounts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ ADMIN = "admin"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An API call, in the terms of RBAC rules. ``resource`` includes the subresource, like
+    """An API call, described as in RBAC rules. ``resource`` includes the subresource, as in
     ``deployments/scale``."""
 
     user: str
@@ -50,7 +51,8 @@ class Accounts:
 
     def user(self, authorization: str) -> str:
         """Return the user that an Authorization header names. Raises Refused (401) if the header
-        has neither the administrator's token nor one of the form that ``token`` returns."""
+        contains neither the administrator's token nor a token like those that :meth:`token`
+        returns."""
         kind, _, token = authorization.partition(" ")
         kind = kind.lower()
         if kind == "bearer" and token == ADMIN:
@@ -63,7 +65,7 @@ class Accounts:
 
     def check(self, call: Call) -> None:
         """Record a call, unless the administrator made it. Raises Refused (403) if no role that is
-        bound to the user allows it."""
+        bound to the user allows the call."""
         if call.user == ADMIN:
             return
         self.calls.append(call)
@@ -73,7 +75,7 @@ class Accounts:
 
     def check_granted_rules(self, user: str, namespace: str, role: Object) -> None:
         """Check that ``user``, who writes the Role or RoleBinding ``role``, has all permissions
-        that it grants. Raises Refused (403)."""
+        that the role or binding grants. Raises Refused (403)."""
         if user == ADMIN:
             return
         reference = role.get("roleRef")
@@ -126,7 +128,7 @@ def _has(allowed: list[str], wanted: str) -> bool:
 
 
 def calls_of(rule: Object, user: str, namespace: str) -> list[Call]:
-    """Return a call for each permission of a rule."""
+    """Return one call by ``user`` for each permission that a rule grants."""
     return [
         Call(user, verb, group, resource, namespace, name)
         for verb in rule["verbs"]

@@ -1,4 +1,4 @@
-"""Operations on objects: create, read, update, patch, apply and delete."""
+"""The operations on objects: create, read, update, patch, apply and delete."""
 
 import base64
 from collections.abc import Iterator
@@ -48,8 +48,8 @@ APPLY_TYPES = ("application/apply-patch+yaml", "application/apply-patch+cbor")
 
 
 class Api:
-    """The API of one cluster. Thread-safe. Raises Refused where a real API server responds with an
-    error."""
+    """The API of one cluster. It is thread-safe, and raises Refused where a real API server
+    responds with an error."""
 
     def __init__(self, clock: Clock, service_subnet: str = "10.96.0") -> None:
         self.store = Store()
@@ -136,7 +136,11 @@ class Api:
                 before, request.body, schema_of(request.kind)
             )
             return changed
-        raise Refused(415, "UnsupportedMediaType", f"not a patch: {request.content_type}")
+        raise Refused(
+            415,
+            "UnsupportedMediaType",
+            f"{request.content_type!r} is not the content type of a patch",
+        )
 
     def _apply(self, request: Request) -> tuple[int, Object]:
         kind, body = request.kind, without_nulls(request.body)
@@ -193,8 +197,8 @@ class Api:
         self, kind: Kind, namespace: str, name: str, options: Object | None = None
     ) -> Object:
         """Delete an object; ``options`` are DeleteOptions. A pod on a node gets its grace period,
-        and its kubelet removes it afterwards. Returns the removed object or, if it is only marked
-        as deleted, its new version."""
+        and is then removed by its kubelet. Returns the removed object or, if it is only marked as
+        deleted, its new version."""
         options = options or {}
         with self.store.locked():
             found = self.store.get(kind, namespace, name)
@@ -213,7 +217,7 @@ class Api:
             return self.store.put(kind, self._mark_deleted(found, grace))
 
     def _mark_deleted(self, found: Object, grace: int) -> Object:
-        """Set the deletion timestamp. A second deletion can only bring it forward."""
+        """Set the deletion timestamp. A second deletion can only move it to an earlier time."""
         metadata = found["metadata"]
         ends = self.timestamp(grace)
         if metadata.get("deletionTimestamp", "9") > ends:
@@ -222,7 +226,8 @@ class Api:
         return found
 
     def remove_finalizer(self, kind: Kind, namespace: str, name: str, finalizer: str) -> None:
-        """Remove a finalizer, and the object if it is being deleted and this was the last one."""
+        """Remove a finalizer. If it was the last one and the object is being deleted, remove the
+        object, too."""
         with self.store.locked():
             found = self.store.get(kind, namespace, name)
             left = [f for f in found["metadata"].get("finalizers", []) if f != finalizer]
@@ -296,8 +301,8 @@ class Api:
                 raise Refused(403, "Forbidden", text)
 
     def _missing_references(self, pod: Object) -> Iterator[str]:
-        """Yield an error for each missing object that must exist before a pod which refers to
-        it."""
+        """Yield an error for each missing object that must exist before a pod that refers to it can
+        be created."""
         spec, namespace = pod["spec"], pod["metadata"]["namespace"]
         account, runtime = spec["serviceAccountName"], spec.get("runtimeClassName")
         priority = spec.get("priorityClassName") or "system-"
@@ -310,7 +315,7 @@ class Api:
             yield f"no PriorityClass with name {priority} was found"
 
     def _address(self, before: Object | None, now: Object) -> None:
-        """Assign a permanent cluster IP, unless the service is headless or an ExternalName."""
+        """Assign a permanent cluster IP to a service, unless it is headless or an ExternalName."""
         spec = now["spec"]
         if before is not None and before["spec"].get("clusterIP"):
             spec.setdefault("clusterIP", before["spec"]["clusterIP"])
@@ -358,9 +363,9 @@ class Api:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def suffix(self) -> str:
-        """Return five characters, which are different in each call."""
+        """Return five characters, which differ from those of every other call."""
         self._numbers += 1
-        number, out = self._numbers * 7_368_787 % 27**5, ""  # the step and the modulus are coprime
+        number, out = self._numbers * 7_368_787 % 27**5, ""  # coprime, so no suffix repeats
         for _ in range(5):
             number, letter = divmod(number, len(LETTERS))
             out += LETTERS[letter]
@@ -388,7 +393,7 @@ def _first_status(kind: Kind) -> Object:
 
 def _placed(body: Object, request: Request) -> Object:
     """Return the body's metadata with the name and namespace from the URL. Raises Refused (400) if
-    the body has different ones."""
+    the body contains a different name or namespace."""
     metadata: Object = body.get("metadata") or {}
     in_url = {"name": request.name}
     in_url |= {"namespace": request.namespace} if request.namespace else {}
@@ -419,7 +424,8 @@ def _keep(now: Object, before: Object | None, name: str) -> None:
 
 
 def _check_versions(kind: Kind, before: Object, now: Object) -> None:
-    """Check that a uid and resourceVersion in a write are the current ones."""
+    """Check that the uid and the resourceVersion in a write, if given, are the object's current
+    ones."""
     old, new = before["metadata"], now["metadata"]
     if new.get("uid") not in (None, old["uid"]):
         why = f"Precondition failed: UID in precondition: {new['uid']}, UID in object meta"

@@ -82,13 +82,13 @@ class Cluster:
         return f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"
 
     def wait(self, until: Callable[[], object], seconds: float, what: str) -> None:
-        """Wait until ``until`` returns a true value. After ``seconds``, raises TimeoutError with
-        ``what`` and the state of all pods."""
+        """Wait until ``until`` returns a true value. Raises TimeoutError after ``seconds``; its
+        message has ``what``, which says what is awaited, and the state of all pods."""
         clock = self.api.clock
         end = clock.monotonic() + seconds
         while not until():
             if clock.monotonic() > end:
-                raise TimeoutError(f"{what} took more than {seconds:g} s:\n{self.describe()}")
+                raise TimeoutError(f"waited more than {seconds:g} s for {what}:\n{self.describe()}")
             self.api.store.changes(self.api.store.version, LOOK_SECONDS)
 
     def describe(self) -> str:
@@ -122,7 +122,7 @@ def cluster(
     resources: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Cluster]:
     """Run a cluster. ``resources`` are added to the standard resources of each node. No process,
-    mount or network interface is left afterwards, even if this process is killed."""
+    mount or network interface is left behind, even if this process is killed."""
     _sweep()
     prefix = f"{FOLDER}{os.getpid()}-"
     with tempfile.TemporaryDirectory(prefix=prefix) as own, network() as net:

@@ -1,5 +1,5 @@
-"""Fixtures that all tests share: a cluster with nodes, for tests that don't kill any part of it,
-and Helm 3."""
+"""Fixtures for all tests of this folder: a shared cluster with nodes, no part of which a test may
+kill, and Helm 3."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,9 @@
-"""A small program for test containers.
+"""A small program that runs in the containers of tests.
 
-python -m tests.kube.container_program serve PORT        # $BODY and files over HTTP
-python -m tests.kube.container_program append FILE TEXT
+    python -m tests.kube.container_program serve PORT
+    python -m tests.kube.container_program append FILE TEXT
+
+``serve`` answers HTTP requests with $BODY or with files; ``append`` appends a line to a file.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The defaults that a real API server fills in."""
+"""Fills in the same default values as a real API server."""
 
 from tests.kube.kinds import Object
 
@@ -11,7 +11,7 @@ PROBE = {
 
 
 def set_defaults(kind: str, found: Object) -> None:
-    """Fill in the defaults of an object, in place."""
+    """Fill in the default values of an object, in place."""
     spec = found.get("spec")
     if spec is None:
         return

@@ -1,4 +1,4 @@
-"""CustomResourceDefinitions of the operators whose objects the chart can create."""
+"""Creates CustomResourceDefinitions of the operators whose objects the chart can create."""
 
 from tests.kube.api import Api
 from tests.kube.kinds import DEFINITION

@@ -1,4 +1,5 @@
-"""The discovery API: groups, versions, resources, and their OpenAPI schemas."""
+"""Answers discovery requests: the API's groups, versions and resources, and their OpenAPI
+schemas."""
 
 from tests.kube.kinds import Kind, Kinds, Object
 from tests.kube.schemas import VERSION, definitions
@@ -128,8 +129,8 @@ def _swagger() -> Object:
 
 
 def _document(prefix: str, kinds: Kinds) -> Object | None:
-    """Return the OpenAPI document of one group and version, or None if there is none. It contains
-    all schemas, so that every reference resolves."""
+    """Return the OpenAPI document of one group and version, or None if there is no such group and
+    version. The document contains all schemas, so that every reference resolves."""
     mine = [kind for kind in kinds.all if kind.prefix == f"/{prefix}"]
     if not mine:
         return None
@@ -142,8 +143,8 @@ def _document(prefix: str, kinds: Kinds) -> Object | None:
 
 
 def _paths(kind: Kind) -> list[tuple[str, Object]]:
-    """Return the paths for creating, replacing and patching objects. Clients learn from them that
-    writes support ``fieldValidation``; the other paths are left out."""
+    """Return the paths for creating, replacing and patching objects, from which clients learn that
+    writes support ``fieldValidation``. Other paths are left out."""
     gvk = {"group": kind.group, "version": kind.version, "kind": kind.kind}
     names = ("fieldValidation", "fieldManager", "dryRun", "force")
     parameters = [

@@ -14,8 +14,8 @@ RETRY_SECONDS = 0.5
 
 def drain_node(kube: Cluster, node: str, seconds: float) -> list[str]:
     """Cordon a node, evict its unfinished pods and wait until they are gone; return their names.
-    Raises TimeoutError if one eviction is forbidden, or the pods remain, for more than
-    ``seconds``."""
+    Raises TimeoutError if a disruption budget forbids an eviction for more than ``seconds``, or if
+    the pods are not gone ``seconds`` after the last eviction."""
     kube.cordon(node)
     pods = kube.pods(lambda pod: pod["spec"].get("nodeName") == node and phase(pod) not in FINISHED)
     with kube.client() as opened:
@@ -26,7 +26,7 @@ def drain_node(kube: Cluster, node: str, seconds: float) -> list[str]:
     kube.wait(
         lambda: not kube.pods(lambda pod: pod["metadata"]["uid"] in uids),
         seconds,
-        f"drain of {node}",
+        f"the drain of {node}",
     )
     return [pod["metadata"]["name"] for pod in pods]
 

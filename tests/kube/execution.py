@@ -1,5 +1,5 @@
-"""Serves ``kubectl exec``: runs a command in a container, with its input and output in a WebSocket.
-The first byte of each message is its channel."""
+"""Serves ``kubectl exec``: runs a command in a container, and carries its input and output over a
+WebSocket. The first byte of each message is the number of a channel, such as STDOUT."""
 
 import base64
 import hashlib
@@ -25,7 +25,7 @@ JOIN_SECONDS = 5.0
 
 def accepted(key: str, protocols: str) -> dict[str, str]:
     """Return the headers of the response that accepts the upgrade to a WebSocket. Raises ValueError
-    if ``protocols`` has no known one."""
+    if ``protocols`` contains none of PROTOCOLS."""
     wanted = [name.strip() for name in protocols.split(",")]
     protocol = next((name for name in PROTOCOLS if name in wanted), None)
     if protocol is None:
@@ -40,7 +40,7 @@ def accepted(key: str, protocols: str) -> dict[str, str]:
 
 
 class Channels:
-    """The WebSocket frames of one connection. Any thread may send."""
+    """Sends and receives the messages of one WebSocket connection. Any thread may send."""
 
     def __init__(self, source: BufferedIOBase, sink: BufferedIOBase) -> None:
         self._source = source
@@ -64,8 +64,8 @@ class Channels:
             self._sink.flush()
 
     def receive(self) -> bytes | None:
-        """Return the next message, whose first byte is its channel, or None once the client has
-        closed the connection."""
+        """Return the next message, which begins with the number of its channel, or None once the
+        client has closed the connection."""
         head = self._source.read(2)
         if len(head) < 2 or head[0] & 0x0F == CLOSING:
             return None
@@ -82,7 +82,8 @@ class Channels:
 def execute(
     channels: Channels, command: Sequence[str], environment: Mapping[str, str], takes_input: bool
 ) -> None:
-    """Run a command until it exits, and send its exit code in the form that kubectl expects."""
+    """Run a command until it exits, and then send its exit code in the form that kubectl
+    expects."""
     process = subprocess.Popen(
         command, env=dict(environment), bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         stdin=subprocess.PIPE if takes_input else subprocess.DEVNULL,

@@ -1,7 +1,9 @@
-"""Sets of fields, as ``metadata.managedFields`` records their owners.
+"""Sets of the fields of an object, in the form in which ``metadata.managedFields`` records who owns
+which fields.
 
-A path is a tuple of steps: ``("f", name)`` for a field, ``("k", ((key, value), …))`` for an item of
-an associative list, ``("v", value)`` for an item of a set.
+A field is represented by its path, a tuple of steps: ``("f", name)`` leads to a field,
+``("k", ((key, value), …))`` to an item of an associative list, and ``("v", value)`` to an item of a
+set.
 """
 
 import json
@@ -26,7 +28,7 @@ UNOWNED = {
 
 
 def fields_of(found: Object, schema: Schema) -> set[Path]:
-    """Return all fields that ``found`` sets, except those that no client owns."""
+    """Return the paths of all fields that ``found`` sets, except those of UNOWNED fields."""
     return {path for path in _paths(found, schema, ()) if not _nobodys(path)}
 
 
@@ -93,8 +95,8 @@ def _step_is(step: Step, item: Any, schema: Schema) -> bool:
 
 
 def merge_fields(below: Any, above: Any, schema: Schema) -> Any:
-    """Merge ``above`` over ``below``: associative lists by their keys, sets as unions. Raises
-    Refused if a list has the same key twice."""
+    """Merge ``above`` over ``below``: associative lists by their keys, and sets as unions. Raises
+    Refused if a list in ``above`` has the same key twice."""
     if isinstance(above, dict) and isinstance(below, dict) and not schema.atomic:
         out = dict(below)
         for name, inner in above.items():

@@ -1,5 +1,5 @@
-"""Helm 3 and Helm 4 behind one interface. Helm 4 comes from helm-python-sdk, Helm 3 from npm (see
-``tools/helm3_parity.py``)."""
+"""Clients for Helm 3 and Helm 4 with the same interface. Helm 4 comes from helm-python-sdk, Helm 3
+from npm (see ``tools/helm3_parity.py``)."""
 
 import json
 import subprocess
@@ -15,12 +15,12 @@ from tools.helm3_parity import CHART
 
 
 class HelmFailed(Exception):
-    """Helm exited with an error; the message is Helm's."""
+    """Helm exited with an error. The message is Helm's own."""
 
 
 class Helm(Protocol):
-    """A Helm client for one namespace of one cluster. ``wait`` waits until everything is ready. All
-    methods raise HelmFailed."""
+    """A Helm client for one namespace of one cluster. If ``wait`` is set, a method waits until
+    everything is ready. All methods raise HelmFailed."""
 
     def install(
         self, name: str, values: Mapping[str, Any], *, wait: bool = False, seconds: int = 60

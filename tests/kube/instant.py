@@ -1,4 +1,5 @@
-"""A fake kubelet without containers: pods change their state when a test calls a function."""
+"""A fake kubelet without containers. Pods change their state only when a test calls a function of
+this module."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -17,7 +18,8 @@ def add_node(
     resources: Mapping[str, str] = MappingProxyType({}),
     labels: Mapping[str, str] = MappingProxyType({}),
 ) -> Object:
-    """Add a node for 110 pods. ``resources`` are extra ones like ``{"nvidia.com/gpu": "8"}``."""
+    """Add a node with space for 110 pods. ``resources`` are additional resources, such as
+    ``{"nvidia.com/gpu": "8"}``."""
     capacity = {
         "cpu": "64",
         "memory": "512Gi",
@@ -33,7 +35,7 @@ def add_node(
 
 
 def run_placed_pods(api: Api, ready: bool = True) -> None:
-    """Make all pending pods that are placed on a node run, and set whether they are ready."""
+    """Let all pending pods that are placed on a node run, and set whether they are ready."""
     for number, pod in enumerate(api.store.all(POD)):
         if pod["spec"].get("nodeName") and phase(pod) == "Pending":
             pod["status"] = (pod.get("status") or {}) | {

@@ -1,5 +1,5 @@
-"""Runs a cluster with one pod, for a test that kills this process: prints the process id of the
-pod's container, and waits until standard input ends."""
+"""Runs a cluster with one pod, prints the process id of the pod's container, and waits until
+standard input ends. A test kills this process meanwhile."""
 
 import sys
 
@@ -13,7 +13,7 @@ if __name__ == "__main__":
     with cluster(nodes=["n"]) as kube:
         spec = {"containers": [{"name": "c", "image": "x:1", "command": ["sleep", "99"]}]}
         kube.api.create(POD, {"metadata": {"name": "p", "namespace": "default"}, "spec": spec})
-        kube.wait(lambda: phase(kube.pods()[0]) == "Running", SECONDS, "a pod")
+        kube.wait(lambda: phase(kube.pods()[0]) == "Running", SECONDS, "the pod to run")
         words, _ = kube.kubelet.exec_command("default", "p", "", [])
         print(words[1].partition("=")[2], flush=True)
         sys.stdin.read()

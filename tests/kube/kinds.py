@@ -9,7 +9,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of objects. ``plural`` is its name in paths and in Roles."""
+    """A kind of objects. ``plural`` is the name of the kind in paths and in Roles."""
 
     group: str
     version: str
@@ -30,7 +30,7 @@ class Kind:
 
     @property
     def qualified(self) -> str:
-        """The name in error messages, like ``deployments.apps``."""
+        """The name of the kind in error messages, like ``deployments.apps``."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
 
@@ -96,7 +96,7 @@ BUILT_IN = (
 
 
 class Kinds:
-    """All known kinds, which can be found by path or by name. CustomResourceDefinitions add
+    """All known kinds, which can be found by path or by name. Each CustomResourceDefinition adds
     more."""
 
     def __init__(self) -> None:

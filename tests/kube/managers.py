@@ -1,7 +1,7 @@
-"""Field ownership: server-side apply, and how other writes change the owners.
+"""Field ownership: server-side apply, and how other writes change the owners of fields.
 
-As in Kubernetes, an apply conflicts if it would change a field that another manager owns, while any
-other write takes over the fields that it changes. A field is removed once its last owner no longer
+As in Kubernetes, an apply conflicts if it would change a field that another manager owns. Any other
+write takes over the fields that it changes. A field is removed when its last owner no longer
 applies it.
 """
 
@@ -52,7 +52,8 @@ class Manager:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The client of a write. If ``force`` is set, its apply takes over other managers' fields."""
+    """The client that makes a write. If ``force`` is set, an apply takes over the fields of other
+    managers."""
 
     name: str
     api_version: str
@@ -77,8 +78,9 @@ def managers_of(found: Object) -> list[Manager]:
 
 
 def apply(live: Object | None, wanted: Object, schema: Schema, writer: Writer) -> Object:
-    """Return the object that results from ``live`` (None if there is none) when ``writer`` applies
-    ``wanted``. Raises Refused (409) with the conflicting fields and their owners."""
+    """Return the object that results when ``writer`` applies ``wanted`` to ``live``, which is None
+    if the object does not exist yet. Raises Refused (409) with the conflicting fields and their
+    owners."""
     fields = fields_of(wanted, schema)
     mine = writer.owning(fields, APPLY)
     others = [each for each in managers_of(live or _nothing()) if each.key != mine.key]
@@ -141,8 +143,8 @@ def _owner(manager: Manager) -> str:
 
 
 def record_update(before: Object | None, now: Object, schema: Schema, writer: Writer) -> None:
-    """Record in ``now`` that ``writer``, and no other manager, owns the fields that differ from
-    ``before``."""
+    """Record in ``now`` that the fields that differ from ``before`` are owned by ``writer`` and by
+    no other manager."""
     fields = fields_of(now, schema)
     old = fields_of(before, schema) if before else set()
     changed = {

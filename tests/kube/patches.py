@@ -1,4 +1,4 @@
-"""JSON merge patches, JSON patches and strategic merge patches."""
+"""Applies JSON merge patches, JSON patches and strategic merge patches."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ ORDER, DELETE_VALUES = "$setElementOrder/", "$deleteFromPrimitiveList/"
 
 
 def apply_merge_patch(target: Any, patch: Any) -> Any:
-    """Apply a JSON merge patch (RFC 7386): a None value deletes the key, maps are merged, and all
+    """Apply a JSON merge patch (RFC 7386): a None value deletes its key, maps are merged, and all
     other values are replaced."""
     if not isinstance(patch, dict):
         return deep_copy(patch)
@@ -28,8 +28,8 @@ def apply_merge_patch(target: Any, patch: Any) -> Any:
 
 
 def apply_json_patch(target: Object, operations: list[Object]) -> Object:
-    """Apply a JSON patch (RFC 6902). Raises Refused (422) if a ``test`` fails or a path is
-    unknown."""
+    """Apply a JSON patch (RFC 6902). Raises Refused (422) if a ``test`` operation fails or a path
+    does not exist."""
     out: Object = deep_copy(target)
     for operation in operations:
         try:
@@ -53,7 +53,7 @@ def _operate(out: Object, operation: Object) -> None:
         _take(out, path)
     elif name == "test":
         if _get(out, path) != operation["value"]:
-            raise ValueError("its test fails")
+            raise ValueError("the path has another value")
     elif name in ("move", "copy"):
         start = _steps(operation["from"])
         _set(out, path, _take(out, start) if name == "move" else _get(out, start), False)
@@ -149,7 +149,8 @@ def _list(target: list[Object], patch: list[Object], schema: Schema) -> list[Obj
 
 
 def _ordered(items: list[Any], order: list[Any], key: str) -> list[Any]:
-    """Sort ``items`` by ``order``, which comes from the patch; other items come last."""
+    """Sort ``items`` by ``order``, which comes from the patch. Items that are not in ``order`` come
+    last."""
     wanted = [each.get(key) if key else each for each in order]
 
     def place(item: Any) -> int:

@@ -25,8 +25,8 @@ def is_active(pod: Object) -> bool:
 def set_condition(
     found: Object, kind: str, holds: bool, stamp: str, reason: str = "", message: str = ""
 ) -> None:
-    """Set a condition in the status. Its ``lastTransitionTime`` changes only when its status
-    does."""
+    """Set a condition in an object's status. Its ``lastTransitionTime`` changes only if the
+    condition's status changes."""
     conditions = found.setdefault("status", {}).setdefault("conditions", [])
     entry = next((each for each in conditions if each["type"] == kind), None)
     if entry is None:
@@ -43,7 +43,7 @@ def set_condition(
 
 
 def owner_of(found: Object) -> Object | None:
-    """Return the reference to the object's controller; None if it has none."""
+    """Return the reference to the object's controller; None if the object has no controller."""
     references = found["metadata"].get("ownerReferences") or []
     return next((each for each in references if each.get("controller")), None)
 
@@ -65,7 +65,7 @@ def reference_to(owner: Object) -> Object:
 
 
 def pod_from(template: Object, owner: Object) -> Object:
-    """Return a pod without a name that is made from a template and has the controller ``owner``."""
+    """Return a new pod, without a name, from a template. Its controller is ``owner``."""
     metadata = template.get("metadata") or {}
     return {
         "metadata": {
@@ -79,7 +79,7 @@ def pod_from(template: Object, owner: Object) -> Object:
 
 
 def fingerprint(template: Any) -> str:
-    """Return ten hexadecimal digits, which are the same for equal templates."""
+    """Return ten hexadecimal digits that are the same for equal templates."""
     text = json.dumps(template, sort_keys=True).encode()
     return sha256(text).hexdigest()[:10]
 

@@ -1,6 +1,6 @@
 """Decodes objects that typed Go clients send as protobuf.
 
-Only the kinds that Helm and Baton's tools send in this form are known. Field numbers are those in
+Only the kinds that Helm and Baton's tools send as protobuf are known. Field numbers are those in
 Kubernetes' ``generated.proto`` files.
 """
 
@@ -20,7 +20,7 @@ Message = dict[int, tuple[str, Reader, bool]]
 
 
 def decode_object(body: bytes) -> Object:
-    """Decode an object from the envelope that begins with MAGIC. Raises Refused (415) for an
+    """Decode an object from an envelope, which begins with MAGIC. Raises Refused (415) for an
     unknown kind."""
     envelope = dict(_fields(body[len(MAGIC) :]))
     about = dict(_fields(envelope[1]))

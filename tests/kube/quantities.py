@@ -1,4 +1,4 @@
-"""Kubernetes' quantities: ``500m`` is 0.5, ``1Gi`` is 1,073,741,824."""
+"""Parses and formats Kubernetes quantities: ``500m`` is 0.5, ``1Gi`` is 1,073,741,824."""
 
 import re
 
@@ -18,8 +18,8 @@ def quantity(text: str | int | float) -> float:
 
 
 def quantity_text(value: float) -> str:
-    """Write a quantity with the largest binary unit of which it is a multiple, or in thousandths if
-    it is not whole."""
+    """Format a quantity with the largest binary unit of which it is a multiple, or in thousandths
+    if it is not a whole number."""
     if value != int(value):
         return f"{round(value * 1000)}m"
     for unit in ("Ti", "Gi", "Mi", "Ki"):

@@ -1,5 +1,5 @@
-"""The admission of pods by LimitRanges, which set defaults, and by ResourceQuotas, which require
-requests and limits, and bound the sums over all pods of a namespace."""
+"""Decides whether pods are admitted. LimitRanges set default requests and limits. ResourceQuotas
+require requests and limits, and bound their sums over all pods of a namespace."""
 
 from collections.abc import Iterator, Mapping
 
@@ -23,7 +23,7 @@ FINISHED = ("Succeeded", "Failed")
 
 
 def set_limit_range_defaults(store: Store, pod: Object) -> None:
-    """Fill in the requests and limits of containers, in place."""
+    """Fill in the requests and limits of a pod's containers from LimitRanges, in place."""
     for limits in store.all(LIMIT_RANGE, pod["metadata"]["namespace"]):
         for each in limits["spec"]["limits"]:
             if each["type"] == "Container":
@@ -102,8 +102,8 @@ def _is_counted(key: str) -> bool:
 
 
 def _pod_resource(pod: Object, key: str) -> float:
-    """Return a pod's request or limit of a resource: the sum over its containers, or that of the
-    largest init container if it is greater."""
+    """Return a pod's request or limit of a resource: the sum over its containers or, if that is
+    greater, the largest value among its init containers."""
     kind, _, resource = REQUIRED.get(key, key).partition(".")
     started = pod["spec"].get("initContainers") or []
     first = [_amount(each, kind, resource) for each in started]
@@ -122,8 +122,8 @@ def _lacks(container: Object, key: str) -> bool:
 
 
 def _given(container: Object, kind: str) -> Object:
-    """Return a container's requests or limits, whichever ``kind`` names. A limit without a request
-    is a request, too."""
+    """Return a container's requests or limits; ``kind`` says which. A limit without a request
+    counts as a request, too."""
     resources = container.get("resources") or {}
     limits = resources.get("limits") or {}
     return {**limits, **(resources.get("requests") or {})} if kind == "requests" else limits

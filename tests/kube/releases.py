@@ -1,4 +1,5 @@
-"""Compares a release's manifest, which Helm keeps in a Secret, with the objects in the cluster."""
+"""Compares the manifest of a Helm release, which Helm keeps in a Secret, with the objects in the
+cluster."""
 
 import base64
 import gzip
@@ -13,7 +14,7 @@ from tests.kube.kinds import SECRET, Object
 
 
 def deployed_revision(api: Api, namespace: str, release: str) -> Object:
-    """Return the deployed revision of a release, with ``version`` and ``manifest``."""
+    """Return the deployed revision of a release, a dict that has ``version`` and ``manifest``."""
     labels = {"owner": "helm", "name": release, "status": "deployed"}
     (secret,) = [
         each
@@ -30,8 +31,8 @@ def manifest_objects(revision: Object) -> list[Object]:
 
 
 def differences(api: Api, namespace: str, release: str) -> list[str]:
-    """Return the paths of all fields in the deployed revision's manifest whose values in the
-    cluster differ; an empty list means that every object has this revision."""
+    """Return the paths of all fields in the manifest of the deployed revision that have other
+    values in the cluster. An empty list means that the cluster has this revision."""
     found = []
     for wanted in manifest_objects(deployed_revision(api, namespace, release)):
         kind = api.kinds.named(wanted["apiVersion"], wanted["kind"])

@@ -19,7 +19,8 @@ OF_NAMESPACES = ("finalize", "status")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An API request. ``verb`` is named as in Roles; ``namespace`` and ``name`` may be empty."""
+    """An API request. ``verb`` is a verb of Roles, such as ``list``; ``namespace`` and ``name`` may
+    be empty."""
 
     verb: str
     kind: Kind
@@ -41,8 +42,8 @@ class Request:
 
     @property
     def single(self) -> str:
-        """The name of the only object of the request, or "". A list or watch request may name one
-        with a field selector."""
+        """The name of the object to which the request is limited, or "". A list or watch request
+        may be limited to one object by a field selector."""
         found = SINGLE_NAME.fullmatch(self.query.get("fieldSelector", ""))
         return self.name or (found[1] if found else "")
 

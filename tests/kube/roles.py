@@ -1,9 +1,9 @@
-"""The ClusterRoles that every cluster has: ``view``, ``edit`` and ``admin``, which a RoleBinding
-grants in one namespace.
+"""The ClusterRoles that every cluster has: ``view``, ``edit`` and ``admin``. A RoleBinding grants
+one of them in one namespace.
 
 Their rules are those of Kubernetes 1.36, for the kinds that the API server of this package knows.
-No rule covers cluster-scoped objects (nodes, priority classes) or custom resources; a real operator
-can add rules for its own kinds.
+No rule covers cluster-scoped objects (nodes, priority classes) or custom resources; real operators
+can add rules for their own kinds.
 """
 
 from typing import Any
@@ -72,7 +72,8 @@ def add_cluster_roles(api: Any) -> None:
 
 
 def add_namespace_admin(api: Any, namespace: str, account: str) -> None:
-    """Create a ServiceAccount, and bind it to the ClusterRole ``admin`` in its namespace only."""
+    """Create a ServiceAccount, and bind it to the ClusterRole ``admin``, only in its own
+    namespace."""
     metadata = {"name": account, "namespace": namespace}
     api.create(SERVICE_ACCOUNT, {"metadata": metadata})
     reference = {"apiGroup": CLUSTER_ROLE.group, "kind": "ClusterRole", "name": "admin"}

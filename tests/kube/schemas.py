@@ -1,4 +1,5 @@
-"""Schemas of all fields, from Kubernetes' own JSON schemas (the package kubernetes-validate)."""
+"""Reads the schemas of all fields from Kubernetes' own JSON schemas (the package
+kubernetes-validate)."""
 
 import functools
 import json
@@ -14,8 +15,8 @@ DEFAULT_KEYS = {"protocol": "TCP"}
 
 
 class Schema:
-    """The schema of one field. An unknown field (of a custom resource) accepts anything: its maps
-    are merged, its lists are replaced."""
+    """The schema of one field. The schema of an unknown field, such as one of a custom resource,
+    accepts any value: maps are merged, and lists are replaced."""
 
     def __init__(self, node: Object) -> None:
         self._node = node
@@ -29,13 +30,14 @@ class Schema:
 
     @property
     def atomic(self) -> bool:
-        """Whether the map has one owner, which replaces it as a whole."""
+        """Whether the whole map has a single owner, and is replaced as a whole."""
         kinds = (self._node.get("x-kubernetes-map-type"), self._type.get("x-kubernetes-map-type"))
         return "atomic" in kinds
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys of an associative list; empty for other fields."""
+        """The names of the fields that are the keys of an associative list; empty for other
+        fields."""
         if self._node.get("x-kubernetes-list-type") != "map":
             return ()
         return tuple(self._node["x-kubernetes-list-map-keys"])
@@ -46,18 +48,20 @@ class Schema:
 
     @property
     def merge_key(self) -> str:
-        """The key by which strategic merge patches merge the list; empty if they replace the list,
-        or if it is a list of plain values."""
+        """The key by which strategic merge patches merge the list. It is empty if they replace the
+        list, or if the list contains plain values."""
         strategy = self._node.get("x-kubernetes-patch-strategy", "")
         return self._node.get("x-kubernetes-patch-merge-key", "") if "merge" in strategy else ""
 
     @property
     def merges_values(self) -> bool:
-        """Whether a strategic merge patch adds to this list of plain values."""
+        """Whether a strategic merge patch adds values to this list of plain values, instead of
+        replacing it."""
         return "merge" in self._node.get("x-kubernetes-patch-strategy", "") and not self.merge_key
 
     def field(self, name: str) -> "Schema | None":
-        """Return the schema of a field; None if there is no such field."""
+        """Return the schema of the field ``name`` within this field; None if there is no such
+        field."""
         properties = self._type.get("properties")
         if properties is not None:
             return Schema(properties[name]) if name in properties else None

@@ -1,4 +1,4 @@
-"""Label and field selectors."""
+"""Evaluates label and field selectors."""
 
 import re
 from collections.abc import Mapping
@@ -49,7 +49,8 @@ def _at(found: Any, path: str) -> Any:
 
 
 def selects(selector: Object | None, labels: Mapping[str, str]) -> bool:
-    """Evaluate a LabelSelector object. None selects nothing, and an empty one everything."""
+    """Evaluate a LabelSelector object. None selects nothing, and an empty selector selects
+    everything."""
     if selector is None:
         return False
     wanted = selector.get("matchLabels") or {}

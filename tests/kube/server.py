@@ -35,8 +35,8 @@ PROTOBUF = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
 
 
 class Containers(Protocol):
-    """The interface of a kubelet to the API server. An empty ``container`` stands for any container
-    of the pod. All methods may raise Refused."""
+    """The part of a kubelet that the API server uses. An empty ``container`` stands for any
+    container of the pod. All methods may raise Refused."""
 
     def log(self, namespace: str, pod: str, container: str) -> str:
         """Return the container's log."""
@@ -51,7 +51,7 @@ class Containers(Protocol):
 
 
 class KubeServer:
-    """Serves ``api``. ``on_request`` is called with each request and may raise Refused, so that
+    """Serves ``api``. ``on_request`` is called with each request, and may raise Refused, by which
     tests can inject errors."""
 
     def __init__(self, api: Api, containers: Containers | None = None) -> None:
@@ -94,7 +94,8 @@ class KubeServer:
         assert not self.failures, self.failures[0]
 
     def answer(self, request: Request, user: str) -> tuple[int, Object]:
-        """Answer a request other than a watch, log or exec. Raises Refused."""
+        """Return the status code and the body of the response to a request other than a watch, log
+        or exec. Raises Refused."""
         kind, name = request.kind, request.name
         if request.subresource:
             return subresource(self.api, request)
@@ -168,7 +169,8 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def end_connections(self) -> None:
-        """Shut down connections that clients keep open, so that their threads end."""
+        """Shut down the connections that clients keep open, so that the threads of these
+        connections end."""
         for connection in list(self.connections):
             with suppress(OSError):  # the client disconnected
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)
@@ -201,7 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
 
     def finish(self) -> None:
-        """Close the TLS socket; the server itself closes only the TCP socket below it."""
+        """Close the TLS socket, since the server closes only the TCP socket below it."""
         try:
             super().finish()
         finally:
@@ -293,7 +295,7 @@ class _Handler(BaseHTTPRequestHandler):
         return tables.wants_table(self.headers.get("Accept") or "")
 
     def _table(self, request: Request, found: Object) -> Object:
-        """Render one object or a list as a table."""
+        """Return one object or a list of objects as a table."""
         version = found["metadata"].get("resourceVersion", "")
         if request.subresource:
             return found

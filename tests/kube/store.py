@@ -1,4 +1,4 @@
-"""Stores objects with their versions and a history of changes, in place of etcd."""
+"""Stores objects with their versions and a history of changes, as etcd does in a real cluster."""
 
 import threading
 from collections import deque
@@ -38,7 +38,7 @@ def deep_copy(value: T) -> T:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a JSON value without nulls, which mean the same as absent fields."""
+    """Return a JSON value without its nulls, because a null means the same as an absent field."""
     if isinstance(value, dict):
         return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):
@@ -59,8 +59,9 @@ def key_of(kind: Kind, found: Object) -> Key:
 
 
 class Store:
-    """The object store. Objects are copied when they are stored and returned. Thread-safe;
-    ``locked`` makes several calls atomic. ``version`` is the version of the last change."""
+    """The object store. Objects are copied when they are stored and when they are returned. It is
+    thread-safe; ``locked`` makes several calls atomic. ``version`` is the version of the last
+    change."""
 
     def __init__(self) -> None:
         self.version = 1
@@ -76,7 +77,8 @@ class Store:
             yield
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` after each change, in the thread that made it; it must not block."""
+        """Call ``listener`` after each change, in the thread that made the change. ``listener``
+        must not block."""
         self._listeners.append(listener)
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object:
@@ -141,8 +143,8 @@ class Store:
             listener()
 
     def changes(self, after: int, seconds: float) -> list[Change]:
-        """Return all changes after version ``after``; wait up to ``seconds`` for the first one.
-        Raises Refused (410) if some of them are no longer kept."""
+        """Return all changes after version ``after``. If there are none yet, wait up to ``seconds``
+        for the first one. Raises Refused (410) if some of these changes are no longer kept."""
         with self._changed:
             if self.version <= after:
                 self._changed.wait(seconds)

@@ -1,4 +1,4 @@
-"""The subresources ``scale``, ``status`` and ``eviction``."""
+"""Handles requests for the subresources ``scale``, ``status`` and ``eviction``."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ def change_status(api: Api, request: Request) -> Object:
 
 
 def evict(api: Api, request: Request) -> Object:
-    """Delete the pod unless a disruption budget forbids it (429)."""
+    """Delete a pod. Raises Refused (429) if a disruption budget forbids it."""
     with api.store.locked():
         pod = api.store.get(POD, request.namespace, request.name)
         if "deletionTimestamp" not in pod["metadata"]:
@@ -80,9 +80,9 @@ def budgets_of(api: Api, pod: Object) -> list[Object]:
 
 
 def _spend(api: Api, budget: Object, pod: Object) -> None:
-    """Use up one allowed disruption of a budget, or raise Refused (429). The eviction of a pod that
-    isn't ready uses up none if the budget's policy is ``AlwaysAllow``, or if enough other pods are
-    healthy."""
+    """Use up one of the budget's allowed disruptions. Raises Refused (429) if none is left. A pod
+    that isn't ready uses up none if the budget's policy is ``AlwaysAllow``, or if enough other pods
+    are healthy."""
     status = budget.get("status") or {}
     if not is_ready(pod):
         always = budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow"
@@ -104,7 +104,7 @@ def is_ready(pod: Object) -> bool:
 
 
 def condition(found: Object, name: str) -> str:
-    """Return the status of a condition: "True", "False" or "Unknown"."""
+    """Return the status of the condition ``name``: "True", "False" or "Unknown"."""
     conditions = (found.get("status") or {}).get("conditions") or []
     return next((str(each["status"]) for each in conditions if each["type"] == name), "Unknown")
 

@@ -16,7 +16,7 @@ def wants_table(accept: str) -> bool:
 
 
 def table(kind: Kind, found: list[Object], version: str, now: str) -> Object:
-    """Return a Table object with names, the kind's own columns, and ages."""
+    """Return a Table object with the names of the objects, the kind's own columns, and the ages."""
     names, cells = COLUMNS.get(kind.kind, ([], lambda each: []))
     rows = [
         {
@@ -39,7 +39,8 @@ def table(kind: Kind, found: list[Object], version: str, now: str) -> Object:
 
 
 def _column(name: str) -> Object:
-    """Return a column definition. Names with an asterisk are shown only with ``-o wide``."""
+    """Return a column definition. A column whose name begins with an asterisk is shown only by
+    ``kubectl get -o wide``."""
     format_of = "name" if name == "Name" else ""
     return {
         "name": name.lstrip("*"),

@@ -1,4 +1,5 @@
-"""Tests the controllers step by step, with a fake kubelet whose pods change when a test says so."""
+"""Tests the controllers step by step, with a fake kubelet whose pods change only when a test says
+so."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,8 +36,8 @@ from tests.kube.subresources import condition, evict, is_ready
 
 
 class Rig:
-    """An API server with controllers and two nodes. ``settle`` returns once all placed pods run and
-    all deleted pods are gone."""
+    """An API server with controllers and two nodes. ``settle`` returns once all placed pods run,
+    all deleted pods are gone, and no object changes any more."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(1_000_000.0)
@@ -54,7 +55,7 @@ class Rig:
             self.clock.advance(1)
             if self.api.store.version == before:
                 return
-        raise AssertionError("objects still change after 100 rounds")
+        raise AssertionError("the controllers still change objects after 100 rounds")
 
     def create(self, kind: Kind, name: str, spec: Object) -> Object:
         return self.api.create(kind, {"metadata": {"name": name, "namespace": "default"},
@@ -155,7 +156,7 @@ def test_a_rollout_that_never_gets_ready_fails_after_its_deadline(rig: Rig) -> N
     assert condition({"status": rig.status(DEPLOYMENT)}, "Progressing") == "False"
 
 
-def test_the_progress_deadline_counts_from_the_begin_of_the_rollout(rig: Rig) -> None:
+def test_the_progress_deadline_counts_from_the_start_of_the_rollout(rig: Rig) -> None:
     rig.deploy(2, progressDeadlineSeconds=100)
     rig.clock.advance(1000)
     rig.new_image("x:2")

@@ -1,5 +1,5 @@
-"""Runs the commands for Kubernetes in docs/operations.md and docs/kubernetes.md one after the
-other."""
+"""Tests the commands for Kubernetes in docs/operations.md and docs/kubernetes.md, by running them
+one after the other."""
 
 from pathlib import Path
 

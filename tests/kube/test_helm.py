@@ -1,7 +1,7 @@
-"""Tests Helm 3 and Helm 4 with the chart on the API server: ownership of replicas, install,
-upgrade, rollback and uninstall.
+"""Tests how Helm 3 and Helm 4 install, upgrade, roll back and uninstall the chart on the API server
+of this package, and who owns the numbers of replicas.
 
-Pods become ready immediately in these tests; ``test_lifecycle.py`` starts them as processes.
+Pods become ready immediately in these tests. ``test_lifecycle.py`` runs them as processes.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class Releases:
         self.api, self.helm, self.folder = api, helm, folder
 
     def install(self, **values: Any) -> None:
-        """Install the chart, without waiting for pods."""
+        """Install the chart without waiting for pods."""
         self.helm.install("baton", values)
 
     def upgrade(self, **values: Any) -> None:
@@ -73,13 +73,13 @@ class Releases:
         )  # fmt: skip
 
     def sizes(self) -> dict[str, int]:
-        """Return the numbers of replicas of the pools and the router."""
+        """Return the numbers of replicas of the pools and of the router."""
         found = {each["metadata"]["name"]: each for each in self.api.store.all(DEPLOYMENT)}
         names = ("prefill", "decode", "router")
         return {name: found[f"baton-{name}"]["spec"]["replicas"] for name in names}
 
     def set_initial_sizes(self) -> None:
-        """Set the pools' initial numbers of replicas like a conductor, from the settings in the
+        """Set the pools' initial numbers of replicas as a conductor does, from the settings in the
         chart's ConfigMap and in the conductor's environment."""
         file = self.api.store.get(CONFIG_MAP, "default", "baton-config")["data"]["baton.yaml"]
         initial = yaml.safe_load(file).get("kubernetes_initial_replicas") or {}
@@ -95,7 +95,7 @@ class Releases:
             try:
                 asyncio.run(sizes.apply())
                 break
-            except Conflict:  # a controller was faster; a conductor tries again, too
+            except Conflict:  # a controller was faster; a conductor would try again, too
                 continue
         kubernetes.close()
 
@@ -120,7 +120,8 @@ class Releases:
         end = clock.monotonic() + SECONDS
         while not until():
             if clock.monotonic() > end:
-                raise TimeoutError([pod["metadata"]["name"] for pod in store.all(POD)])
+                names = [pod["metadata"]["name"] for pod in store.all(POD)]
+                raise TimeoutError(f"waited more than {SECONDS} s; the pods are {names}")
             store.changes(store.version, LOOK_SECONDS)
 
     def secrets(self) -> Any:
@@ -129,7 +130,8 @@ class Releases:
 
 @contextmanager
 def kept_ready(api: Api) -> Iterator[None]:
-    """While the block runs, make placed pods run and deleted pods disappear immediately."""
+    """While the ``with`` block runs, make placed pods run immediately, and make deleted pods
+    disappear immediately."""
     over, changed = threading.Event(), threading.Event()
     api.store.listen(changed.set)
 
@@ -309,8 +311,8 @@ def claims_and_secrets(releases: Releases) -> tuple[list[str], Any]:
 
 def test_what_the_store_kept_can_be_used_by_the_next_installation(releases: Releases) -> None:
     """``helm uninstall`` keeps the volumes and the tenant secret, and the next installation uses
-    both. Without the secret, from which the salts of the stored block keys are derived, the volumes
-    would be useless."""
+    both. The volumes would be useless without the secret, because the salts of the stored block
+    keys are derived from it."""
     values = {"kvstore": {"enabled": True}}
     releases.install(**values)
     releases.wait(lambda: len(releases.api.store.all(CLAIM)) == 1)
@@ -340,7 +342,7 @@ def test_a_cluster_without_optional_kinds_can_install_what_asks_for_them(
 
 
 def test_a_release_can_be_rolled_back_and_uninstalled(releases: Releases) -> None:
-    """Install, rollback and uninstall wait until Helm sees that they are complete."""
+    """Install, rollback and uninstall wait until Helm finds that they are complete."""
     releases.helm.install("baton", {}, wait=True)
     before = releases.templates()
     releases.upgrade(settings={"max_sequences": 8})

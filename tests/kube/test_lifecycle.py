@@ -1,4 +1,5 @@
-"""Tests the chart's pods under load, in a short version of ``python -m tools.kube_lifecycle``."""
+"""Tests the chart's pods under load. This is a short version of
+``python -m tools.kube_lifecycle``."""
 
 import json
 from collections.abc import Iterator
@@ -48,7 +49,9 @@ def test_a_change_of_settings_restarts_only_what_it_must(release: Release) -> No
     for role in ("router", "conductor"):
         assert release.kube.ready({ROLE: role}) == pods[role]
     (conductor,) = pods["conductor"]
-    release.kube.wait(lambda: len(settings_events(release, conductor)) == 2, TIMEOUT_SECONDS, "it")
+    release.kube.wait(
+        lambda: len(settings_events(release, conductor)) == 2, TIMEOUT_SECONDS, "logs"
+    )
     assert settings_events(release, conductor)[1]["new"] == {"max_sequences": 24}
     assert len(settings_events(release, pods["router"][0])) == 1
 
@@ -64,8 +67,9 @@ def settings_events(release: Release, pod: str) -> list[dict[str, Any]]:
 def test_the_chart_serves_and_workers_drain_without_disturbing_streams(release: Release) -> None:
     """``helm test`` passes. While answers stream, ``baton drain`` in the conductor's pod drains a
     named worker. Then ``baton scale``, run by an administrator on a machine without access to
-    Redis, drains another one. All tokens are right. The conductor's account is refused no call and
-    uses nearly all of its rights, and no other service account calls Kubernetes."""
+    Redis, drains another worker. All tokens are right. No call of the conductor's service account
+    is refused, the account uses nearly all of its rights, and no other service account calls
+    Kubernetes."""
     assert release.test().startswith("demo: ")
     questions = record_answers(release.url, make_request_bodies(6, 1, 30, 60), 2)
     with traffic(release.url, questions, 2) as answers:

@@ -21,7 +21,7 @@ TEAM = "models"
 
 
 class Team:
-    """A namespace, and Helm with the rights of its administrator."""
+    """A namespace, and a Helm client with the rights of the namespace's administrator."""
 
     def __init__(self, api: Api, server: KubeServer, folder: Path) -> None:
         self.api, self.accounts = api, server.accounts

@@ -1,4 +1,5 @@
-"""Tests that nodes run pods as processes with files, names and addresses, and remove them again."""
+"""Tests that nodes run pods as processes with files, names and addresses, and remove all of these
+again."""
 
 import subprocess
 import sys
@@ -77,7 +78,8 @@ class Bench:
 
 
 def status_of(pod: Object) -> Object:
-    """Return the status of the pod's only container; empty before the kubelet has reported it."""
+    """Return the status of the pod's only container, which is empty before the kubelet has reported
+    it."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or [{}]
     found: Object = statuses[0]
     return found
@@ -97,7 +99,8 @@ def fetch(url: str) -> str:
 
 
 def answers(url: str, count: int) -> set[str]:
-    """Return the distinct responses of ``count`` connections; empty if one of them is refused."""
+    """Make ``count`` connections; return the set of their responses, which is empty if a connection
+    is refused."""
     try:
         return {fetch(url) for _ in range(count)}
     except OSError:
@@ -191,7 +194,7 @@ def test_services_have_dns_names_and_balance_over_ready_pods(bench: Bench) -> No
     for name in ("one", "two"):
         pod = bench.get(name)
         pod["metadata"]["labels"]["in"] = "service"
-        pod["metadata"].pop("resourceVersion")  # the kubelet writes, too
+        pod["metadata"].pop("resourceVersion")  # since the kubelet changes the pod, too
         bench.api.update(POD, pod)
     ports = [{"port": 80, "targetPort": 8000}]
     service = bench.create(SERVICE, "both", spec={"selector": {"in": "service"}, "ports": ports})
@@ -200,7 +203,7 @@ def test_services_have_dns_names_and_balance_over_ready_pods(bench: Bench) -> No
     for name in ("one", "two"):
         bench.wait(is_ready, name)
     url = f"http://{service['spec']['clusterIP']}"
-    bench.kube.wait(lambda: answers(url, 2) == {"one", "two"}, SECONDS, "both")
+    bench.kube.wait(lambda: answers(url, 2) == {"one", "two"}, SECONDS, "both pods")
 
     def lookup(name: str) -> str:
         code = f"import socket; print(sorted(set(socket.gethostbyname_ex({name!r})[2])))"
@@ -214,8 +217,8 @@ def test_services_have_dns_names_and_balance_over_ready_pods(bench: Bench) -> No
     assert lookup(f"head.{bench.namespace}.svc") == str(addresses)
     assert lookup("kubernetes.default.svc") != ""
     bench.api.delete(POD, bench.namespace, "one")
-    bench.kube.wait(lambda: bench.gone("one"), SECONDS, "one")
-    bench.kube.wait(lambda: answers(url, 4) == {"two"}, SECONDS, "two alone")
+    bench.kube.wait(lambda: bench.gone("one"), SECONDS, "pod one to go")
+    bench.kube.wait(lambda: answers(url, 4) == {"two"}, SECONDS, "pod two alone")
 
 
 def test_a_deleted_pod_gets_pre_stop_and_then_sigterm(bench: Bench) -> None:
@@ -225,7 +228,7 @@ def test_a_deleted_pod_gets_pre_stop_and_then_sigterm(bench: Bench) -> None:
     bench.wait(is_ready)
     log = bench.kube.folder / "pods" / bench.get()["metadata"]["uid"] / "c.log"
     bench.api.delete(POD, bench.namespace, "p")
-    bench.kube.wait(bench.gone, SECONDS, "its end")
+    bench.kube.wait(bench.gone, SECONDS, "the pod to go")
     assert log.read_text(encoding="utf-8").split("\n")[-3:] == ["preStop", "SIGTERM", ""]
 
 
@@ -233,7 +236,7 @@ def test_a_pod_that_exceeds_its_grace_period_is_killed(bench: Bench) -> None:
     bench.pod(container={"command": ["sh", "-c", "trap '' TERM; echo up; sleep 100 & wait; wait"]})
     bench.wait(lambda pod: phase(pod) == "Running" and bench.log() == "up\n")
     bench.api.delete(POD, bench.namespace, "p", {"gracePeriodSeconds": 1})
-    bench.kube.wait(bench.gone, SECONDS, "its end")
+    bench.kube.wait(bench.gone, SECONDS, "the pod to go")
     assert bench.events("Killing") == ["Container c exceeded its grace period"]
 
 
@@ -292,7 +295,7 @@ def test_pods_that_are_not_restarted_succeed_or_fail(bench: Bench) -> None:
 
 def test_a_root_container_is_refused_with_run_as_non_root(bench: Bench) -> None:
     bench.pod(securityContext={"runAsNonRoot": True})
-    bench.kube.wait(lambda: bench.events("Failed"), SECONDS, "the refusal")
+    bench.kube.wait(lambda: bench.events("Failed"), SECONDS, "the refusal of the pod")
     assert bench.events("Failed") == [
         "Error: container has runAsNonRoot and image will run as root"
     ]
@@ -349,7 +352,7 @@ def test_a_cluster_leaves_no_process_interface_or_folder(kube: Cluster) -> None:
                 },
             },
         )
-        other.wait(lambda: len(other.ready({"a": "b"})) == 2, SECONDS, "two pods")
+        other.wait(lambda: len(other.ready({"a": "b"})) == 2, SECONDS, "two ready pods")
         places = [namespace_and_name(pod) for pod in other.pods()]
         runners = [other.kubelet.runner(*place) for place in places]
         pids = [each.exec_command("", [])[0][1].partition("=")[2] for each in runners]
@@ -376,7 +379,7 @@ def test_containers_end_with_a_killed_cluster() -> None:
         if not Path(f"/proc/{pid}").exists():
             return
         subprocess.run(["sleep", "0.01"], check=True)
-    raise AssertionError(f"container {pid} outlived its cluster")
+    raise AssertionError(f"the container with process id {pid} outlived its cluster")
 
 
 # -- pure functions ----------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Tests ResourceQuotas of the tests' API server: the sums over the pods of a namespace."""
+"""Tests that the API server of this package applies ResourceQuotas, which bound sums over the pods
+of a namespace."""
 
 import pytest
 
@@ -83,7 +84,7 @@ def test_a_deployment_gets_the_pods_that_fit_and_the_others_later(api: Api) -> N
     spec = {"replicas": 3, "selector": {"matchLabels": {"app": "a"}}, "template": template}
     api.create(DEPLOYMENT, {"metadata": {"name": "a", "namespace": "default"}, "spec": spec})
     controllers = Controllers(api)
-    for _ in range(5):  # they never settle, since each attempt to create a pod leaves an event
+    for _ in range(5):  # the controllers never settle, since each attempt records an event
         controllers.reconcile_once()
     assert len(api.store.all(POD)) == 2
     assert "exceeded quota: team, requested: pods=1, used: pods=2" in str(api.store.all(EVENT))

@@ -1,4 +1,5 @@
-"""Validates the names, labels, selectors, pods and immutable fields of objects."""
+"""Validates the names, labels, selectors and pods of objects, and checks that immutable fields
+don't change."""
 
 import re
 from collections.abc import Iterator, Set
@@ -20,8 +21,8 @@ SET_MAY_CHANGE = {
 
 
 def check_fields(kind: Kind, found: Object, schema: Schema, strict: bool) -> list[str]:
-    """Return warnings about unknown fields. Raises Refused (400) if a value has a wrong type, or,
-    if ``strict`` is set, if a field is unknown."""
+    """Return warnings about unknown fields. Raises Refused (400) if a value has a wrong type, or if
+    ``strict`` is set and a field is unknown."""
     wrong = list(schema.validate(found))
     unknown = [each for each in wrong if each.startswith("unknown field")]
     types = [each for each in wrong if each not in unknown]
@@ -76,7 +77,7 @@ def _workload(spec: Object) -> Iterator[str]:
 
 
 def _pod(spec: Object, claims: Set[str] = frozenset()) -> Iterator[str]:
-    """Validate a pod's spec. ``claims`` are the volumes that a StatefulSet adds."""
+    """Yield errors in a pod's spec. ``claims`` are the names of volumes that a StatefulSet adds."""
     containers = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
     if not spec.get("containers"):
         yield "spec.containers: Required value"
@@ -131,7 +132,8 @@ def check_change(kind: Kind, before: Object, now: Object) -> None:
 
 
 def _frozen(spec: Object) -> Object:
-    """Return the immutable part of a pod's spec: all except images, tolerations and the node."""
+    """Return the immutable part of a pod's spec: all fields except images, tolerations and the
+    node."""
     out = {key: value for key, value in spec.items() if key not in ("tolerations", "nodeName")}
     for name in ("containers", "initContainers"):
         out[name] = [

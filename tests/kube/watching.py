@@ -1,4 +1,4 @@
-"""Serves watches: streams of changes since a version, with bookmarks."""
+"""Serves watches, which are streams of the changes after a version, with bookmarks."""
 
 from collections.abc import Callable, Iterator
 
@@ -18,7 +18,7 @@ INITIAL_END = "k8s.io/initial-events-end"
 
 def watch(api: Api, request: Request, closed: Callable[[], bool]) -> Iterator[Object]:
     """Yield watch events. The existing objects come first if the request has no resourceVersion,
-    has the version "0" or sets ``sendInitialEvents``."""
+    has the resourceVersion "0" or sets ``sendInitialEvents``."""
     since = request.query.get("resourceVersion", "")
     began_at = last_bookmark_at = api.clock.monotonic()
     seconds = float(request.query.get("timeoutSeconds") or MOST_SECONDS)

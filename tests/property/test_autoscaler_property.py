@@ -1,4 +1,5 @@
-"""Invariants of the autoscaler, for any pool plans and any worker state changes."""
+"""Tests invariants of the autoscaler with random sequences of pool plans and of worker state
+changes."""
 
 from dataclasses import replace
 
@@ -31,7 +32,7 @@ CONFIG = ScalingConfig(
 
 
 class PoolsModel:
-    """A model of both pools that applies the autoscaler's steps and checks each of them."""
+    """A model of both pools. It applies the autoscaler's steps, and checks each of them."""
 
     def __init__(self, can_convert: bool) -> None:
         self.config = replace(CONFIG, can_convert=can_convert)
@@ -82,7 +83,7 @@ class PoolsModel:
         assert shrunk.new_size >= CONFIG.bounds(shrunk.role).minimum
         assert grown.new_size <= CONFIG.bounds(grown.role).maximum
         assert not any(observation.num_not_serving_yet(role) for role in WORKER_ROLES), (
-            "a pool must not shrink while workers are starting"
+            "no pool may shrink while workers are starting"
         )
 
     def check_resize(self, observation: PoolObservation, step: ScalingStep) -> None:
@@ -92,18 +93,18 @@ class PoolsModel:
         assert bounds.minimum <= step.new_size <= bounds.maximum
         if step.new_size > step.old_size:
             assert self.occupied + step.new_size - step.old_size <= BUDGET, (
-                "growth beyond the budget"
+                "the pools grew beyond the budget"
             )
             assert step.new_size - step.old_size <= CONFIG.max_step_workers
         elif not is_rollback:
             assert step.old_size - step.new_size <= CONFIG.max_step_workers
             assert not any(observation.num_not_serving_yet(role) for role in WORKER_ROLES), (
-                "a pool must not shrink while workers are starting"
+                "no pool may shrink while workers are starting"
             )
 
     def resize(self, step: ScalingStep) -> None:
-        """Apply a step. When a pool shrinks, starting workers are removed first and immediately,
-        and serving workers drain."""
+        """Apply a step. When a pool shrinks, workers in the state ``starting`` are removed at once,
+        and only if there are none left, serving workers drain."""
         self.sizes[step.role] = step.new_size
         states = self.states[step.role]
         states += ["starting"] * (step.new_size - step.old_size)
@@ -120,7 +121,8 @@ class PoolsModel:
             self.states[grown.role].append("converting")
 
     def change_state(self, role: Role, before: str, after: str) -> None:
-        """Move one worker of the pool to another state, or remove it if ``after`` is ""."""
+        """Move one worker of the pool from the state ``before`` to the state ``after``, or remove
+        the worker if ``after`` is empty. Do nothing if no worker is in the state ``before``."""
         states = self.states[role]
         if before in states:
             states.remove(before)
@@ -156,8 +158,8 @@ def test_every_step_respects_bounds_budget_and_cooldown(
 def test_a_constant_plan_is_reached_and_then_nothing_changes(
     plan: PoolPlan, ahead: int, can_convert: bool
 ) -> None:
-    """The pools reach the sizes of any constant plan, provided that workers start and stop when the
-    autoscaler requests it."""
+    """If workers start and stop when the autoscaler requests it, the pools reach the planned sizes
+    within their bounds or, if these exceed the budget, a total size equal to the budget."""
     pools = PoolsModel(can_convert)
     for _ in range(100):
         pools.observe(plan)

@@ -1,4 +1,4 @@
-"""The block pool against a model of plain dicts and lists, for any sequence of calls."""
+"""Compares the block pool with a model of plain dicts and lists, for random sequences of calls."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ KEYS = [BlockKey(bytes([index]) * 16) for index in range(5)]
 
 @dataclass
 class Entry:
-    """The state of a block that isn't free, as the reference model tracks it."""
+    """The state of a block that isn't free, as the model expects it."""
 
     owners: int = 1
     key: BlockKey | None = None
@@ -107,7 +107,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
     def quarantine(self, data: st.DataObject) -> None:
-        """Abort a reservation while a transfer still writes to its last blocks."""
+        """Abort a reservation while a transfer may still write to its unsealed blocks."""
         table = data.draw(st.sampled_from(self.tables))
         tail = [each for each in table if self.entries[each].state is BlockState.FILLING]
         self.pool.quarantine(tail)

@@ -1,5 +1,6 @@
-"""The SSD tier against a dict. Whatever is stored, referenced, dropped, corrupted and reopened, no
-reader gets wrong bytes, intact blocks are found again, and dropped blocks stay dropped."""
+"""Compares the SSD tier with a dict. Whatever is stored, referenced, dropped, corrupted and
+reopened, no reader gets wrong bytes, intact blocks are found again, and dropped blocks stay
+dropped."""
 
 import os
 import shutil
@@ -36,7 +37,7 @@ def key_of(number: int) -> BlockKey:
 
 
 def bytes_of(key: BlockKey) -> bytes:
-    """Return the content of a block. Its key determines the size and the bytes."""
+    """Return the content of the block ``key``, whose size and bytes depend only on the key."""
     seed = key[0]
     return (bytes((seed * 31 + i) % 251 for i in range(97)) * 200)[: SIZES[seed % len(SIZES)]]
 
@@ -46,10 +47,10 @@ def no_space(*args: object) -> int:
 
 
 class DiskMachine(RuleBasedStateMachine):
-    """Runs the tier and its model. ``order`` holds the sealed keys, the next eviction victim first.
-    ``readers`` holds our references, including those to dropped blocks. Reading a ``damaged`` block
-    may succeed or raise Corrupt, and it may be gone after a restart, as may all blocks of
-    ``spoiled`` segments."""
+    """Runs the tier and its model. ``order`` holds the keys of sealed blocks; the first one is the
+    next to be evicted. ``readers`` holds our references, including those to dropped blocks. Reading
+    a block in ``damaged`` may succeed or raise Corrupt. After a restart, blocks in ``damaged`` and
+    all blocks of segments in ``spoiled`` may be missing."""
 
     @initialize(num_segments=st.integers(1, 3))
     def start(self, num_segments: int) -> None:
@@ -70,8 +71,8 @@ class DiskMachine(RuleBasedStateMachine):
         self.spoiled: set[Path] = set()
 
     def held(self) -> set[BlockKey]:
-        """Return the keys of the referenced blocks, except for dropped blocks, whose keys may be
-        stored again."""
+        """Return the keys of the referenced blocks. Dropped blocks don't count, because their keys
+        may be stored again."""
         return {block.key for block, _ in self.readers if not block.doomed}
 
     def block(self, key: BlockKey) -> DiskBlock:
@@ -107,9 +108,9 @@ class DiskMachine(RuleBasedStateMachine):
         self.filling[key] = block
 
     def victims(self, slot_bytes: int) -> list[set[BlockKey]]:
-        """Return the sets of keys that the tier may evict to free a slot of ``slot_bytes``: only
-        the set with the first key in ``order`` whose block has such a slot and no reference, or no
-        set if there is no such key."""
+        """Return the sets of keys that the tier may evict to free a slot of ``slot_bytes``. There
+        is at most one set. It consists of the first key in ``order`` whose block has a slot of this
+        size and no reference."""
         self.segment_of = {key: self.block(key).segment for key in self.order}
         idle = [key for key in self.order if key not in self.held()]
         same = [key for key in idle if self.segment_of[key].slot_bytes == slot_bytes]
@@ -117,8 +118,8 @@ class DiskMachine(RuleBasedStateMachine):
 
     def idle_segments(self, evicted: list[BlockKey]) -> list[set[BlockKey]]:
         """Return the sets of keys that the tier may evict to free the segment that held
-        ``evicted``: only the set of all sealed keys in this segment, or no set if one of its blocks
-        is being read or written."""
+        ``evicted``. There is at most one set. It consists of the keys of all sealed blocks in this
+        segment. There is no set if a block in the segment is being read or written."""
         segment = self.segment_of[evicted[0]]
         there = {key for key in self.order if self.segment_of[key] is segment}
         busy = [block for block, _ in self.readers] + list(self.filling.values())
@@ -181,7 +182,7 @@ class DiskMachine(RuleBasedStateMachine):
 
     @rule(number=NUMBERS)
     def read(self, number: int) -> None:
-        """Read a block and drop it if it is corrupt, as the node does."""
+        """Read a block, and drop the block if it is corrupt, as the store node does."""
         key = key_of(number)
         if key not in self.order:
             assert key not in self.disk
@@ -234,8 +235,9 @@ class DiskMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.order)
     @rule(data=st.data(), dies=st.booleans())
     def drop_under_a_reader(self, data: st.DataObject, dies: bool) -> None:
-        """Drop a block that has a reader. Its slot is reused only after the reader has released it;
-        its key is free at once and stays dropped, even after a restart."""
+        """Drop a block that has a reader. The block's slot may be reused only once the reader has
+        released the block. The block's key can be stored again at once. Unless that happens, the
+        block stays dropped, even after a restart."""
         key = data.draw(st.sampled_from(self.order))
         block = self.block(key)
         self.disk.add_reference(block)
@@ -283,8 +285,8 @@ class DiskMachine(RuleBasedStateMachine):
         return self.disk._segments[number]
 
     def note_damage(self, segment: Segment, hit: Callable[[int, int], bool]) -> None:
-        """Mark blocks as damaged if ``hit(begin, end)`` is True for the byte range of their record
-        or payload. Ranges are half-open."""
+        """Mark those blocks of the segment as damaged for which ``hit(begin, end)`` is True for the
+        byte range of the record or of the payload. Ranges are half-open."""
 
         def is_hit(block: DiskBlock) -> bool:
             record = segment._record_offset(block.slot)
@@ -301,8 +303,8 @@ class DiskMachine(RuleBasedStateMachine):
 
     @rule(num_segments=st.integers(1, 3), torn=st.booleans())
     def restart(self, num_segments: int, torn: bool) -> None:
-        """Kill the tier and reopen it. If ``torn``, each block that is not sealed was being
-        written: half of its payload is on the disk, and no record."""
+        """Kill the tier and reopen it. If ``torn`` is set, the tier dies while it writes all
+        unsealed blocks: half of each block's payload is on the disk, but no record."""
         for key, block in self.filling.items():
             if torn:
                 self.written.discard(key)

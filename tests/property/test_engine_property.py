@@ -1,8 +1,9 @@
-"""A request's tokens do not depend on batching, preemption, caching, KV transfers or aborts.
+"""Tests that a request's tokens do not depend on batching, preemption, caching, KV transfers or
+aborts.
 
-The tests run two engines over fake runners. A request runs entirely on either engine, or is
-prefilled on the first (``left``), transferred block by block, and decoded on the second
-(``right``).
+The tests run two engines, ``left`` and ``right``, with fake model runners. A request either runs
+entirely on one of them, or is prefilled on ``left``, transferred block by block, and decoded on
+``right``.
 """
 
 from dataclasses import dataclass, field
@@ -42,8 +43,8 @@ class Job:
     finish_reason: FinishReason | None = None
     aborted: bool = False
     refused: bool = False
-    # Only for a job that is transferred: ``progress`` is the prompt's on the left engine, and
-    # ``reservation`` is its blocks on the right engine.
+    # Only for a job that is transferred: ``progress`` is how far the left engine has computed the
+    # prompt, and ``reservation`` has the blocks that the right engine reserved for the job.
     progress: list[PrefillProgress] = field(default_factory=list)
     reservation: Reservation | None = None
     started: bool = False
@@ -55,7 +56,8 @@ class Job:
 
 
 class TimedRunner(FakeRunner):
-    """A runner whose steps take time, so that the engine measures its speed and deadlines pass."""
+    """A runner whose steps advance the clock, so that the engine measures its speed and deadlines
+    pass."""
 
     def __init__(self, clock: ManualClock, num_blocks: int, block_tokens: int) -> None:
         super().__init__(num_blocks, block_tokens, VOCAB_SIZE)
@@ -114,7 +116,7 @@ class EnginePair:
         assert all(job.is_over for job in jobs), self.describe()
 
     def round(self) -> bool:
-        """Run one step on each side, then the transfers that can run; return whether anything
+        """Run one step on each engine, then advance the KV transfers. Return whether anything
         happened."""
         progressed = False
         self.clock.advance(0.01)
@@ -129,7 +131,7 @@ class EnginePair:
             side.engine.check_integrity()
         for job in self.jobs.values():
             progressed = self.advance_transfer(job) or progressed
-        if self.quarantined:  # the aborted transfer writes once more and then ends
+        if self.quarantined:  # aborted transfers write once more and then end
             for block_id in self.quarantined:
                 size = self.right.runner.block_size_bytes
                 self.right.runner.import_block(block_id, b"\xff" * size)
@@ -151,8 +153,8 @@ class EnginePair:
             self.jobs[job.spec.request_id] = job
 
     def import_prefix(self, side: EngineUnderTest, spec: RequestSpec) -> None:
-        """Import the blocks that the store has and the pool lacks. The second half of the imported
-        blocks is treated as corrupt."""
+        """Import those blocks of the prompt that the store has and the engine's pool lacks. The
+        second half of the imported blocks is treated as corrupt."""
         root = side.engine.key_root(spec.tenant_salt)
         keys = block_keys(root, spec.token_ids, self.block_tokens)
         have = cached_tokens(side.engine, spec) // self.block_tokens
@@ -202,8 +204,9 @@ class EnginePair:
             self.right.engine.abort(output.request_id)
 
     def advance_transfer(self, job: Job) -> bool:
-        """Advance the job's KV transfer: reserve blocks once its first chunk was scheduled, and
-        copy them once the prompt is computed. Return whether anything happened."""
+        """Advance the job's KV transfer: reserve blocks on the right engine once the left engine
+        has scheduled the prompt's first chunk, and copy the blocks once the prompt is computed.
+        Return whether anything happened."""
         if job.route != "transfer" or job.is_over or not job.progress or job.started:
             return False
         request_id = job.spec.request_id
@@ -327,7 +330,7 @@ def configs(draw: st.DrawFn, block_tokens: int) -> EngineConfig:
 @st.composite
 def pairs(draw: st.DrawFn) -> EnginePair:
     block_tokens = draw(st.integers(1, 8))
-    # Enough for the largest request, so that only other requests cause memory pressure.
+    # The number of blocks that the largest request needs. Only the right pool may have fewer.
     enough = -(-54 // block_tokens)
     blocks = (
         draw(st.integers(enough, 3 * enough)),
@@ -338,8 +341,8 @@ def pairs(draw: st.DrawFn) -> EnginePair:
 
 @st.composite
 def growing_jobs(draw: st.DrawFn) -> list[Job]:
-    """Draw jobs with short prompts and long outputs: the pool fills up as outputs grow, and
-    requests are preempted."""
+    """Draw jobs with short prompts and long outputs, so that the pool fills up while outputs grow,
+    and requests are preempted."""
     jobs = []
     for number in range(draw(st.integers(3, 8))):
         length = draw(st.integers(1, 10))
@@ -361,7 +364,8 @@ def growing_jobs(draw: st.DrawFn) -> list[Job]:
 
 @st.composite
 def tight_pairs(draw: st.DrawFn) -> EnginePair:
-    """Draw engines whose pools are little larger than the largest request."""
+    """Draw a pair of engines whose pools are only a little larger than the largest request
+    needs."""
     block_tokens = draw(st.integers(1, 6))
     config = EngineConfig(
         block_tokens=block_tokens,

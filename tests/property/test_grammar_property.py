@@ -1,4 +1,5 @@
-"""For random JSON schemas, complete outputs are valid, and they are the same on every engine."""
+"""Tests with random JSON schemas that complete outputs are valid, and that they don't depend on the
+batch, the memory or a failover."""
 
 import json
 from typing import Any

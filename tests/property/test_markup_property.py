@@ -1,4 +1,5 @@
-"""Tests the parsers of tool calls and reasoning with any model output, split anywhere."""
+"""Tests the parsers of tool calls and reasoning with random model outputs that are split
+anywhere."""
 
 import json
 from collections.abc import Callable
@@ -57,7 +58,7 @@ calls = st.lists(
 
 
 def join(parts: list[OutputPart]) -> tuple[str, str, list[tuple[str, str]]]:
-    """Return the reasoning, the text, and the tool calls as (name, arguments)."""
+    """Return the reasoning, the text, and the tool calls as pairs of a name and arguments."""
     tool_calls: list[tuple[str, str]] = []
     for part in parts:
         if isinstance(part, ToolCallStart):
@@ -104,7 +105,7 @@ def test_an_output_without_markup_is_text(text: str) -> None:
 
 
 def render(family: str, tool_calls: list[tuple[str, dict[str, Any]]], indent: int | None) -> str:
-    """Write tool calls as models of the model family ``family`` do."""
+    """Write tool calls in the markup of the model family ``family``."""
     key = "parameters" if family in ("llama3", "tagged") else "arguments"
     objects = [
         json.dumps({"name": name, key: arguments}, ensure_ascii=False, indent=indent)

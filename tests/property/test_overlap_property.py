@@ -1,10 +1,10 @@
-"""Async scheduling, which plans a step before the tokens of the previous one are known, does not
-change any output.
+"""Tests that async scheduling, which plans a step before the tokens of the previous step are known,
+does not change any output.
 
 The workloads are those of ``test_engine_property``: two engines, KV transfers, imports and aborts.
 A planned step is computed as early as possible, as late as possible, or in a thread. The later a
-step writes its KV, the more of its blocks have already been freed and reused, because their
-requests have ended.
+step writes its KV, the more of the blocks that it writes to have already been freed and reused,
+because their requests have ended.
 """
 
 from collections.abc import Callable
@@ -63,7 +63,8 @@ class EagerExecutor:
 
 
 class TwoStageRunner:
-    """Adapts a runner to the two stages of :class:`ThreadedExecutor`."""
+    """Adapts a runner to the two stages (``prepare`` and ``compute``) that
+    :class:`ThreadedExecutor` needs."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -99,14 +100,15 @@ class OverlappedPair(EnginePair):
         return self._make_executor(runner)
 
     def advance_transfer(self, job: Job) -> bool:
-        """Fill reserved blocks at once, while a step may be in flight."""
+        """Reserve blocks and fill them in the same round, while a step may be in flight."""
         progressed = super().advance_transfer(job)
         return super().advance_transfer(job) or progressed
 
 
 @st.composite
 def roomy(draw: st.DrawFn) -> tuple[EngineConfig, EngineConfig, Blocks]:
-    """Draw configurations and pool sizes like those of ``test_engine_property.pairs``."""
+    """Draw two engine configurations and the sizes of their pools, like
+    ``test_engine_property.pairs``."""
     block_tokens = draw(st.integers(1, 8))
     enough = -(-54 // block_tokens)
     left = draw(st.integers(enough, 3 * enough))
@@ -116,7 +118,8 @@ def roomy(draw: st.DrawFn) -> tuple[EngineConfig, EngineConfig, Blocks]:
 
 @st.composite
 def tight(draw: st.DrawFn) -> tuple[EngineConfig, EngineConfig, Blocks]:
-    """Draw configurations and pool sizes little larger than the largest request."""
+    """Draw two engine configurations and pools that are only a little larger than the largest
+    request needs."""
     block_tokens = draw(st.integers(1, 6))
     config = EngineConfig(
         block_tokens=block_tokens,
@@ -133,7 +136,8 @@ def tight(draw: st.DrawFn) -> tuple[EngineConfig, EngineConfig, Blocks]:
 
 @st.composite
 def stopping_jobs(draw: st.DrawFn) -> list[Job]:
-    """Draw jobs whose outputs end unexpectedly by a stop token, while others reuse their blocks."""
+    """Draw jobs whose outputs often end early with a stop token, so that other jobs reuse their
+    blocks."""
     jobs = []
     for number in range(draw(st.integers(4, 12))):
         length = draw(st.integers(1, 20))
@@ -189,7 +193,7 @@ def test_no_late_write_hits_a_block_that_was_reused(
 
 @dataclass
 class Received:
-    """All outputs of a request, as a client sees them."""
+    """All outputs of a request, joined as a client sees them."""
 
     tokens: list[TokenId] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -269,7 +273,8 @@ def _run(engine: Engine, arrivals: list[Arrival], received: dict[RequestId, Rece
 def test_outputs_and_cache_are_those_of_synchronous_scheduling(
     executor: str, block_tokens: int, arrivals: list[Arrival], data: st.DataObject
 ) -> None:
-    """With ample memory, the cached tokens and the block counts are the same, too."""
+    """Because there is ample memory, the cached tokens and the numbers of blocks in each state must
+    be the same, too."""
     config = data.draw(configs(block_tokens))
     steps = max(8, config.max_batched_tokens)
     config = replace(config, max_waiting=8, max_sequences=8, max_batched_tokens=steps)
@@ -283,8 +288,8 @@ def test_outputs_and_cache_are_those_of_synchronous_scheduling(
 def test_outputs_are_those_of_synchronous_scheduling_under_memory_pressure(
     executor: str, engines: tuple[EngineConfig, EngineConfig, Blocks], arrivals: list[Arrival]
 ) -> None:
-    """The numbers of cached tokens are not compared: a request that waits may wait one step longer
-    than with synchronous scheduling, and then find more tokens cached."""
+    """The numbers of cached tokens are not compared. With async scheduling, a request may wait for
+    memory one step longer, and then find more of its tokens cached."""
     config, _, (num_blocks, _) = engines
     found = outcome(EXECUTORS[executor], config, num_blocks, arrivals)
     expected = outcome(no_executor, config, num_blocks, arrivals)

@@ -1,4 +1,5 @@
-"""For any cluster, placement policies are pure, choose existing workers, and bound the loads."""
+"""Tests with random clusters that placement policies are pure, choose existing workers, and bound
+the workers' loads."""
 
 import math
 
@@ -31,7 +32,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 
 
 def outcome(policy: str, cluster: Snapshot, **fields: object) -> str:
-    """Return the decision or the error, as text."""
+    """Return the policy's decision, or the error that it raises, as text."""
     try:
         return repr(get_policy(policy)(cluster, query(**fields)))  # type: ignore[arg-type]
     except BatonError as error:
@@ -73,7 +74,7 @@ def test_only_existing_workers_are_chosen(cluster: Snapshot, policy: str) -> Non
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(0, 10**6))
 def test_chwbl_bounds_the_load_of_the_chosen_worker(loads: list[int], number: int) -> None:
     """After the placement, the chosen worker's load is at most 1.25 times the mean load, rounded
-    up. Loads that were within this bound therefore stay within it."""
+    up. So a cluster whose loads are all within this bound stays within it."""
     prefills = [prefill(f"p{n:02}", num_requests=load) for n, load in enumerate(loads)]
     decision = chwbl(snapshot(prefills, [decode("d")]), query(f"r{number}"))
     bound = math.ceil(CHWBL_LOAD_FACTOR * (sum(loads) + 1) / len(loads))
@@ -83,8 +84,8 @@ def test_chwbl_bounds_the_load_of_the_chosen_worker(loads: list[int], number: in
 
 @given(st.integers(1, 12), st.lists(st.integers(0, 3), min_size=1, max_size=150))
 def test_chwbl_keeps_all_loads_bounded_over_a_sequence(num_workers: int, heads: list[int]) -> None:
-    """If all workers are idle at first, no worker ever exceeds 1.25 times the mean load, rounded
-    up."""
+    """If all workers are idle at first, no worker's load ever exceeds 1.25 times the mean load,
+    rounded up."""
     tracker = LoadTracker()
     for number in range(num_workers):
         tracker.add_prefill(prefill(f"p{number:02}"))

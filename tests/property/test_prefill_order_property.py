@@ -1,5 +1,5 @@
-"""The engine under every prefill order: no request starves, tenants get equal shares, and the
-memory forecast prevents preemptions."""
+"""Tests for every prefill order of the engine that no request starves, tenants get equal shares,
+and the memory forecast prevents preemptions."""
 
 import pytest
 from hypothesis import given, settings
@@ -83,10 +83,11 @@ class Bench:
 @pytest.mark.parametrize("order", PREFILL_ORDERS)
 def test_a_long_prompt_is_served_despite_a_steady_load_of_short_ones(order: str) -> None:
     """Short prompts arrive as fast as the engine computes them, so they could fill every step. Only
-    those that arrive within the starvation limit may overtake the long prompt, and computing them
-    takes at most as long as that limit. So the long prompt waits at most twice the limit."""
+    short prompts that arrive within the starvation limit may overtake the long prompt. The engine
+    computes these in at most as much time as the limit, so the long prompt waits at most twice the
+    limit."""
     bench = Bench(order=order)
-    for _ in range(8):  # lets the engine measure its speed
+    for _ in range(8):  # so that the engine can measure its speed
         bench.add(STEP_TOKENS)
         bench.step()
     long, began_at = bench.add(600), bench.clock.monotonic()
@@ -97,7 +98,7 @@ def test_a_long_prompt_is_served_despite_a_steady_load_of_short_ones(order: str)
             break
         waited = bench.clock.monotonic() - began_at
         assert waited < 2 * NORMAL_STARVATION_LIMIT_SECONDS + 2 * 600 * TOKEN_SECONDS
-    if order == "deadline":  # proves that the starvation limit took effect
+    if order == "deadline":  # shows that the starvation limit took effect
         assert bench.clock.monotonic() - began_at > NORMAL_STARVATION_LIMIT_SECONDS
 
 
@@ -126,7 +127,8 @@ def test_two_backlogged_tenants_get_equal_shares(
             left[tenants[progress.request_id]] -= new
         if min(left) < STEP_TOKENS:
             break
-        # Rows of a single token, the ends of prompts, run first and count as decode.
+        # If only one token of a prompt is left, it runs before all chunks, and is charged to the
+        # tenant like a decode.
         ends = 3 * len(tenants)
         assert abs(given_tokens[0] - given_tokens[1]) < slack + STEP_TOKENS + ends
 
@@ -141,7 +143,8 @@ def test_two_backlogged_tenants_get_equal_shares(
 def test_no_request_is_preempted_when_the_forecast_is_right(
     order: str, num_blocks: int, max_tokens: int, arrivals: list[tuple[int, int]]
 ) -> None:
-    """All outputs reach their maximum length, and each prompt is prefilled in one step."""
+    """The forecast is right because all outputs reach their maximum length. Each prompt is
+    prefilled in one step."""
     bench = Bench(num_blocks, order=order, max_batched_tokens=4096, watermark_blocks=0)
     for pause, length in arrivals:
         bench.add(length, Task.PREFILL_AND_DECODE, max_tokens=max_tokens)

@@ -1,7 +1,7 @@
-"""The router with random and malformed requests: it never answers with an internal error, and never
-leaks a request.
+"""Tests the router with random and malformed requests: it must never answer with an internal error,
+and never leak a request.
 
-schemathesis generates requests that the OpenAPI document allows and ones that it forbids;
+schemathesis generates requests that the OpenAPI document allows, and requests that it forbids.
 Hypothesis generates malformed HTTP. The examples are the same in every run.
 """
 
@@ -84,8 +84,8 @@ class Fuzzed:
 
 
 class PatientClient:
-    """Replaces the connection's inline writer, since schemathesis calls the app without a
-    connection. The client never disconnects, and accepts no inline writes."""
+    """Stands in for the inline body writer of a connection, because schemathesis calls the app
+    without a connection. The client never disconnects, and accepts no inline writes."""
 
     on_disconnect: Callable[[], None] | None = None
     is_disconnected = False
@@ -93,8 +93,8 @@ class PatientClient:
 
 
 def is_no_server_error(path: str, status: int) -> bool:
-    """Return whether ``status`` is allowed: it must be below 500, unless ``path`` is a pool
-    endpoint, which may also answer with one of WITHOUT_SUPERVISOR."""
+    """Return whether ``status`` is allowed: it must be below 500, except that the endpoints of the
+    pools may also answer with a status in WITHOUT_SUPERVISOR."""
     pools = path in ("/admin/pools", "/admin/scale", "/admin/drain")
     return status < 500 or (pools and status in WITHOUT_SUPERVISOR)
 
@@ -137,7 +137,7 @@ def test_requests_by_the_openapi_document_get_documented_responses(
         fuzzed.check_no_request_is_left()
 
     for mode in MODES:
-        with contextlib.suppress(hypothesis.errors.Unsatisfiable):  # if every request is valid
+        with contextlib.suppress(hypothesis.errors.Unsatisfiable):  # no request is invalid
             FEW(hypothesis.given(operation.as_strategy(generation_mode=mode))(check))()
 
 
@@ -290,7 +290,7 @@ RESET = struct.pack("ii", 1, 0)
 
 @pytest.fixture(scope="module")
 def url(fuzzed: Fuzzed) -> Iterator[str]:
-    """The URL of the listening router. An exception in its event loop fails the test."""
+    """Return the URL at which the router listens. An exception in its event loop fails the test."""
     raised: list[object] = []
     fuzzed.runner.get_loop().set_exception_handler(lambda loop, context: raised.append(context))
     server = serve_over_tcp(fuzzed.router)
@@ -353,7 +353,7 @@ def test_uploads_that_end_anywhere_leave_the_router_serving(
 
 @pytest.fixture(scope="module")
 def stepped() -> Iterator[Fuzzed]:
-    """A router whose workers generate a token only when told to."""
+    """Return a router whose workers generate a token only when a test calls ``step()``."""
     with tempfile.TemporaryDirectory() as folder:
         fuzzed = Fuzzed(Path(folder), automatic=False)
         yield fuzzed
@@ -391,7 +391,7 @@ def test_a_client_that_disconnects_at_any_token_cancels_its_request(
 
 
 def test_messages_are_never_rendered_as_templates(fuzzed: Fuzzed) -> None:
-    """A message's text is not interpreted as a template: it is rendered as it is."""
+    """A message may contain template syntax, which must appear unchanged in the rendered prompt."""
     bombs = [
         "{% for a in range(10**9) %}{% for b in range(10**9) %}x{% endfor %}{% endfor %}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ 7 * 7 }}", "{% raw %}", "{#", "{{",

@@ -1,7 +1,7 @@
-"""Tests a store node with all its tiers against plain dicts. Whatever is put, read, demoted or
-corrupted, and even if the node is killed and restarted, no reader gets a wrong block, the
-accounting balances after every step, and a subscriber to the events knows exactly which blocks are
-stored."""
+"""Compares a store node, with all its tiers, to plain dicts. Whatever is put, read, demoted or
+corrupted, and even if the node is killed and restarted, no reader gets a wrong block, the node's
+accounting is consistent after every step, and a subscriber to the event log knows exactly which
+blocks are stored."""
 
 import asyncio
 import shutil
@@ -27,8 +27,8 @@ TENANTS = st.sampled_from([b"a", b"b"])
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Runs the node and its model. ``mirror`` follows the node's event log; ``leases`` are the
-    leases that we hold, each with its expiry time."""
+    """Runs a store node and its model. ``mirror`` follows the node's event log. ``leases`` has the
+    leases that the test holds, each with its expiry time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,8 +97,8 @@ class StoreMachine(RuleBasedStateMachine):
             self.read(leased)
 
     def read(self, leased: LeasedBlocks) -> None:
-        """Read leased blocks as a worker does: report those that fail their checksum, and check the
-        bytes of the others."""
+        """Read leased blocks as a worker does: report blocks whose checksum is wrong, and check the
+        bytes of all others."""
         for block in leased.blocks:
             start = block.offset_bytes
             data = bytes(self.harness.arena.view[start : start + block.size_bytes])
@@ -111,14 +111,15 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def read_late(self, data: st.DataObject) -> None:
-        """Read the blocks of a lease again: until the lease expires, its blocks are protected."""
+        """Read the blocks of a lease once more, unless the lease has expired. They must not have
+        been overwritten."""
         leased, until = self.leases[data.draw(st.sampled_from(sorted(self.leases)))]
         if until > self.clock.monotonic():
             self.read(leased)
 
     @rule(first=st.integers(0, 3), count=st.integers(1, 6))
     def serve(self, first: int, count: int) -> None:
-        """Put and read the blocks of a popular prompt."""
+        """Put some of the first blocks, and lease and read them, as for a popular prompt."""
         self.put(first, count, b"a", False)
         self.lease(first, count, 6)
 
@@ -194,7 +195,8 @@ class StoreMachine(RuleBasedStateMachine):
             file.write(bytes([byte[0] ^ 1]))
 
     def restart(self, flushed: bool) -> None:
-        """Kill and restart the node: exactly the blocks sealed on the disk are there again."""
+        """Kill the node and start it again. Afterwards, it must have exactly the blocks that were
+        sealed on the disk. If ``flushed`` is set, all blocks are demoted to the disk first."""
         harness = self.harness
         if flushed:
             self.run(harness.node.demoter.demote_all())
@@ -237,5 +239,5 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStore = StoreMachine.TestCase
-# At least 10,000 steps.
+# This makes at least 10,000 steps.
 TestStore.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)

@@ -1,5 +1,5 @@
 """Runs the production code of workers and store nodes in one process, over in-memory fakes of the
-model, the transport and the network that inject faults on demand."""
+model, the transport and the network. The fakes inject faults on demand."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -156,12 +156,12 @@ class InMemoryStoreClient:
         return await self._answer(self._store.node.report_damaged(keys))
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing, because there is nothing to close."""
 
     async def _reach(self, seconds: float = CALL_SECONDS) -> None:
         await asyncio.sleep(0)
         if self._store.is_dead:
-            raise Unavailable(f"{self._store.name} is dead")
+            raise Unavailable(f"store node {self._store.name} is dead")
         if self._store.is_hung:
             await CLOCK.sleep(seconds)
             raise DeadlineExceeded(
@@ -169,10 +169,10 @@ class InMemoryStoreClient:
             )
 
     async def _answer(self, call):  # type: ignore[no-untyped-def]
-        """Return the result of ``call``, or raise Unavailable if the node died meanwhile."""
+        """Return the result of ``call``. Raises Unavailable if the node has died meanwhile."""
         result = await call
         if self._store.is_dead:
-            raise Unavailable(f"{self._store.name} died")
+            raise Unavailable(f"store node {self._store.name} died during the call")
         return result
 
 
@@ -186,7 +186,7 @@ class Node:
     store: ClusterPrefixStore
 
     async def generate(self, spec: RequestSpec) -> list[RequestOutput]:
-        await asyncio.sleep(0)  # the worker may have been added just now
+        await asyncio.sleep(0)  # a worker that was added just now can start
         stream = self.worker.open_stream()
         stream.submit(spec, Task.PREFILL_AND_DECODE, None)
         outputs = await collect(stream, is_finished)
@@ -208,7 +208,7 @@ class StoreCluster:
     async def start_store(
         self, name: str, folder: Path | None = None, dram_blocks: int = 32
     ) -> SimStoreNode:
-        """Start a store node, or its next incarnation."""
+        """Start the store node ``name`` or, if it was started before, its next incarnation."""
         last = self.stores.get(name)
         generation = last.generation + 1 if last else 1
         store = self.stores[name] = SimStoreNode(name, generation, self.fabric, folder, dram_blocks)
@@ -220,7 +220,7 @@ class StoreCluster:
         return store
 
     def kill_store(self, name: str) -> None:
-        """Kill a node without a drain; its registry entry remains."""
+        """Kill a store node without a drain. Its registry entry remains."""
         for task in self.background.pop(name, []):
             task.cancel()
         self.stores[name].kill()
@@ -293,7 +293,8 @@ class StoreCluster:
         await CLOCK.sleep(seconds)
 
     def check_integrity(self) -> None:
-        """Check integrity everywhere, and that no block is pinned or leased."""
+        """Check the integrity of all workers and living store nodes, and that every worker is idle
+        and pins no block."""
         for node in self.nodes:
             node.engine.check_integrity()
             counts = node.engine.stats().pool
@@ -314,8 +315,8 @@ class StoreCluster:
 
 
 class _TestEnded(Exception):
-    """Raised within the cluster's task group when the test has ended, to end all background
-    tasks."""
+    """Raised within the cluster's task group when the test has ended, so that the task group
+    cancels all background tasks."""
 
 
 @asynccontextmanager

@@ -1,10 +1,10 @@
-"""Tests that in a thousand runs of a whole cluster with random faults no token is lost, repeated or
-changed, no request fails unless all of its placements have failed, and no resource leaks; and that
-the runs find each planted bug.
+"""Tests that in a thousand runs of a whole cluster with random faults, no token is lost, repeated
+or changed, no request fails unless all of its placements have failed, and no resource leaks. Also
+tests that such runs find every bug that is planted into the production code.
 
     make sim SEED=17 VERBOSE=1
 
-replays one run with a line per event.
+replays one run and prints a line per event.
 """
 
 import os
@@ -37,11 +37,11 @@ def test_a_planted_bug_is_found(bug: str) -> None:
             if outcome.failure:
                 print(f"{bug}: found in run {seed + 1}: {outcome.failure[:200]}")
                 return
-    raise AssertionError(f"{bug} was not found in {NUM_RUNS} runs")
+    raise AssertionError(f"{NUM_RUNS} runs did not find the planted bug {bug}")
 
 
 def test_a_seed_replays_its_run_in_any_process() -> None:
-    """Sets iterate in a different order in each process; runs must not depend on it."""
+    """Sets iterate in a different order in each process; runs must not depend on this order."""
     script = (
         "from tests.sim.whole.run import run_seed, simulation_environment\n"
         "with simulation_environment():\n"

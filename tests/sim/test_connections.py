@@ -1,5 +1,5 @@
-"""Tests that the simulated event loop behaves like the real ones when a connection attempt is
-cancelled."""
+"""Tests that the simulated event loop behaves like asyncio's and uvloop's when a connection attempt
+is cancelled."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -71,6 +71,7 @@ def run_in_virtual_time(work: Work) -> None:
 
 @pytest.mark.parametrize("run", [run_on_asyncio, run_on_uvloop, run_in_virtual_time])
 def test_connection_whose_opener_is_cancelled_is_closed(run: Callable[[Work], None]) -> None:
-    """This happens to a process that was frozen while it connected: when it thaws, the connection
-    is open, but the timeout of the attempt has expired, too."""
+    """The attempt is cancelled just when the connection is established. This happens to a process
+    that was frozen while it connected: when it thaws, the connection is open, but the timeout of
+    the attempt has expired, too."""
     run(cancel_as_it_opens)

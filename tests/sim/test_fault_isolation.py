@@ -1,5 +1,5 @@
-"""Tests that an exception which one request causes in a worker's event loop, in its engine thread
-or in its grammar fails only that request."""
+"""Tests that if one request causes an exception in a worker's event loop, in its engine thread or
+in its grammar, only that request fails."""
 
 import asyncio
 from typing import Any
@@ -17,8 +17,8 @@ GOOD = request("good", list(range(30)), 20)
 
 
 async def run_beside_good(running: Cluster, failing: Any) -> tuple[RequestOutput, tuple[int, ...]]:
-    """Run ``failing`` and a good request together; return the last output of ``failing`` and the
-    tokens of the good request."""
+    """Run the request ``failing`` together with GOOD. Return the last output of ``failing`` and the
+    tokens of GOOD."""
     stream = running.decode.worker.open_stream()
     for spec in (failing, GOOD):
         stream.submit(spec, Task.PREFILL_AND_DECODE, None)
@@ -73,7 +73,7 @@ async def test_an_exception_in_the_step_callback_fails_no_request() -> None:
 
 @pytest.mark.parametrize("part", ["mask", "accept"])
 async def test_a_grammar_that_panics_fails_one_request(part: str) -> None:
-    """A panic in a native library is a BaseException, not an Exception."""
+    """A panic in a native library raises a BaseException that is not an Exception."""
 
     class Panic(BaseException):
         pass

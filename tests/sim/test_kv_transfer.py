@@ -1,5 +1,5 @@
-"""Tests of KV transfers between two workers that complete, are cancelled at any moment, arrive
-corrupted, or lose their connection."""
+"""Tests KV transfers between two workers: some complete, some are cancelled at a random moment,
+some arrive corrupted, and some lose their connection."""
 
 import asyncio
 import math
@@ -53,8 +53,8 @@ SEED = 7
 
 
 async def run_disaggregated(running: Cluster, spec, cancel_after: int | None = None):  # type: ignore[no-untyped-def]
-    """Run one request over the prefill and the decode worker. Cancel it after ``cancel_after``
-    outputs of the decode worker, unless that is None."""
+    """Prefill one request on the prefill worker, decode it on the decode worker, and return its
+    outputs. Cancel it after ``cancel_after`` outputs of the decode worker, unless that is None."""
     prefill, decode = running.prefill.worker.open_stream(), running.decode.worker.open_stream()
     prefill.submit(spec, Task.PREFILL, None)
     decode.submit(spec, Task.DECODE, running.prefill.ref)
@@ -76,7 +76,7 @@ async def run_disaggregated(running: Cluster, spec, cancel_after: int | None = N
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_an_answer_follows_its_grammar_across_a_kv_transfer(seed: int) -> None:
-    """The first token, from the prefill worker, must follow the grammar, too."""
+    """The first token, which the prefill worker generates, must follow the grammar, too."""
     grammars = byte_grammars()
     for grammar in (choice("yes", "yesterday", "no"), regex("[0-9]{3,6}:x*"), schema({"const": 5})):
         spec = grammar_request("r", grammar, seed, max_tokens=40)
@@ -145,7 +145,7 @@ async def test_a_disaggregated_request_has_the_output_of_a_local_one(length: int
 
 @pytest.mark.parametrize(("length", "temperature"), [(1, 0.0), (7, 1.0), (40, 0.0)])
 async def test_a_draining_worker_migrates_its_requests(length: int, temperature: float) -> None:
-    """Requests continue on another worker with their KV; nothing is computed again."""
+    """The request continues on another worker with its KV; nothing is computed again."""
     prompt = list(range(1, length + 1))
     spec = request("r", prompt, 150, repetition_penalty=1.1)
     spec = replace(spec, sampling=replace(spec.sampling, temperature=temperature, seed=5))
@@ -177,7 +177,7 @@ async def test_blocks_cached_on_the_decode_worker_are_not_transferred_again() ->
         again = await run_disaggregated(running, request("b", list(range(40)), 4))
     assert tokens_of(first) == tokens_of(again)
     assert int(first[1].details["kv_transfer_bytes"]) == 10 * 32
-    # The last block is never a cache hit: the source always computes its last token.
+    # The prompt's last block is never a cache hit: its last token is always computed.
     assert int(again[1].details["kv_transfer_bytes"]) <= 32
 
 
@@ -189,10 +189,10 @@ async def test_many_concurrent_requests_complete_with_few_decode_blocks() -> Non
     ]
     async with cluster(prefill_blocks=64, decode_blocks=40) as running:
         async with asyncio.TaskGroup() as tasks:
-            generate_all = [tasks.create_task(run_disaggregated(running, spec)) for spec in specs]
+            answers = [tasks.create_task(run_disaggregated(running, spec)) for spec in specs]
         await running.prefill.wait_until_free()
         await running.decode.wait_until_free()
-    for spec, answer in zip(specs, generate_all, strict=True):
+    for spec, answer in zip(specs, answers, strict=True):
         assert tokens_of(answer.result()) == reference_answer(spec)[0]
 
 
@@ -252,7 +252,8 @@ async def test_a_persistent_read_failure_fails_the_request_and_frees_both_sides(
         prefill, decode = (each.worker.open_stream() for each in (running.prefill, running.decode))
         prefill.submit(spec, Task.PREFILL, None)
         decode.submit(spec, Task.DECODE, running.prefill.ref)
-        # The reader may disconnect before or after the prefill worker has sent its token.
+        # The reader may disconnect before the prefill worker has sent its token, which is
+        # therefore not awaited.
         outputs = await collect(decode, is_finished)
         prefill.close()
         decode.close()
@@ -264,7 +265,7 @@ async def test_a_persistent_read_failure_fails_the_request_and_frees_both_sides(
 
 
 class ScriptedSource:
-    """A KV source that sends the given events, even false or malformed ones."""
+    """A KV source that sends the given events, which may be false or malformed."""
 
     def __init__(self, *events: KvTransferEvent) -> None:
         self._events = list(events)
@@ -285,7 +286,8 @@ class ScriptedSource:
 
 
 class InvalidTokenSource:
-    """A connector whose KV sources report a first token outside the vocabulary."""
+    """Connects to real KV sources, but replaces the first token that they report by a token outside
+    the vocabulary."""
 
     def __init__(self, peers: KvImportConnector) -> None:
         self._peers = peers
@@ -322,7 +324,7 @@ DONE = KvTransferDone(TokenId(5), False)
 @pytest.mark.parametrize(
     ("events", "error"),
     [
-        ([DONE], "must begin with `scheduled`, not KvTransferDone"),
+        ([DONE], "must begin with KvTransferScheduled, not KvTransferDone"),
         ([scheduled(), DONE], "ended the transfer after 0 of 10 blocks"),
         ([scheduled(), scheduled()], "unexpected KvTransferScheduled"),
         ([scheduled(), chunk(0, 0)], "they must follow"),
@@ -333,17 +335,20 @@ DONE = KvTransferDone(TokenId(5), False)
         ([scheduled(), chunk(0, 10)], "arrived damaged"),
         ([scheduled(owner="another")], "offers the memory of 'another'"),
         ([scheduled(generation=2)], "(generation 2)"),
-        ([scheduled(transport="nixl")], "was not offered"),
+        ([scheduled(transport="nixl")], "this worker did not offer"),
         ([scheduled(region_size_bytes=1)], "region of prefill has"),
-        ([KvTransferScheduled(scheduled().endpoint, 39, CHECKSUM_XXH3)], "39 tokens, not 40"),
+        (
+            [KvTransferScheduled(scheduled().endpoint, 39, CHECKSUM_XXH3)],
+            "39 tokens, but the request has",
+        ),
         ([KvTransferScheduled(scheduled().endpoint, 40, "md5")], "checksum algorithm 'md5', but"),
     ],
 )
 async def test_a_malformed_kv_transfer_fails_only_its_own_request(
     events: list[KvTransferEvent], error: str
 ) -> None:
-    """The request fails with a status that the router retries, and no token is computed from
-    unwritten blocks."""
+    """The request fails with an error status on which the router retries it, and no token is
+    computed from unwritten blocks."""
     async with cluster() as running:
         running.decode.kv_importer._connector = ScriptedSource(*events)
         stream = running.decode.worker.open_stream()
@@ -358,7 +363,7 @@ async def test_a_malformed_kv_transfer_fails_only_its_own_request(
 
 
 async def test_a_token_outside_the_vocabulary_fails_only_its_own_request() -> None:
-    """If the worker did not reject the token, its embedding lookup would crash the worker."""
+    """If the worker did not reject the token, the embedding lookup would crash the worker."""
     async with cluster(vocab_size=256) as running:
         stream = running.decode.worker.open_stream()
         for name, prompt, task, changes in (

@@ -1,4 +1,4 @@
-"""Tests that when workers change their role, running requests continue and the prefix cache is
+"""Tests that when workers change their roles, running requests continue and the prefix cache is
 kept."""
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ PROMPT = list(range(1, 41))
 
 
 async def run_over_both(prefill: Node, decode: Node, name: str) -> list[RequestOutput]:
-    """Prefill one request on ``prefill``, decode it on ``decode``, and check its tokens; return its
+    """Prefill one request on ``prefill``, decode it on ``decode``, and check its tokens. Return its
     outputs."""
     spec = request(name, PROMPT, 12)
     first, rest = prefill.worker.open_stream(), decode.worker.open_stream()
@@ -50,7 +50,8 @@ async def test_workers_that_swap_roles_keep_their_prefix_cache() -> None:
         after = await run_over_both(decode, prefill, "b")
         await prefill.wait_until_free()
         await decode.wait_until_free()
-    # All full blocks of the prompt except the last one, whose last token is always computed.
+    # Every block of the prompt is a cache hit except the last one, whose last token is always
+    # computed.
     assert (before[0].cached_tokens, after[0].cached_tokens) == (0, 36)
 
 

@@ -1,5 +1,5 @@
-"""Tests that workers which share prefixes through the store generate the same tokens as without the
-store, whatever is cached and however the store fails."""
+"""Tests that workers which share prefixes through the store generate the same tokens as workers
+without a store, whatever is cached and however the store fails."""
 
 import asyncio
 from dataclasses import replace
@@ -39,7 +39,7 @@ def test_another_worker_finds_a_prompt_and_its_answer_in_the_store() -> None:
             assert await generate(one, first) == {}
             await cluster.run_for()
             answer = reference_answer(first)[0]
-            # The KV of 30 prompt tokens and 19 answer tokens was computed: 12 full blocks of 4.
+            # The KV of 30 prompt tokens and 19 answer tokens was computed: 12 full blocks.
             second = request("b", [*tokens(1, 30), *answer, *tokens(9, 9)], 5)
             assert await generate(two, second) == {"dram": 48}
             assert await generate(two, second) | {} == {"device": 56}
@@ -50,9 +50,9 @@ def test_another_worker_finds_a_prompt_and_its_answer_in_the_store() -> None:
 
 
 def test_a_draining_worker_stores_the_blocks_that_only_it_has() -> None:
-    """The blocks of the first request were computed before there was a store; those of the second
-    were lost when their store died. The worker puts the blocks of both requests into the new store
-    before it counts as drained."""
+    """The blocks of the first request were computed before the store was started. The store then
+    died and lost the blocks of the second request. The worker must put the blocks of both requests
+    into the restarted store before it counts as drained."""
 
     async def main() -> None:
         async with store_cluster() as cluster:
@@ -68,7 +68,7 @@ def test_a_draining_worker_stores_the_blocks_that_only_it_has() -> None:
             assert store.node.stats().num_blocks == 0
             one.worker.start_drain(permanent=False)
             assert not one.worker.is_drained
-            await cluster.run_for(11.0)  # the worker avoids a store that failed for a while
+            await cluster.run_for(11.0)  # the worker avoids a failed store for a while
             assert one.worker.is_drained
             assert store.node.stats().num_blocks == 20
             two = cluster.add_worker("two")
@@ -165,7 +165,7 @@ def test_concurrent_requests_with_one_prompt_share_computed_blocks() -> None:
             cached = [outputs[0].cached_tokens for outputs in answers]
             for spec, outputs in zip(specs, answers, strict=True):
                 assert tokens_of(outputs) == reference_answer(spec)[0]
-            assert sum(100 - count for count in cached) < 150, cached  # 400 without the store
+            assert sum(100 - count for count in cached) < 150, cached  # 400 if no block were shared
             cluster.check_integrity()
 
     simulate(main())
@@ -213,11 +213,11 @@ def test_a_block_corrupted_in_dram_is_never_served_and_is_replaced() -> None:
             spec = request("a", tokens(1, 40), 4)
             await generate(cluster.add_worker("one"), spec)
             await cluster.run_for()
-            store.arena.view[4 * 32 + 5] ^= 1  # the fifth block
+            store.arena.view[4 * 32 + 5] ^= 1  # a bit of the fifth block
             assert await generate(cluster.add_worker("two"), spec) == {"dram": 16}
             await cluster.run_for()
             assert store.node.stats().checksum_failures == 1
-            # The second worker has put the missing blocks.
+            # The second worker has put the damaged block into the store again.
             assert await generate(cluster.add_worker("three"), spec) == {"dram": 36}
 
     simulate(main())

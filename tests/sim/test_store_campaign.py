@@ -3,11 +3,11 @@ resource.
 
     FAULT_SCHEDULES=1000 python -m pytest tests/sim/test_store_campaign.py
 
-runs a thousand of them, and
+runs a thousand schedules, and
 
     FAULT_SEED=17 python -m pytest tests/sim/test_store_campaign.py -k replay
 
-replays one with a line per event.
+replays one schedule and prints a line per event.
 """
 
 import os
@@ -34,7 +34,7 @@ NUM_REQUESTS = 8
 
 
 class Schedule:
-    """The requests and faults of one run, drawn from one seed."""
+    """The requests and faults of one run, which are drawn from one seed."""
 
     def __init__(self, seed: int, folder: Path, verbose: bool = False) -> None:
         self.chance = np.random.default_rng(seed)
@@ -76,8 +76,8 @@ class Schedule:
         await cluster.start_store(name, self.folder / name, room)
 
     async def send_request(self, cluster: StoreCluster, number: int) -> None:
-        """Wait for a random time of up to four seconds, send request ``number`` to one of the
-        workers, and check the response's tokens and that it took less than 20 s."""
+        """Wait for a random time of up to four seconds and send request ``number`` to one of the
+        workers. Check the response's tokens, and that it took less than 20 s."""
         await CLOCK.sleep(float(self.chance.uniform(0, 4)))
         spec = self.spec(number)
         node: Node = cluster.nodes[int(self.chance.integers(2))]
@@ -86,7 +86,9 @@ class Schedule:
         outputs = await node.generate(spec)
         expected = reference_answer(spec)[0]
         self.log(f"response r{number}: {outputs[0].details}")
-        assert tokens_of(outputs) == expected, f"r{number} of {spec.token_ids}"
+        assert tokens_of(outputs) == expected, (
+            f"wrong tokens for r{number}, whose prompt is {spec.token_ids}"
+        )
         assert CLOCK.monotonic() - began_at < 20.0
 
     def spec(self, number: int) -> RequestSpec:

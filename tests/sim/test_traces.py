@@ -1,5 +1,5 @@
-"""Tests that the spans of a request form one tree, whichever processes die, freeze, drain or
-restart. The production code of router, conductors and workers runs over the simulated network of
+"""Tests that the spans of a request form one tree, even if processes die, freeze, drain or restart.
+The production code of router, conductors and workers runs over the simulated network of
 ``tests/sim/whole``."""
 
 from collections import Counter
@@ -25,7 +25,7 @@ NUM_SEEDS = 24
 
 
 class SpanCollector:
-    """Collects the spans of all processes in a run, including processes that die."""
+    """Collects the spans of all processes in a run, including those of processes that die."""
 
     def __init__(self) -> None:
         self.spans = MemorySpanSink()

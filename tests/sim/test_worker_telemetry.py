@@ -1,4 +1,4 @@
-"""Tests the metrics and spans of requests that a prefill and a decode worker share."""
+"""Tests the metrics and spans that a prefill and a decode worker record for requests."""
 
 from collections import Counter
 from dataclasses import replace
@@ -56,7 +56,7 @@ async def test_a_disaggregated_request_is_counted_on_both_workers() -> None:
     assert value(prefill_metrics, "prefix_tokens_total", source="device") == 0
     assert value(prefill_metrics, "queue_seconds_count") == 1
     assert value(prefill_metrics, "kv_export_seconds_count") == 1
-    # Five more tokens, one step each.
+    # The decode worker generates five more tokens, one per step.
     assert value(decode_metrics, "step_seconds_count", kind="decode") == 5
     assert value(decode_metrics, "computed_tokens_total", phase="decode") == 5
     assert value(decode_metrics, "batch_requests_sum") == 5
@@ -66,8 +66,9 @@ async def test_a_disaggregated_request_is_counted_on_both_workers() -> None:
 
 
 async def test_an_answer_of_one_token_is_done_although_the_router_cancels_its_placement() -> None:
-    """The router cancels on both workers once it has the answer, which may be before the decode
-    worker has left the KV transfer."""
+    """Once the router has the answer, it cancels the request on both workers. The KV transfer to
+    the decode worker may not have ended by then, but the prefill worker must still count the
+    request as done."""
     spec = request("r", list(range(50)), 1)
     async with cluster() as running:
         streams = [node.worker.open_stream() for node in (running.prefill, running.decode)]
@@ -130,8 +131,8 @@ async def test_refused_and_dropped_requests_are_counted() -> None:
 
 
 def stages(spans: list[Span], job: str) -> list[str]:
-    """Return the names of the child spans of the span ``job``, in order; check that each child lies
-    within it."""
+    """Return the names of the child spans of the span named ``job``, in order of time. Check that
+    each child lies within that span."""
     [found] = [span for span in spans if span.name == job]
     assert found.parent_id == ATTEMPT.span_id
     below = [span for span in spans if span.parent_id == found.context.span_id]
@@ -216,8 +217,8 @@ async def test_a_cancelled_request_ends_its_spans_too(moment: int) -> None:
 
 
 async def test_a_migrated_request_has_a_span_of_its_job_and_of_its_export() -> None:
-    """The span of the export to the next worker is a child of the attempt that exported the KV, so
-    it is no orphan even if the next attempt never starts."""
+    """The span of the export to the next worker is a child of the attempt that exported the KV. So
+    it has a parent even if the next attempt never starts."""
     spans = MemorySpanSink()
     config = WorkerConfig(drain_grace_seconds=0.0)
     async with cluster(config=config, spans=spans) as running:
@@ -244,7 +245,7 @@ async def test_a_migrated_request_has_a_span_of_its_job_and_of_its_export() -> N
 
 
 async def drop_export(running: Cluster, node: Node, epoch: Epoch) -> None:
-    """Close the stream of the exported request, as a router does when it gives the request up."""
+    """Close the stream of the exported request, as a router does when it gives up the request."""
     export = next(iter(node.worker._jobs))
     assert (export.request_id, export.spec.epoch) == (RequestId("r"), epoch)
     export.stream.close()

@@ -1,5 +1,5 @@
-"""An event loop whose clock jumps to the next timer. Timeouts take no real time. The loop has
-neither threads nor sockets, so a run is fully determined by its seed."""
+"""An event loop whose clock jumps to the next timer, so that timeouts take no real time. The loop
+has neither threads nor sockets, so a run is fully determined by its seed."""
 
 import asyncio
 import selectors

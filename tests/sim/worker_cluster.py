@@ -60,7 +60,7 @@ class Node:
     crashes: list[BaseException] = field(default_factory=list)
 
     async def wait_until_free(self) -> None:
-        """Wait until no block is pinned; the test's timeout bounds this."""
+        """Wait until no block is pinned. The test's timeout bounds the wait."""
         while True:
             counts = await self.thread.call(lambda engine: engine.stats().pool)
             if not (counts.referenced or counts.filling or counts.quarantined):
@@ -70,27 +70,27 @@ class Node:
         assert self.worker.is_idle
 
     async def wait_until_ready(self) -> None:
-        """Wait until the worker accepts requests again; the test's timeout bounds this."""
+        """Wait until the worker accepts requests again. The test's timeout bounds the wait."""
         while self.worker.state is not WorkerState.READY:
             await asyncio.sleep(0.001)
 
 
 class Gate:
-    """Lets ``num_steps`` engine steps pass; the engine waits before the next one."""
+    """Lets ``num_steps`` engine steps pass, and makes the engine wait before the next step."""
 
     def __init__(self, num_steps: int) -> None:
         self._steps = threading.Semaphore(num_steps)
 
     def wait_for_step(self) -> None:
-        assert self._steps.acquire(timeout=30), "nobody opened the gate"
+        assert self._steps.acquire(timeout=30), "the gate was not opened within 30 s"
 
     def open(self) -> None:
-        """Let all further steps pass (more than any test runs)."""
+        """Let all further steps pass. (No test runs more than a thousand.)"""
         self._steps.release(1000)
 
     async def open_slowly(self, stream: OutputStream, outputs: list[RequestOutput]) -> None:
         """Let about four steps pass per SWEEP_SECONDS until the request of ``stream`` has finished,
-        and then all further ones. Append the stream's outputs to ``outputs``."""
+        and then let all further steps pass. Append the stream's outputs to ``outputs``."""
         while not is_finished(outputs):
             self._steps.release()
             await asyncio.sleep(SWEEP_SECONDS / 4)
@@ -251,7 +251,8 @@ def is_finished(outputs: list[RequestOutput]) -> bool:
 
 
 def tokens_of(outputs: list[RequestOutput]) -> tuple[TokenId, ...]:
-    """Return the tokens in the order of their index; check for gaps and repetitions."""
+    """Return the tokens of the outputs in the order of their index. Check for gaps and
+    repetitions."""
     tokens: list[TokenId] = []
     for output in sorted(outputs, key=lambda output: output.first_index):
         assert output.first_index == len(tokens) or not output.token_ids

@@ -1,4 +1,4 @@
-"""Ragged batches, and checks that an attention backend agrees with the reference on them.
+"""Checks on ragged batches that an attention backend agrees with the reference.
 
     TRITON_INTERPRET=1 python -m tests.unit.attention_cases
 
@@ -32,9 +32,10 @@ in the 16-bit formats they round the operands of products (the softmax weights) 
 
 @dataclass(frozen=True)
 class Case:
-    """A batch to attend. ``rows`` are (tokens in the cache before the step, tokens of the step),
-    decodes first. ``dtype`` is that of queries, keys and values, and ``kv`` that of the KV pool;
-    None means that the pool has ``dtype``, too. ``scales`` are each layer's KV scales."""
+    """A batch for which attention is computed. ``rows`` has (tokens in the cache before the step,
+    tokens of the step) for each row, decodes first. ``dtype`` is the dtype of queries, keys and
+    values; ``kv`` is the dtype of the KV pool, or None if the pool has ``dtype``. ``scales`` has
+    each layer's KV scales."""
 
     name: str
     rows: Sequence[tuple[int, int]]
@@ -103,9 +104,9 @@ def check_case(case: Case, backend: type[Any], seed: int, *, poisoned: bool = Fa
 
 
 def poison(pool: torch.Tensor, rows: Sequence[Row]) -> None:
-    """Write NaN to all slots except those of tokens that were in the cache before the step. A NaN
-    shows even with an attention weight of zero, so any read beyond a context, a head or the block
-    table changes the result."""
+    """Write NaN to all slots except those of tokens that were in the cache before the step. Any
+    read beyond a context, a head or the block table then changes the result: a NaN does so even
+    with an attention weight of zero."""
     block_tokens = pool.shape[3]
     known = torch.zeros(pool.shape[0], block_tokens, dtype=torch.bool)
     for row in rows:
@@ -116,7 +117,7 @@ def poison(pool: torch.Tensor, rows: Sequence[Row]) -> None:
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same bytes. A NaN equals itself."""
+    """Return whether two tensors have the same bytes. NaNs with the same bytes are equal here."""
     return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
@@ -155,8 +156,9 @@ def make_rows(case: Case, seed: int) -> list[Row]:
 
 
 def with_num_programs(backend: type[Any], programs: int) -> type[Any]:
-    """Return ``backend`` with its splits shared by ``programs`` programs. The interpreter has one
-    processor, so that otherwise a single program would compute all splits."""
+    """Return a subclass of ``backend`` that shares its splits among ``programs`` Triton programs.
+    Otherwise, a single program would compute all splits, since the interpreter has one
+    processor."""
 
     class Shared(backend):  # type: ignore[misc]
         def _num_programs(self, rows: int, splits: int) -> int:

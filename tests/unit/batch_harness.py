@@ -1,5 +1,5 @@
-"""A router with the files and batch APIs over in-memory implementations, its client, and helpers
-that create files and batches without HTTP."""
+"""Helpers for tests of the files and batch APIs: a router with in-memory implementations, its
+client, and functions that create files and batches without HTTP."""
 
 import asyncio
 import json

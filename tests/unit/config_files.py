@@ -1,4 +1,5 @@
-"""An environment without settings, and config files, for tests of settings."""
+"""Helpers for tests of settings, which remove all settings from the environment and write config
+files."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""GPU code other than attention, through Triton's interpreter, against torch's operations.
+"""Runs our GPU code, except for attention, in Triton's interpreter, and compares it with torch's
+operations.
 
     TRITON_INTERPRET=1 python -m tests.unit.cuda_cases
 
@@ -142,8 +143,8 @@ SPANS = [(40, 1), (0, 1), (300, 1), (0, 6), (16, 3)]
 def assert_near(
     got: torch.Tensor, wanted: torch.Tensor, times: int = 1, dtype: torch.dtype | None = None
 ) -> float:
-    """Return the largest difference as a share of the largest value. Raises AssertionError if it is
-    too large."""
+    """Assert that ``got`` is close to ``wanted``. Return the largest difference as a share of the
+    largest wanted value."""
     assert got.dtype is wanted.dtype and got.shape == wanted.shape
     got, wanted = got.cpu(), wanted.cpu()
     assert got.isfinite().all()
@@ -197,7 +198,7 @@ def operations_agree(place: DeviceUnderTest) -> Iterator[str]:
 
 
 class _Spy:
-    """Torch's attention, which records the queries that it receives."""
+    """Computes attention with torch, and records the queries that it receives."""
 
     def __init__(self, pool: KvPool) -> None:
         self._attention = CpuAttention(pool)
@@ -223,8 +224,8 @@ def _rope_and_kv_write_agree(
 ) -> str:
     """Compare what our kernel computes for one layer with torch's operations: the rotated queries,
     and the keys and values written to the KV pool. Check also that it writes nothing else to the
-    pool, and nothing for slots below 0. ``dtype`` is the model's, ``kept`` the pool's. Return the
-    line to print."""
+    pool, and nothing for slots below 0. ``dtype`` is the model's dtype, and ``kept`` the KV pool's
+    dtype. Return the line to print."""
     config = make_config(*shape)
     weights = make_weights(config, dtype, CPU).layers[1]
     batch = pack_batch(make_rows(SPANS), BLOCK_TOKENS, CPU)
@@ -261,8 +262,8 @@ def _bytes(pool: torch.Tensor) -> torch.Tensor:
 
 
 def assert_neighbouring_codes(got: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Assert that at most one FP8 code in a hundred differs, and only by being the neighbouring
-    code: values are added in another order."""
+    """Assert that at most one FP8 code in a hundred differs, and only by one step to a neighbouring
+    code. Such differences are rounding errors of values that are computed in another order."""
     got, wanted = got.float(), wanted.float()
     off = (got - wanted).abs()
     assert (off <= wanted.abs() / 8 + 2.0**-9).all() and (off > 0).double().mean() <= 0.01
@@ -340,8 +341,8 @@ class FakeGraph:
 def graphs_equal_eager(
     place: DeviceUnderTest, graph_of: Callable[[Callable[[], None]], Any]
 ) -> Iterator[str]:
-    """Graphs equal eager execution however the batch is padded, and write only to the rows'
-    slots."""
+    """Check that CUDA graphs give the results of eager execution however the batch is padded, and
+    that they write only to the rows' slots."""
     from baton.engine.cuda.graphs import DecodeCudaGraphs
 
     config, dtype = make_config(*SHAPES[0]), torch.float32
@@ -380,8 +381,8 @@ def graphs_equal_eager(
 
 
 def decodes_keep_their_bits(place: DeviceUnderTest) -> Iterator[str]:
-    """A decode's attention output is the same, bit by bit, however many Triton programs the splits
-    of its context are divided among, and whatever other rows are in the batch."""
+    """Check that a decode's attention output is the same, bit by bit, however many Triton programs
+    share the splits of its context, and whatever other rows are in the batch."""
     config, dtype = make_config(4, 2, 16, True), place.dtypes[-1]
     attention = triton_ops(config, make_pool(config, dtype, place.device), dtype).attention
     rows = make_rows([(299, 1), (40, 1), (270, 1)])
@@ -417,8 +418,9 @@ def products_keep_their_bits(place: DeviceUnderTest) -> Iterator[str]:
 
 
 def fp8_products_agree(place: DeviceUnderTest) -> Iterator[str]:
-    """Products with FP8 weights equal products with the decoded weights, for few rows (whose kernel
-    reads the codes) and for many (whose weights are decoded first)."""
+    """Check that products with FP8 weights agree with products with the decoded weights: for few
+    rows, whose kernel reads the codes, and for many rows, for which the weights are decoded
+    first."""
     from baton.engine.cuda import fp8
 
     chance = torch.Generator().manual_seed(SEED)
@@ -487,8 +489,9 @@ def fp8_by_fp8_products_agree(place: DeviceUnderTest) -> Iterator[str]:
 
 
 def batch_invariant_ops_keep_their_bits(place: DeviceUnderTest) -> Iterator[str]:
-    """A prompt's last logits are the same in one piece and in chunks beside another request (the
-    last chunk is a decode), with weights and KV in the model's dtype and in FP8."""
+    """Check that a prompt's last logits are the same, bit by bit, whether it is computed in one
+    piece or in chunks beside another request (the last chunk is a decode): once with weights and KV
+    in the model's dtype, and once in FP8."""
     config, dtype = make_config(4, 2, 16, True), place.dtypes[-1]
     plain = make_weights(config, dtype, place.device)
     yield _batch_invariant_ops_keep_their_bits(place, plain, dtype)

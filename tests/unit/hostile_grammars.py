@@ -1,4 +1,5 @@
-"""Grammars designed to exhaust memory or time. Each is compiled and followed for some tokens."""
+"""Compiles grammars designed to exhaust memory or time, and generates some tokens with each one
+that is accepted."""
 
 import resource
 from typing import Any

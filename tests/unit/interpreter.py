@@ -52,8 +52,8 @@ def scaled_mm(
     out_dtype: torch.dtype,
     use_fast_accum: bool,
 ) -> torch.Tensor:
-    """Replace ``torch._scaled_mm``: ``one`` [rows, depth], ``other`` [depth, outs]. Assert the
-    conditions that torch requires on a GPU."""
+    """Compute what ``torch._scaled_mm`` computes on a GPU from ``one`` [rows, depth] and ``other``
+    [depth, outs], and assert the conditions that it requires there."""
     (rows, depth), outs = one.shape, other.shape[1]
     assert one.dtype is E4M3 and other.dtype is E4M3
     assert one.is_contiguous() and other.t().is_contiguous() and not use_fast_accum

@@ -28,7 +28,7 @@ LOCAL_INSTRUCTION_SETS = supported_instruction_sets()
 
 @pytest.fixture(params=LOCAL_INSTRUCTION_SETS)
 def each_instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run the test with each instruction set: everything created in the test computes as on a
-    processor that supports no better one."""
+    """Run the test once for each instruction set of this processor, as if the processor supported
+    no better one."""
     with limit_instruction_set(request.param):
         yield request.param

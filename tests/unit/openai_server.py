@@ -11,8 +11,8 @@ KEY = "secret"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Counts one token per word, plus three for a chat; token ids count one each. The requested
-    model's name selects how the server misbehaves."""
+    """Answers requests. It counts one token per word of a prompt, plus three for a chat; each token
+    id counts as one token. The requested model's name selects how the server misbehaves."""
 
     protocol_version = "HTTP/1.1"
     server: "FakeServer"
@@ -104,7 +104,8 @@ class FakeServer(ThreadingHTTPServer):
 
     @property
     def load_requests(self) -> list[dict[str, Any]]:
-        """The requests of the load, which stream. Those that the benchmark sends before do not."""
+        """Return the requests of the load, which stream. The requests that the benchmark sends
+        before the load do not stream."""
         return [body for body in self.bodies if body.get("stream")]
 
 

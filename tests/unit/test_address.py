@@ -1,4 +1,5 @@
-"""Addresses as HOST:PORT, IPv4 and IPv6."""
+"""Tests that addresses have the form HOST:PORT, also with IPv6, and that members reach each other
+over IPv6."""
 
 import asyncio
 import socket

@@ -1,4 +1,5 @@
-"""Predicted answer lengths: without data, from past answers, and corrected while an answer runs."""
+"""Tests predictions of answer lengths: without data, from past answers, and of answers that are
+already longer than predicted."""
 
 import math
 

@@ -1,4 +1,5 @@
-"""Answers of the Messages API over in-memory workers: whole messages, and exact events."""
+"""Tests answers of the Messages API over in-memory workers: whole messages, and the exact events of
+streams."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Anthropic's Python client against a router with in-memory workers."""
+"""Tests Anthropic's Python client against a router with in-memory workers."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

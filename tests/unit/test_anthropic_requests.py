@@ -1,5 +1,5 @@
-"""Requests of the Messages API over in-memory workers: the prompts that they become, breakpoints,
-errors and token counts."""
+"""Tests requests to the Messages API over in-memory workers: the prompts that they become, cache
+breakpoints, errors and token counts."""
 
 from pathlib import Path
 from typing import Any
@@ -251,14 +251,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (request(tools=[{"type": "computer_toolset_20260801"}]), "tools.0: "),
     (request(tools=[{"type": "other"}]), "tools.0: tools of type 'other'"),
     (request(tools=[TOOL], tool_choice={"type": "tool", "name": "g"}), "tool_choice.name: 'g'"),
-    (request(tools=[TOOL], tool_choice={"type": "tool"}), "tool_choice: must have a name"),
+    (request(tools=[TOOL], tool_choice={"type": "tool"}), "tool_choice: the tool choice"),
     (request(tools=[{"type": "web_search_20250305"}], tool_choice={"type": "any"}),
      "tool_choice: "),
     (request(thinking={"type": "sometimes"}), "thinking.type: "),
     (request(output_config={"format": {"type": "json_schema", "schema": {"type": "x"}}}),
      "output_config.format: "),
     (request(output_config={"effort": "extreme"}), "output_config.effort: "),
-    (request(container="c"), "container: is not supported"),
+    (request(container="c"), "container: the field is not supported"),
     (request(tools=[{**TOOL, "descripton": "x"}]),
      "unknown parameter 'tools.0.descripton'; did you mean 'description'?"),
     (request(*USER, assistant(*[CALLED] * 129), user(RESULT), system="S"),

@@ -1,4 +1,5 @@
-"""Every attention backend agrees with the reference, and writes only its own slots."""
+"""Tests that every attention backend agrees with the reference, and writes nothing but the batch's
+slots of the KV pool."""
 
 import os
 import subprocess

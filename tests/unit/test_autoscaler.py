@@ -367,8 +367,8 @@ async def test_step_is_carried_out_and_logged() -> None:
 
 
 async def test_autoscaler_that_does_not_lead_does_nothing_and_forgets_its_history() -> None:
-    """A former leader does not take back a growth that it requested as the leader: the next leader
-    does."""
+    """A conductor that has lost the leadership does not take back a growth that it requested as the
+    leader: that is up to the new leader."""
     loop = Loop()
     await loop.tick(3)
     assert loop.pools.resizes == [{PREFILL: 2}]

@@ -1,4 +1,4 @@
-"""Autoscaling: the supervisor resizes local pools, and the leading conductor resizes pools on
+"""Tests autoscaling: the supervisor resizes local pools, and the leading conductor resizes pools on
 Kubernetes."""
 
 import asyncio
@@ -70,12 +70,12 @@ class Pools:
 
     async def end_leftover_drains(self) -> None:
         if self.fails:
-            raise Unavailable("no API server")
+            raise Unavailable("the API server can't be reached")
         self.num_repairs += 1
 
 
 class Kubernetes:
-    """Kubernetes pools and a lease, shared by all conductors of a cluster."""
+    """Fakes the pools and the Lease in Kubernetes, which all conductors of a cluster share."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pools, self.record = Pools(), LeaseRecord("")

@@ -1,5 +1,5 @@
-"""``background: true`` in ``POST /v1/responses``, from the request to the stored response, over
-in-memory workers."""
+"""Tests ``background: true`` in ``POST /v1/responses``, from the request to the stored response,
+over in-memory workers."""
 
 import asyncio
 from collections.abc import AsyncIterator

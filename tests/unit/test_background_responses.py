@@ -1,5 +1,5 @@
-"""Background responses: their statuses, cancellation, bounds, and what happens when their router
-or Redis goes away. Two routers share stores in memory."""
+"""Tests background responses over two routers that share stores in memory: statuses, cancellation,
+bounds, and what happens when a response's router or Redis goes away."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -46,7 +46,7 @@ class FlakyStore(MemoryResponseStore):
 
 
 class Shared:
-    """What routers share, and the clock of all."""
+    """The stores that all routers share, and the clock of routers and stores."""
 
     def __init__(self, **limits: Any) -> None:
         self.clock = ManualClock()
@@ -59,7 +59,7 @@ class Shared:
         return ResponseService(self.store, self.leases, background, self.clock)
 
     async def elapse(self, seconds: float) -> None:
-        """Let time pass in steps, with what happens in each."""
+        """Advance the clock in steps of 0.1 s, and let all tasks run after each step."""
         for _ in range(round(seconds * 10)):
             self.clock.advance(0.1)
             await settle()
@@ -75,7 +75,8 @@ async def settle() -> None:
 
 @asynccontextmanager
 async def running(router: ResponseService) -> Any:
-    """Run a router's background responses; at the end, shut them down in order."""
+    """Run a router's background responses until the ``with`` block ends, then stop them as a router
+    does when it shuts down."""
     task = asyncio.create_task(router.background.run())
     await settle()
     try:
@@ -87,7 +88,8 @@ async def running(router: ResponseService) -> Any:
 
 
 class Generations:
-    """Generates responses when it is told to."""
+    """Generates responses. A generation waits until ``released`` is set, and then raises ``error``,
+    unless that is None."""
 
     def __init__(self) -> None:
         self.released = asyncio.Event()
@@ -408,4 +410,4 @@ async def test_what_is_too_large_to_be_stored_leaves_no_lease() -> None:
 
 
 async def unexpected(_response_id: str) -> StoredResponse:
-    raise AssertionError("not called")
+    raise AssertionError("the response must not be generated")

@@ -1,4 +1,5 @@
-"""Tests each baseline placement policy, as used by other systems, on a hand-made snapshot."""
+"""Tests each of the baseline placement policies, which come from other systems, on a hand-made
+snapshot."""
 
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ DECODES = ("d0", "d1", "d2")
 
 def make_snapshot(cache: FakeCache | None = None, *, turn: int = 0) -> Snapshot:
     """Return a snapshot in which p0 has the most work in the fewest requests, and p2 the least work
-    in the most requests. Decode workers are loaded likewise."""
+    in the most requests. The same is true of the decode workers d0 and d2."""
     workers = [
         prefill("p0", (9.0, 3.0), queued_tokens=300, num_requests=1),
         prefill("p1", (9.0, 2.0), queued_tokens=200, num_requests=2),

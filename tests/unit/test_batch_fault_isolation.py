@@ -1,4 +1,4 @@
-"""An error in one line, or in one batch's files, fails only that line or batch."""
+"""Tests that an error in one line, or in one batch's files, fails only that line or batch."""
 
 import asyncio
 from pathlib import Path
@@ -42,7 +42,8 @@ def nested(depth: int) -> Any:
 async def test_too_deeply_nested_line_fails_and_the_batch_continues(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """JSON encoders fail at 254 levels, and parsers at 1024."""
+    """JSON encoders fail at 254 levels of nesting, and the parser of batch lines at 1024: the lines
+    ``deep`` and ``deeper`` are between these limits, and ``deepest`` is beyond both."""
     async with BatchRouter(tokenizer, tmp_path).open() as client:
         lines = [
             batch_line("deep", prompt="x", logit_bias=nested(260)),
@@ -70,8 +71,8 @@ def test_nesting_depth_is_measured() -> None:
 
 
 class FakeBackend:
-    """An inference backend that answers all prompts except ``crash``, and never answers
-    ``slow``."""
+    """An inference backend that crashes on the prompt ``crash``, never answers the prompt ``slow``,
+    and answers all other prompts."""
 
     def __init__(self) -> None:
         self.prompts: list[str] = []
@@ -80,7 +81,7 @@ class FakeBackend:
         prompt = "slow" if b"slow" in data else "crash" if b"crash" in data else "good"
         self.prompts.append(prompt)
         if prompt == "crash":
-            raise KeyError("nobody foresaw it")
+            raise KeyError("an unexpected error in the backend")
         if prompt == "slow":
             await asyncio.Event().wait()
         return BatchResponse(200, "r", {})
@@ -137,8 +138,8 @@ async def test_batch_with_unreadable_files_fails_alone(tmp_path: Path, spoilt: s
 
 
 def crash_router(store: BatchStore, num_lines: int) -> list[BatchRequest]:
-    """Start ``num_lines`` lines like a router that then crashes: no response is recorded. Return
-    them."""
+    """Start ``num_lines`` lines of a batch, as a router does that crashes before it records any
+    response. Return the lines' requests."""
     job = BatchJob(store, store.list_unfinished()[0], 1000)
     job.open(0.0)
     found = [job.next_request(0.0) for _ in range(num_lines)]

@@ -1,4 +1,4 @@
-"""A batch's job resumes where it stopped, whenever its router was killed."""
+"""Tests that a batch's job resumes where it stopped, whenever its router was killed."""
 
 import json
 from pathlib import Path
@@ -55,8 +55,8 @@ def test_job_resumes_where_it_stopped(tmp_path: Path) -> None:
 def test_interrupted_completion_is_finished_after_a_restart(
     tmp_path: Path, status: BatchStatus
 ) -> None:
-    """The router is killed after the output file was published and before the batch's state said
-    so."""
+    """The router is killed after it has published the output file and before it records the batch
+    as completed."""
     store = BatchStore(tmp_path)
     batch = make_batch(store, 1, batch_line("a"), batch_line("b"))
     job = BatchJob(store, batch, 1000)

@@ -1,4 +1,5 @@
-"""The batch API over HTTP with in-memory implementations, and batches that wait for capacity."""
+"""Tests the batch API over HTTP with in-memory implementations, and batches that wait for
+capacity."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Block tables that are kept between steps equal freshly built ones."""
+"""Tests that block tables that are kept between steps equal freshly built ones."""
 
 from dataclasses import replace
 
@@ -62,8 +62,9 @@ def test_kept_block_tables_equal_fresh_ones_over_many_steps() -> None:
 
 
 def _advanced(one: Row, chance: np.random.Generator) -> Row:
-    """Return the row one token later, with another block if needed. With a chance of 5 %, the row
-    gets another position and other blocks, like a request that was preempted."""
+    """Return the request's row in the next step, one token further, with another block if it needs
+    one. With a chance of 5 %, the row gets another position and other blocks, like a request that
+    was preempted."""
     start, block_ids = one.start + 1, one.block_ids
     if chance.random() < 0.05:
         start, block_ids = int(chance.integers(40)), ()

@@ -121,7 +121,7 @@ async def test_configured_origins_and_hosts_are_allowed(
 async def test_router_open_to_a_network_accepts_any_host_name(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """Only the person who runs the router could know the names by which it is reached there."""
+    """A router can't know the names by which clients on a network reach it."""
     async with open_here(tokenizer, tmp_path, host="0.0.0.0") as (_, client):
         named = {"host": "baton.lan:8000"}
         assert (await client.post(CHAT, json=chat(), headers=named)).status_code == 200

@@ -1,4 +1,5 @@
-"""Signed calls: each signature is valid for one method at one address, for a limited time, once."""
+"""Tests the signatures of calls: each is valid for one method at one address, only once, and for a
+limited time."""
 
 import pytest
 
@@ -100,8 +101,8 @@ def test_malformed_signatures_of_a_known_secret_are_rejected() -> None:
 
 
 def test_remembered_nonces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the bound, the older half of the nonces is forgotten, and signatures from their time
-    are rejected."""
+    """When there are too many nonces, the older half is forgotten, and signatures as old as these
+    nonces are rejected."""
     monkeypatch.setattr(call_signing, "MAX_NONCES", 4)
     clock = ManualClock(1e6)
     gate, signer = checker(clock), CallSigner(SECRET, HERE, clock)

@@ -1,4 +1,4 @@
-"""Before `baton up` starts any process, it checks whether engine vllm can run."""
+"""Tests that, before `baton up` starts any process, it checks whether engine vllm can run."""
 
 import stat
 import sys

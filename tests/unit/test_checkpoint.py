@@ -1,4 +1,4 @@
-"""Valid model directories are loaded, and broken ones are reported."""
+"""Tests that valid model directories are loaded, and that broken ones are reported."""
 
 import json
 import struct
@@ -55,20 +55,20 @@ def header(text: bytes) -> bytes:
 BAD: list[tuple[Callable[[Path], None], str]] = [
     (lambda path: (path / "config.json").unlink(), r"config\.json: the file is missing"),
     (write("config.json", b"{"), r"config\.json: "),
-    (write("config.json", b"[]"), r"config\.json: not a JSON object"),
+    (write("config.json", b"[]"), r"config\.json: the file is not a JSON object"),
     (write("config.json", b"\xff{}"), r"config\.json: "),
-    (change("config.json", architectures=["GPT2LMHeadModel"]), "supported are LlamaForCausalLM"),
+    (change("config.json", architectures=["GPT2LMHeadModel"]), "supported architectures: Llama"),
     (change("config.json", architectures="x"), "architectures is 'x'"),
-    (change("config.json", hidden_size=-4), "hidden_size is -4, and must be a positive integer"),
+    (change("config.json", hidden_size=-4), "hidden_size is -4; it must be a positive integer"),
     (change("config.json", num_hidden_layers="2"), "num_hidden_layers is '2'"),
     (change("config.json", rms_norm_eps=0), "rms_norm_eps is 0"),
     (change("config.json", hidden_act="gelu"), "hidden_act is 'gelu'"),
-    (change("config.json", dtype="int8"), "dtype is 'int8'; supported are float32"),
-    (change("config.json", rope_parameters={"rope_type": "yarn"}), "rope type 'yarn'"),
+    (change("config.json", dtype="int8"), "dtype is 'int8'; supported dtypes: float32"),
+    (change("config.json", rope_parameters={"rope_type": "yarn"}), "rope type is 'yarn'"),
     (change("config.json", quantization_config={"bits": 4}), "quantization_config"),
     (change("generation_config.json", eos_token_id="end"), "eos_token_id is 'end'"),
     (lambda path: (path / "model.safetensors").unlink(), "model.safetensors: the file is missing"),
-    (cut, r"model\.safetensors: truncated: it has \d+ of \d+ bytes"),
+    (cut, r"model\.safetensors: the file is truncated: it has \d+ of \d+ bytes"),
     (write("model.safetensors", b"short"), "truncated in its header"),
     (write("model.safetensors", b"\xff" * 64), "truncated in its header"),
     (write("model.safetensors", header(b"{nonsense")), "invalid safetensors header"),
@@ -101,7 +101,7 @@ def test_integer_weights_are_refused(model: Path) -> None:
     entries["model.norm.weight"]["dtype"] = "I32"
     new = json.dumps(entries).encode()
     (model / "model.safetensors").write_bytes(header(new) + data[8 + length :])
-    with pytest.raises(Invalid, match=r"model\.norm\.weight has dtype I32; supported are BF16"):
+    with pytest.raises(Invalid, match=r"model\.norm\.weight has dtype I32; supported dtypes: BF16"):
         load(model)
 
 

@@ -1,4 +1,4 @@
-"""Checksums after a read: any changed byte is detected."""
+"""Tests the checksums that are verified after a read: any changed byte changes the checksum."""
 
 import numpy as np
 import torch
@@ -35,6 +35,6 @@ def test_weighted_sums_equal_a_plain_computation() -> None:
 
 
 def test_xxh3_gives_the_published_digest() -> None:
-    """The XXH3-64 digest of the empty string with seed 0, as the reference implementation prints
-    it."""
+    """The expected value is the XXH3-64 digest of the empty string with seed 0, as the reference
+    implementation prints it."""
     assert xxhash.xxh3_64_intdigest(b"") == 0x2D06800538D394C2

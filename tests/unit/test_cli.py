@@ -49,7 +49,7 @@ def baton(
         (["serve", "router", "--set", "prot=1"], 2, "did you mean port"),
         (["serve", "router", "--set", "port"], 2, "--set"),
         (["up", "--on", "mars"], 2, "on is 'mars': input should be 'local' or 'ray'"),
-        (["up", "--ray-address", "auto"], 2, "ray_address is 'auto': it needs --on ray"),
+        (["up", "--ray-address", "auto"], 2, "ray_address is 'auto', which needs --on ray"),
         (["up", "--on", "ray", "--ray-address", "x"], 2, "must be auto, or HOST:PORT"),
         (["up", "--on", "ray", "--ray-address", "127.0.0.1:1"], 1, "can't be reached"),
         (["up", "--on", "ray", "--set", "ray_worker_cpus=9999"], 1, "2 workers need 19998 CPU"),

@@ -1,4 +1,5 @@
-"""Progress lines of ``baton scale`` and ``baton drain``, and when the commands give up."""
+"""Tests the progress lines of ``baton scale`` and ``baton drain``, and when the commands give
+up."""
 
 import pytest
 

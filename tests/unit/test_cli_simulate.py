@@ -1,4 +1,5 @@
-"""``baton simulate`` and ``baton plan``: output for scripts and tables, and invalid arguments."""
+"""Tests ``baton simulate`` and ``baton plan``: their output as JSON and as tables, and the errors
+for invalid arguments."""
 
 import json
 import sys

@@ -1,5 +1,5 @@
-"""A cluster's folder has one owner at a time, keeps state private, and is never read while partly
-written."""
+"""Tests that a cluster's folder has one owner at a time, keeps the cluster's state private, and
+that the state is never read while it is partly written."""
 
 import json
 import os

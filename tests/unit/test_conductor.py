@@ -179,8 +179,8 @@ async def test_snapshot_holds_only_ready_workers() -> None:
 
 
 async def test_worker_that_is_about_to_leave_gets_no_more_requests() -> None:
-    """A worker that ``set_leaving_workers`` names gets no requests until a later call no longer
-    names it, even though the registry does not show that it leaves."""
+    """A worker in the set that ``set_leaving_workers`` gets receives no requests until a later set
+    lacks it, even though the registry does not show that it is leaving."""
     cluster = ConductorHarness()
     await cluster.announce(prefill_member("p"), decode_member("d"), decode_member("e"))
     cluster.conductor.snapshot()

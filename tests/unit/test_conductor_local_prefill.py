@@ -1,4 +1,4 @@
-"""Local prefill on the decode worker, and how measured prefill speeds are compared."""
+"""Tests local prefill on the decode worker, and how measured prefill speeds are compared."""
 
 from dataclasses import replace
 

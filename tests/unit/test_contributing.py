@@ -1,4 +1,4 @@
-"""The example in CONTRIBUTING.md: a placement policy and its test."""
+"""Tests that the example in CONTRIBUTING.md works: a placement policy and its test."""
 
 import re
 import textwrap
@@ -21,7 +21,7 @@ def test_example_policy_passes_its_own_test() -> None:
 
 
 class _Namespace:
-    """The module ``baselines`` with the example's policy added to it."""
+    """A copy of the module ``baselines`` with the example's policy added to it."""
 
     def __init__(self, names: dict[str, object]) -> None:
         self.__dict__.update(names)

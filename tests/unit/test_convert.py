@@ -1,4 +1,4 @@
-"""Conversion between dataclasses and protobuf messages."""
+"""Tests the conversion between dataclasses and protobuf messages."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -113,8 +113,8 @@ def test_invalid_output_is_rejected(message: common_pb2.RequestOutput, why: str)
 
 
 def test_unknown_enum_values_reject_only_their_message() -> None:
-    """The messages have an unknown or missing enum value or event, a block key of the wrong length,
-    or a NaN as a time."""
+    """Each message has one invalid field: an enum value or event that is unknown or missing, a
+    block key of the wrong length, or NaN as a time."""
     odd: list[tuple[Callable[[Any], Any], Any]] = [
         (grammar_from_proto, common_pb2.Grammar(kind=99, text="a")),  # type: ignore[arg-type]
         (stored_from_proto, kvstore_pb2.StoredBlock(key=bytes(16), tier=99)),  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-"""The code around the GPU kernels: buckets, static batches, graph replay, and all kernels in the
-interpreter."""
+"""Tests the code around the GPU kernels (buckets, static batches, graph replay), and all kernels in
+Triton's interpreter."""
 
 import os
 import subprocess

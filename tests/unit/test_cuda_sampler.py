@@ -1,4 +1,4 @@
-"""Sampling a whole batch gives the same tokens as sampling row by row."""
+"""Tests that sampling a whole batch gives the same tokens as sampling row by row."""
 
 from dataclasses import replace
 

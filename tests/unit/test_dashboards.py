@@ -1,4 +1,5 @@
-"""Dashboards and alert rules: the chart's files are up to date, and all queries are PromQL."""
+"""Tests dashboards and alert rules: the chart's files are up to date, and all queries are valid
+PromQL."""
 
 import json
 import re

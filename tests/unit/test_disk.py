@@ -1,5 +1,5 @@
-"""The SSD tier's files: blocks of earlier processes are found again, and damaged ones are
-rejected."""
+"""Tests the SSD tier's files: blocks that an earlier process stored are found again, and damaged
+ones are rejected."""
 
 import os
 import struct

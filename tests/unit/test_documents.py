@@ -1,4 +1,4 @@
-"""Documents refer to files, links and classes that exist."""
+"""Tests that the files, links and classes to which documents refer exist."""
 
 import re
 from pathlib import Path

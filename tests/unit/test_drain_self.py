@@ -1,4 +1,4 @@
-"""``baton drain --self``, which a container's preStop hook runs."""
+"""Tests ``baton drain --self``, which a container's preStop hook runs."""
 
 import asyncio
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ async def test_drain_waits_until_nothing_is_left(ops: tuple[OpsServer, int]) -> 
 async def test_drain_gives_up_after_its_timeout(ops: tuple[OpsServer, int]) -> None:
     server, port = ops
     server.attach_program(CollectorRegistry(), lambda: server.health.set_state("draining"))
-    with pytest.raises(DeadlineExceeded, match="work is left after 0 s: draining"):
+    with pytest.raises(DeadlineExceeded, match="still has work after 0 s: draining"):
         await _drain("127.0.0.1", port, 0.0, ManualClock())
 
 
@@ -74,8 +74,8 @@ def test_missing_ops_port_is_reported() -> None:
 def test_drain_needs_no_valid_config_file(
     ops: tuple[OpsServer, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command uses environment variables only, since Kubernetes may update the mounted config
-    file at any time."""
+    """If the config file is invalid, the command uses environment variables only: Kubernetes may
+    update the mounted config file at any time."""
     server, port = ops
 
     def drain() -> None:
@@ -114,7 +114,7 @@ def test_drain_without_a_port_reports_the_invalid_config_file(
 def test_drain_takes_either_a_worker_or_self(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, arguments)
     assert isinstance(result.exception, Invalid)
-    assert str(result.exception) == "drain takes a worker's name, or --self"
+    assert str(result.exception) == "drain takes either a worker's name or --self"
 
 
 def test_termination_message_is_written_only_if_the_file_exists(tmp_path: Path) -> None:

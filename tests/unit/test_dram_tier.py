@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from baton.core.ids import BlockKey
 from baton.errors import Invalid, Overloaded
-from kvstore import dram_tier as shelf_module
+from kvstore import dram_tier as dram_tier_module
 from kvstore.dram_tier import DramBlock, DramTier
 from kvstore.slab_allocator import SlabAllocator, default_slab_bytes
 
@@ -114,7 +114,7 @@ def test_another_size_takes_the_least_recently_used_slab() -> None:
 
 
 def test_leases_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf_module, "MAX_LEASES", 2)
+    monkeypatch.setattr(dram_tier_module, "MAX_LEASES", 2)
     tier = DramTier(16, 16)
     slots = filled(tier, "a")
     first = tier.lease(slots, 1.0, now=0.0)

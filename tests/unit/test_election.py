@@ -1,4 +1,4 @@
-"""Leader election: of several conductors, at most one leads at any time."""
+"""Tests leader election: of several conductors, at most one leads at any time."""
 
 from collections.abc import Callable
 
@@ -12,8 +12,9 @@ from baton.pools.leader_election import NO_HOLDER, LeaderElection, LeaseRecord
 
 
 class Store:
-    """A lease store. If ``fails`` is not None, calls raise it. The next ``num_lost_answers`` writes
-    take effect, but raise as if the response was lost. ``on_write`` is called during each write."""
+    """A lease store in memory. If ``fails`` is not None, calls raise it. The next
+    ``num_lost_answers`` writes take effect, but raise Unavailable as if the store's response was
+    lost. ``on_write`` is called during each write."""
 
     def __init__(self) -> None:
         self.record: LeaseRecord | None = None
@@ -38,7 +39,7 @@ class Store:
         self.record = LeaseRecord(record.holder, version, record.transitions, version)
         if self.num_lost_answers:
             self.num_lost_answers -= 1
-            raise Unavailable("no answer")
+            raise Unavailable("the lease store did not answer")
         return self.record
 
 
@@ -126,12 +127,12 @@ async def test_concurrent_candidates_get_one_leader(cluster: Cluster) -> None:
 
 async def test_leader_keeps_its_lease_for_a_while_without_the_store(cluster: Cluster) -> None:
     await cluster.one.check_lease()
-    cluster.store.fails = Unavailable("no API server")
+    cluster.store.fails = Unavailable("the API server can't be reached")
     cluster.clock.advance(5.0)
     with capture_logs() as logs:
         await cluster.one.check_lease()
         await cluster.one.check_lease()
-    assert [line["error"] for line in logs] == ["no API server"]
+    assert [line["error"] for line in logs] == ["the API server can't be reached"]
     assert cluster.one.is_leader
     cluster.clock.advance(5.1)
     assert not cluster.one.is_leader

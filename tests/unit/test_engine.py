@@ -1,4 +1,4 @@
-"""The engine's methods over a fake runner, with exact outputs, blocks and refusals."""
+"""Tests the engine's methods over a fake runner, with exact outputs, blocks and refusals."""
 
 from dataclasses import replace
 from typing import Any
@@ -156,8 +156,8 @@ def test_eos_ends_the_answer_and_is_part_of_it() -> None:
 
 
 def test_stop_tokens_are_masked_until_min_tokens() -> None:
-    """``min_tokens`` counts the answer's tokens on all workers: after two tokens, the third may be
-    a stop token."""
+    """``min_tokens`` applies to the whole answer, whichever workers generate its tokens: with two
+    of them required, the third may be a stop token."""
     left, right = Bench(eos=frozenset({TokenId(9)})), Bench(eos=frozenset({TokenId(9)}))
     masked: list[set[TokenId]] = []
     for bench in (left, right):

@@ -321,7 +321,7 @@ def test_command_measures_and_writes_json(ask: Ask, path: Path, tmp_path: Path) 
         (["--contexts", "99999999"], "--contexts has 99999999; the model has only "),
         (
             ["--contexts", "0"],
-            "--contexts is '0'; it must be counts separated by commas, as 1,8,32",
+            "--contexts is '0'; it must be counts separated by commas, like 1,8,32",
         ),
         (["--batches", "1,x"], "--batches is '1,x'; it must be counts"),
         (["--model", "nowhere"], "model is 'nowhere'; it must be a directory"),
@@ -359,5 +359,5 @@ def test_plot_is_written(ask: Ask, path: Path, tmp_path: Path) -> None:
 
 def test_counts_are_parsed_and_bounded() -> None:
     assert parse_counts("--batches", "1, 8,8,32") == (1, 8, 32)
-    with pytest.raises(Invalid, match="33 counts; it must have at most 32"):
+    with pytest.raises(Invalid, match="33 counts; it may have at most 32"):
         parse_counts("--batches", ",".join(["1"] * 33))

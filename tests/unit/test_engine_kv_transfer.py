@@ -1,4 +1,4 @@
-"""KV transfers and imports between engines: progress, reservations, imported prefixes."""
+"""Tests KV transfers and imports between engines: progress, reservations, and imported prefixes."""
 
 from dataclasses import replace
 
@@ -136,7 +136,8 @@ def test_aborted_reservation_can_be_quarantined() -> None:
 
 
 def store_of(bench: Bench, request: RequestSpec) -> tuple[list[BlockKey], list[bytes]]:
-    """Return the keys and the content of the prompt's full blocks, as a KV store holds them."""
+    """Compute the prompt. Return the keys and the contents of its full blocks, as a KV store holds
+    them."""
     bench.engine.add(request, Task.PREFILL)
     (progress,) = bench.engine.step().progress
     data = [

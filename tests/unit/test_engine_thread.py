@@ -1,4 +1,4 @@
-"""The engine's thread while it is busy: it refuses new calls, but never those that release
+"""Tests that the engine's thread refuses new calls while it is busy, but never those that release
 blocks."""
 
 import asyncio

@@ -1,5 +1,5 @@
-"""A signed registry entry comes from a holder of the secret, and is valid for one cluster and for a
-limited time."""
+"""Tests that the signature of a registry entry proves that a holder of the secret wrote the entry,
+and that it is valid for one cluster and for a limited time."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Eviction policies: exact victims in small scenarios, and each rule against a naive model."""
+"""Tests eviction policies: exact victims in small scenarios, and each policy against a naive
+implementation."""
 
 from collections.abc import Sequence
 
@@ -188,7 +189,7 @@ def test_unknown_policy_is_rejected() -> None:
 
 
 class Naive:
-    """A model of each policy that finds the victim by a linear search."""
+    """Implements each policy naively: it finds the victim by a linear search."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""The store's eviction policies replayed on the conversation trace."""
+"""Tests how much the store's eviction policies save when they replay the conversation trace."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The human-readable output of ``baton explain``."""
+"""Tests the human-readable output of ``baton explain``."""
 
 from typing import Any
 

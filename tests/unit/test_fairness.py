@@ -1,4 +1,4 @@
-"""Tests exact values of virtual token counters, and the bound on the difference between two
+"""Tests the exact values of virtual token counters, and the bound on the difference between two
 backlogged tenants."""
 
 from hypothesis import given
@@ -8,8 +8,8 @@ from baton.core.fairness import VirtualTokenCounters
 
 
 def counters(**queued: int) -> VirtualTokenCounters:
-    """Create counters for tenants that are all queued; ``queued`` maps each tenant to the number of
-    tokens that it has already been served."""
+    """Create counters for the tenants in ``queued``, all of which are queued. Its values are the
+    numbers of tokens that the tenants have already been served."""
     token_counters = VirtualTokenCounters(slack_tokens=100)
     for tenant in queued:
         token_counters.join(tenant.encode())

@@ -1,4 +1,4 @@
-"""The files API over HTTP: uploads, lists, limits, and isolation of tenants."""
+"""Tests the files API over HTTP: uploads, lists, limits, and isolation of tenants."""
 
 import asyncio
 from pathlib import Path

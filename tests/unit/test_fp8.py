@@ -1,4 +1,4 @@
-"""FP8: weights quantized at load, checkpoints in FP8, and KV kept in FP8."""
+"""Tests FP8: weights quantized at load, checkpoints in FP8, and KV kept in FP8."""
 
 import json
 from collections.abc import Callable
@@ -69,8 +69,8 @@ def test_quantization_error_is_at_most_a_sixteenth() -> None:
 
 @pytest.mark.parametrize("sizes", [(64, 32, 40), (40, 33)], ids=str)
 def test_joined_matrices_decode_like_their_parts(sizes: tuple[int, ...]) -> None:
-    """Scales per block are kept if every part but the last has a whole number of blocks; otherwise
-    each row gets its own scales."""
+    """Scales for blocks of rows are kept if every part but the last has a whole number of such
+    blocks; otherwise, each row gets its own scales."""
     chance = torch.Generator().manual_seed(SEED)
     parts = [quantize_in_blocks(torch.randn(rows, 80, generator=chance), 32) for rows in sizes]
     joined = QuantizedCodes.join(parts)
@@ -141,7 +141,7 @@ def into_fp8(path: Path, quantization: dict[str, Any]) -> dict[str, torch.Tensor
 def test_fp8_checkpoint_is_loaded_as_it_is(
     model: str, quantization: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The logits equal those of a checkpoint that contains the decoded values."""
+    """The logits are close to those of a checkpoint that contains the decoded values."""
     make_model(tmp_path, model, seed=SEED)
     plain = (tmp_path / "config.json").read_text()
     stands_for = into_fp8(tmp_path, quantization)

@@ -1,5 +1,5 @@
-"""Framed connections over loopback: handshake, messages, back-pressure, silence, and malicious
-peers."""
+"""Tests framed connections over loopback: handshake, messages, back-pressure, silence, and
+malicious peers."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,8 @@ NONCE = bytes(32)
 
 
 class Echo:
-    """Echo every message, except for a few that request another behaviour."""
+    """Echoes every message, except that it raises Overloaded for ``refuse`` and ignores
+    ``hush``."""
 
     def __init__(self, line: FramedConnection) -> None:
         self.line = line
@@ -39,7 +40,7 @@ class Echo:
     def on_message(self, payload: bytes) -> None:
         self.received.append(payload)
         if payload == b"refuse":
-            raise Overloaded("too much", retry_after_seconds=2.5)
+            raise Overloaded("the server is overloaded", retry_after_seconds=2.5)
         if payload != b"hush":
             self.line.send_message(payload)
 
@@ -145,7 +146,7 @@ async def test_refusal_gives_its_reason_and_ends_both_sides() -> None:
         line.send_message(b"refuse")
         why = await line.wait_until_ended()
         await there.echoes[0].lost.wait()
-    assert isinstance(why, Overloaded) and str(why) == "too much"
+    assert isinstance(why, Overloaded) and str(why) == "the server is overloaded"
     assert why.retry_after_seconds == 2.5
 
 
@@ -198,7 +199,8 @@ async def test_client_with_a_secret_rejects_a_server_without_one() -> None:
 
 
 async def test_replayed_proof_is_rejected() -> None:
-    """A proof signs nonces of both sides, and the server's nonce is new for each connection."""
+    """A client's proof signs nonces of both sides, and the server's nonce is new for each
+    connection."""
     received: list[bytes] = []
 
     class Listening(FramedClientConnection):
@@ -224,14 +226,17 @@ async def test_replayed_proof_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (hello("nobody"), "there is no service 'nobody' here"),
+        (hello("nobody"), "this server has no service 'nobody'"),
         (hello(version=7), "the protocol version is 7; it must be 1"),
         (hello(nonce=b"short"), "the nonce of the handshake must have 32 bytes, not 5"),
         (frame(FrameKind.HELLO, b"\xff\xff"), "malformed Hello"),
-        (frame(FrameKind.PROOF), "a frame of kind 7 is not part of"),
-        (frame(FrameKind.MESSAGE, b"let me in"), "a frame of kind 1 is not part of"),
-        (frame(99), "a frame of kind 99 is not part of"),
-        (hello() + hello(), "a frame of kind 5 is not part of"),
+        (frame(FrameKind.PROOF), "a frame of kind 7 is not allowed at this point of"),
+        (
+            frame(FrameKind.MESSAGE, b"let me in"),
+            "a frame of kind 1 is not allowed at this point of",
+        ),
+        (frame(99), "a frame of kind 99 is not allowed at this point of"),
+        (hello() + hello(), "a frame of kind 5 is not allowed at this point of"),
         (
             FRAME_HEADER.pack(HANDSHAKE_BYTES + 1, 0, FrameKind.HELLO),
             "a frame has 4097 bytes",
@@ -259,8 +264,8 @@ async def test_silent_client_is_disconnected_after_the_handshake_timeout(
 async def test_unauthenticated_connections_do_not_block_members(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Beyond the limit, the oldest unauthenticated connection is closed. By then, a member's
-    connection is authenticated."""
+    """When there are too many unauthenticated connections, the oldest one is closed. A member has
+    authenticated its connection long before it is the oldest."""
     monkeypatch.setattr(server, "MAX_UNAUTHENTICATED", 3)
     async with echo_server() as there:
         idle = []
@@ -338,8 +343,8 @@ async def test_connection_is_closed_if_its_opener_is_cancelled_as_it_opens(
     monkeypatch: pytest.MonkeyPatch, is_complete: bool
 ) -> None:
     """The opening task is cancelled, by a timeout for example, just before or just after the last
-    frame of the handshake is read, and before the task runs again. This happens when a process was
-    frozen: its timeouts have expired, and its data has arrived, at the same time."""
+    frame of the handshake is read, and before the task runs again. This can happen if the process
+    was frozen: when it continues, its timeout has expired and the data has arrived."""
 
     class Interrupted(FramedClientConnection):
         def on_handshake(self, kind: int, payload: bytes) -> None:
@@ -452,7 +457,7 @@ async def test_peer_that_does_not_read_is_disconnected(monkeypatch: pytest.Monke
         server_side.pause_reading()
         while not line.is_closing:
             line.send_message(bytes(64 * 1024))
-        assert str(await line.wait_until_ended()) == "the peer does not read"
+        assert str(await line.wait_until_ended()) == "the peer left too much data unread"
         server_side.resume_reading()
         await there.echoes[0].lost.wait()
 
@@ -479,7 +484,8 @@ async def test_silent_connection_is_pinged_and_stays_open(monkeypatch: pytest.Mo
 
 
 async def test_frozen_peer_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The peer accepts a connection, then answers nothing; its kernel still acknowledges."""
+    """The peer completes the handshake and then sends nothing, although its kernel still
+    acknowledges what it receives."""
     monkeypatch.setattr(client, "TICK_SECONDS", 0.002)
     gone = asyncio.Event()
 
@@ -518,8 +524,8 @@ async def test_frozen_router_is_disconnected_by_the_server(
 
 
 async def test_own_stall_is_not_mistaken_for_a_dead_peer() -> None:
-    """An event loop that was blocked, for however long, first reads the data that has arrived; only
-    then may the peer count as silent."""
+    """However long the event loop was blocked, it first reads the data that has arrived meanwhile;
+    only then may the peer count as silent."""
     pings: list[int] = []
     failures: list[BatonError] = []
 

@@ -1,4 +1,4 @@
-"""Placement requests to a conductor over a framed connection, with a fake conductor behind it."""
+"""Tests placement requests over a framed connection to a fake conductor."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -132,7 +132,8 @@ async def test_block_keys_of_a_wrong_size_are_refused() -> None:
 
 
 class Mute:
-    """A conductor that answers nothing, or something that was not requested."""
+    """A conductor that answers every message with ``answers``: with nothing, or with something that
+    was not requested."""
 
     def __init__(self, line: FramedConnection, answers: list[bytes]) -> None:
         self._line = line

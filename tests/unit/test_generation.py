@@ -1,4 +1,4 @@
-"""Generations over in-memory workers: token order, failover, cancellation, deadlines."""
+"""Tests generations over in-memory workers: token order, failover, cancellation, and deadlines."""
 
 import asyncio
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ PROMPT = tuple(TokenId(token) for token in (5, 6, 7))
 
 
 def answer(tokens: Sequence[TokenId], spec: RequestSpec) -> TokenId:
-    """Return a token that depends on every token before it, so that a lost or repeated token
-    changes all later ones."""
+    """Return the next token of an answer. It depends on every token before it, so that a lost or
+    repeated token changes all later ones."""
     return TokenId((sum(tokens) * 31 + len(tokens) * 7) % 251)
 
 

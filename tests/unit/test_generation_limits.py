@@ -1,4 +1,5 @@
-"""A generation's limits: retries, deadlines, cancellation, full queues, and no workers at all."""
+"""Tests a generation's limits: retries, deadlines, cancellation, full queues, and no workers at
+all."""
 
 import asyncio
 from dataclasses import replace
@@ -24,7 +25,8 @@ async def test_request_fails_in_time_if_no_worker_is_reachable() -> None:
 async def test_retry_pauses_grow_until_the_registry_was_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Requests to a restarted worker fail as long as the router knows only its old incarnation."""
+    """Requests to a restarted worker fail as long as the router knows only its old incarnation, so
+    the pauses between retries must be long enough for the router to read the registry."""
     pauses: list[float] = []
 
     async def sleep(self: SystemClock, seconds: float) -> None:
@@ -90,7 +92,8 @@ async def test_overload_is_reported_before_the_first_token_and_retried_after_it(
 
 
 @pytest.mark.parametrize(
-    ("steps", "what"), [(0, "first token"), (1, "KV transfer"), (3, "next token")]
+    ("steps", "what"),
+    [(0, "first token"), (1, "decode worker's first token"), (3, "next token")],
 )
 async def test_every_phase_has_a_deadline(steps: int, what: str) -> None:
     scene = GenerationHarness(automatic=False)

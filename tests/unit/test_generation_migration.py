@@ -1,4 +1,5 @@
-"""Generations whose worker drains: migration with the KV, and recomputation elsewhere."""
+"""Tests generations whose worker drains: migration with the KV, and recomputation on another
+worker."""
 
 import asyncio
 from dataclasses import replace
@@ -20,8 +21,8 @@ from tests.unit.test_generation import (
 
 @pytest.mark.parametrize("emitted", [1, 2, 7])
 async def test_draining_worker_migrates_its_answer(emitted: int) -> None:
-    """The next worker imports the KV of all known tokens except the last one, which the client
-    already has."""
+    """The next worker imports the KV of all known tokens except the last one. The client does not
+    get the last token again."""
     scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect())
     await settle()
@@ -43,7 +44,7 @@ async def test_draining_worker_migrates_its_answer(emitted: int) -> None:
 
 
 async def test_migrations_do_not_count_as_failures() -> None:
-    """The number of migrations is bounded, but may exceed that of retries."""
+    """The number of migrations has a bound of its own, and may exceed ``max_retries``."""
     scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect(replace(FAST, max_retries=0)))
     await settle()

@@ -42,7 +42,7 @@ def good() -> Iterator[GpuTableRow]:
 
 def failing() -> Iterator[GpuTableRow]:
     yield GpuTableRow("three", "right")
-    raise RuntimeError("out of memory\nwith a long story")
+    raise RuntimeError("out of memory\nwith details in a second line")
 
 
 def broken() -> Iterator[GpuTableRow]:

@@ -1,4 +1,4 @@
-"""A hostile grammar kills only the helper process that compiles it."""
+"""Tests that a hostile grammar kills only the helper process that compiles it."""
 
 import asyncio
 import os
@@ -87,7 +87,8 @@ async def test_killed_helper_is_replaced(checker: GrammarChecker) -> None:
 async def test_stopped_helper_raises_unavailable(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the helper is stopped by a signal, the grammar is not blamed."""
+    """If the helper process is stopped by SIGSTOP, the check raises Unavailable instead of refusing
+    the grammar."""
     await checker.check(ORDINARY, "alice")
     monkeypatch.setattr(grammar_checker, "VERDICT_TIMEOUT_SECONDS", 0.05)
     os.kill(checker._idle[0]._process.pid, signal.SIGSTOP)
@@ -121,8 +122,8 @@ async def test_tokenizer_without_bytes_is_rejected(tmp_path: Path) -> None:
 
 
 class Work:
-    """Jobs of several owners. A job occupies a slot until the test ends it; ``began`` is the order
-    in which jobs got their slots."""
+    """Jobs of several owners. A job occupies a slot until the test ends it; ``began`` lists the
+    jobs in the order in which they got their slots."""
 
     def __init__(self, slots: FairSlots) -> None:
         self._slots = slots

@@ -1,4 +1,5 @@
-"""The hash ring: even, stable, and the same in every process."""
+"""Tests that the hash ring spreads keys evenly, moves few keys when workers change, and is the same
+in every process."""
 
 import subprocess
 import sys

@@ -1,4 +1,5 @@
-"""Unknown fields of requests: what is refused, what is ignored, and how the client is told."""
+"""Tests unknown fields of requests: which ones are refused, which ones are ignored, and how the
+client is told."""
 
 from typing import Annotated, Any
 
@@ -94,7 +95,7 @@ async def test_unknown_fields_of_messages_and_parts_are_ignored(tokenizer: Token
         ({"use_beam_search": True}, "use_beam_search", "there is no such sampling method"),
         ({"max_new_tokens": 5}, "max_new_tokens", "use max_tokens"),
         ({"mirostat": 2, "id": 1}, "mirostat", "there is no such sampling method"),
-        ({"extra_body": {"top_k": 1}}, "extra_body", "belong into the body itself"),
+        ({"extra_body": {"top_k": 1}}, "extra_body", "belong in the body itself"),
         (
             {"response_format": {"type": "json_object", "schema": {}}},
             "response_format.schema",
@@ -137,7 +138,7 @@ class Inner(StrictModel):
 
 
 class Outer(StrictModel):
-    """A schema with a union and an alias, as other APIs have."""
+    """A schema with a union and an alias, like the schemas of other APIs."""
 
     inner: Inner | str | None = None
     items: list[Inner] = Field(default_factory=list)

@@ -1,4 +1,5 @@
-"""The tool that draws the import graph reports imports from a higher layer, and cycles."""
+"""Tests that the tool that draws the import graph reports cycles, and imports from a higher
+layer."""
 
 from tools.import_graph import describe, find_faults, load_layers, room_of
 

@@ -1,4 +1,4 @@
-"""The fast path for a stream's tokens writes the same bytes as the general path."""
+"""Tests that the fast path for a stream's tokens writes the same bytes as the general path."""
 
 import asyncio
 import json
@@ -54,14 +54,16 @@ async def step_slowly(router: RouterHarness, task: asyncio.Task[Any]) -> None:
 async def stream(
     tokenizer: Tokenizer, path: str, body: dict[str, Any], *, short: bool
 ) -> list[Any]:
-    """Return the events of a stream, without fields that differ between requests."""
+    """Request a stream; return its events, without fields that differ between requests. The fast
+    path is used if ``short`` is true."""
     blocks = (await stream_text(tokenizer, path, body, short=short)).split("\n\n")
     assert blocks[-2:] == ["data: [DONE]", ""]
     return [{**json.loads(block[6:]), "created": 0} for block in blocks[:-2]]
 
 
 async def stream_text(tokenizer: Tokenizer, path: str, body: dict[str, Any], *, short: bool) -> str:
-    """Return a stream whose tokens are sent one by one. Unless ``short``, the fast path is off."""
+    """Request a stream whose tokens are sent one by one; return its text. The fast path is used if
+    ``short`` is true."""
     router = RouterHarness(tokenizer, TEXT, automatic=False)
     router.decode.details = {}
     async with serve_over_tcp(router) as url, httpx.AsyncClient() as client:

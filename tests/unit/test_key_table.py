@@ -1,4 +1,5 @@
-"""The key table against a dict, with deliberate key collisions, and its search for prefixes."""
+"""Compares the key table with a dict, with deliberate key collisions, and tests its search for
+prefixes."""
 
 from unittest import mock
 
@@ -27,7 +28,7 @@ def key_of(fingerprint: int, rest: int = 0) -> BlockKey:
 
 def crowded(number: int) -> BlockKey:
     """Return a key that hashes to the last slot of a table of any size, so that several such keys
-    wrap around."""
+    wrap around to the first slots."""
     return key_of((0xFFFFFFFF << 32) + number)
 
 
@@ -42,7 +43,7 @@ BATCHES = st.lists(st.sampled_from(KEYS), max_size=30)
 
 
 class Machine(RuleBasedStateMachine):
-    """Compares the table with a dict. BATCH_KEYS may be tiny, so that a few dozen keys are
+    """Compares the table with a dict. BATCH_KEYS is tiny in some runs, so that a few dozen keys are
     processed in several chunks."""
 
     def __init__(self) -> None:

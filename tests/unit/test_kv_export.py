@@ -1,4 +1,4 @@
-"""Tests the source side of a KV transfer: what it tells its reader when, and when it ends."""
+"""Tests the source side of a KV transfer: what it tells its reader, and when, and how it ends."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -46,8 +46,8 @@ async def test_receiver_reserves_blocks_when_little_of_the_prompt_is_left() -> N
 
 
 async def test_the_stream_outlasts_a_read_if_the_answer_ends_with_its_first_token() -> None:
-    """If the source ended the stream first, the reader would fail, and the finished request would
-    be placed again."""
+    """If the source ended the stream before the reader has acknowledged the blocks, the reader
+    would fail, and the finished request would be placed again."""
     closed: list[bool] = []
     export = open_export(closed)
     export.attach_reader(ENDPOINT)

@@ -1,4 +1,5 @@
-"""Movement between DRAM and SSD: demotion, promotion, restarts, and failures on the way."""
+"""Tests how blocks move between DRAM and SSD: demotion, promotion, restarts, and failures on the
+way."""
 
 import asyncio
 import os
@@ -20,7 +21,7 @@ def tiers(store: StoreHarness) -> list[int]:
 
 
 async def settle(store: StoreHarness) -> None:
-    """Free slots like the background task that demotes blocks."""
+    """Free slots by demoting blocks, as the background task does."""
     store.node.demoter.wake_if_low()
     for size in store.dram.sizes():
         await store.node.demoter._free_slots(size)

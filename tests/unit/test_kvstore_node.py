@@ -1,4 +1,4 @@
-"""The store node's DRAM tier over the in-memory transport: puts are verified, and leases lend
+"""Tests the store node's DRAM tier over the in-memory transport: puts are verified, and leases lend
 blocks."""
 
 import asyncio
@@ -36,8 +36,8 @@ async def test_lookup_without_bytes_leases_nothing() -> None:
 
 
 async def test_checking_every_key_before_a_put_never_makes_one_fail() -> None:
-    """The arena has space for a quarter of the blocks, so that most puts must evict one. A put can
-    evict a block even directly after a lookup of all keys."""
+    """The arena has space for a quarter of the blocks, so most puts must evict one. A lookup of all
+    keys must not protect the blocks from the eviction that follows."""
     store = StoreHarness(dram_blocks=4)
     for _ in range(10):
         for number in range(16):
@@ -102,7 +102,7 @@ async def test_put_is_overloaded_while_all_blocks_are_leased() -> None:
     store = StoreHarness()
     await store.put(0, 1, 2, 3)
     lease = await store.lease(0, 1, 2, 3)
-    with pytest.raises(Overloaded, match="in use: leased, pinned or being copied"):
+    with pytest.raises(Overloaded, match="blocks are leased, pinned or being copied"):
         await store.put(4, 5)
     store.node.release(lease.lease_id)
     assert await store.put(4, 5) == (2, 0)
@@ -262,7 +262,7 @@ async def test_invalid_requests_are_rejected() -> None:
     with pytest.raises(Invalid, match="no transport 'pigeon'"):
         await store.node.put(PutRequest(unknown, CHECKSUM_XXH3, request.blocks))
     huge = BlockRef(0, 5 * SIZE, 0, KEYS[0])
-    with pytest.raises(Invalid, match=r"the size of a slab .*: raise store_bytes"):
+    with pytest.raises(Invalid, match=r"the size of a slab .*; raise store_bytes"):
         await store.node.put(PutRequest(store.source, CHECKSUM_XXH3, (huge,)))
     outside = BlockRef(16 * SIZE - 1, SIZE, 0, KEYS[0])
     with pytest.raises(Invalid):

@@ -1,5 +1,5 @@
-"""The node's publisher sends every change to the index, and all blocks if the index does not know
-the node."""
+"""Tests that the node's publisher sends every change to the index, and all blocks if the index does
+not know the node."""
 
 import asyncio
 

@@ -1,4 +1,5 @@
-"""Large request bodies: limits on their bytes, JSON values and tokens, and fair use of threads."""
+"""Tests large request bodies: limits on their bytes, JSON values and tokens, and fair use of
+threads."""
 
 import asyncio
 import gc
@@ -277,7 +278,8 @@ async def test_what_is_not_in_the_prompt_counts_until_the_answer_ends(
     body: dict[str, Any],
     is_kept: bool,
 ) -> None:
-    """Other bytes of a body are freed once the answer begins."""
+    """Once the answer has begun, the prompt's bytes no longer count against the budget for bodies;
+    all other bytes of the body do."""
     monkeypatch.setattr(router_harness, "CONTEXT", 4096)
     monkeypatch.setattr(raw_body, "UNMETERED_BYTES", 100)
     router = RouterHarness(tokenizer, "x", automatic=False)
@@ -381,7 +383,7 @@ async def test_call_that_is_cancelled_as_its_turn_comes_gets_no_thread(
 async def test_error_of_abandoned_work_is_not_logged(
     gates: Callable[[], threading.Event],
 ) -> None:
-    """The event loop would log the error, and the log record would keep the body alive."""
+    """If the event loop logged the error, the log record would keep the body alive."""
     work, gate, reported = OffloadExecutor(1), gates(), list[dict[str, Any]]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
 
@@ -418,7 +420,7 @@ async def test_free_memory_is_trimmed_once_the_work_has_ended(
 
 
 async def test_failed_work_keeps_no_body_alive() -> None:
-    """If an exception was referenced by its own traceback, it would keep the body alive until the
+    """An exception that is referenced by its own traceback would keep the body alive until the
     garbage collector runs, which it seldom does."""
 
     class Body:
@@ -436,9 +438,9 @@ async def test_failed_work_keeps_no_body_alive() -> None:
         body = Body()
 
         def parse() -> None:
-            raise ValueError(f"wrong: {body}")
+            raise ValueError(f"invalid body: {body}")
 
-        with pytest.raises(ValueError, match="wrong"):
+        with pytest.raises(ValueError, match="invalid body"):
             await work.run(A, MIN_OFFLOAD_BYTES + 1, parse)
 
     gc.disable()

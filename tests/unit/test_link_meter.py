@@ -1,4 +1,4 @@
-"""The link meter: estimated transfer times from measured ones."""
+"""Tests the link meter, which estimates transfer times from measured ones."""
 
 import numpy as np
 import pytest

@@ -59,7 +59,7 @@ NEW_CONDUCTOR_VALUES: dict[str, Any] = {
 
 
 def router_values(program: RouterProgram) -> dict[str, Any]:
-    """Return the values in force in a router, read where requests read them."""
+    """Return the values of live settings in a router, read from the objects that requests use."""
     context, batches = program._context, program._batch_service
     failover, files = context.generation_context.config, batches._file_limits
     tracer, slo = context.telemetry.tracer, program._metrics._slo

@@ -1,5 +1,5 @@
-"""Tests the load tracker, which adds the requests dispatched since a worker's last report to that
-report."""
+"""Tests the load tracker: a worker's load is its last report plus the requests that were dispatched
+to it since."""
 
 import math
 from dataclasses import replace

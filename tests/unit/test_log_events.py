@@ -1,4 +1,4 @@
-"""docs/logs.md lists exactly the log events that programs can write."""
+"""Tests that docs/logs.md lists exactly the log events that programs can write."""
 
 import ast
 import re

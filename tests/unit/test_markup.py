@@ -250,8 +250,8 @@ def test_deeply_nested_arguments_are_no_error() -> None:
 
 
 def test_many_unclosed_tags_take_linear_time() -> None:
-    """If names could contain any character, the parser would scan from each tag to the end of the
-    text."""
+    """If names of parameters could contain any character, the parser would scan from each tag to
+    the end of the text."""
     opened = "<parameter=" * 5900
     text = f"<tool_call><function=f>{opened}</function></tool_call>"
     assert read(hermes(), text) == ("", [("f", "{}")])

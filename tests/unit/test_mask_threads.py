@@ -1,4 +1,4 @@
-"""If a grammar's mask takes too long, only the answer that needs it fails, and no other answer
+"""Tests that an answer whose grammar mask takes too long fails alone, and that no other answer
 waits for its thread."""
 
 import threading
@@ -47,8 +47,8 @@ def test_spinning_thread_is_abandoned_and_replaced() -> None:
 def test_sleeping_thread_is_waited_for_up_to_the_wall_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A thread that uses no CPU time does not reach the CPU time limit: perhaps other processes
-    occupy the processors. It is waited for until the wall-clock limit."""
+    """A thread that uses no CPU time may only be waiting for a processor. It does not reach the CPU
+    time limit, and is waited for until the wall-clock limit."""
     monkeypatch.setattr(mask_threads, "MASK_CPU_SECONDS", 0.01)
     threads, awake = MaskThreadPool(1), threading.Event()
     job = threads.submit(lambda: b"mask" if awake.wait(10) else b"")

@@ -1,4 +1,4 @@
-"""The KV memory forecast, compared with a token-by-token simulation of what it predicts."""
+"""Tests the KV memory forecast against a token-by-token simulation."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -71,8 +71,8 @@ def test_number_of_mirrored_blocks_per_node_is_bounded(
 
 
 class Cluster:
-    """A store node and a watcher of its events. ``dead`` simulates the node's death; ``lose`` drops
-    an event."""
+    """A store node and a watcher of its events. Setting ``dead`` simulates the node's death; if
+    ``lose`` is true, the next event is dropped."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -97,7 +97,7 @@ class Cluster:
                 dying.cancel()
             if self.dead.is_set():
                 coming.cancel()
-                raise Unavailable("it died")
+                raise Unavailable("the node died")
             if self.lose:
                 self.lose = False
                 continue

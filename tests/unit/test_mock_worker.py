@@ -1,4 +1,4 @@
-"""Mock workers in virtual time: tokens, order, speed, states and reports."""
+"""Tests mock workers in virtual time: tokens, order, speed, states and reports."""
 
 import asyncio
 from collections.abc import Coroutine, Sequence
@@ -129,7 +129,7 @@ def test_answer_depends_on_prompt_and_seed() -> None:
 
 
 def test_whole_request_takes_the_configured_time() -> None:
-    """The prompt takes 20 tokens at 0.01 s each; then a token is generated every half second."""
+    """The 20 tokens of the prompt take 0.01 s each; then a token is generated every half second."""
 
     async def main() -> None:
         one = worker(shared_state())
@@ -280,8 +280,8 @@ def test_invalid_submissions_are_refused() -> None:
 
 
 def test_cancelled_and_disconnected_requests_free_everything() -> None:
-    """Requests are cancelled or disconnected while they wait, are prefilled, are transferred, or
-    decode."""
+    """Requests are cancelled, or their router disconnects, while they wait, while their prompt is
+    computed, while their KV is transferred, or while they decode."""
 
     async def main() -> None:
         place = shared_state()

@@ -41,7 +41,7 @@ def config(model: Path) -> ModelConfig:
 
 @pytest.fixture
 def forgetful() -> Iterator[None]:
-    """Clear the cache of ``_not_loaded`` after the test, which fakes another machine."""
+    """Clear the cache of ``_not_loaded`` before and after the test, which fakes another machine."""
     backend_choice._not_loaded.cache_clear()
     yield
     backend_choice._not_loaded.cache_clear()
@@ -149,7 +149,10 @@ def test_missing_compiler_is_reported(
     monkeypatch.setattr(
         processor, "features", lambda: frozenset(processor.INSTRUCTION_SETS["avx2"])
     )
-    assert unavailable_reason() == "no C++ compiler: none of no-such-compiler is installed"
+    assert (
+        unavailable_reason()
+        == "the CPU kernels need a C++ compiler, but none of no-such-compiler is installed"
+    )
 
 
 def test_compiler_error_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The native kernels one by one, against torch and FP64."""
+"""Tests the native kernels one by one, against torch and FP64."""
 
 import ctypes
 import threading

@@ -1,4 +1,5 @@
-"""The model on the native kernels: close to torch's, and with the same bits in any batch."""
+"""Tests that the logits of a model on the native kernels are close to torch's, and have the same
+bits in any batch."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The native sampler chooses the same tokens as torch."""
+"""Tests that the native sampler chooses the same tokens as torch."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""By default, NIXL opens no network sockets, since UCX would let anyone who can connect to them
-write to any memory."""
+"""Tests that NIXL opens no network sockets by default, since UCX would let anyone who can connect
+to them write to any memory of the process."""
 
 import os
 from collections.abc import Iterator

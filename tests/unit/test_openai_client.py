@@ -1,4 +1,4 @@
-"""OpenAI's Python client against a router with in-memory workers: errors, failing streams and
+"""Tests OpenAI's Python client against a router with in-memory workers: errors, failing streams and
 reasoning, which the demo model in a shared cluster can't produce."""
 
 import asyncio

@@ -261,8 +261,8 @@ def test_rejected_message_fields_are_refused() -> None:
     sorted(({*TOP, *COMPLETIONS} | set(of(RESPONSES, *STATUSES))) - ANY_OBJECT),
 )
 async def test_values_of_a_wrong_type_are_refused(tokenizer: Tokenizer, field: str) -> None:
-    """Every supported field is validated: a JSON object that is not a valid value of any field is
-    refused, and the error names the field."""
+    """Every supported field is validated: if a request gives it a JSON object that it does not
+    accept, the request is refused with an error that names the field."""
     async with open_harness(tokenizer) as (_, client):
         for path, body, table in (
             (CHAT, chat_body(), CHATS), (COMPLETE, {"prompt": "x"}, COMPLETIONS),

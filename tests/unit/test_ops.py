@@ -137,7 +137,7 @@ def test_metrics_include_the_programs_registry(harness: OpsHarness) -> None:
 def test_failing_collector_does_not_affect_probes(harness: OpsHarness) -> None:
     class Broken(Collector):
         def collect(self) -> Iterator[Metric]:
-            raise ValueError("a bug")
+            raise ValueError("a bug in the collector")
 
     harness.ops.attach_program(Broken(), harness.drain)
     with pytest.raises(OSError):

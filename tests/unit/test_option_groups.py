@@ -21,7 +21,7 @@ def run(*arguments: str) -> tuple[int, list[object]]:
     @app.command()
     @with_option_groups
     def draw(context: typer.Context, name: str, size: Size, tags: list[str] | None = None) -> None:
-        """Draw."""
+        """Draw a box."""
         calls.append((context.params, name, size, tags))
 
     return CliRunner().invoke(app, list(arguments)).exit_code, calls

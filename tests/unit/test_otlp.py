@@ -1,5 +1,5 @@
-"""Spans are exported to an OTLP collector: every span arrives, and the process never waits for the
-collector."""
+"""Tests the export of spans to an OTLP collector: every span arrives, and the process never waits
+for the collector."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Outputs that wait are coalesced, and the outputs of two workers are merged."""
+"""Tests that waiting outputs are coalesced, and how the outputs of two workers are merged."""
 
 from dataclasses import replace
 

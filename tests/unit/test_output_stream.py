@@ -1,4 +1,4 @@
-"""A worker's outputs to a router, split into messages."""
+"""Tests the stream of a worker's outputs to a router, and how outputs are split into messages."""
 
 from typing import Any
 

@@ -116,8 +116,8 @@ def test_min_tokens_counts_the_token_that_is_being_computed() -> None:
 
 
 def ending(name: str, num_tokens: int) -> Any:
-    """Return a request that stops at its ``num_tokens``-th token, which the engine can't know in
-    advance."""
+    """Return a request whose answer stops at its ``num_tokens``-th token, which the engine can't
+    know in advance."""
     answer, _ = reference_answer(spec(name, max_tokens=num_tokens))
     return spec(name, max_tokens=20, stop_token_ids=(answer[-1],))
 

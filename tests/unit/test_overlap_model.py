@@ -1,4 +1,5 @@
-"""A model in its own thread with async scheduling gives the same outputs as without."""
+"""Tests that a model gives the same outputs with async scheduling, in a thread of its own, as
+without."""
 
 from dataclasses import replace
 from pathlib import Path

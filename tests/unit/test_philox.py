@@ -1,4 +1,5 @@
-"""Philox4x32-10: the known answers that its authors publish with Random123 (kat_vectors)."""
+"""Tests Philox4x32-10 with the known answers that its authors publish with Random123
+(kat_vectors)."""
 
 import pytest
 

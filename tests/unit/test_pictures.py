@@ -1,4 +1,4 @@
-"""The pictures in docs/pictures are what ``python -m tools.pictures`` draws."""
+"""Tests that the pictures in docs/pictures are what ``python -m tools.pictures`` draws."""
 
 from pathlib import Path
 from xml.etree import ElementTree

@@ -1,4 +1,4 @@
-"""The pool planner: exact pool sizes from requests and reports, without a clock."""
+"""Tests the pool planner: exact pool sizes from requests and reports, without a clock."""
 
 import pytest
 
@@ -66,10 +66,11 @@ def test_without_requests_there_is_no_plan() -> None:
 
 
 def test_plan_follows_the_observed_load() -> None:
-    """In 5 s, 100 prompts of 1,000 tokens arrive, half of each cached. Each takes 0.05 s, so that
-    20 per second keep one prefill worker busy. Answers are 4,000 tokens per second; a batch of 40
-    takes 50 ms per step, which is 800 tokens per second: 5 decode workers. The KV of the answers,
-    200 at a time with 1,100 tokens each, fills 2.2 decode workers."""
+    """In 5 s, 100 prompts of 1,000 tokens arrive, half of each cached. Each prompt takes 0.05 s, so
+    20 prompts per second keep one prefill worker busy. The answers have 4,000 tokens per second in
+    total. A decode worker with a batch of 40 takes 50 ms per step, and so generates 800 tokens per
+    second: five are kept busy. The KV of the answers, 200 at a time with 1,100 tokens each, would
+    fill only 2.2 decode workers."""
     planner = Planner(CONFIG, 0.0)
     for _ in range(100):
         planner.record_placed(snapshot(1.0), 1000, decision(0.05, blocks=31))

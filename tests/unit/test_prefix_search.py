@@ -1,5 +1,5 @@
-"""Tests bisection over prefixes: exact counts, few probes, and the result for sequences with
-holes."""
+"""Tests bisection over prefixes: exact counts, few probes, and the result if items are missing in
+the middle."""
 
 import pytest
 

@@ -20,7 +20,7 @@ FCFS = replace(CONFIG, order="fcfs", max_sequences=1)
 
 
 class ClassBench(TimedBench):
-    """A bench that adds requests with ``priority`` and ``weight``."""
+    """A scheduler bench whose new requests get its ``priority`` and ``weight``."""
 
     priority = Priority.NORMAL
     weight = 1.0

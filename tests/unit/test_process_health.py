@@ -1,4 +1,5 @@
-"""Loading a model does not count as a hang while it makes progress, however long it takes."""
+"""Tests how hangs are detected: loading a model does not count as a hang while it makes progress,
+however long it takes."""
 
 from baton.clock import ManualClock
 from baton.serve.process_health import MAX_ANSWER_SECONDS, MAX_LOAD_STALL_SECONDS, ProcessHealth

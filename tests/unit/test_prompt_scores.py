@@ -1,4 +1,4 @@
-"""Logprobs of prompts: equal to transformers', whatever the chunking and the cache."""
+"""Tests that logprobs of prompts equal transformers', whatever the chunking and the cache."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -67,8 +67,8 @@ def test_int4_represents_values_of_its_grid_exactly() -> None:
 
 
 def test_int4_chooses_the_scale_with_the_least_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No single candidate scale gives a smaller error in any group than the chosen one. The
-    relative error of normally distributed weights is 8.2 %."""
+    """In each group, the chosen scale has the smallest error of all candidate scales. For normally
+    distributed weights, the relative error is 8.2 %."""
     weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(SEED))
 
     def errors() -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""A request that kills its workers is identified and refused; requests that ran at the same time
-are answered."""
+"""Tests that a request that kills its workers is identified and refused, and that requests that ran
+at the same time are answered."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -85,8 +85,7 @@ class Cluster:
         return tokens
 
     def is_calm(self) -> bool:
-        """Return whether no request runs or waits under suspicion, and no worker is in
-        isolation."""
+        """Return whether no suspected request runs or waits, and no worker is in isolation."""
         quarantine = self.context.quarantine
         return not (quarantine._running or quarantine._waiting or quarantine.workers_in_isolation())
 
@@ -134,8 +133,8 @@ async def test_refusal_applies_to_one_tenant_and_expires() -> None:
 
 @simulated
 async def test_requests_beside_the_killer_are_answered() -> None:
-    """Requests that ran on the same workers as the killer are answered, even if just as many
-    workers died while they ran them."""
+    """Requests that ran on the same workers as the killer are answered, even if as many workers
+    died while running them as while running the killer."""
     cluster = Cluster(num_workers=6)
     innocents = [request(f"r{number}", number + 20, 5, 6) for number in range(40)]
     async with asyncio.TaskGroup() as tasks:

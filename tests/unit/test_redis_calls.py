@@ -1,4 +1,5 @@
-"""A cancelled caller of Redis stays cancelled, and all failures of calls become one error type."""
+"""Tests that a cancelled caller of Redis stays cancelled, and that all failures of calls become one
+error type."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Fully qualified names in docstrings refer to things that exist."""
+"""Tests that fully qualified names in docstrings refer to things that exist."""
 
 import ast
 import re
@@ -39,8 +39,8 @@ def exists(name: str) -> bool:
 
 @cache
 def names_of(module: str) -> frozenset[str] | None:
-    """Return the names that ``module`` defines: functions, classes and their members, constants,
-    imports. None if there is no such module."""
+    """Return the names that ``module`` defines (functions, classes and their members, constants,
+    imports), or None if there is no such module."""
     for path in (ROOT / f"{module}.py", ROOT / module / "__init__.py"):
         if path.exists():
             return frozenset(defined(ast.parse(path.read_text()).body))

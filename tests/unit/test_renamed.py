@@ -1,5 +1,5 @@
-"""Old names of metrics, members' fields and settings are accepted for one version, and no document
-or chart of the project uses them."""
+"""Tests that old names of metrics, members' fields and settings are accepted for one version, and
+that no document or chart of the project uses them."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The reservation queue: which request gets free blocks next."""
+"""Tests which request of the reservation queue gets free blocks next."""
 
 import asyncio
 from collections import Counter
@@ -13,7 +13,7 @@ from decode_worker.reservation_queue import (
 
 
 class FakeSlots:
-    """A pool that grants slots to requests while there are free ones."""
+    """A pool that grants a slot to a request if one is free."""
 
     def __init__(self) -> None:
         self.queue = ReservationQueue()

@@ -1,4 +1,4 @@
-"""Answers of ``/v1/responses``: exact objects and events."""
+"""Tests answers of ``/v1/responses``: exact objects and events."""
 
 import asyncio
 from pathlib import Path
@@ -188,7 +188,8 @@ NO_ARGUMENTS = '<tool_call>{"name": "g"}</tool_call>'
 async def test_logprobs_are_the_same_with_and_without_a_stream(
     thinker: Tokenizer, text: str
 ) -> None:
-    """The arguments of a call without any do not occur among the tokens."""
+    """To a call without arguments, the parser adds the arguments ``{}``, which the model has not
+    generated."""
     body = request(top_logprobs=0, include=["message.output_text.logprobs"], tools=[TOOL, OTHER])
     async with open_harness(thinker, text) as (_, client):
         whole = response_of(await client.post(RESPOND, json=body))

@@ -1,4 +1,4 @@
-"""OpenAI's Python client against ``/v1/responses``."""
+"""Tests OpenAI's Python client against ``/v1/responses``."""
 
 import asyncio
 import json

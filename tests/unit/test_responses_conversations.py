@@ -1,4 +1,4 @@
-"""Stored responses: conversations by ``previous_response_id``, and references to items."""
+"""Tests stored responses: conversations by ``previous_response_id``, and references to items."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""Requests to ``/v1/responses``: what the model sees of them, and how invalid ones are refused."""
+"""Tests requests to ``/v1/responses``: what the model sees of them, and how invalid ones are
+refused."""
 
 import typing
 from pathlib import Path

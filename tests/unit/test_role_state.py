@@ -1,5 +1,5 @@
-"""Tests a worker's role state: conversion from one role to the other and back, and leaving
-permanently."""
+"""Tests a worker's role state: conversion from one role to the other and back, and leaving the
+cluster for good."""
 
 import pytest
 

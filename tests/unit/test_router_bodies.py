@@ -1,4 +1,5 @@
-"""Bodies as clients send them: compressed, with a byte order mark, with other content types."""
+"""Tests request bodies as clients send them: compressed, with a byte order mark, and with other
+content types."""
 
 import gzip
 import zlib
@@ -32,7 +33,8 @@ async def test_json_with_the_content_type_of_a_form_is_parsed(
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
 async def test_browsers_must_send_the_content_type_of_json(tokenizer: Tokenizer, kind: str) -> None:
-    """A page of another site could send a form without a preflight."""
+    """With another content type, such as a form's, a page of another site could send requests
+    without a CORS preflight."""
     page = {"origin": ORIGINS[0]}
     async with open_harness(tokenizer, cors_origins=ORIGINS) as (router, client):
         for browser in (page, {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "same-site"}):
@@ -75,9 +77,9 @@ async def test_compressed_bodies_are_decompressed(
     ("data", "reason"),
     [
         (BODY, "incorrect header check"),
-        (gzip.compress(BODY, mtime=0)[:-1], "it ends too early"),
-        (b"", "it ends too early"),
-        (gzip.compress(BODY, mtime=0) + b"x", "there is data after its end"),
+        (gzip.compress(BODY, mtime=0)[:-1], "the compressed data ends too early"),
+        (b"", "the compressed data ends too early"),
+        (gzip.compress(BODY, mtime=0) + b"x", "more data follows the end"),
         (gzip.compress(BODY, mtime=0)[:-8] + bytes(8), "incorrect data check"),
     ],
     ids=["plain", "cut", "empty", "longer", "damaged"],
@@ -93,7 +95,8 @@ async def test_invalid_compressed_bodies_are_refused(
 
 
 async def test_decompressed_bodies_have_the_same_limit(tokenizer: Tokenizer) -> None:
-    """A body of 200 kB would have 200 MB. It is refused before more than one step is too much."""
+    """The body has 200 kB, and would have 200 MB when decompressed. It is refused in the step of
+    the decompression that exceeds the limit."""
     bomb = gzip.compress(b" " * 200_000_000, 1, mtime=0)
     async with open_harness(tokenizer, max_body_bytes=1_000_000) as (router, client):
         headers = {"content-encoding": "gzip"}
@@ -112,7 +115,8 @@ async def test_decompressed_bodies_count_against_the_memory_for_bodies(
 
 
 async def test_empty_blocks_are_bounded_too(tokenizer: Tokenizer) -> None:
-    """Compressed data that decompresses to nothing has no effect on the body's size."""
+    """The compressed body consists of empty blocks, so its decompressed size never reaches the
+    limit, but its compressed size does."""
     empty = zlib.compressobj()
     blocks = b"".join(empty.flush(zlib.Z_FULL_FLUSH) or b"\0\0\0\xff\xff" for _ in range(3000))
     async with open_harness(tokenizer, max_body_bytes=10_000) as (_, client):
@@ -141,7 +145,8 @@ def test_steps_are_bounded_and_complete(size: int) -> None:
 
 
 def test_steps_take_a_bounded_part_of_the_input() -> None:
-    """Otherwise, other requests would wait for all blocks without content of a part."""
+    """Otherwise, one step would read all empty blocks that have arrived, and other requests would
+    wait for it."""
     header, empty_block = zlib.compress(b"")[:2], b"\0\0\0\xff\xff"
     steps = list(BodyDecompressor().decompress(header + empty_block * 100_000))
     assert len(steps) == -(-(2 + 500_000) // STEP_INPUT_BYTES)

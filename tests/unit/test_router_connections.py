@@ -30,7 +30,7 @@ from baton.rpc.v1 import common_pb2, conductor_pb2, conductor_pb2_grpc
 from baton.rpc.worker_service import add_worker_service
 from baton.worker.output_stream import OutputStream
 from router.generation import unreachable_addresses
-from router.generation import worker_connection_pool as links_module
+from router.generation import worker_connection_pool as worker_connection_pool_module
 from router.generation.cluster import Cluster
 from router.generation.conductor_placer import ConductorPlacer
 from router.generation.framed_worker_connection import FramedWorkerConnection
@@ -265,8 +265,8 @@ async def test_connection_that_ends_otherwise_does_not_report_a_dead_worker(
     failure: BatonError,
 ) -> None:
     """If the worker is silent, or an error closes the connection, the requests on it fail with
-    Unavailable itself instead of :class:`WorkerLost`, which would make them suspects of having
-    killed the worker. A silent worker may be alive, and the error may be another request's."""
+    Unavailable itself. :class:`WorkerLost` would mean that one of them may have killed the worker,
+    but a silent worker may be alive, and another request may have caused the error."""
 
     class Ending(FramedWorkerConnection):
         async def serve(self) -> BatonError:
@@ -303,7 +303,7 @@ async def test_framed_connection_is_used_again_once_it_opens(
     """The router retries the framed connection even without requests. Requests that were sent over
     gRPC before it opened are finished over gRPC."""
     monkeypatch.setattr(unreachable_addresses, "INITIAL_PROBE_SECONDS", 0.01)
-    monkeypatch.setattr(links_module, "REPLACED_CONNECTION_GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(worker_connection_pool_module, "REPLACED_CONNECTION_GRACE_SECONDS", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     async with grpc_worker() as (core, ref, _), open_connections() as links:
@@ -496,8 +496,8 @@ async def test_silent_conductor_is_skipped_for_a_while(
 
 
 async def test_requests_are_spread_over_conductors() -> None:
-    """Requests begin at different conductors. If a conductor does not answer, the next one is
-    asked."""
+    """Different requests are first sent to different conductors. If a conductor does not answer,
+    the next one is asked."""
     names = [f"c{number}" for number in range(3)]
     cluster = await cluster_of(*(member(name, Role.CONDUCTOR) for name in names))
     addresses: list[str] = []
@@ -505,13 +505,13 @@ async def test_requests_are_spread_over_conductors() -> None:
     class Refusing(ConductorPlacer):
         async def _query(self, conductor: Member, query: PlacementQuery) -> Placement:
             addresses.append(conductor.address)
-            raise Unavailable("it is gone")
+            raise Unavailable("the conductor is gone")
 
     placer = Refusing(cluster, ManualClock(), None)
     firsts = []
     for number in range(60):
         addresses.clear()
-        with pytest.raises(Unavailable, match="it is gone"):
+        with pytest.raises(Unavailable, match="the conductor is gone"):
             await placer.place(query(f"r{number}"))
         assert sorted(addresses) == [f"{name}:1" for name in names]
         firsts.append(addresses[0])
@@ -565,7 +565,7 @@ async def test_cluster_view_survives_an_unreachable_registry() -> None:
 
         async def members(self) -> list[Member]:
             if self.broken:
-                raise Unavailable("redis is gone")
+                raise Unavailable("Redis can't be reached")
             return self.list
 
     registry = Members([member("d0", Role.DECODE, max_model_tokens=50)])

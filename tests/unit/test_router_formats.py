@@ -109,17 +109,18 @@ async def test_forced_tool_call_excludes_another_grammar(tokenizer: Tokenizer) -
 
 
 class FakeChecker:
-    """A grammar checker that waits for ``going_on``, and refuses the grammar ``bad``."""
+    """A grammar checker that waits for ``may_continue``, and then refuses only the grammar
+    ``bad``."""
 
-    def __init__(self, *, going_on: bool = True) -> None:
+    def __init__(self, *, may_continue: bool = True) -> None:
         self.checks: list[tuple[str, str]] = []
-        self.going_on = asyncio.Event()
-        if going_on:
-            self.going_on.set()
+        self.may_continue = asyncio.Event()
+        if may_continue:
+            self.may_continue.set()
 
     async def __call__(self, grammar: Grammar, tenant: str) -> None:
         self.checks.append((grammar.text, tenant))
-        await self.going_on.wait()
+        await self.may_continue.wait()
         if grammar.text == "bad":
             raise Invalid("no")
 
@@ -150,11 +151,11 @@ async def test_check_results_are_kept_per_tenant() -> None:
 
 async def test_concurrent_requests_share_one_check() -> None:
     """Requests that arrive during a check wait for it and get the same result."""
-    checked = FakeChecker(going_on=False)
+    checked = FakeChecker(may_continue=False)
     formats = GrammarValidator(checked)
     checks = [asyncio.create_task(formats.check(BAD_REGEX, "guided_regex")) for _ in range(20)]
     await eventually(lambda: bool(checked.checks))
-    checked.going_on.set()
+    checked.may_continue.set()
     results = await asyncio.gather(*checks, return_exceptions=True)
     assert [str(each) for each in results] == ["guided_regex: no"] * 20
     assert len(checked.checks) == 1 and not formats._pending_checks
@@ -163,13 +164,13 @@ async def test_concurrent_requests_share_one_check() -> None:
 async def test_cancelled_check_is_repeated_by_a_waiting_request() -> None:
     """If the request that started a check is cancelled, a request that waits for the same result
     starts a new check."""
-    checked = FakeChecker(going_on=False)
+    checked = FakeChecker(may_continue=False)
     formats = GrammarValidator(checked)
     first, second = (asyncio.create_task(formats.check(GOOD_REGEX)) for _ in range(2))
     await eventually(lambda: bool(checked.checks))
     first.cancel()
     await eventually(lambda: len(checked.checks) == 2)
-    checked.going_on.set()
+    checked.may_continue.set()
     await second
     with pytest.raises(asyncio.CancelledError):
         await first

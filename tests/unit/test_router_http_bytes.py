@@ -1,5 +1,5 @@
-"""Tests that HTTP syntax is enforced strictly (RFC 9110, RFC 9112), and that no request can be
-smuggled in another one."""
+"""Tests that HTTP syntax is enforced strictly (RFC 9110, RFC 9112), so that no request can be
+smuggled inside another one."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Every kind of invalid request to the HTTP API is rejected with OpenAI's error body."""
+"""Tests that every kind of invalid request to the HTTP API is rejected with OpenAI's error body."""
 
 import json
 from typing import Any

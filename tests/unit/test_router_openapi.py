@@ -1,5 +1,5 @@
-"""The OpenAPI document: valid, complete, and consistent with what the router accepts and
-returns."""
+"""Tests that the OpenAPI document is valid, complete, and consistent with what the router accepts
+and returns."""
 
 import json
 from pathlib import Path

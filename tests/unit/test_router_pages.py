@@ -1,5 +1,5 @@
-"""Routes about the server: pages for people, probes under other servers' names, version and
-load."""
+"""Tests the routes about the server itself: pages for people, the probes that other servers have,
+version and load."""
 
 import asyncio
 import re

@@ -1,5 +1,5 @@
-"""Routers query each other's request records. A queried router does not learn the admin key, since
-an attacker may have put its address into the registry."""
+"""Tests how routers query each other's request records. A queried router must not learn the admin
+key, since an attacker may have put its address into the registry."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,8 +29,8 @@ def peers_of(router: RouterHarness, address: str, key: str | None = KEY) -> Peer
 
 @asynccontextmanager
 async def listening(received: list[bytes]) -> AsyncIterator[str]:
-    """Listen as another router would, or an attacker who has put an address into the registry.
-    Requests are added to ``received``."""
+    """Listen as another router does, or as an attacker does who has put an address into the
+    registry. Append each request to ``received``."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         received.append(await reader.readuntil(b"\r\n\r\n"))

@@ -1,4 +1,4 @@
-"""Cache breakpoints in a prompt (``cache_control``): their positions, and the pin requests to
+"""Tests cache breakpoints in a prompt (``cache_control``): their positions, and the pin requests to
 the stores."""
 
 import asyncio
@@ -125,11 +125,11 @@ class FakeStores:
     async def pin(self, store: Member, keys: Sequence[BlockKey], seconds: float) -> int:
         self.pins.append((store.id, len(keys), seconds))
         if store.id in self.full:
-            raise Overloaded("too much is pinned")
+            raise Overloaded("too many blocks are pinned")
         return min(self.held[store.id], len(keys))
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 def on(host: str, name: str, role: Role) -> Member:

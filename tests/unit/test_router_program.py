@@ -130,7 +130,8 @@ async def test_new_router_starts_without_workers_after_its_wait(
 async def test_responses_are_stored_in_redis_unless_they_expire_at_once(
     settings: Settings, registry: MemoryRegistry, ttl_seconds: float, status: int
 ) -> None:
-    """The settings' Redis can't be reached, so a router that stores responses finds none (503)."""
+    """The Redis in the settings can't be reached, so a router that stores responses answers 503. A
+    router that stores none answers 404."""
     update = {"worker_wait_seconds": 0.01, "response_ttl_seconds": ttl_seconds}
     program = RouterProgram(settings.model_copy(update=update))
     lifecycle = Lifecycle(program, 5)
@@ -161,7 +162,8 @@ async def test_draining_router_accepts_requests_during_the_grace_period(
 ) -> None:
     """A request that arrives before the end of the grace period is answered, even if its answer
     takes longer. After the grace period, no new connection is accepted, an idle connection is
-    closed without an error response, and one with a request in progress after its response."""
+    closed without an error response, and a connection with a request in progress is closed after
+    its response."""
     clock = HeldClock(77.0)
     program = RouterProgram(settings.model_copy(update={"endpoint_grace_seconds": 77.0}), clock)
     lifecycle = Lifecycle(program, 100)

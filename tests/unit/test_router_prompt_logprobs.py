@@ -1,4 +1,4 @@
-"""Logprobs of prompts, as evaluation harnesses request them."""
+"""Tests logprobs of prompts, as evaluation harnesses request them."""
 
 import json
 from typing import Any

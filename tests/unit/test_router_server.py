@@ -1,4 +1,4 @@
-"""The HTTP server over real sockets: invalid and slow clients, limits, and TLS."""
+"""Tests the HTTP server over real sockets: invalid and slow clients, limits, and TLS."""
 
 import asyncio
 import contextlib

@@ -27,8 +27,8 @@ def answered(
     tenant: str = "blue",
     promised: bool = True,
 ) -> GenerationRecord:
-    """Return the record of an answer of three tokens. ``own`` is the service time of its prompt;
-    ``first``, the TTFT; ``gap``, the ITL. All are in seconds."""
+    """Return the record of an answer of three tokens. ``first`` is its TTFT, ``gap`` its ITL, and
+    ``own`` the service time of its prompt, all in seconds."""
     record = GenerationRecord(RequestId("r"), 10.0, 5, TenantId(tenant), promised)
     scores = [ScoredWorker(WorkerId("p1"), 0.5, service_seconds=9.0)]
     if own is not None:

@@ -1,4 +1,5 @@
-"""A client that does not read its long answer is cancelled, and others are still served."""
+"""Tests that the request of a client that does not read its long answer is cancelled, and that
+other clients are still served."""
 
 import json
 import socket

@@ -53,7 +53,8 @@ TEMPLATE = (
 
 
 def load_tokenizer(folder: Path, template: str, *special: str) -> Tokenizer:
-    """Load a tokenizer of bytes, with ``special`` tokens from id 258 on."""
+    """Load a tokenizer with a token for each byte, and with the ``special`` tokens from id 258
+    on."""
     write_tokenizer(folder)
     if special:
         made = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -344,7 +345,8 @@ async def test_reasoning_effort_unknown_to_the_template_is_ignored(hermes: Token
 async def test_variables_that_the_template_lacks_are_ignored(
     hermes: Tokenizer, strict: bool
 ) -> None:
-    """Clients switch thinking off for any model."""
+    """Clients send ``enable_thinking`` to any model, whether or not its template has this
+    variable."""
     fields = {"chat_template_kwargs": {"enable_thinking": False}}
     async with open_harness(hermes, "Yes", strict_fields=strict) as (_, client):
         for path in (CHAT, "/tokenize"):

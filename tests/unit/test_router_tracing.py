@@ -1,4 +1,4 @@
-"""The spans of a traced request form a single tree, whatever the request's outcome."""
+"""Tests that the spans of a traced request form a single tree, whatever the request's outcome."""
 
 import asyncio
 from collections.abc import Iterable
@@ -28,8 +28,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def drawn(spans: Iterable[Span], above: str = "") -> list[str]:
-    """Return the span names, indented below their parents. All spans must belong to one tree below
-    ``above``."""
+    """Return the span names, indented below their parents. All spans must belong to one tree, below
+    the span whose id is ``above``."""
     spans = list(spans)
     assert len({span.context.span_id for span in spans}) == len(spans)
     assert len({span.context.trace_id for span in spans}) == 1
@@ -128,7 +128,7 @@ async def test_refused_request_ends_with_its_placement_span(tokenizer: Tokenizer
     spans = MemorySpanSink()
 
     async def refuse(query: PlacementQuery) -> Placement:
-        raise Overloaded("all full")
+        raise Overloaded("all workers are full")
 
     async with open_harness(tokenizer) as (router, client):
         router.placer.place = refuse  # type: ignore[method-assign]
@@ -137,7 +137,7 @@ async def test_refused_request_ends_with_its_placement_span(tokenizer: Tokenizer
     assert response.status_code == 429
     assert drawn(spans.spans) == ["request", "  tokenise", "  place"]
     named = {span.name: span for span in spans.spans}
-    assert named["place"].error == "all full"
+    assert named["place"].error == "all workers are full"
     assert named["request"].error == ""  # a refusal is no error of the server
     assert named["request"].attributes["http.response.status_code"] == 429
 

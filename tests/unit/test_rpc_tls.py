@@ -127,8 +127,8 @@ async def test_secret_is_required_in_addition_to_certificates(serve, ask, tmp_pa
 
 @both
 async def test_clients_without_a_certificate_are_rejected(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """A client is rejected if another authority issued its certificate, whether or not the client
-    trusts the members' authority, and if it uses no TLS."""
+    """A client is rejected if it uses no TLS, or if another authority issued its certificate,
+    whether or not the client itself trusts the members' authority."""
     members, strangers = trust(tmp_path / "m", MEMBER), trust(tmp_path / "s", STRANGER)
     async with serve(members) as address:
         for each in (

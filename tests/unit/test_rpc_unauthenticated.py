@@ -1,5 +1,5 @@
-"""gRPC servers refuse callers without the cluster secret before they read anything that the callers
-send, and bound the memory that such callers can occupy."""
+"""Tests that gRPC servers refuse callers without the cluster secret before they read anything that
+the callers send, and that they bound the memory that such callers can occupy."""
 
 import asyncio
 import struct
@@ -72,8 +72,8 @@ SERVERS = {
 
 
 async def refusal(address: str, method: str, metadata: Metadata | None = None) -> tuple[str, str]:
-    """Return the status and the details of a call that sends nothing and does not end. A server
-    that first reads a message would never answer."""
+    """Begin a call that sends nothing and does not end; return the status and the details of the
+    answer. A server that first reads a message would never answer."""
     async with grpc.aio.insecure_channel(address) as channel:
         call = channel.stream_stream(method)(metadata=metadata)
         try:

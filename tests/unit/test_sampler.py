@@ -1,4 +1,4 @@
-"""Sampling against a plain model in NumPy, with exact tokens."""
+"""Tests sampling against a plain implementation in NumPy, with exact tokens."""
 
 from dataclasses import replace
 

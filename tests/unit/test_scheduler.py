@@ -91,7 +91,7 @@ class Bench:
 
 
 def unique_tokens(name: str, length: int) -> list[int]:
-    """Return tokens that share no prefix with those of any other ``name``."""
+    """Return tokens that share no prefix with the tokens of any other ``name``."""
     return [ord(name), *range(100, 99 + length)]
 
 

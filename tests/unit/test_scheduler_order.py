@@ -1,4 +1,4 @@
-"""Tests the chunks in a plan under orders that pause one prompt for another, and the memory
+"""Tests the scheduler's plans with prefill orders that pause one prompt for another, and the memory
 forecast that decides when an answer may start."""
 
 from dataclasses import replace

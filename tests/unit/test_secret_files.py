@@ -1,4 +1,4 @@
-"""Secrets from the folder of secret files, and the password of Redis."""
+"""Tests secrets that are read from the folder of secret files, and the password of Redis."""
 
 from pathlib import Path
 
@@ -73,14 +73,16 @@ def test_a_missing_secrets_directory_is_reported(
 
 
 def test_child_processes_do_not_inherit_the_secrets_directory(secrets: Path) -> None:
-    """A supervisor passes its children all settings, so that none is read twice."""
+    """A supervisor passes all settings to its child processes itself, so that they don't read the
+    secret files a second time."""
     assert "BATON_SECRETS_DIRECTORY" not in child_environment({}, {})
 
 
 def test_secret_files_reach_a_child_process_that_reads_the_same_config_file(
     secrets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``up --detach`` passes on what is not in the config file. The child has no secret files."""
+    """``up --detach`` passes the settings that are not in the config file to its child process,
+    which has no secret files."""
     file = write(tmp_path, "redis_url: redis://cache:6379/0\napi_keys: {a: b}\nport: 1\n")
     values = {"cluster_secret": "c" * 32, "api_keys": "key=tenant", "redis_password": "hunter2"}
     for name, value in {**values, "drain_seconds": "3", "log_level": "debug"}.items():

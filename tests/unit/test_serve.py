@@ -110,7 +110,7 @@ async def test_crash_while_draining_raises() -> None:
 
     async def run() -> None:
         await crash.wait()
-        raise Unavailable("died late")
+        raise Unavailable("the engine died during the drain")
 
     program = FakeProgram(run=run, drain=never)
     life = Lifecycle(program, 60.0)
@@ -119,7 +119,7 @@ async def test_crash_while_draining_raises() -> None:
     life.request_stop()
     await program.draining.wait()
     crash.set()
-    with pytest.raises(Unavailable, match="died late"):
+    with pytest.raises(Unavailable, match="the engine died during the drain"):
         await running
     assert program.calls[-1] == "stop"
 
@@ -219,7 +219,7 @@ async def test_crash_after_the_drain_raises() -> None:
 
     async def run() -> None:
         await crash.wait()
-        raise Unavailable("died late")
+        raise Unavailable("the engine died after the drain")
 
     program = FakeProgram(run=run)
     life, running = await living(program)
@@ -227,7 +227,7 @@ async def test_crash_after_the_drain_raises() -> None:
     while not STATUS.health.is_drained:
         await asyncio.sleep(0)
     crash.set()
-    with pytest.raises(Unavailable, match="died late"):
+    with pytest.raises(Unavailable, match="the engine died after the drain"):
         await running
 
 

@@ -1,5 +1,5 @@
-"""The table in :mod:`baton.config.setting_scopes` and the source agree on which programs read each
-setting."""
+"""Tests that the table in :mod:`baton.config.setting_scopes` and the source agree on which programs
+read each setting."""
 
 import re
 from collections import defaultdict

@@ -17,8 +17,8 @@ from baton.serve.settings_watcher import CONFIG_POLL_SECONDS, SettingsStatus, Se
 
 
 class WatchedProgram:
-    """A program with a watcher of the config file in ``folder``. ``applied`` are the settings that
-    it was told to apply, ``reported`` the statuses that it reported."""
+    """A program with a watcher of the config file in ``folder``. ``applied`` lists the settings
+    that the watcher told it to apply, and ``reported`` the statuses that the watcher reported."""
 
     def __init__(self, folder: Path, text: str, reader: Reader, **flags: Any) -> None:
         self.path = folder / "baton.yaml"
@@ -37,7 +37,7 @@ class WatchedProgram:
 
     async def check(self, text: str | None = None) -> list[dict[str, Any]]:
         """Write ``text``, if given, into the config file, and let the watcher check the file twice,
-        as it does before it loads a change. Returns the log lines."""
+        as it does before it loads a change. Return the log lines."""
         if text is not None:
             self.path.write_text(text)
         with capture_logs() as lines:
@@ -112,7 +112,7 @@ async def test_a_value_that_is_set_back_needs_no_restart(tmp_path: Path) -> None
         ("log_level: loud", "log_level is 'loud': input should be 'debug', 'info'"),
         ("log_levle: debug", "there is no setting 'log_levle'; did you mean log_level?"),
         ("log_level: [", "config file "),
-        ("min_prefill: 5\nmax_prefill: 4", "min_prefill and min_decode must not be above"),
+        ("min_prefill: 5\nmax_prefill: 4", "min_prefill must not be above max_prefill"),
         ("api_keys: hunter2-is-secret", "api_keys is wrong"),
     ],
 )
@@ -244,7 +244,7 @@ async def test_a_file_that_becomes_empty_is_rejected(tmp_path: Path) -> None:
 async def test_a_file_that_becomes_too_large_is_rejected(tmp_path: Path) -> None:
     program = WatchedProgram(tmp_path, "log_level: debug", Reader.ROUTER)
     (line,) = await program.check("#" * (2**20 + 1))
-    assert line["error"] == f"config file {program.path}: has more than 1048576 bytes"
+    assert line["error"] == f"config file {program.path}: the file has more than 1048576 bytes"
 
 
 async def test_a_bug_while_settings_are_loaded_is_reported(

@@ -17,7 +17,8 @@ REQUESTS, WORKERS, BLOCK = 1200, 8, 512
 
 
 def trace(seed: int, rate: float) -> Trace:
-    """Generate conversations: every second request continues one of the last few."""
+    """Generate conversations: with a chance of one half, a request continues one of the 19 requests
+    before it."""
     chance = np.random.default_rng(seed)
     at, arrivals, numbers = 0.0, [], iter(range(10**9))
     for number in range(REQUESTS):
@@ -33,7 +34,8 @@ def trace(seed: int, rate: float) -> Trace:
 
 
 def run(workload: Trace, num_conductors: int) -> tuple[float, Counter[str]]:
-    """Return goodput as a share of all requests, and the number of prompts per prefill worker."""
+    """Simulate the workload. Return the goodput as a share of all requests, and the number of
+    prompts per prefill worker."""
     config = ClusterConfig(
         num_prefill=WORKERS,
         num_decode=WORKERS,

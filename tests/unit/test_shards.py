@@ -1,4 +1,4 @@
-"""Checkpoint shards are mapped, validated, and converted while they are packed."""
+"""Tests that checkpoint shards are mapped, validated, and converted while they are packed."""
 
 import json
 import struct
@@ -73,7 +73,7 @@ def test_layers_are_loaded_in_file_order(tmp_path: Path) -> None:
 
 
 def test_progress_counts_each_tensor_once_and_pages_are_released(tmp_path: Path) -> None:
-    """A page of the mapping that was released is read again when it is needed."""
+    """A page of the mapped file that was released is read again when it is needed."""
     reported: list[tuple[int, int]] = []
     tensors = {"a": torch.randn(64, 2048), "b": torch.randn(64, 2048), "c": torch.randn(5)}
     shards = CheckpointShards(write(tmp_path, **tensors), lambda *each: reported.append(each))

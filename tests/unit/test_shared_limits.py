@@ -290,8 +290,8 @@ async def test_request_cancelled_during_a_quota_query_leaks_no_slot() -> None:
 class LimitsMachine(RuleBasedStateMachine):
     """Runs requests at any router, token reservations, settlements, exchanges with the quota store,
     and outages of the store. One leaky bucket per limit, which drains at the limit's rate, counts
-    what all routers admit. It never holds more than 110% of the limit, or, after an outage, 210%
-    plus one for each router."""
+    what all routers admit. It never holds more than 110% of the limit, or, after an outage, 210% of
+    the limit plus one request or token per router."""
 
     @initialize(
         count=st.integers(2, 4),

@@ -1,4 +1,4 @@
-"""Shared-memory mapping: only a sealed memory file of the announced size is mapped."""
+"""Tests that only a sealed memory file of the announced size is mapped as shared memory."""
 
 import fcntl
 import os

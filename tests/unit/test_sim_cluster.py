@@ -1,7 +1,7 @@
 """Tests the simulated cluster, with traces small enough to be computed by hand, and with failures.
 
-A prompt takes 0.1 s plus 1 ms per token; a decode step 10 ms plus 1 ms per request; a token of KV
-is a byte, and takes 1 µs to transfer.
+A prompt takes 0.1 s plus 1 ms per token; a decode step 10 ms plus 1 ms per request. The KV of a
+token has one byte, and takes 1 µs to transfer.
 """
 
 from dataclasses import replace
@@ -271,7 +271,7 @@ def test_new_request_without_workers_is_refused() -> None:
 
 @pytest.mark.parametrize("policy", PLACEMENT_POLICIES)
 def test_crashes_lose_no_request(policy: str) -> None:
-    """Workers of both pools crash and restart, one of them twice, while all are busy."""
+    """A worker of each pool crashes and restarts, twice, while all workers are busy."""
     faults = Faults(
         crashes=(
             WorkerCrash(WorkerId("p0"), 0.35, 2.0),

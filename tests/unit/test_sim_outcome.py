@@ -17,7 +17,7 @@ from tests.unit.test_sim_cluster import BLOCK, CONFIG, crash_of, make_request, r
 def placed(snapshot: Snapshot, query: PolicyQuery) -> Decision:
     """Place requests on the first worker of each pool; refuse prompts of more than 500 tokens."""
     if query.num_tokens > 500:
-        raise Overloaded("too long")
+        raise Overloaded("the prompt is too long")
     return Decision(WorkerId("p0"), WorkerId("d0"), "")
 
 
@@ -29,8 +29,8 @@ def run_of(*arrivals: TraceRequest, **more: object) -> SimulatedCluster:
 
 
 def test_every_figure_of_the_summary() -> None:
-    """Four requests in 8 s: the second finds half of the first's prompt cached, the third all of
-    it, and the last is refused."""
+    """Four requests in 8 s: half of the second prompt and all of the third are cached, and the last
+    request is refused."""
     cluster = run_of(
         make_request(0.0, 200, 5),
         make_request(2.0, 400, 5),

@@ -1,5 +1,5 @@
-"""Synthetic traces are valid, reproducible and have the requested rate; each kind shares prefixes
-as intended."""
+"""Tests that synthetic traces are valid and reproducible, have the requested rate, and share
+prefixes as intended for their kind."""
 
 from collections import defaultdict
 from itertools import count, pairwise

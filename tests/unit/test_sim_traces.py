@@ -93,8 +93,8 @@ def test_own_times_are_moved_to_zero(tmp_path: Path) -> None:
 
 
 def mooncake(**changed: str) -> str:
-    """Return a trace whose second line has the values in ``changed`` (JSON, by field). A field
-    whose value is "" is left out."""
+    """Return a trace in Mooncake's format. ``changed`` maps fields of the second line to their JSON
+    values; a field whose value is "" is left out."""
     values = {
         "timestamp": "28000",
         "input_length": "1024",
@@ -108,7 +108,7 @@ def mooncake(**changed: str) -> str:
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        (mooncake(hash_ids=""), 2, "hash_ids is missing; the object has timestamp, input"),
+        (mooncake(hash_ids=""), 2, "hash_ids is missing; the object has only the fields time"),
         (mooncake(input_length='"9"'), 2, "input_length is '9'; it must be a whole number from 1 "),
         (mooncake(input_length="true"), 2, "input_length is True; it must be a whole number"),
         (mooncake(input_length="10.0"), 2, "input_length is 10.0; it must be a whole number"),
@@ -116,33 +116,33 @@ def mooncake(**changed: str) -> str:
         (mooncake(input_length="-3"), 2, "input_length is -3; it must be a whole number from 1 to"),
         (mooncake(input_length=str(MAX_TOKENS + 1)), 2, "is 16777217; it must be a whole number"),
         (mooncake(output_length="-1"), 2, "output_length is -1; it must be a whole number from 0 "),
-        (mooncake(timestamp="26999"), 2, "timestamp is before that of the previous line; times m"),
+        (mooncake(timestamp="26999"), 2, "timestamp is earlier than in the previous line; times m"),
         (mooncake(timestamp="NaN"), 2, "timestamp is nan; it must be a finite number"),
         (mooncake(timestamp="1" + "0" * 400), 2, "it must be a finite number"),
         (mooncake(timestamp="null"), 2, "timestamp is None; it must be a number"),
         (mooncake(hash_ids="[0]"), 2, "hash_ids has 1 ids, but must have 2: one for each"),
         (mooncake(hash_ids="[0, 1, 2]"), 2, "hash_ids has 3 ids, but must have 2: one for each"),
-        (mooncake(hash_ids="[7, 7]"), 2, "hash_ids has an id twice; an id stands for a block and"),
+        (mooncake(hash_ids="[7, 7]"), 2, "hash_ids contains the same block id twice; an id iden"),
         (mooncake(hash_ids="[0, 1.5]"), 2, "hash_ids is [0, 1.5]; it must be a list of whole num"),
         (mooncake(hash_ids="3"), 2, "hash_ids is 3; it must be a list of whole numbers"),
         (mooncake() + "{", 3, "not JSON ("),
         (mooncake() + "[" * 100_000, 3, "not JSON ("),
         (mooncake() + "\n7", 4, "7 is not a JSON object; it must be one"),
-        ('{"timestamp": 1}', 1, "input_length is missing; the object has timestamp"),
-        (AZURE + "2023-11-16 18:16:00.1805900,512", 5, "2 cells; the header has 3 columns"),
+        ('{"timestamp": 1}', 1, "input_length is missing; the object has only the fields t"),
+        (AZURE + "2023-11-16 18:16:00.1805900,512", 5, "line has 2 cells, but the header has 3 c"),
         (AZURE + "yesterday,512,1", 5, "TIMESTAMP is 'yesterday'; it must be a time like 2023-"),
         (AZURE + "5,512,1", 5, "TIMESTAMP is 5; it must be a string"),
-        (AZURE + "2023-11-16 18:15:59,512,1", 5, "TIMESTAMP is before that of the previous line"),
+        (AZURE + "2023-11-16 18:15:59,512,1", 5, "TIMESTAMP is earlier than in the previous line"),
         (AZURE + "2023-11-16 18:17:00,0,1", 5, "ContextTokens is 0; it must be a whole number f"),
         (AZURE + "2023-11-16 18:17:00,9,-1", 5, "GeneratedTokens is -1; it must be a whole numb"),
         (AZURE + "2023-11-16 18:17:00,many,1", 5, "ContextTokens is 'many'; it must be a whole n"),
-        ("TIMESTAMP,ContextTokens\n", 1, "no column GeneratedTokens; there must be TIMESTAMP,Con"),
+        ("TIMESTAMP,ContextTokens\n", 1, "column GeneratedTokens is missing; the columns must inc"),
         (
             HEADER + ENTRY.replace("[4, 5]", "[4]"),
             2,
             "blocks has 1 ids, but must have 2: one for each block of 64 of the 65 tokens",
         ),
-        (HEADER + ENTRY + ENTRY.replace("0.5", "0.4"), 3, "at_seconds is before that of the previ"),
+        (HEADER + ENTRY + ENTRY.replace("0.5", "0.4"), 3, "at_seconds is earlier than in the"),
         (HEADER + ENTRY.replace("{", '{"tenant": 1, '), 2, "tenant is 1; it must be a string"),
         (HEADER.replace("64", "0"), 1, "block_tokens is 0; it must be a whole number from 1 to"),
         (HEADER.replace("-1", "-2"), 1, "format is 'baton-trace-2'; it must be 'baton-trace-1'"),

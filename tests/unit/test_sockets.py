@@ -1,5 +1,5 @@
-"""``baton doctor --sockets`` compares the kernel's list of sockets with those that the processes
-report. The documented table of sockets is up to date."""
+"""Tests that ``baton doctor --sockets`` compares the kernel's list of sockets with those that the
+processes report, and that the documented table of sockets is up to date."""
 
 import json
 import os

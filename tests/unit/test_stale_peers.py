@@ -1,4 +1,5 @@
-"""If a peer has left the cluster, the mapping of its KV pool is removed, and no other mapping."""
+"""Tests that the mapping of a peer's KV pool is removed once the peer has left the cluster, and
+that no other mapping is."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A program that starts before its registry is reachable waits for it."""
+"""Tests that a program that starts before its registry is reachable waits for it."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The client validates a store node's answers."""
+"""Tests that the client validates a store node's answers."""
 
 from collections.abc import Sequence
 from dataclasses import replace

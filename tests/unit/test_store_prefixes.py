@@ -1,4 +1,5 @@
-"""If a request is cancelled during a prefix fetch from the store, no block stays pinned."""
+"""Tests that no block stays pinned if a request is cancelled during a prefix fetch from the
+store."""
 
 import asyncio
 from collections.abc import Callable
@@ -59,7 +60,7 @@ class BusyEngineHandle:
 
 class EndlessReads(MemoryTransport):
     def copy(self, endpoint: object, span: TransferRange) -> None:
-        """The transfer never completes."""
+        """Do nothing, so that the transfer never completes."""
 
     def poll(self, transfer: object) -> TransferState:
         return TransferState.PENDING
@@ -92,7 +93,7 @@ class OneNode:
         )
 
     async def release(self, lease: object) -> None:
-        """Releasing the lease does nothing."""
+        """Do nothing."""
 
     def record_read_failure(self, lease: object) -> None:
         """Do nothing: the node is not avoided after a failed read."""

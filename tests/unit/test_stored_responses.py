@@ -1,4 +1,4 @@
-"""The routes of stored responses: GET, DELETE, cancel and input items."""
+"""Tests the routes of stored responses: GET, DELETE, cancel and input items."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

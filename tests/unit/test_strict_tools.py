@@ -97,8 +97,8 @@ class Model:
         return True
 
     def says(self, grammar: Grammar, start: str, seed: int) -> str:
-        """Return ``start`` continued by random tokens that the grammar allows, ending as soon as
-        possible."""
+        """Return ``start`` continued by random tokens that the grammar allows, ending soon after
+        the grammar allows the end."""
         randomness = np.random.default_rng(seed)
         tokens = self.tokenizer.encode(start)
         constraint = self.grammars.create(grammar, [TokenId(token) for token in tokens])

@@ -1,4 +1,5 @@
-"""Supervised pools whose workers change their role, with fake processes that only record calls."""
+"""Tests supervised pools whose workers change their role, with fake processes that only record
+calls."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,5 +1,5 @@
-"""Tests a tenant's limits: rate meters, refusals, and the concurrency limiter. All accounts are
-zero at the end."""
+"""Tests a tenant's limits: rate meters, refusals, and the concurrency limiter. After random
+requests have ended, all accounts must be idle."""
 
 from contextlib import ExitStack
 

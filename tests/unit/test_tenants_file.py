@@ -64,17 +64,17 @@ tenants:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "it must be a mapping with `tenants`"),
+        ("", "the file must be a mapping with `tenants`"),
         ("tenants: 5", "tenants is 5"),
-        ("tenants: [", "not YAML"),
+        ("tenants: [", "the file is not valid YAML"),
         ("more: 1\ntenants: {}", "unknown field 'more'"),
         ("tenants: {a: {limit: 1}}", "tenant 'a': unknown field 'limit'"),
         ("tenants: {a: }", "tenant 'a': the entry is None"),
         ("tenants: {a b: {}}", "tenant 'a b': the name is 'a b'"),
         ("tenants: {a: {}, a: {}}", "the name 'a' occurs twice in one mapping, the second time at"),
-        ("tenants: {a: {keys: [plaintext]}}", "tenant 'a': keys.0 is wrong: must look like sha256"),
+        ("tenants: {a: {keys: [plaintext]}}", "tenant 'a': keys.0 is wrong: an API key must look"),
         ("tenants: {a: {salt: 5}}", "tenant 'a': salt is wrong"),
-        ("tenants: {a: {priority: urgent}}", "priority is 'urgent': must be one of high, normal"),
+        ("tenants: {a: {priority: urgent}}", "priority is 'urgent': a priority must be one of"),
         ("tenants: {a: {priority: [high]}}", "must be one of high, normal"),
         ("tenants: {a: {weight: 0}}", "tenant 'a': weight is 0"),
         ("tenants: {a: {weight: .inf}}", "tenant 'a': weight is inf"),
@@ -187,11 +187,11 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=r"tenants.yaml: No such file"):
         load_tenants_file(path)
     path.write_bytes(b"\xff\x00")
-    with pytest.raises(Invalid, match=r"tenants.yaml: not YAML"):
+    with pytest.raises(Invalid, match=r"tenants.yaml: the file is not valid YAML"):
         load_tenants_file(path)
     path.write_text("tenants: {a: {}, a: {}}")
     with pytest.raises(Invalid, match=r"tenants\.yaml: the name 'a' occurs twice"):
         load_tenants_file(path)
     os.truncate(path, 17 * 2**20)
-    with pytest.raises(Invalid, match=r"tenants\.yaml: it is larger than"):
+    with pytest.raises(Invalid, match=r"tenants\.yaml: the file is larger than"):
         load_tenants_file(path)

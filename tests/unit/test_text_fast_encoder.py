@@ -1,4 +1,4 @@
-"""The fast encoder returns the reference tokenizer's token ids, or is not used."""
+"""Tests that the fast encoder returns the reference tokenizer's token ids, or is not used."""
 
 import pytest
 import tokenizers

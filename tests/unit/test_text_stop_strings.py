@@ -1,5 +1,5 @@
-"""The result for stop strings equals that of a search in the whole text, wherever the text is
-split."""
+"""Tests that stop strings are found as by a search in the whole text, wherever the text is split
+into pieces."""
 
 import itertools
 
@@ -10,8 +10,8 @@ from baton.text.stop_strings import StopStrings
 
 def cut(text: str, stops: list[str]) -> tuple[str, str | None]:
     """Find the first place in ``text`` where a stop string ends; if several end there, take the
-    longest. Return the text before it, and the stop string; if there is none, all text and
-    None."""
+    longest. Return the text before it, and the stop string; if no stop string occurs, return the
+    whole text and None."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:

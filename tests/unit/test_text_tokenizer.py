@@ -38,8 +38,8 @@ def byte_level() -> tokenizers.Tokenizer:
 
 
 def byte_fallback() -> tokenizers.Tokenizer:
-    """Return a tokenizer like those of SentencePiece: ``▁`` for a space, byte tokens for rare
-    characters."""
+    """Return a tokenizer like those of SentencePiece, with ``▁`` for a space, and byte tokens for
+    rare characters."""
     words = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     words += ["▁", "▁a", "a", "b", "▁the", "é", "▁▁", "x", "�"]
     vocab = {word: index for index, word in enumerate(words)}

@@ -1,4 +1,5 @@
-"""``TimeLimit`` behaves like ``asyncio.timeout``, but is faster: the same tests run with both."""
+"""Tests that ``TimeLimit``, which is faster, behaves like ``asyncio.timeout``: the same tests run
+with both."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

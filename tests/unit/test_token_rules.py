@@ -1,4 +1,4 @@
-"""Allowed tokens and banned sequences (``allowed_token_ids``, ``bad_words``)."""
+"""Tests allowed tokens and banned sequences (``allowed_token_ids``, ``bad_words``)."""
 
 import json
 from typing import Any
@@ -76,7 +76,8 @@ def test_rules_that_allow_nothing_are_an_error() -> None:
 def test_masks_equal_a_search_in_the_whole_answer(
     banned: list[str], answer: str, start: int
 ) -> None:
-    """The state depends on the answer alone, also if another worker generated its first tokens."""
+    """The matcher's state depends on the answer alone, even if another worker generated its first
+    tokens."""
     matcher = TokenRuleMatcher(rules("abc", *banned), 256, ids(answer[:start]))
     for token_id in ids(answer[start:]):
         matcher.accept(token_id)
@@ -131,8 +132,8 @@ def test_tokens_outside_of_the_vocabulary_are_refused(grammars: GrammarCompiler)
 
 
 def test_bad_words_are_tokenised_at_the_beginning_and_after_a_space(tokenizer: Tokenizer) -> None:
-    """Each byte is a token here, so a space is a token of its own, and the words' own tokens are
-    banned everywhere."""
+    """Each byte is a token here, so a word's tokens are the same after a space as at the beginning
+    of the answer, and are banned everywhere."""
     body = CompletionBody.model_validate({"prompt": "x", "bad_words": ["no", " hey"]})
     grammar = token_rules_grammar(body, tokenizer)
     assert grammar is not None

@@ -16,7 +16,7 @@ CLOCK = LoopClock()
 
 
 class Stubborn(MemoryTransport):
-    """A transport whose transfers last until ``ends_at``, even if they are released earlier."""
+    """A transport whose transfers can't be released before ``ends_at``."""
 
     ends_at = 0.0
 
@@ -31,7 +31,7 @@ class Stubborn(MemoryTransport):
 
 
 async def read_and_cancel_twice(ends_at: float) -> float:
-    """Return the time at which the cancelled read returned; raise its error if it failed."""
+    """Cancel a read twice. Return the time at which it ended, or raise its error if it failed."""
     memory = bytearray(64)
     transport = Stubborn(MemoryFabric(), "reader", 1, CLOCK)
     transport.register(Region(0, len(memory)))

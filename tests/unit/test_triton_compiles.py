@@ -1,4 +1,4 @@
-"""The Triton kernels compile for an H100 (compute capability 9.0), without a GPU."""
+"""Tests that the Triton kernels compile for an H100 (compute capability 9.0), without a GPU."""
 
 from pathlib import Path
 from typing import Any
@@ -136,8 +136,8 @@ def test_silu_kernel_compiles() -> None:
 def product_bytes(
     dtype: torch.dtype, tile: GemmTiling, tall: int, group: int, *, scaled: bool
 ) -> int:
-    """Return the bytes of shared memory that the kernel uses. If ``group`` is 0, each output has
-    one scale."""
+    """Compile the product kernel, and return the bytes of shared memory that it uses. If ``group``
+    is 0, each output has one scale."""
     name = "*bf16" if dtype is torch.bfloat16 else "*fp32"
     types = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), name)
     types |= dict.fromkeys(("rows", "outs", "depth"), "i32") | {"scales_ptr": "*fp32"}

@@ -1,5 +1,5 @@
-"""Only versions of vLLM that were tested are accepted. If vLLM is not installed, the error says
-what to do."""
+"""Tests that only known versions of vLLM are accepted, and that the error says what to do if vLLM
+is not installed."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def test_unknown_versions_are_refused(monkeypatch: pytest.MonkeyPatch, installed
     with pytest.raises(Invalid) as refused:
         versions.check_vllm_version()
     assert str(refused.value) == (
-        f"vLLM {installed} is installed; this version of Baton was tested with 0.32.0"
+        f"vLLM {installed} is installed, but this version of Baton supports only 0.32.0"
     )
     assert refused.value.param == "engine"
 

@@ -12,7 +12,7 @@ from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.core.worker_load import WorkerLoad
 from baton.errors import NotFound, Unavailable
-from baton.pools import worker_admin as reach_module
+from baton.pools import worker_admin as worker_admin_module
 from baton.pools.worker_admin import DrainReport, RegistryWorkerAdmin, UnavailableWorkerAdmin
 from baton.registry.memory import MemoryRegistry
 
@@ -63,7 +63,7 @@ async def test_drain_is_sent_to_the_workers_address(
     async def drain(address: str, secret: str | None) -> None:
         calls.append((address, secret))
 
-    monkeypatch.setattr(reach_module, "drain_worker", drain)
+    monkeypatch.setattr(worker_admin_module, "drain_worker", drain)
     await RegistryWorkerAdmin(registry, "s").drain(WorkerId("d"))
     assert calls == [("d:1", "s")]
     with pytest.raises(NotFound, match="worker x is not in the registry"):
@@ -83,8 +83,8 @@ async def test_inspection_and_stay_are_sent_to_the_workers_address(
     async def convert(address: str, role: Role, secret: str | None) -> None:
         calls.append((role, address))
 
-    monkeypatch.setattr(reach_module, "inspect_worker", inspect)
-    monkeypatch.setattr(reach_module, "convert_worker", convert)
+    monkeypatch.setattr(worker_admin_module, "inspect_worker", inspect)
+    monkeypatch.setattr(worker_admin_module, "convert_worker", convert)
     reach = RegistryWorkerAdmin(registry, "s")
     reports = [await reach.drain_report(WorkerId("d")) for _ in range(2)]
     assert reports == [DrainReport(False, 1), DrainReport(True, 0)]

@@ -1,2 +1,2 @@
-"""Tests of the engine ``vllm``. Those beside this file run in vLLM's environment; those in ``e2e``
-run in Baton's own, and start clusters whose workers run in vLLM's."""
+"""Tests of the engine ``vllm``. The modules in this folder run in vLLM's Python environment. Those
+in ``e2e`` run in Baton's environment, and start clusters whose workers run in vLLM's."""

@@ -1,4 +1,4 @@
-"""Configures vLLM as a worker does, before any test imports it."""
+"""Sets the environment variables of vLLM as a worker does, before any test imports it."""
 
 import os
 
@@ -13,8 +13,8 @@ VARIABLES = os.environ.keys() - _BEFORE.keys()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Ignore a warning of torch's: vLLM looks at every attribute of every imported module when it
-    replaces kernels."""
+    """Ignore a deprecation warning of torch. Its cause is that vLLM looks at every attribute of
+    every imported module when it replaces kernels."""
     config.addinivalue_line(
         "filterwarnings", "ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning"
     )

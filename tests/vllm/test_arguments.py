@@ -1,5 +1,5 @@
-"""Tests that vLLM's own arguments are passed on to vLLM, except for those that Baton can't honour,
-which are refused by name."""
+"""Tests the setting ``engine_args``: arguments of vLLM are passed on to it, except those that Baton
+doesn't support, which are refused with an error that names the argument."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,7 +52,7 @@ UNSUPPORTED_VALUES = {
 """A value of each argument that is refused."""
 
 
-ARGUMENT = "is one of vLLM's own arguments with engine vllm: set"
+ARGUMENT = "has no effect with engine vllm: set vLLM's argument"
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_every_refused_argument_is_tested() -> None:
 def test_arguments_with_a_setting_of_batons_own_name_it(name: str, model: Path) -> None:
     error = refusal(model, f"{flag(name)} {OWN_VALUES[name]}")
     assert str(error) == (
-        f"engine_args: {flag(name)} is the setting {OWN_SETTINGS[name]} in Baton; set that"
+        f"engine_args: {flag(name)} is not allowed: use Baton's setting {OWN_SETTINGS[name]}"
     )
     assert error.param == "engine_args"
 
@@ -96,7 +96,7 @@ def test_arguments_with_a_setting_of_batons_own_name_it(name: str, model: Path) 
 @pytest.mark.parametrize("name", UNSUPPORTED_VALUES)
 def test_unsupported_arguments_say_why(name: str, model: Path) -> None:
     error = refusal(model, f"{flag(name)} {UNSUPPORTED_VALUES[name]}")
-    assert str(error) == f"engine_args: {flag(name)}: {UNSUPPORTED[name]}"
+    assert str(error) == f"engine_args: {flag(name)} is not allowed: {UNSUPPORTED[name]}"
     assert error.param == "engine_args"
 
 
@@ -134,7 +134,8 @@ def test_batons_settings_are_passed_to_vllm(model: Path) -> None:
 
 
 def test_the_v2_model_runner_is_refused() -> None:
-    config: Any = SimpleNamespace(use_v2_model_runner=True)  # vLLM's needs Triton
+    # This is a fake, because vLLM's V2 model runner needs Triton.
+    config: Any = SimpleNamespace(use_v2_model_runner=True)
     with pytest.raises(Invalid, match="set VLLM_USE_V2_MODEL_RUNNER=0") as refused:
         _check_model_runner(config)
     assert refused.value.param == "engine_args"
@@ -150,10 +151,10 @@ def test_a_limit_above_that_of_the_model_has_no_effect(model: Path) -> None:
     ("setting", "value", "message"),
     [
         ("deterministic", True, "deterministic is not supported by engine vllm"),
-        ("quantization", "int8", f"quantization {ARGUMENT} --quantization in engine_args"),
-        ("kv_dtype", "fp8", f"kv_dtype {ARGUMENT} --kv-cache-dtype in engine_args"),
+        ("quantization", "int8", f"quantization {ARGUMENT} --quantization in engine_args instead"),
+        ("kv_dtype", "fp8", f"kv_dtype {ARGUMENT} --kv-cache-dtype in engine_args instead"),
         ("cpu_kernels", "on", "cpu_kernels has no effect with engine vllm"),
-        ("device", "cuda", "device is cuda; this vLLM is built for cpu, so it must be auto or cpu"),
+        ("device", "cuda", "device is cuda, but vLLM is built for cpu: set auto or cpu"),
     ],
 )  # fmt: skip
 def test_settings_of_batons_own_engine_are_refused(

@@ -1,4 +1,5 @@
-"""Tests the conversion of plans to the messages with which vLLM's scheduler drives its workers."""
+"""Tests how Baton's plans are converted to the messages with which vLLM's scheduler would drive its
+workers."""
 
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
@@ -21,14 +22,16 @@ def row(name: str, tokens: list[int], start: int, blocks: list[int], sample: boo
 
 
 class Driver:
-    """Converts plans with a :class:`WorkerBatch`, and reports given tokens as the sampled ones."""
+    """Converts plans with a :class:`WorkerBatch`, and then reports to it which tokens the rows have
+    sampled."""
 
     def __init__(self) -> None:
         self.batch = WorkerBatch()
 
     def step(self, *rows: Row, sampled: dict[str, int | None] | None = None):  # type: ignore[no-untyped-def]
         """Return the message for a step of ``rows``. ``sampled`` has the token that each request
-        samples in the step; the default is token 1."""
+        samples in the step: None for no token, and token 1 for requests that it does not
+        contain."""
         plan = Plan(1, rows)
         message = self.batch.messages(plan)
         tokens = {

@@ -1,5 +1,5 @@
-"""Tests that the KV cache is laid out so that each block, with all its layers and ranks, is
-contiguous in memory."""
+"""Tests that the KV cache is laid out so that each block, with the parts of all layers and ranks,
+is contiguous in memory."""
 
 from dataclasses import replace
 
@@ -33,14 +33,15 @@ MAMBA = MambaSpec(block_size=32, shapes=((2, 8),), dtypes=(torch.float32,))
 
 
 def uniform(*layers: KVCacheSpec) -> KVCacheSpec:
-    """Return the spec into which vLLM combines layers of one kind, such as full attention, whose
-    sizes or dtypes differ."""
+    """Return the spec into which vLLM combines layers that have the same kind of attention, but
+    different sizes or dtypes."""
     specs = {str(index): layer for index, layer in enumerate(layers)}
     return UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs=specs)
 
 
 def tensor(num_blocks: int, *layers: str, page: int = PAGE) -> KVCacheTensor:
-    """Return a tensor with one layer after the other, which is vLLM's own layout."""
+    """Return a tensor that holds all blocks of the first layer, then those of the next layer, and
+    so on, as in vLLM's own layout."""
     return KVCacheTensor(
         size=num_blocks * page * len(layers),
         layers=list(layers),
@@ -77,8 +78,8 @@ def places(layout: PackedLayout, rank: int) -> list[tuple[int, int, int]]:
 
 
 def written_bytes(layout: PackedLayout) -> list[tuple[int, int]]:
-    """Return a pair (block, offset in the memory) for each byte of each block's pages, over all
-    layers and ranks."""
+    """Return a pair (block, address in the memory) for each byte of each block, over all layers and
+    ranks."""
     return sorted(
         (block, each.offset + index * each.layer_stride + block * each.block_stride + byte)
         for each_config in layout.configs
@@ -142,7 +143,7 @@ def test_layers_of_different_shapes_share_a_block_table() -> None:
     [
         ((ATTENTION, MAMBA), "FullAttentionSpec, MambaSpec"),
         ((MAMBA,), "MambaSpec"),
-        ((SINK,), "SinkFullAttentionSpec"),  # reserves blocks for itself
+        ((SINK,), "SinkFullAttentionSpec"),  # vLLM reserves blocks for the attention sinks
         ((NON_CAUSAL,), "FullAttentionSpec"),
         ((uniform(ATTENTION, BF16),), "FullAttentionSpec"),
     ],

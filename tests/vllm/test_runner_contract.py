@@ -1,5 +1,5 @@
-"""Runs the runner's contract on vLLM: on one worker in this process, and on two ranks in processes
-of their own."""
+"""Runs the contract tests of model runners on vLLM: with one rank in this process, and with two
+ranks in processes of their own."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ ARGUMENTS = {"one rank": EAGER, "two ranks": f"{EAGER} --tensor-parallel-size 2"
 @pytest.fixture(scope="module", autouse=True)
 def ranks_share_cores() -> Iterator[None]:
     """Let all ranks share the cores. By default, vLLM binds each rank to its own NUMA node, and
-    does not start if there are fewer nodes than ranks."""
+    fails to start if there are fewer nodes than ranks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         yield
@@ -51,7 +51,7 @@ def runner(request: pytest.FixtureRequest, model: Path) -> Iterator[VllmRunner]:
 
 @pytest.mark.timeout(300)
 class TestVllmRunner(RunnerContract):
-    """Runs the contract on :class:`VllmRunner`."""
+    """Runs the contract tests of model runners on :class:`VllmRunner`."""
 
 
 @pytest.mark.timeout(300)

@@ -16,7 +16,7 @@ PAGES = ("Origin: https://evil.example\r\nHost: {host}\r\n", "Host: evil.example
 
 
 async def attack(target: AttackTarget) -> None:
-    """Send every request that a page of another origin could send."""
+    """Send every kind of request that a web page of another origin could send."""
     host, port = target.address
     body = b'{"prompt": "Hello", "max_tokens": 1}'
     while await target.wait_for_rate_limit():

@@ -15,7 +15,8 @@ Attacking = Callable[[AttackTarget], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Attack:
-    """A module of tools/attacks; ``finding`` describes the vulnerability that it tries."""
+    """A module of tools/attacks. ``finding`` describes the vulnerability that the attack tries to
+    exploit."""
 
     name: str
     finding: str
@@ -34,7 +35,7 @@ def find_attacks() -> list[Attack]:
 
 
 def run_attacks(names: Sequence[str], fields: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """Run each named attack for the target's ``seconds``; return the outcomes by name."""
+    """Run each named attack for as many seconds as the target says. Return the outcomes by name."""
     attacks = {attack.name: attack for attack in find_attacks()}
     outcomes = {}
     for name in names:
@@ -63,7 +64,7 @@ def target_to_json(target: AttackTarget) -> dict[str, Any]:
 
 
 def target_from_json(fields: dict[str, Any]) -> AttackTarget:
-    """Return the target that the JSON fields describe; its attack time starts now."""
+    """Return the target that the JSON fields describe. Its attack time starts now."""
     members = tuple(
         MemberAddress(**member | {"listening": tuple(member["listening"])})
         for member in fields["members"]

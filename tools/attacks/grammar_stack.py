@@ -13,7 +13,8 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 
 
 async def attack(target: AttackTarget) -> None:
-    """Send ever deeper schemas and grammars: a limit may catch one depth and miss another."""
+    """Send schemas and grammars of ever greater depth, since a limit may catch one depth and miss
+    another."""
     async with target.client() as client:
         if await target.wait_for_rate_limit():
             await batch(target, client, lines([body | {"max_tokens": 4} for body in bodies(1)]))

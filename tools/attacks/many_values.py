@@ -1,5 +1,5 @@
-"""Bodies of 8 MB of the smallest JSON values: parsing them at once would block all other
-requests."""
+"""Bodies of 8 MB that consist of the smallest JSON values. If they were parsed in one go, that
+would block all other requests."""
 
 import asyncio
 import itertools
@@ -15,7 +15,7 @@ HEADERS = {"content-type": "application/json"}
 
 
 def bodies() -> list[tuple[str, bytes]]:
-    """Return paths, each with a body to post there."""
+    """Return pairs of a path and the body to post there."""
     keys = b",".join(b'"%x":0' % number for number in range(LARGEST // 10))
     return [
         ("/v1/completions", b'{"prompt":[' + b"[1]," * (LARGEST // 4 - 10) + b"[1]]}"),
@@ -25,7 +25,7 @@ def bodies() -> list[tuple[str, bytes]]:
 
 
 async def attack(target: AttackTarget) -> None:
-    """Send a few of the bodies at a time, in turn."""
+    """Post the bodies in turn, a few at a time."""
     requests = itertools.cycle(bodies())
     async with target.client() as client:
 

@@ -1,4 +1,4 @@
-"""A client that may write to Redis registers as a member, and waits for peers to send it the
+"""A client that may write to Redis registers itself as a member, and waits for peers to send it the
 cluster secret."""
 
 import json
@@ -51,8 +51,8 @@ async def attack(target: AttackTarget) -> None:
 
 
 async def _copy(registry: Any, key: Any, address: str) -> None:
-    """Register a copy of a member, without its framed-connection address: that much is possible
-    without the secret that signs entries."""
+    """Register a copy of a member, without its framed-connection address. This is possible without
+    the secret with which members sign their entries."""
     value = await registry.get(key)
     prefix, _, name = key.decode().rpartition(":")
     found = re.search(rb"\{.*\}", value or b"", re.DOTALL)

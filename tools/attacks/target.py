@@ -77,8 +77,8 @@ class AttackTarget:
         return [member for member in self.members if member.role in roles]
 
     async def wait_for_rate_limit(self) -> bool:
-        """Wait until the attacker's limit allows one more request: 60 at once, then one a second.
-        Return False once the attack is over."""
+        """Wait until the attacker's limit allows one more request: first 60 at once, then one a
+        second. Return False if the attack is over."""
         due = self._began + (self._turns - REQUESTS_PER_MINUTE) * 60 / REQUESTS_PER_MINUTE
         self._turns += 1
         await asyncio.sleep(min(max(due - SYSTEM_CLOCK(), 0.0), self.seconds_left))
@@ -89,15 +89,15 @@ class AttackTarget:
         await asyncio.sleep(min(seconds, self.seconds_left))
 
     def record_violation(self, how: str) -> None:
-        """Record a violation of the guarantee of ``tools.neighbour`` that does not show in the
-        neighbour's streams."""
+        """Record that the guarantee of ``tools.neighbour`` was violated in a way that does not show
+        in the neighbour's streams."""
         self.outcomes[VIOLATION_PREFIX + how] += 1
 
     async def repeat_concurrently(
         self, act: Callable[[], Awaitable[object]], concurrency: int
     ) -> None:
-        """Call ``act`` repeatedly until the attack is over, ``concurrency`` concurrently, as fast
-        as the attacker's limit allows."""
+        """Call ``act`` repeatedly until the attack is over, with ``concurrency`` calls at a time,
+        as fast as the attacker's limit allows."""
 
         async def lane() -> None:
             while await self.wait_for_rate_limit():
@@ -119,9 +119,9 @@ class AttackTarget:
     async def post(
         self, client: httpx.AsyncClient, path: str, body: Any = None, **options: Any
     ) -> httpx.Response | None:
-        """Send one request and read the response. ``body`` is sent as JSON; ``options`` are
-        httpx's. Return None if there was no response, or if the attack ended first: then the
-        connection is closed before the response. Does not wait for the attacker's rate limit."""
+        """Send one request and read the response. ``body`` is sent as JSON; ``options`` are passed
+        to httpx. Return None if there was no response, or if the attack ended first, which closes
+        the connection. Does not wait for the attacker's rate limit."""
         try:
             async with asyncio.timeout(self.seconds_left):
                 options = {"json": body, **options} if body is not None else options

@@ -1,4 +1,4 @@
-"""Uploads files and starts batches, for attacks that use them."""
+"""Functions that upload files and start batches, for attacks that need them."""
 
 import json
 from collections.abc import Sequence
@@ -28,7 +28,8 @@ def form(data: bytes) -> bytes:
 
 
 async def batch(target: AttackTarget, client: httpx.AsyncClient, data: bytes) -> str | None:
-    """Upload a file and start a batch of it; return its id, or None when either was refused."""
+    """Upload a file and start a batch of it. Return the batch's id, or None if the upload or the
+    batch was refused."""
     file_id = await upload(target, client, data)
     if file_id is None:
         return None

@@ -1,7 +1,7 @@
 """Not an attack: a request of each kind, as an honest tenant sends them.
 
-It shows the cost of the measurement itself, and makes each process create, before the attacks, what
-it creates only once: a grammar's tables, a batch's folder, memory for a long prompt.
+This shows the cost of the measurement itself. It also makes each process create, before the
+attacks, what it creates only once: a grammar's tables, a batch's folder, memory for a long prompt.
 """
 
 from tools.attacks.target import AttackTarget

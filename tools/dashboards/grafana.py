@@ -16,8 +16,8 @@ _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 @dataclass(frozen=True, slots=True)
 class PromQuery:
-    """A PromQL expression without the matcher for the cluster, which :attr:`of_cluster` adds to
-    each of Baton's metrics. ``legend`` names the plotted lines, with labels in braces."""
+    """A PromQL expression without the matcher for the cluster; :attr:`of_cluster` adds the matcher
+    to each of Baton's metrics. ``legend`` names the plotted lines, with labels in braces."""
 
     expr: str
     legend: str = ""
@@ -35,8 +35,8 @@ class PromQuery:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel. ``kind`` (timeseries or stat) and ``unit`` are Grafana's. ``text`` explains how to
-    read it. ``width`` is in 24ths of the dashboard."""
+    """A panel. ``kind`` (timeseries or stat) and ``unit`` have Grafana's values. ``text`` explains
+    how to read the panel. ``width`` is in 24ths of the dashboard."""
 
     title: str
     queries: Sequence[PromQuery]
@@ -107,7 +107,7 @@ class PanelRow:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A dashboard variable: one, several or all values of a label."""
+    """A dashboard variable, with which a reader selects one, several or all values of a label."""
 
     name: str
     metric: str

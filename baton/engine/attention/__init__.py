@@ -1,1 +1,1 @@
-"""Paged attention behind one interface; see ``base``."""
+"""Paged attention: its interface (``base``), and a backend for each kind of device."""

@@ -1,4 +1,4 @@
-"""The interface of attention over the paged KV pool, with one backend per kind of device."""
+"""The interface of attention over the paged KV pool. Each kind of device has its own backend."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +13,14 @@ from baton.engine.plan import Row
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """The packed rows of one step. Row i consists of tokens [offsets[i], offsets[i + 1]).
+    """The rows of one step, packed: their tokens follow one another. Row i consists of tokens
+    [offsets[i], offsets[i + 1]) of the batch.
 
-    ``starts[i]`` tokens of row i are in the cache before this step and ``context_lengths[i]`` after
-    it. The first ``num_decodes`` rows have one token each. ``slots`` [num_tokens] say where each
-    token's KV is stored: block id * block_tokens + offset. ``block_tables`` [num_rows, max_blocks]
-    int64, padded with 0. ``positions`` [num_tokens].
+    The request of row i has ``starts[i]`` tokens in the KV cache before this step, and
+    ``context_lengths[i]`` after it. The first ``num_decodes`` rows have one token each. ``slots``
+    [num_tokens] say where each token's KV is stored: block id * block_tokens + offset.
+    ``block_tables`` is [num_rows, max_blocks] in int64, padded with 0. ``positions`` [num_tokens]
+    are the tokens' positions in their requests.
     """
 
     starts: tuple[int, ...]
@@ -38,7 +40,7 @@ class Attention(Protocol):
     """Attention over one KV pool."""
 
     def prepare(self, batch: PackedBatch) -> None:
-        """Prepare for a batch. Must be called once per step, before the first layer."""
+        """Prepare for a batch. This must be called once per step, before the first layer."""
         ...
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -55,8 +57,8 @@ def pack_batch(
     tables: BlockTableCache | None = None,
 ) -> PackedBatch:
     """Pack a plan's rows into tensors. The tensors are built on the host, without loops over
-    tokens, and then copied to ``device``. ``tables`` is the cache of block tables from earlier
-    steps."""
+    tokens, and then copied to ``device``. ``tables`` caches the rows' block tables from one step to
+    the next."""
     tables = tables or BlockTableCache()
     if all(len(row.token_ids) == 1 for row in rows):
         return _decode_batch(rows, block_tokens, device, tables)
@@ -82,9 +84,9 @@ def pack_batch(
 def _decode_batch(
     rows: Sequence[Row], block_tokens: int, device: torch.device, tables: BlockTableCache
 ) -> PackedBatch:
-    """Pack a batch that has only decodes, as most batches do. By the time this runs, the model's
-    weights have evicted its code from the CPU's caches, so each NumPy or torch call that is avoided
-    saves 10 µs, which is more than a Python loop over the rows costs."""
+    """Pack a batch that has only decodes, as most batches do. This loops over the rows in Python,
+    to save calls of NumPy and torch: a call takes 10 µs, more than such a loop, because reading the
+    model's weights has evicted the code of NumPy and torch from the CPU's caches."""
     starts = tuple(row.start for row in rows)
     slots = [
         row.block_ids[start // block_tokens] * block_tokens + start % block_tokens

@@ -1,4 +1,4 @@
-"""The block tables of a step's rows, which change little from one step to the next."""
+"""Caches the block tables of a step's rows, which change little from one step to the next."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,9 @@ BlockIdArray = NDArray[np.int64]
 
 
 class BlockTableCache:
-    """Caches the last step's block tables as arrays, because converting a tuple costs 50 ns per
-    block, and a context of 4,096 tokens has 256 blocks. A table is recognized by the identity of
-    its tuple: a sequence whose blocks change gets a new one."""
+    """Caches the last step's block tables as arrays, because converting a table from a tuple to an
+    array costs 50 ns per block, and a context of 4,096 tokens has 256 blocks. A table is recognized
+    by the identity of its tuple: a sequence whose blocks change gets a new tuple."""
 
     def __init__(self) -> None:
         self._arrays: dict[int, tuple[tuple[BlockId, ...], BlockIdArray]] = {}
@@ -22,8 +22,8 @@ class BlockTableCache:
         that no other object can get its id."""
 
     def pack(self, rows: Sequence[Row], used: Sequence[int]) -> BlockIdArray:
-        """Return the block tables [num_rows, max(used)]: the first ``used[i]`` blocks of row i,
-        padded with 0."""
+        """Return the rows' block tables as an array [num_rows, max(used)]. Row i of the array has
+        the first ``used[i]`` blocks of ``rows[i]``, padded with 0."""
         self._arrays = {id(row.block_ids): self._array(row.block_ids) for row in rows}
         table = np.zeros((len(rows), max(used)), dtype=np.int64)
         for target, row, count in zip(table, rows, used, strict=True):

@@ -1,8 +1,8 @@
 """Attention on the CPU with torch's own kernels, over contexts gathered from the pool.
 
 Decodes are computed as one batch, padded to the longest context. Prefill rows are computed one by
-one, since their lengths differ too much for padding. Padding is zeroed: otherwise a NaN that
-another request has left there would remain a NaN even with an attention weight of zero.
+one, since their lengths differ too much for padding. Padding is set to zero: another request may
+have left a NaN there, which would make the result NaN even with an attention weight of zero.
 """
 
 import torch
@@ -21,7 +21,7 @@ class CpuAttention:
         self._block_tokens = pool.block_tokens
 
     def prepare(self, batch: PackedBatch) -> None:
-        """Compute the block tables and masks of the decodes, and the prefill rows' masks."""
+        """Prepare the block tables of the decodes and the attention masks of all rows."""
         self._batch = batch
         self._blocks = batch.slots // self._block_tokens
         self._offsets = batch.slots % self._block_tokens
@@ -57,8 +57,9 @@ class CpuAttention:
         return output
 
     def _decode(self, pool: torch.Tensor, scale: KvScale, q: torch.Tensor) -> torch.Tensor:
-        """Compute attention for the decodes, ``q`` [rows, heads, dim]. The heads of a group are
-        treated as queries of their KV head, so that no key is repeated."""
+        """Compute attention for the decodes, whose queries ``q`` are [rows, heads, dim]. The query
+        heads that share a KV head are treated as several queries of that one head, so that its keys
+        and values need not be repeated."""
         rows, heads, dim = q.shape
         # [rows, blocks, 2, tokens, kv_heads, dim]
         context = decode_kv(pool[self._decode_tables], scale, q.dtype)
@@ -80,7 +81,7 @@ class CpuAttention:
         q: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Compute attention for one prefill row, ``q`` [tokens, heads, dim]."""
+        """Compute attention for one prefill row, whose queries ``q`` are [tokens, heads, dim]."""
         length = self._batch.context_lengths[row]
         table = self._batch.block_tables[row, : -(-length // self._block_tokens)]
         context = decode_kv(pool[table], scale, q.dtype)  # [blocks, 2, tokens, kv_heads, dim]

@@ -9,7 +9,7 @@ from baton.engine.kv_pool import KvPool
 
 
 class ReferenceAttention:
-    """Computes attention row by row in FP32. Slow, for tests only."""
+    """Computes attention row by row in FP32. It is slow, and meant for tests only."""
 
     def __init__(self, pool: KvPool) -> None:
         self._pool = pool.tensor

@@ -12,10 +12,11 @@ from baton.engine.quantization import E4M3
 
 LOG2_E = 1.4426950408889634
 SPLIT_TOKENS = 256
-"""Number of tokens in a split of a decode's context. It never depends on the batch: otherwise the
-last bits of a result would depend on it, too. A split's result has 3 % of the bytes of its keys and
-values (in groups of four query heads, 16-bit formats). Shorter splits cost more memory traffic;
-longer ones leave multiprocessors idle."""
+"""Number of tokens in a split of a decode's context. It is the same for all batches: if it depended
+on the batch, so would the last bits of a result. Writing a split's result and reading it again
+moves 3 % as many bytes as reading the split's keys and values (with four query heads per KV head,
+and 16-bit formats). Shorter splits cost more memory traffic; longer ones leave multiprocessors
+idle."""
 
 PROGRAMS_PER_PROCESSOR = 16
 """Target number of decode programs per streaming multiprocessor. A few of them run at the same
@@ -43,10 +44,10 @@ class DeviceBatch:
     """A batch as the kernels read it. All tensors are on the device and have integers of 32 or 64
     bits.
 
-    ``positions`` and ``slots`` [num_tokens] (slot -1: not written), ``block_tables`` [num_rows,
-    max_blocks], ``context_lengths`` [num_rows] (0: a padding row, which reads nothing).
-    No decode has more than ``max_context`` tokens. ``prefill_chunks`` are the rows after the
-    decodes."""
+    ``positions`` and ``slots`` are [num_tokens]; the KV of a token with slot -1 is not written.
+    ``block_tables`` is [num_rows, max_blocks]. ``context_lengths`` is [num_rows]; it is 0 for a
+    padding row, which reads nothing. No decode has more than ``max_context`` tokens.
+    ``prefill_chunks`` are the rows after the decodes."""
 
     num_decodes: int
     max_context: int
@@ -59,9 +60,10 @@ class DeviceBatch:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunks:
-    """The prefill rows of a batch. ``spans`` has for each of them: the index of the row, its number
-    of tokens, and the number of its tokens in the cache before this step. ``offsets`` [num_rows +
-    1] and ``starts`` [num_rows] are those of the whole batch (:class:`PackedBatch`)."""
+    """The prefill rows of a batch. ``spans`` has three numbers for each of these rows: the index of
+    the row, its number of tokens, and the number of its request's tokens that are in the cache
+    before this step. ``offsets`` [num_rows + 1] and ``starts`` [num_rows] have an entry for every
+    row of the batch, as in :class:`PackedBatch`."""
 
     spans: tuple[tuple[int, int, int], ...]
     offsets: torch.Tensor
@@ -69,8 +71,8 @@ class PrefillChunks:
 
 
 class TritonAttention:
-    """Attention on a GPU. One kernel launch computes all decodes of a batch, and another all
-    prefill rows.
+    """Attention on a GPU. One kernel launch computes all decodes of a batch, and another one
+    computes all prefill rows.
 
     ``prepare`` copies the batch to the device; ``attend`` never waits for the device.
     """
@@ -214,8 +216,9 @@ class TritonAttention:
         )
 
     def _make_tiles(self, chunks: PrefillChunks, tokens_per_tile: int) -> torch.Tensor:
-        """Cut the prefill rows into tiles, [num_tiles, 2] int32: row and first token. Tiles with
-        the most keys come first, so that no long tile starts when the others are nearly done."""
+        """Cut the prefill rows into tiles. Return a tensor [num_tiles, 2] in int32 with each tile's
+        row and its first token in that row. Tiles with the most keys come first, so that no long
+        tile starts when the others are nearly done."""
         tiles = [
             (start + first, row, first)
             for row, num_tokens, start in chunks.spans
@@ -226,8 +229,8 @@ class TritonAttention:
         return torch.tensor(rows_and_firsts, dtype=torch.int32, device=self._pool.device)
 
     def _num_programs(self, rows: int, splits: int) -> int:
-        """Return the number of programs among which the splits of each row and KV head are divided,
-        enough of them to keep the device busy."""
+        """Return how many programs share the splits of one row and KV head: enough to keep the
+        device busy, but at most one per split."""
         wanted = PROGRAMS_PER_PROCESSOR * self.num_processors // (rows * int(self._kv_heads))
         return max(1, min(wanted, splits))
 
@@ -236,8 +239,9 @@ class TritonAttention:
         return max(MIN_DOT_SIZE, int(triton.next_power_of_2(self._dim)))
 
     def _scales_of(self, layer: int) -> tuple[float, float]:
-        """Return the factor of the scores, which includes log2(e) since exponentials have base 2,
-        and the factor of the values. Both include the layer's KV scales."""
+        """Return two factors: the scores are multiplied by the first, and the values by the second.
+        Both include the layer's KV scales. The first also includes log2(e), because the kernels
+        compute exponentials with base 2."""
         scale = self._kv_scales[layer]
         return float(LOG2_E / self._dim**0.5) * scale.key, scale.value
 

@@ -6,7 +6,8 @@ head are computed together, so that each key and value is read once (a group of 
 queries per token). Softmax runs online in FP32 (Milakov and Gimelshein 2018; Dao et al. 2022,
 algorithm 1); decodes split long contexts over programs and combine the parts afterwards (Dao et al.
 2023, "Flash-Decoding"). Exponentials have base 2, because the hardware has an instruction for that.
-A pool in FP8 (E4M3) is converted in registers and multiplied in the queries' dtype.
+Keys and values from a pool in FP8 (E4M3) are converted in registers, and multiplied in the queries'
+dtype.
 """
 
 import triton
@@ -44,7 +45,8 @@ def write_kv(
     PADDED: tl.constexpr,  # a power of two >= WIDTH
     FP8: tl.constexpr,
 ):
-    """Write the keys and values of all heads of a token to its slot; one program per token."""
+    """Write a token's keys and values of all heads to the token's slot. There is one program per
+    token."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token)
     columns = tl.arange(0, PADDED)
@@ -79,8 +81,8 @@ def _attend_range(
     PRECISION: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Attend to keys [begin, end), N at a time. If MASKED is false, every query sees all of these
-    keys, and their number must be a multiple of N."""
+    """Attend to keys [begin, end), N at a time. If MASKED is false, no key is masked: all of these
+    keys must be visible to every query, and their number must be a multiple of N."""
     columns = tl.arange(0, DIM_PADDED)
     for first in range(begin, end, N):
         keys = first + tl.arange(0, N)

@@ -1,4 +1,4 @@
-"""Defines the cases that are measured: prefills of whole prompts, and single decode steps."""
+"""Defines the benchmark cases: prefills of whole prompts, and single decode steps."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ Kind = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True)
 class BenchCase:
-    """``batch`` requests with ``context`` tokens each: prefill all of them, or decode one token per
-    request."""
+    """One benchmark case. It has ``batch`` requests with ``context`` tokens each, and either
+    prefills all of these tokens or decodes one token per request."""
 
     kind: Kind
     batch: int
@@ -31,7 +31,8 @@ class BenchCase:
 
     @property
     def num_pairs(self) -> int:
-        """Number of pairs of a computed token and a token that it attends to, including itself."""
+        """Number of pairs of a computed token and a token to which it attends. Each computed token
+        also attends to itself."""
         if self.kind == "decode":
             return self.kv_tokens
         return self.batch * self.context * (self.context + 1) // 2
@@ -40,7 +41,8 @@ class BenchCase:
 def bench_cases(
     prefill_batches: Sequence[int], decode_batches: Sequence[int], contexts: Sequence[int]
 ) -> Iterator[BenchCase]:
-    """Yield all cases: prefills first, each kind by context and then by batch size."""
+    """Yield all cases, prefills before decodes. Within each kind, cases with the same context
+    follow one another."""
     for context in contexts:
         for batch in prefill_batches:
             yield BenchCase("prefill", batch, context)

@@ -10,8 +10,8 @@ from baton.engine.bench.stopwatch import ElapsedTime
 
 @dataclass(frozen=True, slots=True)
 class BenchCaseResult:
-    """How fast a case ran: ``elapsed`` is the measured time of the whole case, ``demand`` the work
-    that it needs at least, and ``ceilings`` are the machine's peak rates."""
+    """How fast a case ran. ``elapsed`` is the measured time of the whole case, ``demand`` is the
+    least work that the case needs, and ``ceilings`` are the machine's peak rates."""
 
     case: BenchCase
     elapsed: ElapsedTime

@@ -1,5 +1,5 @@
-"""Runs benchmark cases on a model runner whose pool of KV blocks has random values, with plans like
-those of a scheduler."""
+"""Runs benchmark cases on a model runner. The KV pool is filled with random values, and the plans
+are like those of a scheduler."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,8 +20,9 @@ the speed, unless they are zero or NaN."""
 
 
 class BenchRunner:
-    """Makes and runs the steps of benchmark cases. A prefill step computes ``chunk_tokens`` tokens.
-    Blocks are allocated in random order, as in a pool that has been in use for a long time."""
+    """Makes and runs the steps of benchmark cases. A prefill step computes at most ``chunk_tokens``
+    tokens. Blocks are allocated in random order, as in a pool that has been in use for a long
+    time."""
 
     def __init__(self, runner: ModelRunner, chunk_tokens: int, seed: int) -> None:
         self._runner = runner
@@ -48,8 +49,8 @@ class BenchRunner:
         yield Plan(0, tuple(rows))
 
     def _prefill(self, work: BenchCase) -> Iterator[Plan]:
-        """Yield prefill plans that compute prompt after prompt, with as many tokens per step as a
-        step may have."""
+        """Yield plans that prefill one prompt after the other. Every step has ``chunk_tokens``
+        tokens, except perhaps the last."""
         rows: list[Row] = []
         room = self._chunk_tokens
         for n in range(work.batch):

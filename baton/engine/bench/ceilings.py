@@ -18,7 +18,7 @@ from baton.engine.native.backend_choice import unavailable_reason
 from baton.engine.native.library import DTYPE_CODES, load
 
 PRODUCT_ITERATIONS = 500_000
-"""Iterations of products in registers, which take some 0.1 s."""
+"""Number of iterations that compute products in registers; together they take about 0.1 s."""
 
 READ_BYTES = 256 * 2**20
 """Number of bytes that each thread reads: far more than fit into its caches."""
@@ -123,7 +123,8 @@ def _on_kernels(dtype: torch.dtype, threads: int) -> tuple[_Probe, _Probe]:
 
 
 def _by_all(action: Callable[[int], None], threads: int) -> Action:
-    """Return an action that runs ``action`` on all threads at once. Kernels release the GIL."""
+    """Return an action that runs ``action`` on ``threads`` threads at the same time, which is
+    possible because the kernels release the GIL. ``action`` gets the thread's index."""
     if threads == 1:
         return partial(action, 0)
 

@@ -13,8 +13,8 @@ from baton.errors import Invalid
 
 GIB = 2**30
 USABLE_MEMORY_SHARE = 0.9
-"""Share of the memory left by the weights that KV may use; the rest is for activations and partly
-filled blocks."""
+"""The KV may use this share of the memory that is free beside the weights; the rest is for
+activations and partly filled blocks."""
 
 
 def split_by_memory(
@@ -24,8 +24,8 @@ def split_by_memory(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
 ) -> tuple[list[BenchCase], list[str]]:
-    """Return the cases whose KV fits into memory beside the weights, and a message for each case
-    that doesn't fit. Raises Invalid if none fits."""
+    """Return the cases whose KV fits into memory beside the weights, and an explanation for each
+    case that doesn't fit. Raises Invalid if no case fits."""
     free = _free_bytes(device) - num_weights(config) * dtype.itemsize
     room = max(0, int(USABLE_MEMORY_SHARE * free))
     fitting = [work for work in all_works if kv_bytes(work, config, kv_dtype) <= room]

@@ -1,5 +1,5 @@
-"""Computes the least work that a case needs on any hardware: arithmetic operations, and bytes
-read."""
+"""Computes the least work that a case needs on any hardware: the number of arithmetic operations,
+and the number of bytes read."""
 
 from dataclasses import dataclass
 
@@ -36,8 +36,8 @@ class ElementSizes:
 
 @dataclass(frozen=True, slots=True)
 class RooflineDemand:
-    """The operations and bytes that a case needs at least. ``num_bytes`` counts the weights once
-    for the whole case, and each token's KV once."""
+    """The least numbers of operations and of bytes that a case needs. ``num_bytes`` counts the
+    weights once for the whole case, and each token's KV once."""
 
     flops: float
     num_bytes: float
@@ -49,8 +49,8 @@ class RooflineDemand:
         return self.flops / self.num_bytes
 
     def seconds_at(self, ceilings: Ceilings) -> float:
-        """Return the least possible time: that of the computation or that of reading, whichever is
-        longer."""
+        """Return the least possible time: either the time to compute or the time to read, whichever
+        is longer."""
         return max(
             self.flops / ceilings.flops_per_second, self.num_bytes / ceilings.bytes_per_second
         )
@@ -85,7 +85,8 @@ def num_weights(config: ModelConfig) -> float:
 
 
 def _weights_per_token(config: ModelConfig) -> float:
-    """Return the number of weights that one token is multiplied with, in all layers."""
+    """Return the number of weights by which the activations of one token are multiplied, in all
+    layers."""
     experts = _experts(config)
     dense = config.num_layers - len(config.moe.layers if config.moe else ())
     chosen = config.moe.experts_per_token if config.moe else 0

@@ -11,8 +11,8 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class ElapsedTime:
-    """Wall-clock and CPU time, in seconds. ``cpu`` is that of all threads of the process; it is
-    less disturbed by other load on the machine."""
+    """Wall-clock and CPU time, in seconds. ``cpu`` is the CPU time of all threads of the process,
+    which is disturbed less by other load on the machine."""
 
     wall: float
     cpu: float

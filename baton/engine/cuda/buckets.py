@@ -8,8 +8,8 @@ BUCKETS = (1, 2, 4, *range(8, 257, 8))
 which has no context, reads nothing from the pool."""
 
 MAX_SPLITS_BYTES = 512 * 1024 * 1024
-"""Maximum size of one layer's split results, for which a graph has a buffer that is large enough
-for its longest contexts."""
+"""Maximum size of the buffer in which a graph keeps the split results of one layer. The buffer is
+large enough for the longest contexts that the graph supports."""
 
 
 def bucket_for(num_rows: int) -> int | None:

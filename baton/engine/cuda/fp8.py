@@ -30,8 +30,8 @@ PROGRAMS_PER_PROCESSOR = 2
 memory while another computes."""
 
 STAGES_BYTES, MAX_STAGES = 96 * 1024, 8
-"""Limits on a program's pipeline: the shared memory for the tiles of all stages, of which a
-multiprocessor has 228 KiB for two programs, and the number of stages."""
+"""Limits on a program's pipeline: the shared memory for the tiles of all its stages, and the number
+of stages. A multiprocessor has 228 KiB of shared memory, for two programs."""
 
 DEQUANTIZE_COLUMNS = 1024
 """Columns per program of ``dequantize``."""
@@ -54,8 +54,9 @@ def fp8_linear(
 def weight_only_tiling(dtype: torch.dtype, rows: int, outs: int, processors: int) -> GemmTiling:
     """Return the tile sizes for few rows. All rows are in one tile, so that weights are read once.
     A tile has 64 outputs, or fewer if there would otherwise be too few tiles to keep every
-    multiprocessor busy; but each tile reads all rows again, so there is a minimum. There are as
-    many pipeline stages as fit into shared memory, to hide the memory's latency."""
+    multiprocessor busy; but each tile reads all rows again, so a tile has at least 16 outputs (32
+    for more than eight rows). There are as many pipeline stages as fit into shared memory, to hide
+    the memory's latency."""
     m, n = max(MIN_TILE, triton.next_power_of_2(rows)), 64
     least = MIN_TILE if rows <= MIN_TILE // 2 else 2 * MIN_TILE
     while n > least and triton.cdiv(outs, n) < PROGRAMS_PER_PROCESSOR * processors:
@@ -74,7 +75,8 @@ def supports_scaled_mm(weight: QuantizedCodes) -> bool:
 def scaled_linear(
     x: torch.Tensor, weight: QuantizedCodes, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Multiply FP8 by FP8; sums are accumulated in FP32."""
+    """Compute ``x`` @ ``weight``.T + ``bias`` with ``x`` quantized to FP8 row by row. The products
+    of FP8 numbers are summed in FP32."""
     codes, scales = quantize_rows(x)
     product: torch.Tensor = torch._scaled_mm(
         codes,
@@ -103,7 +105,7 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def dequantize(weight: QuantizedCodes, dtype: torch.dtype) -> torch.Tensor:
-    """Return the weights, [outs, depth] in ``dtype``."""
+    """Return the decoded weights, [outs, depth] in ``dtype``."""
     outs, depth = weight.values.shape
     out = torch.empty_like(weight.values, dtype=dtype)
     kernels.dequantize[(outs, triton.cdiv(depth, DEQUANTIZE_COLUMNS))](

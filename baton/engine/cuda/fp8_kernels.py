@@ -14,7 +14,8 @@ def quantize_rows(
     DEPTH: tl.constexpr,
     PADDED: tl.constexpr,  # a power of two >= DEPTH
 ):
-    """Quantize rows so that the largest number of each becomes 448; one program per row."""
+    """Quantize each row so that its largest absolute value becomes 448. There is one program per
+    row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, PADDED)
     inside = columns < DEPTH
@@ -35,7 +36,7 @@ def dequantize(
     GROUP: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Decode weights; one program per output and N inputs."""
+    """Decode weights. There is one program per output and N inputs."""
     out = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * N + tl.arange(0, N)
     inside = columns < DEPTH

@@ -1,6 +1,7 @@
-"""Our own matrix product, for ``deterministic`` and for weights in FP8. A library chooses its
-tiles, and whether to split the depth (K), by the number of rows, so the order in which it sums a
-row's products depends on the batch. :func:`fixed_tiling` is the same for all batches.
+"""Our own matrix product, used with the setting ``deterministic`` and for weights in FP8. A library
+such as cuBLAS chooses its tiles, and whether to split the depth (K), by the number of rows, so the
+order in which it sums a row's products depends on the batch. The tile sizes of :func:`fixed_tiling`
+are the same for all batches.
 """
 
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ class GemmTiling:
 
 
 def fixed_tiling(dtype: torch.dtype) -> GemmTiling:
-    """Return the tile sizes for ``deterministic``. Hopper's matrix units take at least 64 rows;
-    fewer rows would need other instructions, which may sum in another order."""
+    """Return the tile sizes for the setting ``deterministic``. Hopper's matrix units take at least
+    64 rows; fewer rows would need other instructions, which may sum in another order."""
     if dtype is torch.float32:
         return GemmTiling(64, 64, 32, 4, 3)
     return GemmTiling(64, 128, 64, 4, 4)
@@ -39,7 +40,8 @@ def gemm_linear(
     programs: int,
 ) -> torch.Tensor:
     """Compute ``x`` [rows, depth] @ ``weight`` [outs, depth].T + ``bias``, in FP32 until the result
-    is stored. At most ``programs`` programs are launched, which divide the tiles among them."""
+    is stored. At most ``programs`` programs are launched; they divide the tiles among
+    themselves."""
     codes = weight if isinstance(weight, QuantizedCodes) else None
     values = codes.values if codes else weight
     assert isinstance(values, torch.Tensor)

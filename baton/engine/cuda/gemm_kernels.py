@@ -25,9 +25,8 @@ def product(
     TALL: tl.constexpr,  # outputs that share a scale
     GROUP: tl.constexpr,  # inputs that share a scale, a multiple of K; 0: all of them
 ):
-    """Compute x @ weight.T (+ bias). The programs, about as many as the GPU has multiprocessors,
-    take turns at the tiles. A tile is always M by N, however few of its rows exist, and its depth
-    is never split."""
+    """Compute x @ weight.T (+ bias). The programs divide the tiles among themselves. A tile is
+    always M by N, even if fewer rows exist, and its depth is never split."""
     row_tiles, out_tiles = tl.cdiv(rows, M), tl.cdiv(outs, N)
     for tile in range(tl.program_id(0), row_tiles * out_tiles, tl.num_programs(0)):
         band = tile // (BAND * out_tiles)

@@ -30,8 +30,8 @@ CaptureGraph = Callable[[Callable[[], None]], Graph]
 
 
 class DecodeCudaGraphs:
-    """The CUDA graphs of a model on TritonOps: one per bucket, captured when first needed, or by
-    :meth:`warm_up`.
+    """The CUDA graphs of a model that runs on TritonOps, one per bucket. A graph is captured when
+    it is first needed, or by :meth:`warm_up`.
 
     All graphs write their logits to the same tensor and share their scratch memory, so only one may
     run at a time.
@@ -51,7 +51,7 @@ class DecodeCudaGraphs:
         self._logits = torch.empty((BUCKETS[-1], config.vocab_size), device=self._device)
 
     def logits(self, token_ids: Sequence[int], batch: PackedBatch) -> torch.Tensor | None:
-        """Implement :class:`baton.engine.model.StepGraphs`. Return None if the batch is not
+        """Implement :meth:`baton.engine.model.StepGraphs.logits`. Return None if the batch is not
         decode-only, is too large, or has contexts that are too long. The device must have finished
         the work of the previous call."""
         rows = bucket_for(batch.num_rows)

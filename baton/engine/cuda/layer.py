@@ -1,5 +1,5 @@
-"""The fused kernels of a layer as functions of tensors. They neither wait for the device nor copy
-to the host."""
+"""Functions that run the fused kernels of a layer on tensors. They neither wait for the device nor
+copy to the host."""
 
 import torch
 import triton
@@ -16,7 +16,7 @@ COLUMNS_PER_PROGRAM = 1024
 """Columns per program of ``silu_and_mul``."""
 
 MAX_COLUMNS_PER_WARP = 512
-"""Columns of a norm per warp, so that a thread has 16."""
+"""Maximum number of columns per warp of the norm kernel, which makes 16 per thread."""
 
 
 def norm(
@@ -43,7 +43,8 @@ def norm(
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """Return SiLU(gate) * up of ``gate_up`` [num_tokens, 2 * size]."""
+    """Return SiLU(gate) * up. ``gate_up`` is [num_tokens, 2 * size]: the first half of its columns
+    is gate, the second half is up."""
     assert gate_up.is_contiguous()
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((num_tokens, size))
@@ -67,9 +68,9 @@ def norm_rope_write_kv(
     """Normalize and rotate queries and keys, write keys and values to the pool, and return the
     queries [num_tokens, heads, dim].
 
-    ``qkv`` [num_tokens, heads + 2 * kv_heads, dim]; ``norms``: the norm weights [dim] of queries
-    and of keys; ``rotary``: cosines and sines [positions, dim]; ``scale``: the scales of a pool in
-    FP8. A token with slot -1 is not written.
+    ``qkv`` is [num_tokens, heads + 2 * kv_heads, dim]. ``norms`` are the norm weights [dim] of
+    queries and of keys, ``rotary`` are cosines and sines [positions, dim], and ``scale`` has the
+    layer's scales of a pool in FP8. Keys and values of a token with slot -1 are not written.
     """
     assert qkv.is_contiguous()
     block_tokens, kv_heads, dim = pool.shape[3:]

@@ -22,7 +22,7 @@ def norm(
     PADDED: tl.constexpr,  # a power of two >= SIZE
     ADD: tl.constexpr,  # x += update, in place, before the norm
 ):
-    """Compute RMSNorm; one program per token."""
+    """Compute RMSNorm. There is one program per token."""
     columns = tl.arange(0, PADDED)
     inside = columns < SIZE
     place = tl.program_id(0).to(tl.int64) * SIZE + columns
@@ -109,8 +109,9 @@ def norm_rope_write_kv(
     NORMED: tl.constexpr,
     FP8: tl.constexpr,  # whether the pool is in FP8
 ):
-    """Normalize and rotate queries and keys, and write keys and values to the pool. One program per
-    token and HEADS heads: first those of queries, then those of keys and values."""
+    """Normalize and rotate queries and keys, and write keys and values to the pool. There is one
+    program per token and group of HEADS heads: first the groups of query heads, then the groups of
+    KV heads."""
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     line_ptr = qkv_ptr + token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * DIM)
     position = tl.load(positions_ptr + token).to(tl.int64)
@@ -151,7 +152,7 @@ def silu_and_mul(
     SIZE: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Compute SiLU(gate) * up; one program per token and N columns."""
+    """Compute SiLU(gate) * up. There is one program per token and N columns."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * N + tl.arange(0, N)
     inside = columns < SIZE

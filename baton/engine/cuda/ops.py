@@ -58,9 +58,9 @@ class TritonOps:
     def norm_rope_write_kv(
         self, index: int, qkv: torch.Tensor, weights: LayerWeights
     ) -> torch.Tensor:
-        """Normalize and rotate queries and keys, and write keys and values to the pool: all that
-        :meth:`attend` does before attention itself. Return the queries [num_tokens, heads,
-        head_dim]."""
+        """Normalize and rotate queries and keys, and write keys and values to the pool: this is
+        everything that :meth:`attend` does before the attention itself. Return the queries
+        [num_tokens, heads, head_dim]."""
         q_norm, k_norm = weights.q_norm, weights.k_norm
         batch = self.attention.batch
         return layer.norm_rope_write_kv(
@@ -80,11 +80,11 @@ class TritonOps:
 
 
 class BatchInvariantOps(TritonOps):
-    """The operations for ``deterministic``: a row's results have the same bits in any batch and
-    chunking. All products use one tiling, and attention treats a decode as a prefill chunk of one
-    token, so that its keys are summed in the same order as in a longer chunk.
+    """The operations for the setting ``deterministic``: a row's results have the same bits in any
+    batch and chunking. All products use one tiling, and attention treats a decode as a prefill
+    chunk of one token, so that its keys are summed in the same order as in a longer chunk.
 
-    This was verified in Triton's interpreter, but not yet on a GPU; callers must tell the user.
+    This was verified in Triton's interpreter, but not yet on a GPU; callers must tell the user so.
     """
 
     def prepare(self, batch: PackedBatch) -> None:

@@ -25,8 +25,8 @@ row that needs more of them is also sampled correctly, but more slowly."""
 
 
 def sample_batch(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledToken | None]:
-    """Sample one token per row, or None where its mask allows none. ``logits`` [num_rows, vocab],
-    FP32."""
+    """Sample one token per row of ``logits`` [num_rows, vocab], which are in FP32. The result has
+    None for a row whose mask allows no token."""
     if not rows:
         return []
     scores, empty_rows = apply_masks(logits, [row.mask for row in rows])
@@ -57,9 +57,9 @@ def _tokens(scores: torch.Tensor, rows: Sequence[Row]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class SamplingMetadata:
-    """The rows' sampling parameters and random draws, [num_rows, 1] each in FP64, copied to the
-    device in one transfer. In a row without top-k, ``top_k`` is the size of the vocabulary, and
-    ``has_top_k`` is 0."""
+    """The rows' sampling parameters and random draws, each [num_rows, 1] in FP64. They are copied
+    to the device in one transfer. In a row without top-k, ``top_k`` is the size of the vocabulary,
+    and ``has_top_k`` is 0."""
 
     greedy: torch.Tensor
     temperature: torch.Tensor
@@ -163,9 +163,9 @@ def _pick_filtered(
     probs: torch.Tensor, metadata: SamplingMetadata
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample from the tokens of the window that top-k and top-p keep, in the order of token ids.
-    Return the tokens, and whether each is certain: it is if top-k and top-p keep no token outside
-    of the window. They might, if they keep a token that is only as likely as the window's last one,
-    since tokens outside of the window may be equally likely."""
+    Return the tokens, and whether each is certain: a token is certain if top-k and top-p can't keep
+    any token outside of the window. They can if they keep a token that is only as likely as the
+    window's last one, since tokens outside of the window may be equally likely."""
     vocab_size = probs.shape[1]
     window = min(TOP_WINDOW_TOKENS, vocab_size)
     values, token_ids = probs.topk(window, dim=-1)
@@ -196,7 +196,8 @@ def _filter(ordered: torch.Tensor, total: torch.Tensor, metadata: SamplingMetada
 
 def _invert_distribution(probs: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
     """Invert each row's cumulative distribution at ``draw`` [num_rows, 1], in the order of
-    ``probs``. A draw that rounding puts beyond the end gives the last possible token."""
+    ``probs``. If rounding puts a draw beyond the end, the result is the last token with a
+    probability above 0."""
     cumulative = probs.cumsum(dim=-1)
     places = torch.searchsorted(cumulative, draw * cumulative[:, -1:], right=True)
     numbers = torch.arange(probs.shape[1], device=probs.device)

@@ -37,7 +37,7 @@ def choose_backend(
     kv_dtype: torch.dtype | None = None,
 ) -> BackendChoice:
     """Choose a model's backend. ``kv_dtype`` is the KV pool's dtype (default: ``dtype``). Raises
-    Invalid if ``mode`` is "on" and the kernels can't be used, or if it is none of
+    Invalid if ``mode`` is "on" and the kernels can't be used, or if ``mode`` is not in
     ``CPU_KERNEL_MODES``."""
     if mode not in CPU_KERNEL_MODES:
         raise Invalid(

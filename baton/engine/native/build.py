@@ -1,4 +1,4 @@
-"""Compiles the CPU kernels, once per version of their source and instruction set.
+"""Compiles the CPU kernels, once for each instruction set and version of their source.
 
     python -m baton.engine.native.build [--all]
 
@@ -90,7 +90,9 @@ def find_compiler() -> str:
     for name in COMPILERS:
         if found := shutil.which(name):
             return found
-    raise Unavailable(f"no C++ compiler: none of {', '.join(COMPILERS)} is installed")
+    raise Unavailable(
+        f"the CPU kernels need a C++ compiler, but none of {', '.join(COMPILERS)} is installed"
+    )
 
 
 def _compile(wanted: str, target: Path) -> Path:

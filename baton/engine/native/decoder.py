@@ -1,5 +1,5 @@
-"""The model on our CPU kernels, the counterpart of :class:`baton.engine.model.Model`, which runs on
-torch."""
+"""Runs the model with Baton's CPU kernels: the counterpart of :class:`baton.engine.model.Model`,
+which runs on torch."""
 
 import weakref
 from ctypes import byref
@@ -31,8 +31,8 @@ class NativeModel:
     """Implements :class:`baton.engine.model.DecoderModel`. One call into the kernels computes all
     layers of a step, except in models with mixtures of experts, whose routing is done by torch.
 
-    Weights are packed from the mapped checkpoint. Of ``weights``, only an embedding that is not
-    tied to the head is kept as it is.
+    The weights are read from the mapped checkpoint and packed. Only an embedding that is not tied
+    to the head is kept as a torch tensor instead.
     """
 
     def __init__(
@@ -94,7 +94,8 @@ class NativeModel:
 
 
 class NativeAttention:
-    """The kernels' attention alone. Implements :class:`baton.engine.attention.base.Attention`."""
+    """Computes attention with the CPU kernels, without the rest of the model. Implements
+    :class:`baton.engine.attention.base.Attention`."""
 
     def __init__(self, pool: KvPool, thread_pool: KernelThreadPool | None = None) -> None:
         self._pool = pool.tensor
@@ -335,8 +336,8 @@ def _attention_shape(pool: torch.Tensor, heads: int) -> DecoderShape:
 
 
 def _rotary(config: ModelConfig, pool: KvPool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the cosines and sines of :class:`RotaryTable` in FP32, for one half of a head; those
-    of the other half are the same."""
+    """Return the cosines and sines of :class:`RotaryTable` in FP32, for one half of a head; the
+    other half has the same cosines and sines."""
     length, tensor = config.max_position_embeddings, pool.tensor
     table = RotaryTable(config.rope, config.head_dim, length, tensor.device, tensor.dtype)
     halves = [part[:, 0, : config.head_dim // 2] for part in table.at(torch.arange(length))]
@@ -345,8 +346,8 @@ def _rotary(config: ModelConfig, pool: KvPool) -> tuple[torch.Tensor, torch.Tens
 
 
 def _rows(batch: PackedBatch) -> tuple[PackedRows, list[torch.Tensor]]:
-    """Return the batch for the kernels, and the tensors that its addresses point to, which must be
-    kept alive."""
+    """Return the batch for the kernels, and the tensors to which its addresses point. The caller
+    must keep these alive."""
     tables = batch.block_tables
     assert tables.dtype is torch.int64 and tables.is_contiguous()
     assert tables.shape[0] == batch.num_rows == len(batch.offsets) - 1

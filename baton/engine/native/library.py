@@ -47,8 +47,8 @@ class DecoderShape(Structure):
 
 
 class LayerPointers(Structure):
-    """The addresses of a layer's weights, 0 for those it does not have, and the format of its
-    matrices."""
+    """The addresses of a layer's weights, and the format of its matrices. The address of a weight
+    that the layer does not have is 0."""
 
     _fields_ = [*[(name, c_void_p) for name in LAYER_FIELDS], ("coding", c_int64)]
 
@@ -71,12 +71,13 @@ SAMPLING_ROW_DTYPE = np.dtype(
         ],
     ]
 )  # fmt: skip
-"""A row's sampling parameters; the same layout as ``SamplingRow`` in kernels/sampler.h."""
+"""The layout of a row's sampling parameters, which is the same as that of ``SamplingRow`` in
+kernels/sampler.h."""
 
 
 class PackedRows(Structure):
-    """The packed rows of a step, as int64 arrays and their sizes; the same layout as ``Batch`` in
-    kernels/paged_kv.h."""
+    """The packed rows of a step: the addresses and sizes of int64 arrays. The structure has the
+    same layout as ``Batch`` in kernels/paged_kv.h."""
 
     _fields_ = [
         ("num_rows", c_int64),
@@ -134,7 +135,8 @@ _FUNCTIONS = {
 
 
 def load() -> ctypes.CDLL:
-    """Load the library for this machine's processor, which must support the kernels."""
+    """Load the library for this machine's processor. Call this only if the processor supports the
+    kernels."""
     wanted = best_instruction_set()
     assert wanted is not None, "check unavailable_reason() first"
     return load_for(wanted)

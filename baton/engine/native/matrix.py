@@ -41,10 +41,11 @@ class KernelThreadPool:
 class PackedMatrix:
     """A linear layer's weight [outs, ins], without bias, in panels of 64 outputs.
 
-    All threads pack it, usually straight from the mapped file, for products in ``dtype`` (default:
-    the weight's). If ``gated`` is set, the weight is [2 * outs, ins], the matrix of gate above that
-    of up, and the product is SiLU(gate) * up. ``quantization`` is the format in which the weight is
-    stored. Raises Invalid if it is to be quantized and has a number that is not finite.
+    All threads pack the weight, usually straight from the mapped file, for products in ``dtype``
+    (default: the weight's dtype). If ``gated`` is set, the weight is [2 * outs, ins], with the gate
+    matrix above the up matrix, and the product is SiLU(gate) * up. ``quantization`` is the format
+    in which the weight is stored. Raises Invalid if the weight is to be quantized and contains a
+    number that is not finite.
     """
 
     def __init__(

@@ -53,8 +53,8 @@ def best_instruction_set() -> str | None:
 
 
 def missing_features() -> list[str]:
-    """Return the CPU features that this processor lacks of those that ``avx2`` needs, the least
-    demanding instruction set; empty if it has them all."""
+    """Return the CPU features that ``avx2``, the least demanding instruction set, needs and this
+    processor lacks. The list is empty if it lacks none."""
     return [name for name in _AVX2 if name not in features()]
 
 

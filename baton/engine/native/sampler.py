@@ -1,4 +1,4 @@
-"""Samples tokens on the CPU kernels: the counterpart of :mod:`baton.engine.sampler`, which uses
+"""Samples tokens with the CPU kernels: the counterpart of :mod:`baton.engine.sampler`, which uses
 torch."""
 
 import weakref

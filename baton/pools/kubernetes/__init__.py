@@ -1,1 +1,2 @@
-"""Worker pools as Deployments: API client, resizing, draining of pods, the leader's Lease."""
+"""Worker pools as Deployments in Kubernetes: API client, resizing, draining of pods, and the
+leader's Lease."""

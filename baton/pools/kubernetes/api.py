@@ -50,7 +50,7 @@ class KubernetesWorkload:
 
 class KubernetesApi:
     """The pools and pods of one Baton cluster. ``targets`` maps names of pools to ROLE/DEPLOYMENT;
-    if it is None, the pools are found by their labels. Raises the errors of
+    if it is None, the pools are found by their labels. The methods raise the errors of
     :class:`KubernetesClient`."""
 
     def __init__(
@@ -104,8 +104,8 @@ class KubernetesApi:
         await self._scales.write(workload.kind, workload.name, scale, dry_run)
 
     async def check_scale_writable(self, workload: KubernetesWorkload) -> None:
-        """Raise Forbidden if the scale may not be written. Other reasons why a write would fail are
-        left to the write."""
+        """Raise Forbidden if the caller may not write the scale. If the write would fail for
+        another reason, this check raises nothing: the write itself will raise the error."""
         try:
             await self.write_scale(workload, WorkloadScale(workload.replicas, ""), dry_run=True)
         except Forbidden:
@@ -114,7 +114,7 @@ class KubernetesApi:
             pass  # for example, an admission webhook that does not support dry runs
 
     async def pods(self) -> list[Pod]:
-        """The pods of all pools, including those that are being deleted."""
+        """Return the pods of all pools, including those that are being deleted."""
         answer = await self._kubernetes.call(
             "list", "pods", self._core.list_namespaced_pod, self._namespace,
             label_selector=self._selector,
@@ -162,20 +162,22 @@ class KubernetesApi:
 
 
 def label_selector(cluster: str) -> str:
-    """The selector of all pools of a cluster, and of their pods."""
+    """Return the selector of all pools of a cluster, and of their pods."""
     roles = ",".join(role.value for role in WORKER_ROLES)
     return f"{PART_OF_LABEL}={PART_OF},{CLUSTER_LABEL}={cluster},{ROLE_LABEL} in ({roles})"
 
 
 def _role_and_pool(metadata: client.V1ObjectMeta | None) -> tuple[Role, str]:
-    """Role and pool from the labels, which an object that was found by them must have."""
+    """Return the role and the pool from the labels. An object that was found by its labels must
+    have them."""
     assert metadata is not None and metadata.labels is not None
     role = Role(metadata.labels[ROLE_LABEL])
     return role, metadata.labels.get(POOL_LABEL, role.value)
 
 
 def _workload(kind: str, item: Any) -> KubernetesWorkload:
-    """Convert a workload. If ``replicas`` is unset, it is one, as in Kubernetes."""
+    """Convert an object of the Kubernetes client to a workload. As in Kubernetes, ``replicas`` is 1
+    if it is unset."""
     (role, pool), replicas = _role_and_pool(item.metadata), item.spec.replicas
     return KubernetesWorkload(
         kind, item.metadata.name, role, 1 if replicas is None else replicas, pool

@@ -30,14 +30,15 @@ class Conflict(Overloaded):
 
 
 class ResourceExpired(Overloaded):
-    """The requested version is too old: list again."""
+    """The requested resource version is too old: list the objects again."""
 
 
 class KubernetesClient:
-    """Makes API calls in one namespace. They raise Unavailable (not reached, or no answer within
-    ``call_seconds``), Forbidden (naming the missing permission), Unauthorized (the credentials are
-    not accepted), NotFound, Conflict, ResourceExpired, Overloaded, and Invalid for requests that
-    the API server rejects. ``context`` is the kubeconfig's context, or :data:`IN_CLUSTER`."""
+    """Makes API calls in one namespace. They raise Unavailable (the API server can't be reached, or
+    does not answer within ``call_seconds``), Forbidden (naming the missing permission),
+    Unauthorized (the credentials are not accepted), NotFound, Conflict, ResourceExpired,
+    Overloaded, and Invalid for requests that the API server rejects. ``context`` is the name of the
+    kubeconfig's context, or :data:`IN_CLUSTER`."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class KubernetesClient:
         self, verb: str, resource: str, call: Callable[..., T], *given: Any, **named: Any
     ) -> T:
         """Run ``call``, a method of one of the client's APIs, in a thread. ``verb`` and
-        ``resource`` are RBAC's names for it."""
+        ``resource`` are what RBAC calls this API call."""
 
         def work() -> T:
             with self.translated(verb, resource):
@@ -70,7 +71,8 @@ class KubernetesClient:
 
     @contextmanager
     def translated(self, verb: str, resource: str) -> Iterator[None]:
-        """Context that translates the errors of a call, for callers with threads of their own."""
+        """Context manager that translates the errors of an API call into Baton's errors. Callers
+        that make calls in threads of their own use it instead of :meth:`call`."""
         action = f"{verb} {resource} in namespace {self.namespace}"
         try:
             yield
@@ -99,7 +101,7 @@ def open_kubernetes_client(
 
 
 def _load_kubeconfig(configuration: client.Configuration) -> tuple[str, str]:
-    """Load the current context; return its name and its namespace."""
+    """Load the kubeconfig's current context; return its name and its namespace."""
     try:
         config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         _, active = config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
@@ -122,21 +124,22 @@ def _error(error: ApiException, verb: str, resource: str, namespace: str) -> Bat
     if error.status == 401:
         return Unauthorized(f"the API server does not accept our credentials: {action} ({detail})")
     if error.status == 404:
-        return NotFound(f"not found: {action} ({detail})")
+        return NotFound(f"the object does not exist: {action} ({detail})")
     if error.status == 409:
-        return Conflict(f"changed meanwhile: {action} ({detail})")
+        return Conflict(f"the object was changed meanwhile: {action} ({detail})")
     if error.status == 410:
-        return ResourceExpired(f"the version is too old: {action} ({detail})")
+        return ResourceExpired(f"the resource version is too old: {action} ({detail})")
     if error.status == 429:
         return Overloaded(f"the API server is overloaded: {action}")
     if error.status and 400 <= error.status < 500:
-        return Invalid(f"rejected: {action} ({detail})")
+        return Invalid(f"the API server rejects the request: {action} ({detail})")
     status = error.status or error.reason
     return Unavailable(f"the API server failed ({status}): {action} ({detail})")
 
 
 def _message(error: ApiException) -> str:
-    """The message of a Status object in the body; otherwise the HTTP reason."""
+    """Return the message of the Status object in the response's body; if there is none, the HTTP
+    reason."""
     try:
         status: Mapping[str, Any] = json.loads(error.body or "")
         return str(status["message"])

@@ -2,9 +2,9 @@
 
 The chart's Deployments contain no number of replicas by default, so that neither an upgrade nor a
 rollback writes one: the number belongs to whoever scales. Kubernetes starts such a Deployment with
-one replica. A conductor sets it once to the number in the chart's values, and records this in an
-annotation of the conductors' Lease, under the Deployment's UID. The Lease is removed with the
-release.
+one replica. A conductor sets the number of replicas once, to the one in the chart's values, and
+records the Deployment's UID in an annotation of the conductors' Lease. The Lease is removed with
+the release.
 
 Permissions (RBAC): ``get`` and ``update`` on deployments/scale of these Deployments, ``get`` and
 ``patch`` on the Lease.
@@ -39,16 +39,17 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _SizedDeployments:
-    """The content of :data:`ANNOTATION`. ``version`` is the resourceVersion of the Lease that has
-    it."""
+    """The content of :data:`ANNOTATION`. ``version`` is the resourceVersion of the Lease that had
+    this content."""
 
     uids: Mapping[str, str]
     version: str
 
 
 class InitialSizes:
-    """Gives new Deployments their initial sizes, which ``read_replicas`` returns by Deployment.
-    Several conductors may do so at once: a write fails if its object has changed meanwhile."""
+    """Gives new Deployments their initial sizes. ``read_replicas`` returns these by the
+    Deployment's name. Several conductors may do so at once: a write fails if its object has changed
+    meanwhile."""
 
     def __init__(
         self,
@@ -79,10 +80,10 @@ class InitialSizes:
                 await self._clock.sleep(CHECK_SECONDS)
 
     async def apply(self) -> None:
-        """Size every Deployment that is new, and record it. One that fails does not keep others
-        from being sized; its error is raised at the end. Raises Conflict if another process changed
-        a Deployment or the Lease meanwhile, and the other errors of :class:`KubernetesClient`; then
-        call it again."""
+        """Size every Deployment that is new, and record that it was sized. If one Deployment fails,
+        the others are sized nevertheless, and the error is raised at the end. Raises Conflict if
+        another process changed a Deployment or the Lease meanwhile, and the other errors of
+        :class:`KubernetesClient`. After an error, call this again."""
         replicas = self._read_replicas()
         if not replicas:
             await self._forget_all()
@@ -122,8 +123,8 @@ class InitialSizes:
         return scale.uid
 
     async def _forget_all(self) -> None:
-        """Empty the record of sized Deployments, since there are no initial numbers now. If there
-        are some again later, all Deployments count as new. Does nothing if the Lease does not
+        """Empty the record of sized Deployments, since no initial sizes are configured now. If some
+        are configured again later, all Deployments count as new. Do nothing if the Lease does not
         exist or may not be read."""
         try:
             sized = await self._read_sized()

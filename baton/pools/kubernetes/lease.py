@@ -1,4 +1,5 @@
-"""A Lease of ``coordination.k8s.io``, by which conductors elect the one that resizes pools.
+"""A Lease of ``coordination.k8s.io``, by which conductors elect the conductor that resizes
+pools.
 
 Permissions (RBAC): ``get`` and ``patch`` on this lease, which may be restricted to its name. If the
 lease does not exist yet, also ``create`` on leases, which can't be restricted to a name. The Helm
@@ -18,8 +19,8 @@ from baton.pools.leader_election import LEASE_SECONDS, NO_HOLDER, LeaseRecord
 
 
 class KubernetesLease:
-    """Implements :class:`baton.pools.leader_election.LeaseStore`. The times in the lease are only
-    informative."""
+    """Implements :class:`baton.pools.leader_election.LeaseStore`. The times that the lease contains
+    are only informative."""
 
     def __init__(self, kubernetes: KubernetesClient, name: str, clock: Clock) -> None:
         self._kubernetes = kubernetes
@@ -37,7 +38,8 @@ class KubernetesLease:
         return _record(found)
 
     async def write(self, record: LeaseRecord) -> LeaseRecord:
-        """Raises Conflict when the lease was changed or created meanwhile."""
+        """Write the lease and return the new record. Raises Conflict when the lease was changed or
+        created meanwhile."""
         api, namespace, body = self._api, self._kubernetes.namespace, self._body(record)
         if not record.version:
             create = api.create_namespaced_lease

@@ -34,8 +34,8 @@ def location_of(kubernetes: KubernetesClient, cluster: str) -> KubernetesLocatio
 
 
 async def missing_cluster_error(kubernetes: KubernetesClient, cluster: str) -> NotFound:
-    """Return the error for a cluster that was not found. It names the clusters in the namespace
-    that the user can see."""
+    """Return the error for a cluster that was not found. The error names the clusters in the
+    namespace that the user can see."""
     where = f"context {kubernetes.context} ({kubernetes.server}), namespace {kubernetes.namespace}"
     if await _namespace_is_missing(kubernetes):
         return NotFound(f"{where}: there is no such namespace")
@@ -45,7 +45,7 @@ async def missing_cluster_error(kubernetes: KubernetesClient, cluster: str) -> N
 
 
 async def _namespace_is_missing(kubernetes: KubernetesClient) -> bool:
-    """Whether the namespace certainly does not exist; False if the user may not read it."""
+    """Return whether the namespace certainly does not exist; False if the user may not read it."""
     read = client.CoreV1Api(kubernetes.api).read_namespace
     try:
         await kubernetes.call("get", "namespaces", read, kubernetes.namespace)

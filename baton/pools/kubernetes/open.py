@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenKubernetesCluster:
-    """A cluster in Kubernetes for commands, which must fail if the cluster does not exist."""
+    """A cluster in Kubernetes that a command has opened. The methods that read pools raise NotFound
+    if the cluster does not exist, so that the command fails."""
 
     location: "KubernetesLocation"
     pools: "KubernetesPools"
@@ -34,7 +35,7 @@ class OpenKubernetesCluster:
     registry: RedisRegistry | None
 
     async def existing_pools(self) -> Mapping[str, "KubernetesWorkload"]:
-        """The pools by name. Raises NotFound if there are none."""
+        """Return the pools by name. Raises NotFound if there are none."""
         if not (pools := await self.pools.pools()):
             raise await self._missing_error()
         return pools
@@ -48,9 +49,10 @@ class OpenKubernetesCluster:
         return report
 
     async def pending_settings(self) -> Mapping[str, PendingSettings] | None:
-        """Return, by pod name, which changed settings a program has not applied. Programs that have
-        applied all are left out. Return None without ``redis_url``, since the registry has
-        this information. Raises Unavailable."""
+        """Return the changed settings that each program has not applied, by the name of its pod.
+        Programs that have applied all settings are left out. Return None if ``redis_url`` is not
+        set, since this information comes from the registry. Raises Unavailable if the registry
+        can't be reached."""
         if self.registry is None:
             return None
         return {
@@ -82,8 +84,8 @@ async def open_kubernetes_cluster(
     on_note: Callable[[str], None],
     on_progress: "Callable[[Sequence[LeavingPod]], None]" = lambda leaving: None,
 ) -> AsyncIterator[OpenKubernetesCluster]:
-    """Open a cluster like :func:`open_kubernetes_pools`. ``on_progress`` gets the pods that a
-    change waits for."""
+    """Open a cluster like :func:`open_kubernetes_pools`. ``on_progress`` is called with the pods
+    that a change waits for."""
     client = kubernetes_client_for(settings)
     from baton.pools.kubernetes.api import KubernetesApi
     from baton.pools.kubernetes.location import location_of
@@ -115,8 +117,8 @@ async def open_kubernetes_cluster(
 
 @asynccontextmanager
 async def open_kubernetes_lease(settings: Settings, clock: Clock) -> AsyncIterator[LeaseStore]:
-    """Open the lease by which the conductors of ``settings.cluster`` elect a leader. Raises
-    Invalid."""
+    """Open the lease by which the conductors of ``settings.cluster`` elect a leader. Raises Invalid
+    when the Kubernetes client is not installed or not configured."""
     client = kubernetes_client_for(settings)
     from baton.pools.kubernetes.lease import KubernetesLease
 
@@ -131,7 +133,8 @@ async def open_initial_sizes(
     settings: Settings, read_replicas: Callable[[], Mapping[str, int]], clock: Clock
 ) -> AsyncIterator["InitialSizes"]:
     """Open an :class:`~baton.pools.kubernetes.initial_sizes.InitialSizes`, which gives new
-    Deployments the initial numbers of replicas that ``read_replicas`` returns. Raises Invalid."""
+    Deployments the initial numbers of replicas that ``read_replicas`` returns. Raises Invalid when
+    the Kubernetes client is not installed or not configured."""
     client = kubernetes_client_for(settings)
     from baton.pools.kubernetes.initial_sizes import InitialSizes
 
@@ -151,5 +154,7 @@ def kubernetes_client_for(settings: Settings) -> "KubernetesClient":
     try:
         from baton.pools.kubernetes.client import open_kubernetes_client
     except ImportError as error:
-        raise Invalid("pools in Kubernetes need the extra baton[kubernetes]") from error
+        raise Invalid(
+            "pools in Kubernetes need the extra baton[kubernetes]: pip install 'baton[kubernetes]'"
+        ) from error
     return open_kubernetes_client(settings.kubernetes_namespace)

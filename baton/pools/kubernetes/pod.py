@@ -27,9 +27,9 @@ DEFAULT_GRACE_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """``is_deleting`` says whether it is being deleted. ``phase`` is Kubernetes' own: Pending,
-    Running, Succeeded, Failed, Unknown. ``created_seconds`` is seconds since 1970.
-    ``grace_seconds`` is how long the pod may drain once its deletion has begun."""
+    """A worker's pod. ``is_deleting`` says whether the pod is being deleted. ``phase`` is
+    Kubernetes' own: Pending, Running, Succeeded, Failed, Unknown. ``created_seconds`` is seconds
+    since 1970. ``grace_seconds`` is how long the pod may drain once its deletion has begun."""
 
     name: str
     uid: str
@@ -71,7 +71,7 @@ class Pod:
         return int(number) if number.isdecimal() else -1
 
     def as_worker(self) -> PoolWorker:
-        """The worker as listed in the pools; its id there is the pod's name."""
+        """Return the worker as listed in the pools; its id there is the pod's name."""
         return PoolWorker(WorkerId(self.name), self.role, self._state, self.node, self.message)
 
     @property
@@ -137,8 +137,9 @@ def _waiting_reason(status: "V1PodStatus") -> str:
 
 
 def _last_termination(container: "V1ContainerStatus") -> str:
-    """The last termination message or exit code. Kubernetes' own message only says how long it
-    waits before the next restart."""
+    """Return the message or exit code with which the container last terminated; empty if it never
+    did. The message of its waiting state only says how long Kubernetes waits before the next
+    restart."""
     ended = container.last_state.terminated if container.last_state is not None else None
     if ended is None:
         return ""

@@ -1,5 +1,5 @@
-"""Removes workers from a pool in Kubernetes: chooses and drains pods, and brings back those that
-Kubernetes did not delete."""
+"""Removes workers from a pool in Kubernetes: chooses pods and drains their workers, and makes
+workers serve again if Kubernetes did not delete their pods."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,8 +41,8 @@ OnProgress = Callable[[Sequence[LeavingPod]], None]
 
 
 class PodDrainer:
-    """Drains pods. ``drain_timeout_seconds`` is how long it waits for workers that are busy before
-    the pool is resized."""
+    """Drains pods. ``drain_timeout_seconds`` is the maximum time to wait for workers that are busy,
+    before the pool is resized."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class PodDrainer:
         self._on_progress = on_progress
 
     async def request_drain(self, pod: Pod) -> bool:
-        """Ask the pod's worker to drain; returns whether it was reached. A worker that was not
-        reached drains when Kubernetes deletes its pod. One that has not started, or is dead, has no
-        requests anyway."""
+        """Ask the pod's worker to drain, and return whether the worker was reached. A worker that
+        was not reached drains when Kubernetes deletes its pod. A worker that has not started, or is
+        dead, has no requests anyway."""
         try:
             await self._worker_admin.drain(pod.id)
         except BatonError as error:
@@ -95,8 +95,8 @@ class PodDrainer:
         self, pool: str, count: int, victims: Sequence[Pod], others: Sequence[Pod]
     ) -> None:
         """Wait until the pool has ``count`` pods, but at most :data:`REMOVAL_TIMEOUT_SECONDS`.
-        Report pods that were deleted instead of the ``victims``, and if there are still too
-        many."""
+        Report which of ``others``, the pool's other pods, were deleted instead of the ``victims``,
+        and whether there are still too many pods."""
         until = self._clock.monotonic() + REMOVAL_TIMEOUT_SECONDS
         while True:
             present = {pod.uid for pod in await self.active(pool)}
@@ -116,8 +116,9 @@ class PodDrainer:
     async def restore_remaining(
         self, victims: Sequence[Pod], asked_to_drain: Sequence[Pod]
     ) -> None:
-        """Make ``victims`` that were not deleted serve again; ``asked_to_drain`` are those that
-        were asked to drain. Failures are reported, and repaired by the next change of the pool."""
+        """Make those ``victims`` that were not deleted serve again; ``asked_to_drain`` are the
+        victims whose workers were asked to drain. Failures are reported, and repaired by the next
+        change of the pool."""
         try:
             present = {pod.uid for pod in await self.active(victims[0].pool)} if victims else set()
         except BatonError:
@@ -127,8 +128,8 @@ class PodDrainer:
                 await self.end_drain(pod, was_asked_to_drain=pod in asked_to_drain)
 
     async def end_drain(self, pod: Pod, was_asked_to_drain: bool = True) -> None:
-        """End a pod's drain, and remove its mark. The mark is removed last: as long as the worker
-        can't be reached, the mark tells that its drain is still to be ended. Never raises."""
+        """End a pod's drain, and remove its mark. The mark is removed last, so that it shows that
+        the drain is still to be ended as long as the worker can't be reached. Never raises."""
         try:
             if was_asked_to_drain:
                 await self._end_worker_drain(pod)
@@ -170,7 +171,8 @@ class PodDrainer:
 
     async def wait_until_gone(self, is_awaited: Callable[[Pod], bool]) -> None:
         """Wait until all pods that are being deleted, and for which ``is_awaited`` returns true,
-        are gone. Raises Unavailable if one of them still exists clearly after its grace period."""
+        are gone. Raises Unavailable if one of them still exists :data:`OVERDUE_SECONDS` after its
+        grace period."""
         began = self._clock.monotonic()
         while pods := [p for p in await self._api.pods() if p.is_deleting and is_awaited(p)]:
             seconds = self._clock.monotonic() - began
@@ -194,9 +196,9 @@ def pod_removal_order(
     workload: KubernetesWorkload, pods: Sequence[Pod], loads: Mapping[WorkerId, float]
 ) -> list[Pod]:
     """Return the pods in the order in which to remove them. For a Deployment, the order is
-    Kubernetes' own, except that load comes before age: pods that have not started, pods that are
-    not ready, marked pods, the least loaded, the newest. For a StatefulSet, the highest ordinal
-    comes first."""
+    Kubernetes' own, except that load comes before age: first pods that have not started, then pods
+    that are not ready, marked pods, the least loaded pods, and the newest pods. For a StatefulSet,
+    the pod with the highest ordinal comes first."""
     if workload.kind == "StatefulSet":
         return sorted(pods, key=lambda pod: -pod.ordinal)
     return sorted(

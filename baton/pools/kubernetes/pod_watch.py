@@ -1,9 +1,9 @@
 """Watches which pods of a cluster are being deleted.
 
 A worker reports that it drains once its pod's preStop hook has run or SIGTERM has arrived; the API
-server knows of the deletion as soon as it is requested. In between, others may take the pod for
-ready: with ``publishNotReadyAddresses``, or while endpoints lag. The result is only a hint: while
-the API server can't be reached, everything works as it does without the watch.
+server knows of the deletion as soon as it is requested. In between, other programs may take the pod
+for ready: with ``publishNotReadyAddresses``, or while endpoints lag. The result is only a hint:
+while the API server can't be reached, everything works as it does without the watch.
 
 Permissions (RBAC): ``list`` and ``watch`` on pods.
 """
@@ -83,7 +83,7 @@ class PodWatch:
             self._stopped.wait(seconds)
 
     def _list(self) -> str:
-        """List the pods, and publish those that are being deleted; returns the list's version."""
+        """List the pods, publish those that are being deleted, and return the list's version."""
         with self._kubernetes.translated("list", "pods"):
             answer = self._core.list_namespaced_pod(
                 self._kubernetes.namespace,
@@ -97,12 +97,12 @@ class PodWatch:
         return answer.metadata.resource_version or ""
 
     def _to_dict(self, pod: client.V1Pod) -> Mapping[str, Any]:
-        """The pod as in the API server's JSON."""
+        """Return the pod in the form of the API server's JSON."""
         plain: Mapping[str, Any] = self._kubernetes.api.sanitize_for_serialization(pod)  # type: ignore[no-untyped-call]
         return plain
 
     def _follow(self, version: str) -> str:
-        """Process changes since ``version`` until the watch ends; returns the last version."""
+        """Process changes since ``version`` until the watch ends, and return the last version."""
         for kind_of, pod in self._events(version):
             version = pod["metadata"]["resourceVersion"]
             if kind_of == "DELETED":
@@ -144,5 +144,5 @@ def _is_ending(pod: Mapping[str, Any]) -> bool:
 
 
 def _worker(pod: Mapping[str, Any]) -> WorkerId:
-    """The worker's id, as in :attr:`baton.pools.kubernetes.pod.Pod.id`."""
+    """Return the worker's id, as in :attr:`baton.pools.kubernetes.pod.Pod.id`."""
     return WorkerId(f"{pod['metadata']['name']}.{pod['metadata']['uid']}")

@@ -62,9 +62,9 @@ def log_note(text: str) -> None:
 class KubernetesPools:
     """Implements :class:`baton.pools.base.Pools`, in which all pools of a role count as one;
     :meth:`resize` resizes single pools. Methods also raise the errors of :class:`KubernetesClient`.
-    ``on_note`` gets messages for the administrator. ``chosen_pools`` is the pool of each role that
-    :meth:`scale` resizes, if the role has several. ``on_progress`` gets the pods that a method
-    waits for."""
+    ``on_note`` is called with messages for the administrator. ``chosen_pools`` names, for each role
+    that has several pools, the one that :meth:`scale` resizes. ``on_progress`` is called with the
+    pods that a method waits for."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class KubernetesPools:
         return dict(sizes)
 
     async def pools(self) -> Mapping[str, KubernetesWorkload]:
-        """All pools by name."""
+        """Return all pools by name."""
         return await self._api.workloads()
 
     async def workers(self) -> list[PoolWorker]:
@@ -141,7 +141,7 @@ class KubernetesPools:
                     await self._drainer.delete_remaining(pod)
 
     async def pods(self) -> list[Pod]:
-        """The pods of all pools, including those that are being deleted."""
+        """Return the pods of all pools, including those that are being deleted."""
         return await self._api.pods()
 
     async def report(self) -> PoolsReport:
@@ -151,11 +151,12 @@ class KubernetesPools:
 
     async def wait_until_gone(self, is_awaited: Callable[[Pod], bool]) -> None:
         """Wait until all pods that are being deleted, and for which ``is_awaited`` returns true,
-        are gone. Raises Unavailable if one of them still exists clearly after its grace period."""
+        are gone. Raises Unavailable if one of them still exists a minute after its grace period."""
         await self._drainer.wait_until_gone(is_awaited)
 
     async def end_leftover_drains(self) -> None:
-        """Make workers serve again that were left drained by a process that died while resizing."""
+        """Make workers serve again that a process has left drained because it died while
+        resizing."""
         for workload in (await self._api.workloads()).values():
             with self._exclusive_change(workload.pool):
                 await self._end_leftover_drains(workload, await self._drainer.active(workload.pool))
@@ -165,8 +166,9 @@ class KubernetesPools:
     async def _change(
         self, pools: Mapping[str, KubernetesWorkload], wanted: Sequence[tuple[str, int]]
     ) -> None:
-        """Resize pools. Those that shrink are resized first, since those that grow may need the
-        resources that this frees. If one of the pools may not be resized, none is."""
+        """Resize pools. The pools that shrink are resized first, since the growing pools may need
+        the resources that this frees. If the user may not resize one of the pools, none is
+        resized."""
         for name, count in wanted:
             if not 0 < count <= MAX_POOL:
                 raise Invalid(f"{name}={count}: a pool must have 1 to {MAX_POOL} workers")
@@ -223,8 +225,8 @@ class KubernetesPools:
         victims: Sequence[Pod],
         others: Sequence[Pod],
     ) -> list[Pod]:
-        """Drain ``victims`` and write the scale; returns the pods that were asked to drain. On
-        failure, all of them serve again."""
+        """Drain ``victims`` and write the scale; return the pods that were asked to drain. On
+        failure, all ``victims`` serve again."""
         drained: list[Pod] = []
         try:
             for pod in victims:
@@ -242,7 +244,8 @@ class KubernetesPools:
         return drained
 
     async def _write(self, workload: KubernetesWorkload, base: WorkloadScale, count: int) -> None:
-        """Write the scale. Raises Overloaded when the pool was resized since ``base`` was read."""
+        """Write the scale. Raises Overloaded when the pool was resized by another program since
+        ``base`` was read."""
         version = base.version
         for _ in range(MAX_ATTEMPTS):
             unanswered = False
@@ -274,7 +277,7 @@ class KubernetesPools:
     def _exclusive_change(self, pool: str) -> Iterator[None]:
         if pool in self._changing:
             raise Overloaded(
-                f"this process is already changing the {pool} pool; try again when that has ended"
+                f"this process is already changing the {pool} pool; try again when it is done"
             )
         self._changing.add(pool)
         try:
@@ -284,7 +287,8 @@ class KubernetesPools:
 
 
 def find_pool(pools: Mapping[str, KubernetesWorkload], name: str) -> KubernetesWorkload:
-    """The pool of that name, or the only one of that role. Raises Invalid."""
+    """Return the pool called ``name``, or the only pool of the role ``name``. Raises Invalid if
+    there is no such pool, or if the role has several."""
     if name in pools:
         return pools[name]
     of_role = [pool for pool in pools.values() if pool.role.value == name]
@@ -303,7 +307,9 @@ def _check_removable(
     pod: Pod, workload: KubernetesWorkload, scale: WorkloadScale, others: Sequence[Pod]
 ) -> None:
     if scale.replicas <= 1:
-        raise Invalid(f"{pod.name} is the last worker of {workload.pool}")
+        raise Invalid(
+            f"{pod.name} is the last worker of {workload.pool}; a pool must keep at least one"
+        )
     if len(others) + 1 > scale.replicas:
         raise Overloaded(f"the {workload.pool} pool is shrinking at this moment; try again")
     if workload.kind == "StatefulSet" and any(each.ordinal > pod.ordinal for each in others):

@@ -51,7 +51,8 @@ class PoolsReport:
 
 
 async def read_report(api: KubernetesApi) -> PoolsReport:
-    """Read the pools and their pods. Raises Forbidden if neither may be read."""
+    """Read the pools and their pods. Raises Forbidden if the user may read neither pools nor
+    pods."""
     errors: list[BatonError] = []
     workloads = await api.workloads(errors.append)
     pools = {name: PoolSize(each.role, each.replicas) for name, each in workloads.items()}

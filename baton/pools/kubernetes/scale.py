@@ -16,8 +16,8 @@ _METHODS = {DEPLOYMENT: "deployment", STATEFUL_SET: "stateful_set"}
 
 @dataclass(frozen=True, slots=True)
 class WorkloadScale:
-    """A ``scale`` subresource. ``version`` is the resourceVersion that was read, ``uid`` the
-    workload's."""
+    """A ``scale`` subresource. ``version`` is the resourceVersion that was read; ``uid`` is the
+    workload's UID."""
 
     replicas: int
     version: str
@@ -43,8 +43,8 @@ class ScaleClient:
     async def write(
         self, kind: str, name: str, scale: WorkloadScale, dry_run: bool = False
     ) -> None:
-        """Set the number of replicas; with ``dry_run``, only check whether it would be possible.
-        Raises Conflict when the workload has changed since ``scale.version`` was read."""
+        """Set the number of replicas; with ``dry_run``, only check whether that is possible. Raises
+        Conflict when the workload has changed since ``scale.version`` was read."""
         write = getattr(self._apps, f"replace_namespaced_{_METHODS[kind]}_scale")
         body = client.V1Scale(
             api_version="autoscaling/v1",

@@ -1,1 +1,1 @@
-"""Conversion between protobuf messages and core types."""
+"""Conversion between protobuf messages and types of ``baton.core``."""

@@ -80,7 +80,7 @@ def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
 
 
 def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
-    """Raises Invalid for a grammar of a kind that this version does not know."""
+    """Decode sampling parameters. Raises Invalid for a grammar of an unknown kind."""
     return SamplingParams(
         max_tokens=message.max_tokens,
         temperature=message.temperature,
@@ -106,10 +106,13 @@ def grammar_to_proto(grammar: Grammar) -> pb.Grammar:
 
 
 def grammar_from_proto(message: pb.Grammar) -> Grammar:
-    """Raises Invalid for a kind that this version does not know."""
+    """Decode a grammar. Raises Invalid for an unknown kind of grammar."""
     kind = _GRAMMAR_FROM_PROTO.get(message.kind)
     if kind is None:
-        raise Invalid(f"unknown kind of grammar {message.kind}", param="grammar")
+        raise Invalid(
+            f"unknown kind of grammar {message.kind}: this version of Baton does not support it",
+            param="grammar",
+        )
     return Grammar(kind, message.text)
 
 
@@ -131,9 +134,9 @@ def spec_to_proto(spec: RequestSpec) -> pb.RequestSpec:
 
 
 def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
-    """Raises Invalid for a request id that is empty or too long; for counts, times, priorities and
-    weights out of range; for a tenant tag that is too long; and for an unknown kind of grammar. A
-    weight of 0 means 1; a trace of the wrong length is dropped."""
+    """Decode a request. Raises Invalid for a request id that is empty or too long; for counts,
+    times, priorities and weights out of range; for a tenant tag that is too long; and for an
+    unknown kind of grammar. A weight of 0 means 1; a trace of the wrong length is dropped."""
     if not 0 < len(message.request_id) <= MAX_ID_BYTES:
         raise Invalid(f"request_id must have 1 to {MAX_ID_BYTES} characters", param="request_id")
     if not 0 < message.num_prompt_tokens <= len(message.token_ids):
@@ -170,8 +173,8 @@ def _check_tenant_fields(message: pb.RequestSpec) -> None:
 
 
 def output_to_proto(output: RequestOutput) -> pb.RequestOutput:
-    """Encode an output. Optimised for outputs most of whose fields are absent, since nearly all
-    are."""
+    """Encode an output. All fields but the token are set only if they are not empty, since in
+    nearly all outputs they are empty."""
     message = pb.RequestOutput(
         request_id=output.request_id,
         epoch=output.epoch,
@@ -195,14 +198,15 @@ def output_to_proto(output: RequestOutput) -> pb.RequestOutput:
 
 
 def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
-    """Decode an output. Nearly all outputs are the next token and nothing else, so the other fields
-    are only converted if any is set. Raises Invalid for an unknown finish reason, and for malformed
-    logprobs."""
+    """Decode an output. Nearly all outputs have the next token and nothing else, so the other
+    fields are converted only if any of them is set. Raises Invalid for an unknown finish reason and
+    for malformed logprobs."""
     try:
         reason = _FINISH_FROM_PROTO[message.finish_reason]
     except KeyError as error:
         raise Invalid(
-            f"unknown finish reason {message.finish_reason}: the worker has another version"
+            f"unknown finish reason {message.finish_reason}: the worker has another version of "
+            "Baton"
         ) from error
     output = RequestOutput(
         message.request_id,  # type: ignore[arg-type]
@@ -230,8 +234,8 @@ def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
 
 
 def _check_size(message: pb.RequestOutput) -> None:
-    """Raises Invalid for more logprobs than a request may ask for, or for more than ``MAX_DETAILS``
-    entries in the map ``details``: decoding them would delay all other requests."""
+    """Raise Invalid if the output has more logprobs than a request may ask for, or more than
+    ``MAX_DETAILS`` entries in the map ``details``: decoding them would delay all other requests."""
     scores = message.prompt_logprobs
     if (
         len(message.logprobs) > len(message.token_ids)
@@ -307,7 +311,7 @@ def block_to_proto(block: BlockRef) -> pb.BlockRef:
 
 
 def block_from_proto(message: pb.BlockRef) -> BlockRef:
-    """Raises Invalid for a key that is neither absent nor 16 bytes long."""
+    """Decode a block reference. Raises Invalid unless its key is empty or has 16 bytes."""
     if len(message.key) not in (0, BLOCK_KEY_BYTES):
         raise Invalid(
             f"a block key must have {BLOCK_KEY_BYTES} bytes, not {len(message.key)}", param="key"

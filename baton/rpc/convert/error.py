@@ -49,7 +49,8 @@ def error_from_proto(message: RpcErrorMessage) -> BatonError:
 
 
 def parse_retry_after(value: str | float) -> float:
-    """Parse seconds from a peer; 1 if the value is malformed or out of range."""
+    """Return the number of seconds that a peer sent, or 1 if the value is malformed or out of
+    range."""
     try:
         seconds = float(value)
     except ValueError:

@@ -63,7 +63,7 @@ def transfer_event_to_proto(event: KvTransferEvent) -> pb.PullEvent:
 
 
 def transfer_event_from_proto(message: pb.PullEvent) -> KvTransferEvent:
-    """Raises Invalid for an unknown kind of event."""
+    """Decode an event. Raises Invalid for an unknown kind of event."""
     match message.WhichOneof("event"):
         case "scheduled":
             return KvTransferScheduled(
@@ -77,7 +77,9 @@ def transfer_event_from_proto(message: pb.PullEvent) -> KvTransferEvent:
         case "done":
             return KvTransferDone(TokenId(message.done.token_id), message.done.finished)
         case other:
-            raise Invalid(f"unknown event in a KV transfer: {other!r}")
+            raise Invalid(
+                f"a KV transfer event must be `scheduled`, `chunk` or `done`, not {other!r}"
+            )
 
 
 def inspection_to_proto(inspection: WorkerInspection) -> pb.InspectResponse:

@@ -32,10 +32,12 @@ def keys_to_bytes(keys: Sequence[BlockKey]) -> bytes:
 
 
 def keys_from_bytes(data: bytes, limit: int = MAX_KEYS) -> tuple[BlockKey, ...]:
-    """Raises Invalid for a partial key, or too many keys."""
+    """Split ``data`` into block keys. Raises Invalid if the last key is incomplete, or if there are
+    more than ``limit`` keys."""
     if len(data) % BLOCK_KEY_BYTES or len(data) > limit * BLOCK_KEY_BYTES:
         raise Invalid(
-            f"keys must be up to {limit} times {BLOCK_KEY_BYTES} bytes, not {len(data)} bytes",
+            f"`keys` must have at most {limit} keys of {BLOCK_KEY_BYTES} bytes each; it has "
+            f"{len(data)} bytes",
             param="keys",
         )
     return tuple(
@@ -55,7 +57,8 @@ def block_run_to_proto(blocks: Sequence[BlockRef], algorithm: str) -> pb.BlockRu
 
 
 def block_run_from_proto(message: pb.BlockRun) -> tuple[BlockRef, ...]:
-    """Raises Invalid for columns of different lengths, or blocks without a size."""
+    """Decode a run of blocks. Raises Invalid if a block lacks its key, offset or checksum, or if
+    the size of the blocks is 0."""
     keys = keys_from_bytes(message.keys)
     if not len(keys) == len(message.offset_bytes) == len(message.checksums):
         raise Invalid(
@@ -107,8 +110,8 @@ def lease_query_from_proto(message: pb.LeaseRequest) -> LeaseRequest:
 
 
 def checked_seconds(seconds: float, param: str) -> float:
-    """Raises Invalid unless the time is finite and at least 0: a lease of infinite or NaN seconds
-    would never end."""
+    """Return ``seconds``, the value of the field ``param``. Raises Invalid unless it is finite and
+    at least 0: a pin for infinite or NaN seconds would never end."""
     if not 0 <= seconds < math.inf:
         raise Invalid(f"{param} must be at least 0 and finite, not {seconds}", param=param)
     return seconds
@@ -195,7 +198,8 @@ def _tier(number: int) -> Tier:
     try:
         return Tier(number)
     except ValueError as error:
-        raise Invalid(f"there is no tier {number}") from error
+        tiers = ", ".join(f"{tier:d} ({tier.name})" for tier in Tier)
+        raise Invalid(f"unknown tier {number}; known tiers: {tiers}") from error
 
 
 def _key(value: bytes) -> BlockKey:

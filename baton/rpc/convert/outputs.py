@@ -1,5 +1,5 @@
-"""Conversion of outputs, from a worker to a router. Many requests share a message, so each output
-is converted separately: one that can't be converted fails only its own request."""
+"""Conversion of the outputs that a worker sends to a router. Many requests share a message, so each
+output is converted separately: an output that can't be converted fails only its own request."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 def failed_output(
     request_id: str, epoch: int, error: BatonError, first_index: int = 0
 ) -> RequestOutput:
-    """The last output of a request that failed with ``error``."""
+    """Return the last output of a request that failed with ``error``."""
     return RequestOutput(
         RequestId(request_id),
         Epoch(epoch),
@@ -34,7 +34,8 @@ def failed_output(
 
 
 def outputs_to_proto(outputs: Iterable[RequestOutput]) -> pb.WorkerMessage:
-    """Encode outputs. An output that can't be encoded is replaced by a failure of its request."""
+    """Encode outputs. An output that can't be encoded is replaced by an error, with which its
+    request fails."""
     message = pb.WorkerMessage()
     for output in outputs:
         try:
@@ -48,9 +49,9 @@ def outputs_to_proto(outputs: Iterable[RequestOutput]) -> pb.WorkerMessage:
 
 
 def outputs_from_proto(message: pb.WorkerMessage) -> Sequence[RequestOutput]:
-    """Decode outputs. An output that can't be decoded is replaced by a retryable failure of its
-    request; the first such output of a message is logged. Raises Invalid for more outputs than any
-    worker sends."""
+    """Decode outputs. An output that can't be decoded is replaced by a retryable error, with which
+    its request fails; the first such output of a message is logged. Raises Invalid if there are
+    more outputs than any worker sends."""
     if len(message.outputs) > MAX_OUTPUTS:
         raise Invalid(
             f"a message must have at most {MAX_OUTPUTS} outputs, not {len(message.outputs)}"
@@ -67,7 +68,9 @@ def _read_each(message: pb.WorkerMessage) -> Iterator[RequestOutput]:
         try:
             output = output_from_proto(each)
         except Exception as error:
-            flaw = Corrupt(f"an output can't be read: {type(error).__name__} {error}")
+            flaw = Corrupt(
+                f"an output of the worker can't be decoded: {type(error).__name__}: {error}"
+            )
             if is_first:
                 log.warning("output_unreadable", request_id=each.request_id, error=str(flaw))
             is_first = False

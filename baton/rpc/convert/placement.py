@@ -37,7 +37,7 @@ def placement_query_to_proto(query: PlacementQuery) -> pb.PlaceRequest:
 
 
 def placement_query_from_proto(request: pb.PlaceRequest) -> PlacementQuery:
-    """Convert a query. Raises Invalid if there are too many keys, or keys of the wrong size."""
+    """Decode a query. Raises Invalid if there are too many keys, or keys of the wrong size."""
     return PlacementQuery(
         RequestId(request.request_id),
         Epoch(request.epoch),
@@ -67,9 +67,9 @@ def placement_to_proto(placement: Placement) -> pb.Placement:
 
 
 def placement_from_proto(message: pb.Placement) -> Placement:
-    """Raises Unavailable for an answer without a worker."""
+    """Decode a placement. Raises Unavailable if it names no decode worker."""
     if not message.decode.address:
-        raise Unavailable("a conductor answered without a decode worker")
+        raise Unavailable("the conductor's placement names no decode worker")
     encoded = message.SerializeToString()
     return Placement(
         ref_from_proto(message.prefill) if message.HasField("prefill") else None,
@@ -85,7 +85,8 @@ def placement_from_proto(message: pb.Placement) -> Placement:
 
 
 def place_answer_from_proto(message: pb.PlaceAnswer) -> Placement:
-    """Raises the refusal's error, and Unavailable for an answer without a worker."""
+    """Decode the answer to a placement request. If the answer is a refusal, raise its error. Raises
+    Unavailable if the placement names no decode worker."""
     if message.HasField("refusal"):
         raise error_from_proto(message.refusal)
     return placement_from_proto(message.placement)
@@ -107,10 +108,10 @@ def _alternatives_to_proto(alternatives: Sequence[ScoredWorker]) -> list[pb.Alte
 
 
 class _Alternatives(Sequence[ScoredWorker]):
-    """The workers of one pool that the conductor scored for a placement, decoded lazily. They are
-    kept as bytes: a router gets dozens with each placement and keeps those of thousands of
-    requests, but they are hardly ever read. Parsed messages would take four times as much
-    memory."""
+    """The workers of one pool that the conductor scored for a placement, decoded when they are
+    read. Until then they are kept as bytes, since parsed messages would take four times as much
+    memory: a placement has dozens of alternatives, and a router keeps the alternatives of thousands
+    of requests, but hardly ever reads them."""
 
     __slots__ = ("_encoded", "_of_prefill")
 
@@ -159,5 +160,7 @@ def _alternative(message: pb.Alternative) -> ScoredWorker:
 
 def _block_keys(raw: Sequence[bytes]) -> tuple[BlockKey, ...]:
     if len(raw) > MAX_KEYS or any(len(key) != BLOCK_KEY_BYTES for key in raw):
-        raise Invalid(f"block_keys must be at most {MAX_KEYS}, of {BLOCK_KEY_BYTES} bytes each")
+        raise Invalid(
+            f"`block_keys` must have at most {MAX_KEYS} keys of {BLOCK_KEY_BYTES} bytes each"
+        )
     return tuple(BlockKey(key) for key in raw)

@@ -1,4 +1,4 @@
-"""Conversion of a conductor's plan between protobuf and ``baton.core``."""
+"""Conversion of a conductor's plan of the pools' sizes between protobuf and ``baton.core``."""
 
 from itertools import islice
 

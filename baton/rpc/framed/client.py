@@ -24,7 +24,7 @@ TICK_SECONDS, MAX_SILENT_TICKS = 0.25, 6
 
 
 class FramedClientConnection(FramedConnection):
-    """The client's side; opened by :func:`open_framed_connection`."""
+    """The client's side of a framed connection. :func:`open_framed_connection` opens it."""
 
     def __init__(self, service: str, secret: str | None, deliver: MessageHandler) -> None:
         super().__init__(TICK_SECONDS, MAX_SILENT_TICKS)
@@ -38,7 +38,7 @@ class FramedClientConnection(FramedConnection):
         self._ended: asyncio.Future[BatonError] = loop.create_future()
 
     async def wait_until_open(self) -> None:
-        """Wait until the handshake is complete. Raises the error that prevents it."""
+        """Wait until the handshake is complete. If the connection ends before, raise the reason."""
         await self._opened
 
     async def wait_until_ended(self) -> BatonError:
@@ -59,7 +59,7 @@ class FramedClientConnection(FramedConnection):
             if not self._opened.done():  # otherwise the waiter was cancelled, and closes this
                 self._opened.set_result(None)
         else:
-            raise Invalid(f"a frame of kind {kind} is not part of the handshake")
+            raise Invalid(f"a frame of kind {kind} is not allowed at this point of the handshake")
 
     def _prove(self, nonce: bytes) -> None:
         if len(nonce) != NONCE_BYTES:
@@ -71,7 +71,7 @@ class FramedClientConnection(FramedConnection):
         self.send(0, FrameKind.PROOF, pb.Proof(code=code).SerializeToString())
 
     def _check(self, code: bytes) -> None:
-        """Raises Unauthorized if this side has a secret and the server does not know it."""
+        """Raise Unauthorized if this side has a secret and the server does not know it."""
         if not hmac.compare_digest(code, self._code("server")) and self._secret is not None:
             raise Unauthorized("the peer does not know the cluster secret (setting cluster_secret)")
 
@@ -95,7 +95,7 @@ async def open_framed_connection(
     timeout_seconds: float,
 ) -> FramedClientConnection:
     """Open a connection to ``service`` at ``address`` (host:port), within ``timeout_seconds``.
-    ``deliver`` gets each message. Raises Unavailable, Unauthorized."""
+    ``deliver`` is called with each message from the server. Raises Unavailable, Unauthorized."""
     try:
         async with asyncio.timeout(timeout_seconds):
             return await _open(address, service, trust, deliver)
@@ -110,8 +110,8 @@ async def open_framed_connection(
 async def _open(
     address: str, service: str, trust: ClusterCredentials, deliver: MessageHandler
 ) -> FramedClientConnection:
-    """Connect and wait for the handshake. A connection that the caller does not get is closed, even
-    if the handshake was completed just before this task was cancelled."""
+    """Connect, and wait until the handshake is complete. If this fails or is cancelled, close the
+    connection, even if the handshake was completed just before the cancellation."""
     connection = await _connect(address, service, trust, deliver)
     try:
         await connection.wait_until_open()

@@ -11,7 +11,7 @@ CONDUCTOR_SERVICE = "conductor"
 
 
 class FramedConductorService:
-    """Answers one router's placement requests. Each message is answered at once, with one
+    """Answers the placement requests of one router. Each message is answered at once, with one
     message."""
 
     def __init__(self, core: ConductorCore, connection: FramedConnection) -> None:
@@ -27,5 +27,5 @@ class FramedConductorService:
 
 
 def framed_conductor_services(core: ConductorCore) -> dict[str, FramedServiceFactory]:
-    """The conductor's services, for :class:`baton.rpc.framed.server.FramedServer`."""
+    """Return the conductor's services, for :class:`baton.rpc.framed.server.FramedServer`."""
     return {CONDUCTOR_SERVICE: partial(FramedConductorService, core)}

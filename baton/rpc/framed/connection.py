@@ -10,8 +10,8 @@ time per request: framed connections save 0.6 to 1 ms per request with 16 tokens
 docs/results/router.md compares the router with others). The messages are the same as over gRPC,
 which remains the fallback.
 
-Both ends ping a silent peer. The kernel of a frozen peer still acknowledges TCP segments, so only
-answers of its event loop count.
+Both ends ping a peer that is silent. The kernel of a frozen process still acknowledges TCP
+segments, so only an answer from the peer's event loop shows that it is alive.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class FramedConnection(FrameProtocol):
 
     After each tick of ``tick_seconds`` in which nothing was received, the peer is pinged; after
     more than ``max_silent_ticks`` such ticks in a row, it is considered lost. Ticks are counted
-    rather than seconds: between two ticks this event loop has read all that had arrived, so a
+    rather than seconds: between two ticks, this event loop reads everything that has arrived, so a
     process that was itself frozen does not consider its peers lost."""
 
     def __init__(self, tick_seconds: float, max_silent_ticks: int) -> None:
@@ -120,16 +120,16 @@ class FramedConnection(FrameProtocol):
     # -- for subclasses ---------------------------------------------------------------------
 
     def on_handshake(self, kind: int, payload: bytes) -> None:
-        """Handle a frame of the handshake. Raises BatonError for an invalid one, upon which the
-        peer is refused."""
+        """Handle a frame of the handshake. Raises BatonError for an invalid frame; the peer is then
+        refused."""
         raise NotImplementedError
 
     def on_lost(self, failure: BatonError) -> None:
         raise NotImplementedError
 
     def complete_handshake(self, handle_message: MessageHandler) -> None:
-        """Complete the handshake: the peer is authenticated. Its messages go to
-        ``handle_message``."""
+        """Complete the handshake. Call this once the peer is authenticated; ``handle_message`` is
+        then called with each of its messages."""
         self._handle_message = handle_message
         self.max_payload_bytes = MAX_MESSAGE_BYTES
         self._start_timer(self._tick_seconds, self._tick)
@@ -173,8 +173,8 @@ class FramedConnection(FrameProtocol):
     # -- frames -----------------------------------------------------------------------------
 
     def _on_control(self, kind: int, payload: bytes) -> None:
-        """Handle any frame but a message. Raises BatonError for an invalid one; then the peer is
-        refused."""
+        """Handle a frame that is not a message. Raises BatonError for an invalid frame; the peer is
+        then refused."""
         if kind == FrameKind.REFUSAL:
             self.lose(error_from_proto(parse_message(pb.Refusal, payload)))
         elif not self.is_open:
@@ -189,7 +189,7 @@ class FramedConnection(FrameProtocol):
         self.refuse(Invalid(f"a frame has {size_bytes} bytes: at most {limit} are allowed"))
 
     def on_write_buffer_full(self) -> None:
-        self.lose(Unavailable("the peer does not read"))
+        self.lose(Unavailable("the peer left too much data unread"))
 
     # -- liveness ---------------------------------------------------------------------------
 
@@ -215,15 +215,16 @@ class FramedConnection(FrameProtocol):
 
 
 def parse_message(message_type: type[Parsed], payload: bytes) -> Parsed:
-    """Parse a message. Raises Invalid."""
+    """Parse a message. Raises Invalid if it is malformed."""
     try:
         return message_type.FromString(payload)
     except DecodeError as error:
-        raise Invalid(f"malformed {message_type.__name__}") from error
+        raise Invalid(f"the received message is a malformed {message_type.__name__}") from error
 
 
 def handshake_proof(secret: str, speaker: str, service: str, nonces: bytes) -> bytes:
-    """A proof that ``speaker`` ("client" or "server") knows the secret. ``nonces`` are those of the
-    client, then of the server, so that an intercepted proof can't be replayed."""
+    """Return a proof that ``speaker`` ("client" or "server") knows the secret. ``nonces`` is the
+    client's nonce followed by the server's; they make an intercepted proof useless in any other
+    handshake."""
     claim = f"baton line {VERSION} {speaker} {service} ".encode() + nonces
     return hmac.digest(secret.encode(), claim, "sha256")

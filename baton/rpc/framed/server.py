@@ -48,11 +48,11 @@ class FramedService(Protocol):
     """Handles the messages of one framed connection."""
 
     def on_message(self, payload: bytes) -> None:
-        """Handle a message. Raises BatonError, which ends the connection."""
+        """Handle a message. If this raises a BatonError, the connection ends."""
         ...
 
     def on_lost(self) -> None:
-        """Free the resources of the connection. Called once."""
+        """Free the resources of the connection, which has ended. Called once."""
         ...
 
 
@@ -60,7 +60,7 @@ FramedServiceFactory = Callable[[FramedConnection], FramedService]
 
 
 class FramedServer:
-    """Serves each of ``services``, by name, to authenticated clients."""
+    """Serves ``services``, which are keyed by name, to authenticated clients."""
 
     def __init__(
         self, trust: ClusterCredentials, services: Mapping[str, FramedServiceFactory]
@@ -111,8 +111,8 @@ class FramedServer:
 
 class TlsHandshake(asyncio.Protocol):
     """A connection during its TLS handshake, before it becomes a framed connection. It counts as
-    unauthenticated from the start; asyncio's own TLS server would not show it during the handshake.
-    """
+    unauthenticated from the start; asyncio's own TLS server would not report the connection before
+    the end of the handshake."""
 
     def __init__(
         self,
@@ -158,7 +158,8 @@ class TlsHandshake(asyncio.Protocol):
             self._connection.data_received(self._early)
 
     async def _secured(self, transport: asyncio.Transport) -> asyncio.Transport | None:
-        """Do the TLS handshake; None when the connection broke meanwhile."""
+        """Do the TLS handshake. Return the encrypted transport, or None if the connection broke
+        meanwhile."""
         return await asyncio.get_running_loop().start_tls(
             transport,
             self,
@@ -192,13 +193,13 @@ class FramedServerConnection(FramedConnection):
         elif kind == FrameKind.PROOF and self._nonces:
             self._welcome(parse_message(pb.Proof, payload).code)
         else:
-            raise Invalid(f"a frame of kind {kind} is not part of the handshake")
+            raise Invalid(f"a frame of kind {kind} is not allowed at this point of the handshake")
 
     def _challenge(self, hello: pb.Hello) -> None:
         if hello.version != VERSION:
             raise Invalid(f"the protocol version is {hello.version}; it must be {VERSION}")
         if hello.service not in self._services:
-            raise Invalid(f"there is no service {hello.service!r} here")
+            raise Invalid(f"this server has no service {hello.service!r}")
         if len(hello.nonce) != NONCE_BYTES:
             raise Invalid(
                 f"the nonce of the handshake must have {NONCE_BYTES} bytes, not {len(hello.nonce)}"
@@ -227,7 +228,7 @@ class FramedServerConnection(FramedConnection):
         return handshake_proof(secret, speaker, self._name, self._nonces)
 
     def on_write_buffer_full(self) -> None:
-        self.lose(Overloaded("the router left too much unread"))
+        self.lose(Overloaded("the router left too much data unread"))
 
     def on_lost(self, failure: BatonError) -> None:
         self._server.connections.discard(self)

@@ -1,6 +1,6 @@
-"""Limits connections that are not authenticated yet. When there are too many, the oldest connection
-from the network with the most connections is closed. Authentication takes milliseconds, so members
-complete it in time."""
+"""Limits the number of connections that are not authenticated yet. When there are too many, the
+oldest connection from the network with the most connections is closed. Authentication takes
+milliseconds, so members complete it in time."""
 
 import ipaddress
 from typing import Protocol
@@ -17,7 +17,7 @@ class Closable(Protocol):
 
 class UnauthenticatedConnections:
     """The connections that are not authenticated yet: at most ``limit`` in total. When there are
-    more, the oldest connection of the source network that has the most is closed."""
+    more, the oldest connection from the source network with the most connections is closed."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -28,8 +28,8 @@ class UnauthenticatedConnections:
         return len(self._network_of)
 
     def add(self, connection: Closable, host: str) -> None:
-        """Add a connection. If there are too many now, close the oldest connection from the network
-        that has the most."""
+        """Add a connection from ``host``. If there are too many now, close the oldest connection
+        from the network with the most connections."""
         network = source_network(host)
         self._network_of[connection] = network
         self._by_network.setdefault(network, {})[connection] = None
@@ -53,7 +53,7 @@ class UnauthenticatedConnections:
 
 
 def source_network(host: str) -> str:
-    """The key by which connections are grouped: an IPv4 address, or an IPv6 /64 network."""
+    """Return the key by which connections are grouped: an IPv4 address, or an IPv6 /64 network."""
     if ":" not in host:
         return host
     try:

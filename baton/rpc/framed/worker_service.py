@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 class FramedWorkerService:
-    """One router's stream, on the worker's side."""
+    """The worker's side of one router's stream."""
 
     def __init__(
         self,
@@ -41,7 +41,8 @@ class FramedWorkerService:
         self._stream.close()
 
     async def _write(self, next_message: Callable[[Any], Awaitable[bytes]]) -> None:
-        """Send outputs. While the router does not read, they wait in the bounded stream."""
+        """Send outputs. While the router does not read, outputs wait in ``self._stream``, which is
+        bounded."""
         try:
             while True:
                 self._connection.send_message(await next_message(self._stream))
@@ -54,12 +55,12 @@ class FramedWorkerService:
 
 
 def framed_worker_services(core: WorkerCore) -> dict[str, FramedServiceFactory]:
-    """The worker's services, for :class:`baton.rpc.framed.server.FramedServer`."""
+    """Return the worker's services, for :class:`baton.rpc.framed.server.FramedServer`."""
     return {WORKER_SERVICE: partial(FramedWorkerService, core, _encoded_outputs)}
 
 
 def framed_encoded_worker_services(core: EncodedCore) -> dict[str, FramedServiceFactory]:
-    """The services for a core that encodes its outputs itself (the mock worker)."""
+    """Return the services of a core that encodes its outputs itself (the mock worker)."""
     return {WORKER_SERVICE: partial(FramedWorkerService, core, _message)}
 
 

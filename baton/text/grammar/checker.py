@@ -63,8 +63,8 @@ Result = TypeVar("Result")
 class GrammarChecker:
     """Checks grammars in helper processes. ``arguments`` are a helper's command-line arguments: the
     path of a tokenizer.json, the size of the model's vocabulary, and its EOS tokens, separated by
-    commas. Without arguments, grammars are parsed but not compiled. For use in one event loop at a
-    time."""
+    commas. Without arguments, grammars are parsed but not compiled. A checker must be used in only
+    one event loop at a time."""
 
     def __init__(self, arguments: Sequence[str] = (), num_helpers: int = NUM_HELPERS) -> None:
         self._arguments = tuple(arguments)
@@ -80,9 +80,10 @@ class GrammarChecker:
         return cls([str(model_dir / "tokenizer.json"), str(vocab_size), eos])
 
     async def check(self, grammar: Grammar, owner: str) -> None:
-        """Check a grammar. Raises Invalid, saying what is wrong with it or which resource it takes
-        too much of; Overloaded when too many grammars wait; Unavailable when no helper answers. A
-        cancellation kills the helper. Valid grammars are remembered, separately for each owner."""
+        """Check a grammar. Raises Invalid, saying what is wrong with the grammar or which resource
+        it takes too much of; Overloaded when too many grammars wait; Unavailable when no helper
+        answers. When this call is cancelled, its helper is killed. Valid grammars are remembered,
+        separately for each owner."""
         if grammar.kind is GrammarKind.TOKEN_RULES:
             TokenRules.parse(grammar.text)  # takes no time that has to be limited
             return
@@ -165,7 +166,7 @@ class GrammarHelperProcess:
 
     def check(self, grammar: Grammar) -> str:
         """Check a grammar and return what is wrong with it, or an empty string. Blocks. Raises
-        Unavailable."""
+        Unavailable if the process gives no verdict for a reason other than the grammar."""
         self._num_jobs += 1
         try:
             return self._request_verdict(grammar)
@@ -192,7 +193,8 @@ class GrammarHelperProcess:
             view = view[self._process.stdin.write(view) or 0 :]
 
     def _read(self, size: int, deadline: float) -> bytes:
-        """Read from the helper. Raises TimeoutError, or ConnectionResetError if the helper died."""
+        """Read ``size`` bytes from the helper. Raises TimeoutError at the deadline, or
+        ConnectionResetError if the helper died."""
         assert self._process.stdout is not None
         file = self._process.stdout.fileno()
         poll = select.poll()

@@ -1,6 +1,7 @@
-"""Compiles grammars with llguidance, within :data:`LIMITS`, and turns its errors into messages.
+"""Compiles grammars with llguidance, within :data:`LIMITS`, and turns its errors into
+messages for clients.
 
-Compiling a grammar can take a minute, or crash the process by a stack overflow (the library
+Compiling a grammar can take a minute, or crash the process by a stack overflow (llguidance
 recurses for each link of a chain of rules). So a client's grammar is compiled in a helper process
 first, see :mod:`baton.text.grammar.checker`.
 """
@@ -33,15 +34,17 @@ MAX_MESSAGE = 500
 
 
 def validate_grammar(grammar: Grammar) -> None:
-    """Parse a grammar without a vocabulary. Raises Invalid, saying what is wrong with it. Not for a
-    client's grammar, unless it was checked in a helper process before."""
+    """Parse a grammar without a vocabulary. Raises Invalid, saying what is wrong with the grammar.
+    A client's grammar must be parsed in a helper process before it is parsed in any other
+    process."""
     complaint = LLMatcher.validate_grammar(to_lark(grammar), None, limits=LIMITS)
     if complaint:
         raise invalid_grammar(grammar, complaint)
 
 
 def compile_grammar(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
-    """Compile a grammar to a matcher that shares no state with others. Raises Invalid."""
+    """Compile a grammar to a matcher that shares no state with others. Raises Invalid if the
+    grammar is malformed or exceeds a limit."""
     matcher = LLMatcher(vocabulary, to_lark(grammar), log_level=0, limits=LIMITS)
     if matcher.is_error():
         raise invalid_grammar(grammar, matcher.get_error())
@@ -49,7 +52,8 @@ def compile_grammar(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
 
 
 def invalid_grammar(grammar: Grammar, complaint: str) -> Invalid:
-    """Return an error for the client with llguidance's message, edited."""
+    """Return the error for the client. ``complaint`` is llguidance's message, which is edited to be
+    understandable to the client."""
     if (
         grammar.kind is not GrammarKind.LARK
     ):  # the message quotes text that we generated, not the client's

@@ -87,7 +87,8 @@ def _complaint(vocabulary: LLTokenizer | None, grammar: Grammar) -> str:
 
 
 def _compile_first_mask(vocabulary: LLTokenizer, grammar: Grammar) -> None:
-    """Compile the grammar and compute the first token's mask, as a worker does. Raises Invalid."""
+    """Compile the grammar and compute the first token's mask, as a worker does. Raises Invalid if
+    that fails or takes too long, or if no token is allowed."""
     matcher = compile_grammar(vocabulary, grammar)
     began = thread_time()
     bits = matcher.compute_bitmask()
@@ -108,7 +109,8 @@ def _compile_first_mask(vocabulary: LLTokenizer, grammar: Grammar) -> None:
 
 
 def _load(path: str, size: str, eos: str) -> tuple[LLTokenizer | None, str]:
-    """Return the vocabulary, or why no grammar can be used with it."""
+    """Return the vocabulary and an empty text; if the tokenizer can't be used, return None and the
+    reason."""
     text = Path(path).read_text(encoding="utf-8")
     tokens = [int(token) for token in eos.split(",") if token]
     try:
@@ -123,7 +125,7 @@ def _virtual_bytes() -> int:
 
 
 def read_message(file: BinaryIO) -> dict[str, str] | None:
-    """Read a message; None at the end of the file."""
+    """Read and return a message; return None at the end of the file."""
     head = file.read(LENGTH_BYTES)
     if len(head) < LENGTH_BYTES:
         return None

@@ -15,8 +15,8 @@ class _Outcome(Generic[Result]):
 
 
 def call_with_large_stack(call: Callable[[], Result]) -> Result:
-    """Run ``call`` in a new thread with a large stack, wait for it, and return or raise its
-    result."""
+    """Run ``call`` in a new thread with a large stack, wait for it, and return its result or raise
+    its error."""
     outcome: _Outcome[Result] = _Outcome()
 
     def run() -> None:

@@ -41,7 +41,8 @@ class MaskJob:
         self._crash: BaseException | None = None
 
     def result(self) -> bytes:
-        """Wait for the mask. Raises MaskTimeout, or what the call raises."""
+        """Wait for the mask and return it. Raises MaskTimeout if the mask takes too long, or the
+        error that the call raised."""
         if not self._done.is_set():
             self._wait()
         if self._crash is not None:
@@ -83,7 +84,7 @@ class MaskThreadPool:
         return job
 
     def abandon_slow_threads(self) -> None:
-        """End jobs that have exceeded their time, and replace their threads by new ones."""
+        """End jobs that have exceeded their time limit, and replace their threads by new ones."""
         with self._lock:
             self._abandoned = [each for each in self._abandoned if each.is_alive()]
             for index, thread in enumerate(self._threads):

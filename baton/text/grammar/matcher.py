@@ -41,10 +41,10 @@ class CompiledGrammar:
 class GrammarCompiler:
     """Compiles grammars for one model's vocabulary. Thread-safe.
 
-    ``vocab_size`` is the model's, which may exceed the tokenizer's: ids beyond the tokenizer's are
-    never allowed. EOS tokens are allowed where a grammar is complete. Raises Invalid for a
-    tokenizer whose tokens can't be mapped to bytes: only byte-level BPE and BPE with byte fallback
-    are supported.
+    ``vocab_size`` is the size of the model's vocabulary, which may exceed the tokenizer's: ids
+    beyond the tokenizer's vocabulary are never allowed. EOS tokens are allowed where a grammar is
+    complete. Raises Invalid for a tokenizer whose tokens can't be mapped to bytes: only byte-level
+    BPE and BPE with byte fallback are supported.
     """
 
     def __init__(
@@ -72,7 +72,8 @@ class GrammarCompiler:
     def load(
         cls, model_dir: Path, vocab_size: int, eos_token_ids: Sequence[TokenId]
     ) -> "GrammarCompiler":
-        """Load the tokenizer from a model's directory. Raises Invalid."""
+        """Return a compiler with the tokenizer from a model's directory. Raises Invalid if the
+        tokenizer can't be read or is not supported."""
         text = load_tokenizer(model_dir / "tokenizer.json").to_str()
         return cls(text, vocab_size, eos_token_ids)
 
@@ -80,9 +81,9 @@ class GrammarCompiler:
         self, grammar: Grammar, token_ids: Sequence[TokenId] = (), owner: bytes = b""
     ) -> "GrammarMatcher | TokenRuleMatcher":
         """Return a matcher for ``grammar``, advanced over the tokens that the answer already has.
-        Nothing is shared between different owners (tenants). Takes up to a second for a grammar
-        that was checked before (:mod:`baton.text.grammar.checker`). Raises Invalid when it can't be
-        compiled, or does not match the tokens."""
+        Nothing is shared between different owners (tenants). For a grammar that was checked before
+        (:mod:`baton.text.grammar.checker`), this takes up to a second. Raises Invalid when the
+        grammar can't be compiled, or does not match the tokens."""
         if grammar.kind is GrammarKind.TOKEN_RULES:
             return TokenRuleMatcher(TokenRules.parse(grammar.text), self._vocab_size, token_ids)
         name = (owner, grammar)
@@ -97,7 +98,8 @@ class GrammarCompiler:
         return matcher
 
     def compile(self, grammar: Grammar) -> LLMatcher:
-        """Compile a grammar to a matcher that shares no state with others. Raises Invalid."""
+        """Compile a grammar to a matcher that shares no state with others. Raises Invalid if the
+        grammar is malformed or exceeds a limit."""
         return compile_grammar(self._vocabulary, grammar)
 
     def drop_compiled(self, grammar: Grammar, owner: bytes = b"") -> None:
@@ -145,11 +147,12 @@ class GrammarCompiler:
 
 
 class GrammarMatcher:
-    """One answer's state in its grammar. Implements ``baton.engine.constraint.Constraint``.
+    """The state of one answer with respect to its grammar. Implements
+    ``baton.engine.constraint.Constraint``.
 
     Answers with the same grammar share the lexer states computed so far. All of these states count
-    against the grammar's limits, also those that only other answers needed. So if a limit is hit,
-    the grammar is compiled again to a matcher that shares nothing, and the answer's tokens are
+    against the grammar's limits, including those that only other answers needed. So if a limit is
+    hit, the grammar is compiled again to a matcher that shares nothing, and the answer's tokens are
     replayed with it: whether that succeeds depends only on this answer, and on the time that its
     masks take.
     """
@@ -162,7 +165,7 @@ class GrammarMatcher:
         token_ids: Sequence[TokenId] = (),
         owner: bytes = b"",
     ) -> None:
-        """Must be called in a thread with a large stack."""
+        """Compute the first mask. This must be called in a thread with a large stack."""
         self._grammars = grammars
         self._grammar = grammar
         self._owner = owner
@@ -207,8 +210,8 @@ class GrammarMatcher:
             self._grammars.reject_grammar(self._grammar, self._owner, self.error)
 
     def _advance(self, token_id: TokenId) -> bytes:
-        """Advance and return the next mask, computed in a mask thread. Empty when no token is
-        allowed."""
+        """Advance by a token and return the next mask, which is empty when no token is allowed.
+        This runs in a mask thread."""
         self._matcher.consume_token(token_id)
         return self._compute_mask()
 

@@ -1,4 +1,5 @@
-"""Converts grammars of every kind to llguidance's Lark notation, and rejects oversized ones."""
+"""Converts grammars of every kind except TOKEN_RULES to llguidance's Lark notation, and rejects
+oversized ones."""
 
 import json
 import re
@@ -46,8 +47,8 @@ def to_lark(grammar: Grammar) -> str:
 
 
 def to_lark_rule(grammar: Grammar) -> str:
-    """Convert a grammar of any kind except LARK to the right side of a rule. Raises Invalid for a
-    text that is malformed for its kind."""
+    """Convert a grammar to the right side of a rule. Raises Invalid for a text that is malformed
+    for its kind, and for TOKEN_RULES, which have no such form. The kind must not be LARK."""
     _check_text(grammar.text)
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
@@ -61,7 +62,7 @@ def to_lark_rule(grammar: Grammar) -> str:
         case GrammarKind.LARK:
             raise AssertionError("a Lark grammar is not a single rule")
         case GrammarKind.TOKEN_RULES:
-            raise Invalid("rules about tokens are no grammar of a text")
+            raise Invalid("token rules can't be converted to a grammar of a text")
 
 
 def _check_text(text: str) -> None:
@@ -89,7 +90,8 @@ def _from_schema(schema: Any) -> str:
 
 
 def check_depth(value: Any, depth: int = MAX_DEPTH) -> None:
-    """Raise Invalid for a JSON value that is nested deeper than ``depth``. Not recursive."""
+    """Raise Invalid for a JSON value that is nested deeper than ``depth``. This function is not
+    recursive, so deep nesting can't overflow the stack."""
     level = [value]
     for _ in range(depth):
         level = [
@@ -161,4 +163,4 @@ def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Invalid(f"not JSON: {error}") from error
+        raise Invalid(f"the grammar is not JSON: {error}") from error

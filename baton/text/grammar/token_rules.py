@@ -1,7 +1,8 @@
-"""Rules about single tokens of an answer: the only allowed ones, and sequences that must not occur.
+"""Rules about the tokens of an answer: which tokens are allowed, and which sequences must not
+occur.
 
-They are carried like grammars, since they constrain an answer in the same way: what is allowed next
-depends only on the rules and on the answer's tokens so far.
+They are sent as a grammar (GrammarKind.TOKEN_RULES), since they constrain an answer in the same
+way: what is allowed next depends only on the rules and on the answer's tokens so far.
 """
 
 import json
@@ -23,7 +24,8 @@ text of the rules is shorter than 64 KiB, like that of a grammar."""
 @dataclass(frozen=True, slots=True)
 class TokenRules:
     """``allowed`` are the only tokens that an answer may have; None allows all. ``banned`` are
-    sequences that must not occur in it: their last token is not allowed after the others."""
+    sequences of tokens that must not occur in the answer: where all tokens of a sequence but the
+    last have just occurred, its last token is not allowed."""
 
     allowed: tuple[TokenId, ...] | None = None
     banned: tuple[tuple[TokenId, ...], ...] = ()
@@ -35,13 +37,16 @@ class TokenRules:
 
     @classmethod
     def parse(cls, text: str) -> "TokenRules":
-        """Parse the text of a grammar of kind TOKEN_RULES. Raises Invalid."""
+        """Parse the text of a grammar of kind TOKEN_RULES. Raises Invalid for a malformed text."""
         try:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise Invalid("token rules must be JSON", param="grammar") from error
         if not isinstance(value, dict) or value.keys() != {"allowed", "banned"}:
-            raise Invalid("token rules must have `allowed` and `banned`", param="grammar")
+            raise Invalid(
+                "token rules must be an object with the fields `allowed` and `banned`",
+                param="grammar",
+            )
         allowed, banned = value["allowed"], value["banned"]
         is_valid = (allowed is None or _are_tokens(allowed, MAX_ALLOWED_TOKENS)) and (
             isinstance(banned, list)
@@ -49,20 +54,28 @@ class TokenRules:
             and sum(map(len, banned)) <= MAX_BANNED_TOKENS
         )
         if not is_valid:
-            raise Invalid("token rules must be lists of token ids", param="grammar")
+            raise Invalid(
+                f"in token rules, `allowed` must be null or a list of 1 to {MAX_ALLOWED_TOKENS} "
+                "token ids, and `banned` a list of lists of token ids, with at most "
+                f"{MAX_BANNED_TOKENS} ids in total",
+                param="grammar",
+            )
         return cls(None if allowed is None else tuple(allowed), tuple(map(tuple, banned)))
 
 
 class TokenRuleMatcher:
-    """One answer's state in its rules. Implements ``baton.engine.constraint.Constraint``. Raises
-    Invalid for a token outside of the vocabulary."""
+    """The state of one answer with respect to its token rules. Implements
+    ``baton.engine.constraint.Constraint``. The constructor raises Invalid for rules with a token
+    outside of the vocabulary."""
 
     def __init__(
         self, rules: TokenRules, vocab_size: int, token_ids: Sequence[TokenId] = ()
     ) -> None:
         named = [*(rules.allowed or ()), *(each for banned in rules.banned for each in banned)]
         if named and max(named) >= vocab_size:
-            raise Invalid(f"token ids must be below {vocab_size}", param="grammar")
+            raise Invalid(
+                f"token ids must be below {vocab_size}, the size of the vocabulary", param="grammar"
+            )
         self.error = ""
         self._always = _base_mask(rules, vocab_size)
         self._by_previous: dict[TokenId, list[tuple[TokenId, ...]]] = defaultdict(list)
@@ -90,7 +103,8 @@ class TokenRuleMatcher:
 
 
 def _base_mask(rules: TokenRules, vocab_size: int) -> bytes:
-    """Return the mask of the tokens that are allowed wherever no longer sequence is banned."""
+    """Return the mask of the tokens that are allowed as long as no banned sequence of several
+    tokens is about to be completed."""
     if rules.allowed is None:
         mask = bytearray(((1 << vocab_size) - 1).to_bytes(-(-vocab_size // 8), "little"))
     else:

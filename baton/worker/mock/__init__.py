@@ -1,1 +1,2 @@
-"""Mock workers without a model: the same protocol at a configured speed, hundreds per process."""
+"""Mock workers, which have no model: they speak the protocol of real workers at a configured speed.
+One process can run hundreds of them."""

@@ -51,8 +51,8 @@ class MockDecodeBatch:
         return [job for jobs in self._running.values() for job in jobs]
 
     def next_step(self, stream: MockStream) -> bytes:
-        """Run a step of the stream's answers and return the message, which is empty if there are no
-        answers."""
+        """Generate the next token of each answer of the stream, and return these tokens as one
+        encoded message; it is empty if the stream has no running answers."""
         messages, ended = [], []
         for job in self._running.get(stream, ()):
             message, reason = job.encode_next_token(self._model)

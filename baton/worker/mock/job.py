@@ -18,8 +18,8 @@ EncodedToken = tuple[bytes, FinishReason | None]
 class MockJob:
     """A job's state. ``source`` is the worker that prefills the prompt, or None if this worker
     does. ``answer_key`` identifies the answer in the mock model. ``next_index`` is the position of
-    the next answer token. ``block_hashes`` are those of the prompt's full blocks. Times are the
-    event loop's."""
+    the next answer token. ``block_hashes`` are the hashes of the prompt's full blocks. Times are
+    from the event loop's clock."""
 
     spec: RequestSpec
     task: Task
@@ -44,11 +44,12 @@ class MockJob:
 
     @property
     def num_known(self) -> int:
-        """Tokens of the prompt and of the answer so far."""
+        """The number of tokens of the prompt and of the answer so far, together."""
         return self.spec.num_prompt_tokens + self.next_index
 
     def encode_first_token(self, lexicon: MockModel) -> EncodedToken:
-        """Encode the first token's output, with the fields that only the first output has."""
+        """Generate the first token and encode its output, including the fields that only the first
+        output has."""
         index, token_id, reason = self._advance(lexicon)
         return self._encode_full(lexicon, index, token_id, reason), reason
 

@@ -1,6 +1,6 @@
 """Simulates KV transfers between the mock workers of one process. It keeps track of which decode
-job waits for which prompt, and which prompts were prefilled before anyone waited. No data is
-transferred."""
+job waits for which prompt, and which prompts were prefilled before a decode job waited for them. No
+data is transferred."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -38,8 +38,8 @@ class MockKvTransfers:
             self._unclaimed.popitem(last=False)
 
     def wait_for(self, worker: WorkerId, placement: RequestId, on_prefilled: OnComputed) -> None:
-        """Call ``on_prefilled`` a single time when the prompt is prefilled: immediately, if it
-        already is."""
+        """Call ``on_prefilled`` once, when the prompt is prefilled: immediately, if it already
+        is."""
         finished = self._unclaimed.pop((worker, placement), None)
         if finished is None:
             self._waiting[worker, placement] = on_prefilled

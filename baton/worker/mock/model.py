@@ -24,7 +24,10 @@ class MockModel:
 
     def __init__(self, token_ids: Sequence[TokenId]) -> None:
         if not token_ids:
-            raise Invalid("the tokenizer has no plain-text token for a mock worker to generate")
+            raise Invalid(
+                "the tokenizer has no plain-text token: mock workers generate only tokens of "
+                "printable ASCII characters"
+            )
         self._token_ids = tuple(token_ids)
 
     def answer_key(self, spec: RequestSpec) -> int:

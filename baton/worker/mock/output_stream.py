@@ -1,4 +1,4 @@
-"""A router's stream on the mock worker's side. Outputs are queued in encoded form."""
+"""The mock worker's side of a router's stream. Outputs are queued in encoded form."""
 
 import asyncio
 from collections.abc import Callable
@@ -52,8 +52,8 @@ class MockStream:
         self.put(encode_output(output))
 
     def put(self, message: bytes) -> None:
-        """Queue a message, or drop it if the stream is closed. Close the stream if too much is
-        unread."""
+        """Queue a message, or drop it if the stream is closed. Close the stream if too much
+        output is unread."""
         if self.closed:
             return
         self._unread.append(message)
@@ -63,12 +63,12 @@ class MockStream:
             self.close()
 
     def wake(self) -> None:
-        """Wake the sender: a step can run."""
+        """Wake the task that sends messages, because a step can run now."""
         self._ready.set()
 
     async def next_message(self) -> bytes:
         """Wait for output and return all of it as one message. Raises Overloaded when the router
-        has left too much unread."""
+        has left too much output unread."""
         while True:
             await self._ready.wait()
             if self.closed:

@@ -19,9 +19,9 @@ TIMER_SECONDS = 0.001
 
 
 class MockPrefillQueue:
-    """Calls ``on_done`` for each prompt when it is computed. ``count_cached`` returns how many of a
-    prompt's tokens are cached; it is called when the prompt is added and again when the prompt
-    starts. There is one timer for all prompts."""
+    """Calls ``on_done`` for each prompt once it is computed. ``count_cached`` returns how many of a
+    prompt's tokens are cached; it is called when the prompt is added, and again when its
+    computation starts. There is one timer for all prompts."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class MockPrefillQueue:
         return sum(len(job.spec.token_ids) - job.cached_tokens for job in self._unfinished)
 
     def queue(self, now: float) -> tuple[QueuedWork, ...]:
-        """Return the remaining work in the order of deadlines, in the form in which workers report
-        it."""
+        """Return the remaining work of all prompts, ordered by deadline, in the form in which
+        workers report it."""
         queue = []
         for job in sorted(self._unfinished, key=lambda job: job.deadline):
             remaining = self._done_at - now if job is self._current else self._work_seconds(job)

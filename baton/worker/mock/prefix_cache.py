@@ -1,4 +1,4 @@
-"""The prefix cache of a mock worker: an LRU of block hashes, without data."""
+"""The prefix cache of a mock worker: an LRU cache of block hashes, without data."""
 
 from array import array
 from collections.abc import Iterable
@@ -11,7 +11,8 @@ TOKEN_BYTES = 4
 
 
 def block_hashes(spec: RequestSpec, block_tokens: int) -> tuple[int, ...]:
-    """Hash the full blocks of a request's tokens; each hash covers its block and all before it."""
+    """Return the hashes of the full blocks of a request's tokens. Each hash covers its block and
+    all blocks before it."""
     data = array("I", spec.token_ids).tobytes()
     size = block_tokens * TOKEN_BYTES
     running = xxhash.xxh3_64(spec.tenant_salt)
@@ -23,7 +24,7 @@ def block_hashes(spec: RequestSpec, block_tokens: int) -> tuple[int, ...]:
 
 
 class MockPrefixCache:
-    """An LRU of at most ``capacity`` block hashes, some 100 bytes each."""
+    """An LRU cache of at most ``capacity`` block hashes, some 100 bytes each."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

@@ -59,7 +59,10 @@ class MockProgram:
         self._framed_addresses: dict[WorkerId, str] = {}
         for name in ("grpc_port", "framed_port"):
             if getattr(settings, name):
-                raise Invalid(f"{name} can't be set: each mock worker listens on any free port")
+                raise Invalid(
+                    f"{name} can't be set for mock workers: each of them listens on a free port "
+                    "that the system chooses"
+                )
         if not mock_worker_ids(settings):
             raise Invalid("mock_prefill and mock_decode are both 0: there are no workers to run")
 
@@ -151,8 +154,8 @@ class MockProgram:
         )
 
     async def _run_heartbeat(self, heartbeat: Heartbeat, number: int) -> None:
-        """Run a heartbeat, staggered, because hundreds of reports at the same time would delay all
-        tokens."""
+        """Run the heartbeat of the worker with this ``number``. The workers' heartbeats start one
+        after the other, since hundreds of heartbeats at the same time would delay all tokens."""
         offset = number / len(self._heartbeats)
         await self._clock.sleep(offset * self._settings.heartbeat_interval_seconds)
         await heartbeat.run()

@@ -1,5 +1,5 @@
-"""A mock worker. It has the protocol, states and reports of a real worker, but no model and no
-KV."""
+"""A mock worker. It has the protocol, the states and the load reports of a real worker, but no
+model and no KV."""
 
 import asyncio
 from collections.abc import Callable
@@ -31,9 +31,9 @@ from baton.worker.role_state import RoleState
 
 @dataclass(frozen=True, slots=True)
 class MockConfig:
-    """``max_jobs`` bounds the requests in any phase. ``drain_grace_seconds`` is how long answers
-    may continue while the worker drains. ``kv_tokens`` is the capacity that is reported, but it is
-    not enforced."""
+    """Speed and limits of a mock worker. ``max_jobs`` bounds the number of its requests, in any
+    phase. ``drain_grace_seconds`` is how long answers may continue while the worker drains.
+    ``kv_tokens`` is the KV capacity that the worker reports but does not enforce."""
 
     prefill_cost: PrefillCost
     step_seconds: float
@@ -148,8 +148,8 @@ class MockWorker:
         )
 
     def sweep(self) -> None:
-        """Reroute or migrate jobs while the worker drains, and finish a role change once it is
-        idle. Called regularly."""
+        """Reroute or migrate jobs while the worker drains, and finish a role change once the worker
+        is idle. Called regularly."""
         since = self._role_state.draining_since_seconds
         if since is not None and self._shared.has_other_ready_workers(self):
             for job in self._prefill_queue.waiting:
@@ -192,16 +192,17 @@ class MockWorker:
             self._prefill_queue.add(job)
 
     def _admit(self, spec: RequestSpec) -> None:
-        """Raise an error if the request can't be accepted. End its older placement, if there is
-        one."""
+        """Raise an error if the request can't be accepted. If an older placement of the request is
+        on this worker, end that placement."""
         if self.state is not WorkerState.READY:
-            raise Unavailable(f"worker {self.id} is {self.state.value}")
+            raise Unavailable(f"worker {self.id} accepts no requests: it is {self.state.value}")
         if spec.sampling.grammar is not None or spec.sampling.prompt_logprobs is not None:
             raise Invalid("mock workers support neither grammars nor prompt logprobs")
         older = self._jobs.get(spec.request_id)
         if older is not None and older.spec.epoch >= spec.epoch:
             raise Invalid(
-                f"request {spec.request_id} is already on this worker in epoch {older.spec.epoch}"
+                f"request {spec.request_id} is already on this worker in epoch {older.spec.epoch}; "
+                "a new placement must have a later epoch"
             )
         if older is not None:
             self._end_job(older)
@@ -254,8 +255,8 @@ class MockWorker:
         self._decode_batch.add(job)
 
     def _count_cached_tokens(self, job: MockJob) -> int:
-        """Return how many of the prompt's tokens are cached, but at most all except one: at least
-        one token is always computed."""
+        """Return how many of the prompt's tokens are cached, but never all of them: at least one
+        token must be computed."""
         cached = self._prefix_cache.num_leading_cached(job.block_hashes) * self._config.block_tokens
         return min(cached, len(job.spec.token_ids) - 1)
 

@@ -1,8 +1,7 @@
 """Request bodies as Anthropic defines them.
 
 Validation is strict, as in :mod:`router.openai.schema`, except that unknown fields of messages and
-content blocks are ignored: clients send answers back unchanged.
-"""
+content blocks are ignored, because clients send earlier answers back unchanged."""
 
 from router.anthropic.schema.messages_body import MessagesBody
 from router.anthropic.schema.prompt_body import CountTokensBody, PromptBody

@@ -10,7 +10,7 @@ from router.openai.schema.strict_model import StrictModel
 
 class CacheControl(StrictModel):
     """Marks the end of a prefix of the prompt that is to be kept cached. Unknown fields (such as
-    ``scope``) are ignored, since all of this is a hint."""
+    ``scope``) are ignored, since the whole object is only a hint."""
 
     model_config = ConfigDict(extra="ignore")
 

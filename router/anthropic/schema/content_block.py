@@ -13,7 +13,7 @@ BlockTypes = Mapping[str, type["Block"]]
 
 class Block(StrictModel):
     """A content block. Unknown fields (``citations``, ``caller`` and others) are ignored, since
-    clients also send back answers from other providers, unchanged."""
+    clients also send back answers from other providers unchanged."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -52,13 +52,13 @@ def _to_blocks(value: Any) -> Any:
     if isinstance(value, str):
         return [TextBlock(type="text", text=value)]
     if not isinstance(value, list):
-        raise validation_error("must be a string or a list of content blocks")
+        raise validation_error("the value must be a string or a list of content blocks")
     return value
 
 
 def _block_parser(types: BlockTypes) -> WrapValidator:
-    """Return a validator that parses a block by its type, so that errors name the block's own
-    fields, and other types are refused by name."""
+    """Return a validator that parses a block by its type. Errors name the block's own fields, and a
+    type that is not in ``types`` is refused by name."""
 
     def parse(value: Any, _: Any) -> Block:
         if isinstance(value, Block):

@@ -1,4 +1,4 @@
-"""A message."""
+"""A message of a conversation."""
 
 from typing import Annotated, Literal, Self
 
@@ -23,7 +23,8 @@ ROLE_TYPES: dict[str, BlockTypes] = {
 
 
 class MessageParam(StrictModel):
-    """One message. Unknown fields are ignored, since clients also send back whole answers."""
+    """One message. Unknown fields are ignored, since clients also send back whole answers as
+    messages."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -20,7 +20,7 @@ CHAT_FIELDS = {
     name: UnsupportedField("it is a field of chats", (1,) if name == "n" else (0, [], {}))
     for name in ChatBody.model_fields.keys() - ChatHints.model_fields.keys() - {"user"}
 }
-"""Fields of chats, most of which change the answer, and their neutral values."""
+"""Fields of chats, most of which change the answer, with the values that change nothing."""
 
 
 class RequestMetadata(StrictModel):

@@ -1,4 +1,4 @@
-"""The form of the answer."""
+"""The field ``output_config``: how much the model reasons, and the form of its answer."""
 
 from typing import Annotated, Any, Literal
 
@@ -21,7 +21,8 @@ class JsonOutputFormat(StrictModel):
 
 
 class OutputConfig(StrictModel):
-    """``task_budget`` is a hint without effect."""
+    """How much the model reasons, and the form of its answer. ``task_budget`` is a hint without
+    effect."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonOutputFormat | None = None

@@ -1,4 +1,5 @@
-"""The fields of a request that make its prompt, and the body of POST /v1/messages/count_tokens."""
+"""The fields of a request that determine its prompt, and the body of POST
+/v1/messages/count_tokens."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -26,11 +27,12 @@ Hint = Annotated[Any, WithJsonSchema({"description": "Ignored."})]
 Result = TypeVar("Result")
 
 DEFAULT_EFFORT = "high"
-"""The effort if reasoning is switched on without one, as in Anthropic's API."""
+"""The reasoning effort if a request enables reasoning without naming an effort, as in Anthropic's
+API."""
 
 
 class PromptBody(StrictModel):
-    """A request, and the chat that it becomes."""
+    """A request, and the chat that it is converted to."""
 
     model: str | None = None
     messages: MessageParams
@@ -60,7 +62,8 @@ class PromptBody(StrictModel):
 
     def build(self, build: Callable[[ChatBody], Result]) -> Result:
         """Call ``build`` with the chat. If the template refuses the chat, and there are system
-        messages within the conversation, they are moved into the user's turns."""
+        messages within the conversation, call ``build`` again with a chat in which these messages
+        are part of the user's turns."""
         try:
             return build(self._chat)
         except Invalid:
@@ -71,8 +74,8 @@ class PromptBody(StrictModel):
         return build(self._create_chat(folded))
 
     def source_of(self, param: str) -> str:
-        """Return the field from which a field of the chat comes, such as ``system`` for
-        ``messages[0].content``."""
+        """Return the request's field from which the chat's field ``param`` comes, such as
+        ``system`` for ``messages[0].content``."""
         found = re.match(r"messages\[(\d+)\]", param)
         return _content_of(self._sources[int(found[1])]) if found else param
 
@@ -82,8 +85,9 @@ class PromptBody(StrictModel):
 
     @property
     def ignored_fields(self) -> list[str]:
-        """The names of the given fields whose loss the client should know of: tools of servers and
-        what changes the context."""
+        """The names of given fields that have no effect, although the client may rely on them:
+        tools that Anthropic's servers run, tools that only code execution may call, and changes of
+        the context."""
         names = [f"tools.{tool.type}" for tool in self.tools or () if isinstance(tool, ServerTool)]
         names += [f"tools.{tool.name}" for tool in self._custom_tools if not tool.is_offered]
         given = {
@@ -132,11 +136,13 @@ class PromptBody(StrictModel):
         return chat_messages
 
     def _sampling_fields(self) -> dict[str, Any]:
-        """Return further fields of the chat."""
+        """Return the chat's fields about sampling and the answer; a request that has no such fields
+        returns none."""
         return {}
 
     def _continuation_fields(self, chat_messages: ChatMessages) -> dict[str, Any]:
-        """A last message of the assistant is continued."""
+        """Return the fields that make the model continue the last message, if it is the
+        assistant's."""
         if not chat_messages.ends_with_assistant:
             return {}
         if not chat_messages.can_be_continued:
@@ -187,7 +193,7 @@ class PromptBody(StrictModel):
 
     @property
     def _effort(self) -> str | None:
-        """The effort of the reasoning; None leaves it to the model."""
+        """The reasoning effort, or None to leave it to the model."""
         if self.thinking is not None and self.thinking.type == "disabled":
             return "none"
         effort = self.output_config.effort if self.output_config is not None else None
@@ -195,8 +201,8 @@ class PromptBody(StrictModel):
 
 
 def _raise_about_source(error: ValidationError, sources: Sequence[str]) -> None:
-    """If the first error is about a message of the chat, raise it about the field that the message
-    comes from."""
+    """If the first error is about a message of the chat, raise an error about the request's field
+    that this message comes from."""
     first = error.errors(include_url=False, include_input=False)[0]
     match first["loc"]:
         case ("messages", int(number), *_):

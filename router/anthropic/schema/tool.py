@@ -26,7 +26,7 @@ class CustomTool(StrictModel):
 
     unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = MappingProxyType(
         {
-            "function": UnsupportedField("a tool has its name and input_schema itself"),
+            "function": UnsupportedField("name and input_schema belong directly in the tool"),
             "parameters": UnsupportedField("use input_schema"),
         }
     )
@@ -59,8 +59,8 @@ class CustomTool(StrictModel):
 
 
 class ServerTool(StrictModel):
-    """A tool that Anthropic's servers run. It is an offer that the model need not take up, so it is
-    left out of the prompt."""
+    """A tool that Anthropic's servers run. The model need not use it, so it is left out of the
+    prompt."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -1,4 +1,4 @@
-"""Whether the model must call a tool, and which."""
+"""The field ``tool_choice``: whether the model must call a tool, and which one."""
 
 from typing import Any, Literal, Self
 
@@ -7,7 +7,7 @@ from pydantic import model_validator
 from router.openai.schema.strict_model import StrictModel, validation_error
 
 CHAT_MODES = {"auto": "auto", "any": "required", "none": "none"}
-"""The modes of ``tool_choice`` in a chat, by the types here."""
+"""The modes of ``tool_choice`` in a chat, by the types that Anthropic's API has for them."""
 
 
 class ToolChoiceParam(StrictModel):
@@ -18,7 +18,9 @@ class ToolChoiceParam(StrictModel):
     @model_validator(mode="after")
     def _name_agrees(self) -> Self:
         if (self.type == "tool") != (self.name is not None):
-            raise validation_error("must have a name if and only if its type is `tool`")
+            raise validation_error(
+                "the tool choice must have a name if and only if its type is `tool`"
+            )
         return self
 
     @property

@@ -1,5 +1,6 @@
-"""Encoders of answers: of whole responses and of stream chunks. OpenAI's chats and completions are
-here; the encoders of other APIs derive from :class:`AnswerEncoder` in rooms of their own."""
+"""Encoders of answers, as whole responses or as stream chunks. The encoders of OpenAI's chats and
+completions are here; the encoders of other APIs are in packages of their own and derive from
+:class:`AnswerEncoder`."""
 
 from router.openai.choice_result import ChoiceResult
 from router.openai.encoders.answer_encoder import AnswerEncoder

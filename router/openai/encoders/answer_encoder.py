@@ -1,4 +1,4 @@
-"""What all wire forms of an answer have in common."""
+"""The base class of the encoders of all APIs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ class AnswerEncoder(ABC):
 
     @abstractmethod
     def encode_opening(self, answer: ChoiceResult, usage: Usage) -> bytes:
-        """Encode the events that open a choice; empty if the API has none. ``usage`` counts the
-        prompt of this choice, and no tokens of the answer."""
+        """Encode the events that open a choice. Returns empty bytes if the API has no such events.
+        ``usage`` counts the prompt of this choice, and no tokens of the answer."""
 
     @abstractmethod
     def encode_chunk(self, delta: ChoiceDelta) -> bytes:
@@ -45,5 +45,5 @@ class AnswerEncoder(ABC):
 
     @abstractmethod
     def set_token_counts(self, index: int, prompt_tokens: int, completion_tokens: int) -> None:
-        """Set a choice's token counts, for APIs whose events have a running
-        usage."""
+        """Set a choice's token counts so far, for APIs whose events report the usage while the
+        answer is generated."""

@@ -46,8 +46,8 @@ class ChatEncoder(OpenAIEncoder):
         return self._encode_frame(self._with_ids(choice, answer))
 
     def encode_chunk(self, delta: ChoiceDelta) -> bytes:
-        """Encode one chunk per part of the delta; token ids and logprobs go into the first, the
-        finish reason into the last."""
+        """Encode one chunk per part of the delta. Token ids and logprobs go into the first chunk,
+        and the finish reason into the last one."""
         deltas = [self._part(delta.index, piece) for piece in delta.parts]
         deltas = deltas or [{"content": delta.text} if delta.text else {}]
         choices: list[dict[str, Any]] = [

@@ -58,7 +58,7 @@ class CompletionEncoder(OpenAIEncoder):
         return answer.prompt_token_entries if self._metadata.echoes_logprobs else ()
 
     def _logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, Any]:
-        """Encode logprobs. As with OpenAI, the logprob of a prompt's first token is null."""
+        """Encode logprobs. As in OpenAI's API, the logprob of a prompt's first token is null."""
         values = [
             None if entry.is_first else max(entry.logprob.logprob, MIN_LOGPROB) for entry in entries
         ]
@@ -75,7 +75,7 @@ class CompletionEncoder(OpenAIEncoder):
         return {self._token_text(token_id): max(value, MIN_LOGPROB) for token_id, value in pairs}
 
     def _token_text(self, token_id: TokenId) -> str:
-        """Decode a token. If its bytes are not valid UTF-8, they are spelt out as in OpenAI's API
+        """Decode a token. If its bytes are not valid UTF-8, they are spelt out, as in OpenAI's API
         (``bytes:\\x..``)."""
         if self._metadata.tokens_as_ids:
             return f"token_id:{token_id}"

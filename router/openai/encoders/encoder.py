@@ -83,8 +83,8 @@ class OpenAIEncoder(AnswerEncoder):
         return begin + orjson.dumps(text) + end
 
     def _prepare_text_frame(self, index: int) -> tuple[bytes, bytes]:
-        """Return the bytes that :meth:`encode_chunk` writes before and after the text, since the
-        chunks of a choice differ only in their text."""
+        """Cache and return the bytes that :meth:`encode_chunk` writes before and after the text.
+        These bytes are the same in all chunks of a choice that only add text."""
         chunk = self.encode_chunk(ChoiceDelta(index, TEXT_PLACEHOLDER, (), (), None))
         begin, _, end = chunk.partition(orjson.dumps(TEXT_PLACEHOLDER))
         self._text_frames[index] = (begin, end)

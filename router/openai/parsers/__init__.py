@@ -1,2 +1,1 @@
-"""Parsers of tool calls and reasoning in the answers of models, for the markup of each model
-family."""
+"""Parsers of tool calls and reasoning in models' answers, for the markup of each model family."""

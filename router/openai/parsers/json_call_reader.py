@@ -1,4 +1,4 @@
-"""Reads one tool call, written as a JSON object, as it arrives."""
+"""Reads one tool call, which is written as a JSON object, while it arrives."""
 
 from collections.abc import Set
 
@@ -10,24 +10,24 @@ IGNORED_KEYS = frozenset({"id", "type"})
 
 MAX_HELD_CHARACTERS = 65_536
 """The maximum number of characters that are held back while they may still become a call. Longer
-input is text."""
+input is treated as text."""
 
 _SPACE = " \t\r\n"
 
 
 class NotAToolCall(Exception):
-    """The text is not a call. ``text`` is all the text that was read. Its last ``num_used``
-    characters came with the last call of :meth:`JsonCallReader.push`."""
+    """The text that was read is not a tool call. ``text`` is all of this text; its last
+    ``num_used`` characters were passed to the last :meth:`JsonCallReader.push`."""
 
     def __init__(self, raw: str, used: int) -> None:
-        super().__init__("not a call")
+        super().__init__("the text is not a tool call")
         self.text = raw
         self.num_used = used
 
 
 class JsonValueScanner:
-    """Finds the end of one JSON value by its brackets and strings. Does not check that the value is
-    valid."""
+    """Finds the end of one JSON value by tracking its brackets and strings. Does not check that the
+    value is valid."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -37,8 +37,8 @@ class JsonValueScanner:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether the value is a number, ``true``, ``false`` or ``null``, which is known to be
-        complete only once the next character has been read."""
+        """Whether the value is a number, ``true``, ``false`` or ``null``. Such a value is known to
+        be complete only once the next character has been read."""
         return bool(self._first) and self._first not in '{["'
 
     def push(self, character: str) -> bool:
@@ -65,11 +65,11 @@ class JsonCallReader:
     called ``parameters``.
 
     ``names`` is None if a marker such as ``<tool_call>`` came before the object. Without a marker,
-    ``names`` are the names of the tools, and the object is a call only if it names one of them, has
-    arguments, and has no other keys than these, ``id`` and ``type``.
+    ``names`` are the names of the tools; then the object is a call only if it names one of the
+    tools, has arguments, and has no keys except the name, the arguments, ``id`` and ``type``.
 
-    Call :meth:`push` until ``is_done``. Once ``has_begun`` is True, the call can't become text
-    again, and :meth:`take_arguments` returns the new part of its arguments."""
+    Call :meth:`push` until ``is_done``. Once ``has_begun`` is True, the object counts as a call
+    however it ends, and :meth:`take_arguments` returns the new part of its arguments."""
 
     def __init__(self, names: Set[str] | None = None) -> None:
         self._names = names
@@ -86,8 +86,8 @@ class JsonCallReader:
         self.is_done = False
 
     def push(self, text: str) -> int:
-        """Read text and return how many of its characters belong to the call. Raises
-        NotAToolCall."""
+        """Read text and return how many of its characters belong to the call. Raises NotAToolCall
+        if the text is not a call."""
         for position, character in enumerate(text):
             if not self.has_begun:
                 self._raw.append(character)

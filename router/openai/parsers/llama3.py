@@ -12,7 +12,7 @@ from router.openai.parsers.tool_call_parser import ToolCallParser
 
 class Llama3ToolParser(ToolCallParser):
     """Parses calls in JSON. An answer that begins with an object may be JSON that the client asked
-    for, so the object is a call only if it calls one of ``names``."""
+    for, so the object is a call only if it calls one of ``names``, the names of the tools."""
 
     marker = "<|python_tag|>"
     is_special = True

@@ -1,5 +1,5 @@
-"""A model's markup strings as parts of grammars: as special tokens where its vocabulary has
-them."""
+"""Converts a model's markup strings, such as ``<tool_call>``, to parts of grammars. These parts
+also match the model's special tokens for the strings."""
 
 import json
 from collections.abc import Mapping
@@ -26,13 +26,13 @@ class MarkupTokens:
         return cls({mark: id_ for mark, id_ in found if id_ is not None and id_ in added})
 
     def rule(self, mark: str) -> str:
-        """Return a markup string as a part of a grammar rule."""
+        """Return the part of a grammar rule that matches a markup string."""
         text = json.dumps(mark)
         return f"(<[{self.ids[mark]}]> | {text})" if mark in self.ids else text
 
     def rules_until(self, name: str, mark: str) -> list[str]:
-        """Return rules that define ``name``: any text up to and including the first markup string
-        ``mark``."""
+        """Return grammar rules that define ``name``: any text up to and including the first markup
+        string ``mark``."""
         if mark not in self.ids:
             return [f"{name}[suffix={json.dumps(mark)}]: /(?s:.*)/"]
         return [
@@ -46,7 +46,7 @@ NO_MARKUP_TOKENS = MarkupTokens()
 
 
 def terminal_without(mark: str, pattern: str = "(?s:.+)") -> str:
-    """Return a terminal for text that matches the pattern and does not contain the markup
+    """Return a grammar terminal for text that matches the pattern and does not contain the markup
     string."""
     spelt = "".join(each if each.isalnum() else f"\\x{{{ord(each):x}}}" for each in mark)
     return f"/{pattern}/ & ~/(?s:.*){spelt}(?s:.*)/"

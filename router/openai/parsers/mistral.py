@@ -13,8 +13,7 @@ from router.openai.parsers.tool_call_parser import ToolCallParser
 _HEAD = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
 
 MAX_HEAD_CHARACTERS = 256
-"""The maximum number of characters of a call's name and id in total, which precede its
-arguments."""
+"""The maximum length of a call's name and id together, which precede its arguments."""
 
 
 class MistralToolParser(ToolCallParser):

@@ -35,9 +35,9 @@ Tool = Mapping[str, Any]
 class ModelOutputFormat:
     """A model's output format. If ``tool_call_format`` is None, only tool calls that the client
     forces are parsed; their format is :attr:`ToolCallFormat.JSON`. ``starts_with_reasoning`` is
-    True for models that start with reasoning although the prompt does not open it.
-    ``visible_special_ids`` are special tokens that must stay visible in the text, for the
-    parsers."""
+    True for models that begin with reasoning even if the prompt does not open a reasoning section.
+    ``visible_special_ids`` are special tokens that must not be removed from the text, because the
+    parsers need them."""
 
     tool_call_format: ToolCallFormat | None = None
     supports_tools: bool = False
@@ -80,7 +80,8 @@ class ModelOutputFormat:
     def for_prompt(self, prompt: str, *, reasoning_off: bool) -> "ModelOutputFormat":
         """Return the format from which to build the grammar of the answer to ``prompt``. It has no
         reasoning if the prompt ends with a closed reasoning section (templates write an empty one
-        to switch reasoning off), or if ``reasoning_off`` and the prompt opens none."""
+        to switch reasoning off), or if ``reasoning_off`` is True and the prompt does not open a
+        reasoning section."""
         is_over = prompt.rstrip().endswith(THINK_END)
         if is_over or (reasoning_off and not self.starts_in_reasoning(prompt)):
             return replace(self, has_reasoning=False)
@@ -101,16 +102,16 @@ class ModelOutputFormat:
     def forced_call_grammar(
         self, tools: Sequence[Tool], *, in_reasoning: bool, max_calls: int | None
     ) -> Grammar:
-        """Return the grammar of an answer that calls some of ``tools`` and contains nothing
-        else."""
+        """Return the grammar of an answer that calls one or more of ``tools`` and, except for
+        reasoning, contains nothing else."""
         grammar = self._call_grammar(in_reasoning, max_calls)
         return grammar.forced([tool["function"] for tool in tools])
 
     def offered_call_grammar(
         self, tools: Sequence[Tool], *, in_reasoning: bool, max_calls: int | None
     ) -> Grammar:
-        """Return the grammar of an answer that may call some of ``tools``. Arguments of strict
-        tools follow their schemas."""
+        """Return the grammar of an answer that may call some of ``tools``. The arguments of strict
+        tools must follow the tools' schemas."""
         grammar = self._call_grammar(in_reasoning, max_calls)
         return grammar.offered([tool["function"] for tool in tools])
 
@@ -131,8 +132,8 @@ class ModelOutputFormat:
         )
 
     def call_id(self, request_id: str, choice: int, call: int, prefix: str = "call_") -> str:
-        """Make a tool call's id, which begins with ``prefix``. Mistral's templates only accept ids
-        of 9 characters, without prefix."""
+        """Make a tool call's id, which begins with ``prefix``. The ids of a Mistral model's calls
+        have no prefix, since its chat template accepts only ids of 9 characters."""
         data = f"{request_id}/{choice}/{call}".encode()
         digest = hashlib.blake2b(data, digest_size=12).hexdigest()
         return digest[:9] if self.tool_call_format is ToolCallFormat.MISTRAL else prefix + digest

@@ -7,9 +7,9 @@ from router.openai.parsers.tool_call_parser import ToolCallParser
 
 class OutputParser:
     """Parses reasoning first, then text and calls. If ``tool_call_parser`` is None, everything
-    after the reasoning is text. ``max_calls`` is 1 for a client that can't handle parallel calls.
-    When a call beyond ``max_calls`` begins, ``has_enough_calls`` is set, and the rest of the answer
-    can be skipped."""
+    after the reasoning is text. ``max_calls`` limits the number of calls, for example to 1 for a
+    client that can't handle parallel calls; None means no limit. When a call beyond ``max_calls``
+    begins, ``has_enough_calls`` is set, and the rest of the answer can be skipped."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class OutputParser:
         return self._parse(pieces)
 
     def flush(self) -> list[OutputPart]:
-        """End the input and return what was held back."""
+        """End the input and return the parts that were held back."""
         pieces = self._parse(
             self._reasoning_parser.flush() if self._reasoning_parser is not None else []
         )

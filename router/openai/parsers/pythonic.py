@@ -14,7 +14,7 @@ from router.openai.parsers.json_call_reader import MAX_HELD_CHARACTERS
 from router.openai.parsers.tool_call_parser import ToolCallParser
 
 MAX_DEPTH = 60
-"""The deepest nesting of values; Python's parser accepts no more than a few hundred levels."""
+"""The maximum depth of nested values; Python's parser accepts no more than a few hundred levels."""
 
 _HEAD = re.compile(r"\s*([\w.-]+)\s*\(")
 _MAY_BE_HEAD = re.compile(r"\s*[\w.-]{0,64}\s*")
@@ -23,7 +23,7 @@ _SPACE = string.whitespace
 
 
 class BracketScanner:
-    """Finds the end of a call by its brackets and strings."""
+    """Finds the end of a call by tracking its brackets and strings."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -50,11 +50,12 @@ class BracketScanner:
 
 
 class PythonicToolParser(ToolCallParser):
-    """Parses lists of calls. An answer is such a list only if it begins with the call of one of
-    ``names``. Each call is parsed once it is complete, since Python's values are not JSON."""
+    """Parses lists of calls. An answer is such a list only if it begins with a call of one of
+    ``names``, the names of the tools. Each call is parsed once it is complete, since its values are
+    written in Python, not in JSON."""
 
     marker = "\0"
-    """Never occurs: in this format, no marker begins a call within text."""
+    """A string that never occurs: in this format, no marker begins a call within text."""
     is_special = False
 
     def __init__(self, names: Set[str]) -> None:
@@ -86,7 +87,7 @@ class PythonicToolParser(ToolCallParser):
         return False
 
     def _after_marker(self) -> bool:
-        raise AssertionError("there is no marker")
+        raise AssertionError("the pythonic format has no marker before calls")
 
     def _after_object(self) -> bool:
         """Read what follows a call: a comma, or the end of the list."""
@@ -155,13 +156,13 @@ def _value(node: ast.expr) -> Any:
             return {str(_key(key)): _value(item) for key, item in zip(keys, values, strict=True)}
         case ast.UnaryOp(ast.USub(), ast.Constant(int(value) | float(value))):
             return -value
-    raise ValueError("not a literal")
+    raise ValueError("the value is not a literal")
 
 
 def _key(node: ast.expr | None) -> Any:
     """Evaluate a dict key. ``node`` is None for ``**``, which is refused."""
     if node is None:
-        raise ValueError("not a literal")
+        raise ValueError("``**`` is not allowed in a dict")
     return _value(node)
 
 

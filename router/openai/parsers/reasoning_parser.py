@@ -1,4 +1,4 @@
-"""Reasoning before an answer: ``<think>…</think>``."""
+"""Parser of the reasoning before an answer: ``<think>…</think>``."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ class ReasoningParser:
         return self._take()
 
     def flush(self) -> list[OutputPart]:
-        """End the input and return what was held back."""
+        """End the input and return the parts that were held back."""
         held, self._held = self._held, ""
         if held.strip() and self.in_reasoning:
             self._pieces.append(ReasoningPart(held.strip() if not self._begun else held.rstrip()))

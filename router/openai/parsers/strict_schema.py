@@ -17,7 +17,7 @@ OPEN_KEYWORDS = frozenset(
 def forbid_extra_properties(schema: Any) -> Any:
     """Return the schema with ``additionalProperties: false`` added where an object's schema names
     properties and does not say whether others are allowed. Combined schemas (``allOf``, and
-    definitions that may be parts of one) are not changed."""
+    definitions that may be parts of an ``allOf``) are not changed."""
     return _closed(schema, has_parts="allOf" in str(schema))
 
 

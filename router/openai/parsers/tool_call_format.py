@@ -8,7 +8,7 @@ from typing import Any
 from router.openai.parsers.markup_tokens import MarkupTokens
 
 ARGUMENT_WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""White space between arguments: as in models' training data, and bounded."""
+"""The white space between arguments: it is as in models' training data, and of bounded length."""
 
 EMPTY_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -29,7 +29,8 @@ class ToolCallFormat(StrEnum):
 def tool_call_rules(
     form: ToolCallFormat, functions: Sequence[Function], marks: MarkupTokens
 ) -> list[str]:
-    """Return rules that define ``call``: a call of any function, with arguments by its schema."""
+    """Return grammar rules that define ``call``: a call of any of ``functions``, with arguments
+    that follow the function's schema."""
     rules = ["call: " + " | ".join(f"call_{number}" for number in range(len(functions)))]
     for number, function in enumerate(functions):
         if form is ToolCallFormat.PYTHONIC:
@@ -70,8 +71,8 @@ def _json_call_rules(form: ToolCallFormat, number: int, function: Function) -> l
 
 
 def _python_call_rules(number: int, function: Function) -> list[str]:
-    """Return rules for ``f(x=1, y="a")``: keywords in the schema's order, with values as in
-    JSON."""
+    """Return grammar rules for a call like ``f(x=1, y="a")``: keyword arguments in the schema's
+    order, with values written as in JSON."""
     schema: Mapping[str, Any] = function.get("parameters") or EMPTY_PARAMETERS
     properties: Mapping[str, Any] = schema.get("properties") or {}
     required, defs = schema.get("required") or (), schema.get("$defs")

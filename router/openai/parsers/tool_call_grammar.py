@@ -23,8 +23,8 @@ ANY_ARGUMENTS = {"type": "object"}
 @dataclass(frozen=True, slots=True)
 class ToolCallGrammar:
     """Builds grammars for one format. If ``in_reasoning`` is True, the prompt has opened a
-    reasoning section; a model that ``has_reasoning`` may open one. If ``single_call`` is True, the
-    answer may have at most one call."""
+    reasoning section; if ``has_reasoning`` is True, the model may open one itself. If
+    ``single_call`` is True, the answer may have at most one call."""
 
     call_format: ToolCallFormat
     markup_tokens: MarkupTokens = NO_MARKUP_TOKENS
@@ -35,15 +35,15 @@ class ToolCallGrammar:
     def forced(self, functions: Sequence[Function]) -> Grammar:
         """Return the grammar of an answer that consists only of calls. Arguments may have only the
         properties that the schemas name, unless a schema explicitly allows others: a model that is
-        forced to call tends to invent extra ones."""
+        forced to call tends to invent extra properties."""
         return self._grammar(
             self._calls(), [_forbid_extra_parameters(function) for function in functions]
         )
 
     def offered(self, functions: Sequence[Function]) -> Grammar:
         """Return the grammar of an answer with text, calls, or both, as the format allows. The
-        arguments of ``strict`` functions follow their schemas; those of other functions are any
-        JSON object."""
+        arguments of ``strict`` functions follow the functions' schemas; the arguments of other
+        functions may be any JSON object."""
         constrained = [
             function if function.get("strict") else {**function, "parameters": ANY_ARGUMENTS}
             for function in functions
@@ -87,7 +87,7 @@ class ToolCallGrammar:
         return rf'"\n" call "\n" {self.markup_tokens.rule("</tool_call>")}'
 
     def _mistral_rest(self) -> str:
-        """Return the part of the rule for the calls that follows the first marker."""
+        """Return the part of the calls' rule after the first marker."""
         if not has_name_first_calls(self.markup_tokens):
             return f'" "? {self._list()}'
         more = "" if self.single_call else f" ({self.markup_tokens.rule('[TOOL_CALLS]')} call)*"
@@ -127,7 +127,8 @@ def _forbid_extra_parameters(function: Function) -> Function:
 def reasoning_rules(
     marks: MarkupTokens, *, has_reasoning: bool, in_reasoning: bool, answer_rule: str
 ) -> list[str]:
-    """Return rules that define ``start``: ``answer_rule`` after optional reasoning."""
+    """Return grammar rules that define ``start``: reasoning, if the prompt has opened it or the
+    model may open it, followed by ``answer_rule``."""
     if in_reasoning:
         before = r"thought /\n{0,2}/ "
     elif has_reasoning:

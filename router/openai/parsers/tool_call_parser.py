@@ -1,4 +1,5 @@
-"""Base of the tool call parsers: text goes in as it arrives, text and calls come out."""
+"""The base class of the tool call parsers, which split a model's answer into text and tool calls
+while it arrives."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -23,7 +24,7 @@ class ToolCallParser(ABC):
     marker: str
     """The string that begins a call within text."""
     is_special: bool
-    """Whether the marker is a special token: if it begins no call, it is not shown."""
+    """Whether the marker is a special token. A special token that begins no call is not shown."""
 
     def __init__(self) -> None:
         self._state: Callable[[], bool] = self._outside
@@ -41,7 +42,8 @@ class ToolCallParser(ABC):
         return self._take_parts()
 
     def flush(self) -> list[OutputPart]:
-        """End the input: decide what the held text is, and return it."""
+        """End the input: decide whether the held text is a call or text, and return the last
+        parts."""
         if self._call_reader is not None:
             try:
                 self._call_reader.flush()
@@ -120,7 +122,8 @@ class ToolCallParser(ABC):
         self._state = self._outside
 
     def _end_calls(self, rest: str) -> bool:
-        """Leave the markup after a call: text or further calls may follow."""
+        """Continue outside of the markup after a call; text or further calls may follow in
+        ``rest``."""
         self._held_text, self._after_call = rest, True
         self._state = self._outside
         return True

@@ -1,5 +1,5 @@
 """Cache breakpoints (``cache_control``). Each marks the end of a prefix of the prompt that is to be
-kept cached. The format is that of Anthropic's API, which many other clients can send, too."""
+kept cached. The format is Anthropic's, but many clients of OpenAI's API can send it, too."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,13 +14,13 @@ DEFAULT_TTL = "5m"
 _KEYS = frozenset({"type", "ttl"})
 
 Breakpoint = tuple[int, float]
-"""A position in a message's content, in characters, and for how many seconds the prompt up to there
-is to be kept cached."""
+"""A position in a message's content, in characters, and the number of seconds for which the prompt
+up to this position is to be kept cached."""
 
 
 def check_cache_control(value: Any, info: ValidationInfo | None = None) -> float | None:
-    """Check a ``cache_control`` and return its seconds to live; None if it is null. Unknown fields
-    in it are checked only if ``info`` is given. Raises validation errors."""
+    """Check a ``cache_control`` and return its time to live in seconds; None if it is null. Unknown
+    fields in it are checked only if ``info`` is given. Raises validation errors."""
     if value is None:
         return None
     if not isinstance(value, dict) or value.get("type") != "ephemeral":

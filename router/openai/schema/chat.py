@@ -59,7 +59,8 @@ class ChatBody(GenerationBody, ChatHints):
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(limits) > 1:
             raise field_validation_error(
-                "max_completion_tokens", "max_tokens and max_completion_tokens differ"
+                "max_completion_tokens",
+                "max_tokens and max_completion_tokens differ; give only one of them",
             )
         return self
 

@@ -28,7 +28,7 @@ Metadata = Annotated[dict[Label, Note], Field(max_length=MAX_METADATA)]
 
 def _check_modalities(value: Any) -> Any:
     if value not in (None, ["text"]):
-        raise validation_error('only ["text"] is supported')
+        raise validation_error('only the value ["text"] is supported')
     return value
 
 
@@ -40,7 +40,7 @@ def _check_prediction(value: Any) -> Any:
         or value.get("type") != "content"
         or not isinstance(value.get("content"), str | list)
     ):
-        raise validation_error('must be like {"type": "content", "content": "…"}')
+        raise validation_error('the value must be like {"type": "content", "content": "…"}')
     return None
 
 

@@ -23,20 +23,20 @@ def _is_token_ids(value: Any) -> bool:
 
 
 def _to_prompts(value: Any) -> list[str] | list[TokenIds]:
-    """Normalize one or many prompts, of text or token ids, to a list; none of them may be empty."""
+    """Convert one prompt or several, of text or token ids, to a list. No prompt may be empty."""
     if isinstance(value, str) or (_is_token_ids(value) and value):
         value = [value]
     if isinstance(value, list) and len(value) > MAX_PROMPTS:
-        raise validation_error(f"must have at most {MAX_PROMPTS} prompts")
+        raise validation_error(f"a request may have at most {MAX_PROMPTS} prompts")
     if not isinstance(value, list) or not (
         all(isinstance(each, str) for each in value) or all(map(_is_token_ids, value))
     ):
         raise validation_error(
-            "must be a string, a list of strings, a list of token ids, or a list of lists of token "
-            "ids"
+            "the value must be a string, a list of strings, a list of token ids, or a list of "
+            "lists of token ids"
         )
     if not value or not all(value):
-        raise validation_error("must not be empty")
+        raise validation_error("a prompt must not be empty")
     return value
 
 
@@ -61,7 +61,9 @@ class CompletionBody(GenerationBody):
             message = "max_tokens must be at least 1 unless echo or prompt_logprobs is given"
             raise field_validation_error("max_tokens", message)
         if len({self.prompt_logprobs, self._echoed_logprobs} - {None}) > 1:
-            message = "prompt_logprobs must equal logprobs, which echo applies to the prompt, too"
+            message = (
+                "prompt_logprobs must equal logprobs, because echo applies logprobs to the prompt"
+            )
             raise field_validation_error("prompt_logprobs", message)
         return self
 

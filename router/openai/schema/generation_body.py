@@ -21,8 +21,8 @@ from router.openai.schema.unsupported_fields import UNSUPPORTED_FIELDS
 
 MAX_CHOICES = 128
 MAX_ANSWERS = 1024
-"""The maximum number of answers that are generated for one request, for all its prompts. Each needs
-a task and a stream to a worker."""
+"""The maximum number of answers that are generated for all prompts of a request together. Each
+answer needs a task and a stream to a worker."""
 
 MAX_BAD_WORDS = 256
 
@@ -31,14 +31,14 @@ BadWord = Annotated[str, Field(pattern=r"\S", max_length=256)]
 
 def _check_truncation(value: int) -> int:
     if value == 0:
-        raise validation_error("must be -1 or at least 1")
+        raise validation_error("the value must be -1 or at least 1")
     return value
 
 
 class StreamOptions(StrictModel):
     """Options of streams. ``include_obfuscation`` hides the lengths of tokens from observers of the
     encrypted traffic; unlike in OpenAI's API, it is off by default. ``continuous_usage_stats`` is
-    vLLM's, and, as in vLLM, needs ``include_usage``."""
+    vLLM's extension; as in vLLM, it has an effect only with ``include_usage``."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -107,7 +107,8 @@ class GenerationBody(ResponseFormatFields, SamplingFields, ABC):
 
     @property
     def token_rules_field(self) -> str | None:
-        """The name of a field that allows or forbids tokens of the answer; None if none does."""
+        """The name of a field that allows or forbids tokens of the answer; None if there is no such
+        field."""
         if self.allowed_token_ids:
             return "allowed_token_ids"
         return "bad_words" if self.bad_words else None

@@ -39,7 +39,7 @@ def _to_text(value: Any, info: ValidationInfo) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
-        raise validation_error("must be a string or a list of text parts")
+        raise validation_error("the value must be a string or a list of text parts")
     return "".join(_part_text(part, info) for part in value)
 
 
@@ -94,12 +94,11 @@ def _note_unknown_fields(message: dict[str, Any], info: ValidationInfo) -> None:
 
 
 class Message(StrictModel):
-    """One message. ``tool_calls`` are an assistant's earlier calls, in OpenAI's format, and
-    ``reasoning_content`` its earlier reasoning, for chat templates that render it.
+    """One message. ``tool_calls`` are an assistant's earlier calls in OpenAI's format, and
+    ``reasoning_content`` is its earlier reasoning, for chat templates that render it.
 
-    Unknown fields are always ignored, since clients also send back answers from other providers,
-    unchanged.
-    """
+    Unknown fields are always ignored, since clients also send back answers from other providers
+    unchanged."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -1,4 +1,5 @@
-"""Constraints on an answer's form: OpenAI's ``response_format``, and vLLM's fields for it."""
+"""Constraints on an answer's form: OpenAI's ``response_format``, and vLLM's fields for the same
+purpose."""
 
 import json
 from collections.abc import Mapping
@@ -40,7 +41,7 @@ class ResponseFormat(StrictModel):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            message = "response_format must have json_schema if and only if that is its type"
+            message = "response_format must have json_schema if and only if its type is json_schema"
             raise field_validation_error("response_format", message)
         return self
 
@@ -53,7 +54,7 @@ class ResponseFormat(StrictModel):
 
 
 class StructuredOutputs(StrictModel):
-    """The value of vLLM's field ``structured_outputs``, which replaces its ``guided_…`` fields.
+    """The value of vLLM's field ``structured_outputs``, which replaces vLLM's ``guided_…`` fields.
     Exactly one field of this object must be set."""
 
     unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = MappingProxyType(
@@ -152,7 +153,7 @@ def _grammars_of_fields(
 
 
 def _json_schema_grammar(schema: dict[str, Any] | str) -> Grammar:
-    """Return a grammar for a JSON schema. The order of its keys is kept, since answers have the
-    same order."""
+    """Return a grammar for a JSON schema. The order of the schema's keys is kept, since answers
+    have the same order."""
     text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
     return Grammar(GrammarKind.JSON_SCHEMA, text)

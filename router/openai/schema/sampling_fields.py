@@ -17,9 +17,9 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 def _to_stops(value: Any) -> Any:
     stops = [value] if isinstance(value, str) else value or []
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise validation_error("must be a string or a list of strings")
+        raise validation_error("the value must be a string or a list of strings")
     if len(stops) > MAX_STOPS:
-        raise validation_error(f"must have at most {MAX_STOPS} stop strings")
+        raise validation_error(f"a request may have at most {MAX_STOPS} stop strings")
     if not all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
         raise validation_error(f"a stop string must have 1 to {MAX_STOP_CHARACTERS} characters")
     return stops
@@ -47,6 +47,7 @@ class SamplingFields(StrictModel):
     include_stop_str_in_output: bool | None = None
     min_tokens: Annotated[int, Field(ge=0), INTEGRAL] | None = None
     priority: Annotated[int, Field(ge=0, lt=2**31), INTEGRAL] | None = None
-    """By how many steps the request's priority is below the tenant's; it can't be above it."""
+    """How many steps the request's priority is below its tenant's priority; it can't be above
+    it."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Separates the request's cached prefixes from the tenant's other cached prefixes."""

@@ -12,9 +12,10 @@ from router.http.unknown_fields import UnsupportedField, find_refusal
 
 
 class StrictModel(BaseModel):
-    """The base class of request bodies and of the objects in them. An unknown field is an error,
-    which :func:`router.http.body_parser.parse_body` forgives unless the field would change the
-    answer. Don't set ``extra="allow"`` in a subclass: such fields would be lost."""
+    """The base class of request bodies and of the objects in them. An unknown field is an error;
+    :func:`router.http.body_parser.parse_body` then ignores the field unless it would change the
+    answer. Don't set ``extra="allow"`` in a subclass: ``parse_body`` would drop such fields when it
+    ignores others."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -22,8 +23,8 @@ class StrictModel(BaseModel):
     """Unknown fields that would change the answer, and are therefore refused."""
 
     harmless_fields: ClassVar[frozenset[str]] = frozenset({"mode", "models", "users"})
-    """Unknown fields that look like typos of known fields, but are not (``models`` is a list of
-    fallbacks for routers in front of several providers)."""
+    """Unknown fields that look like typos of known fields, but are not. For example, ``models`` is
+    a list of fallbacks for routers in front of several providers."""
 
 
 def _to_integer(value: Any) -> Any:
@@ -48,16 +49,18 @@ def drop_unknown_keys(
     info: ValidationInfo,
     unsupported: Mapping[str, UnsupportedField] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return an object of a body without its unknown keys, for objects that no model describes.
-    ``path`` is the object's name, such as ``tools.function``. Raises a validation error for a key
-    that would change the answer, or if unknown fields are refused."""
+    """Return an object of a body without its unknown keys, for objects that no pydantic model
+    describes. ``path`` is the object's name, such as ``tools.function``. Raises a validation error
+    for a key that would change the answer, or if unknown fields are refused."""
     if known.issuperset(value):
         return value
     ignored = info.context if isinstance(info.context, IgnoredFields) else None
     for key in [each for each in value if each not in known]:
         if ignored is None or ignored.is_strict:
             may_have = ", ".join(sorted(known))
-            raise validation_error(f"{path} has the unknown field {key!r}; it may have {may_have}")
+            raise validation_error(
+                f"{path} has the unknown field {key!r}; allowed fields: {may_have}"
+            )
         refusal = find_refusal(f"{path}.{key}", value[key], known, unsupported)
         if refusal is not None:
             raise validation_error(refusal.message)
@@ -77,7 +80,7 @@ def field_validation_error(field: str, message: str) -> PydanticCustomError:
 
 
 def only_values(*supported: Any, why: str = "") -> AfterValidator:
-    """Return a validator that accepts these values and null."""
+    """Return a validator that accepts only the values in ``supported`` and null."""
 
     def check(value: Any) -> Any:
         if value is not None and (
@@ -93,8 +96,8 @@ def only_values(*supported: Any, why: str = "") -> AfterValidator:
 
 
 def ignored_unless(*effective: Any) -> AfterValidator:
-    """Return a validator of a hint that can't change the answer. Any value is accepted; the client
-    is told that a value has no effect unless it is null or one of these."""
+    """Return a validator of a hint that can't change the answer. Any value is accepted. If the
+    value is not null and not in ``effective``, the client is told that it has no effect."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
         if value is not None and value not in effective:
@@ -109,12 +112,12 @@ def unsupported_field(why: str) -> AfterValidator:
 
     def check(value: Any) -> Any:
         if value is not None:
-            raise validation_error(f"is not supported: {why}")
+            raise validation_error(f"the field is not supported: {why}")
         return None
 
     return AfterValidator(check)
 
 
 def _is_equal_of_other_type(value: Any, supported: tuple[Any, ...]) -> bool:
-    """Whether the value equals supported values of another type only, as 1 equals True."""
+    """Whether the value equals only supported values of another type, as 1 equals True."""
     return not any(type(value) is type(each) for each in supported if value == each)

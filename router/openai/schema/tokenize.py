@@ -11,7 +11,7 @@ from router.openai.schema.tool import Tools
 
 
 class TokenizeBody(StrictModel):
-    """A prompt or messages, not both."""
+    """The body of POST /tokenize, which has either a prompt or messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -25,7 +25,7 @@ class TokenizeBody(StrictModel):
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise field_validation_error("prompt", "give either prompt or messages")
+            raise field_validation_error("prompt", "the body must have either prompt or messages")
         if self.continue_final_message:
             check_continuation(self.messages or (), self.add_generation_prompt)
         return self

@@ -14,14 +14,14 @@ MAX_TOOLS = 128
 TOOL_KEYS = frozenset({"type", "function"})
 FUNCTION_KEYS = frozenset({"name", "description", "parameters", "strict"})
 MISPLACED_TOOL_FIELDS = {
-    key: UnsupportedField("it belongs into the tool's function") for key in FUNCTION_KEYS
+    key: UnsupportedField("it belongs in the tool's function") for key in FUNCTION_KEYS
 }
 MODES = ("none", "auto", "required")
 
 FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 Tool = dict[str, Any]
-"""A tool in the form in which it was sent, since templates render its keys in their order."""
+"""A tool exactly as the client sent it, since templates render its keys in the client's order."""
 
 
 def _check_tool(tool: Tool, info: ValidationInfo) -> Tool:
@@ -31,9 +31,13 @@ def _check_tool(tool: Tool, info: ValidationInfo) -> Tool:
     if tool.get("type") != "function" or not isinstance(function, dict):
         raise validation_error("a tool must have type `function` and a `function` object")
     _check_name(function)
-    for key, kind in (("description", str), ("parameters", dict), ("strict", bool)):
+    for key, kind, noun in (
+        ("description", str, "a string"),
+        ("parameters", dict, "an object"),
+        ("strict", bool, "true or false"),
+    ):
         if not isinstance(function.get(key), kind | None):
-            raise validation_error(f"a tool's {key} must be a {kind.__name__}")
+            raise validation_error(f"a tool's {key} must be {noun}")
     return _known_part(tool, function, info)
 
 
@@ -65,21 +69,23 @@ def _check_choice(choice: Any) -> Any:
     if choice is None or choice in MODES:
         return choice
     if not isinstance(choice, dict):
-        raise validation_error(f"must be one of {', '.join(MODES)}, or name a function")
+        raise validation_error(f"the value must be one of {', '.join(MODES)}, or name a function")
     if choice.get("type") == "function":
         _function_name(choice)
         return choice
     if choice.get("type") == "allowed_tools":
         allowed = choice.get("allowed_tools")
         if not isinstance(allowed, dict) or allowed.get("mode") not in MODES[1:]:
-            raise validation_error("allowed_tools needs a mode, `auto` or `required`, and tools")
+            raise validation_error(
+                "allowed_tools must have a mode (`auto` or `required`) and tools"
+            )
         if not isinstance(allowed.get("tools"), list) or not allowed["tools"]:
-            raise validation_error("the tools of allowed_tools must be a list")
+            raise validation_error("the tools of allowed_tools must be a list that is not empty")
         for tool in allowed["tools"]:
             _function_name(tool)
         return choice
     raise validation_error(
-        "must name a function, or have type `allowed_tools`; other types are not supported"
+        "the value must name a function or have type `allowed_tools`; other types are not supported"
     )
 
 
@@ -115,5 +121,7 @@ def _function_name(choice: Any) -> str:
 def _check_name(function: dict[str, Any]) -> str:
     name = function.get("name")
     if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
-        raise validation_error("a function's name must be 1 to 128 letters, digits, `_`, `-`, `.`")
+        raise validation_error(
+            "a function's name must consist of 1 to 128 letters, digits, `_`, `-` or `.`"
+        )
     return name

@@ -1,9 +1,9 @@
 """Fields of other servers (vLLM, SGLang, TGI, llama.cpp, Ollama and others) that change the answer
 and that Baton does not have.
 
-They are refused by name, with what to use instead. The values after a name are neutral: with them
-the field changes nothing, so clients that always send it are served.
-"""
+They are refused with an error that names the field and says what to use instead. The values after a
+field's name are neutral: with such a value the field changes nothing, so clients that always send
+it are served."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -38,7 +38,7 @@ _OTHER_NAMES = {
     **_because("use guided_grammar", grammar=("",), ebnf=()),
     **_because("use guided_regex", regex=()),
     **_because(
-        "its fields belong into the body itself",
+        "its fields belong in the body itself",
         extra_body=({},), options=({},), parameters=({},), sampling_params=({},),
     ),
     **_because(
@@ -47,7 +47,7 @@ _OTHER_NAMES = {
     **_because("use reasoning_effort", reasoning=({},)),
     **_because("send a message of role system", system=("",), system_prompt=("",)),
 }  # fmt: skip
-"""Fields whose effect another field has."""
+"""Fields for whose effect Baton has another field."""
 
 _SAMPLING = _because(
     "there is no such sampling method",
@@ -68,9 +68,9 @@ _SAMPLING = _because(
     t_max_predict_ms=(0, -1), thinking_token_budget=(-1,), thinking_budget=(-1,),
     reasoning_budget=(-1,), thinking_budget_tokens=(-1,),
 )  # fmt: skip
-"""Sampling methods. The parameters of a method that is off (``mirostat_tau``, ``dry_base``,
-``xtc_threshold`` and the like) change nothing, and with a method that is on the request is refused
-because of the method. So they are not listed."""
+"""Sampling methods that Baton lacks. The parameters of these methods (``mirostat_tau``,
+``dry_base``, ``xtc_threshold`` and the like) are not listed: they change nothing while the method
+is off, and if it is on, the request is refused because of the method."""
 
 _MODELS = _because(
     "there is one model, without adapters",

@@ -1,8 +1,7 @@
 """Request bodies of the Responses API, with the sampling fields that all APIs have in common.
 
-The items of ``input`` are read by :mod:`router.responses.chat_messages`, and the tools by
-:mod:`router.responses.tools`, because what they become depends on one another.
-"""
+The items of ``input`` are validated only when :mod:`router.responses.chat_messages` converts them,
+and the tools only when :mod:`router.responses.tools` does."""
 
 from router.responses.schema.input_tokens_body import InputTokensBody
 from router.responses.schema.reasoning_config import ReasoningConfig

@@ -20,11 +20,12 @@ MAX_ID_CHARACTERS = 128
 
 
 def _check_input(value: Any) -> Any:
-    """Check that the input is text or a list of objects; each is checked when it is read."""
+    """Check that the input is a text or a list. The items of a list are checked later, when they
+    are read."""
     if not isinstance(value, str | list | None):
-        raise validation_error("must be a string or a list of items")
+        raise validation_error("the value must be a string or a list of items")
     if isinstance(value, list) and len(value) > MAX_ITEMS:
-        raise validation_error(f"must have at most {MAX_ITEMS} items")
+        raise validation_error(f"the input may have at most {MAX_ITEMS} items")
     return value
 
 
@@ -33,7 +34,8 @@ Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
 
 
 class InputTokensBody(StrictModel):
-    """``tool_choice`` and each of the ``tools`` are checked when they are read."""
+    """The fields that become the prompt. ``tool_choice`` and each of the ``tools`` are checked
+    later, when they are read."""
 
     model: str | None = None
     input: Input = None
@@ -47,7 +49,8 @@ class InputTokensBody(StrictModel):
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
     truncation: Annotated[Literal["auto", "disabled"] | None, ignored_unless("disabled")] = None
-    """Nothing is ever dropped from the input. One that is too long is refused."""
+    """Has no effect: nothing is ever dropped from the input, and an input that is too long is
+    refused."""
     conversation: Annotated[
         Any, unsupported_field("there are no conversations; use previous_response_id")
     ] = None

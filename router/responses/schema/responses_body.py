@@ -37,7 +37,7 @@ Includable = Literal[
 
 
 class ResponseStreamOptions(StrictModel):
-    """``include_obfuscation`` is off by default, unlike in OpenAI's API."""
+    """Options of streams. ``include_obfuscation`` is off by default, unlike in OpenAI's API."""
 
     include_obfuscation: bool | None = None
 

@@ -11,7 +11,8 @@ FORMAT_FIELD = "text.format"
 
 
 class TextFormat(StrictModel):
-    """OpenAI's ``response_format``, but with the fields of ``json_schema`` beside ``type``."""
+    """The form of the answer's text: a chat's ``response_format``, but with the fields of
+    ``json_schema`` beside ``type``."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: SchemaName | None = None
@@ -28,7 +29,7 @@ class TextFormat(StrictModel):
 
     @property
     def chat_format(self) -> dict[str, Any] | None:
-        """The same as a chat's ``response_format``; None for plain text."""
+        """The same format as a chat's ``response_format``; None for plain text."""
         if self.type == "text":
             return None
         if self.type == "json_object":
@@ -38,7 +39,7 @@ class TextFormat(StrictModel):
 
 
 class TextConfig(StrictModel):
-    """``verbosity`` is a hint, which is not passed to the model."""
+    """The form of the answer's text. ``verbosity`` is a hint, which is not passed to the model."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None

@@ -1,4 +1,5 @@
-"""Fields of other APIs that change the answer and that a request for a response does not have."""
+"""Fields of other APIs that change the answer and that requests of the Responses API do not
+have."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

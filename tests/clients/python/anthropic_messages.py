@@ -1,4 +1,4 @@
-"""The anthropic package: the Messages API."""
+"""Calls the Messages API with the anthropic package."""
 
 import asyncio
 from typing import Any

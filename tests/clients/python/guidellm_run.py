@@ -1,4 +1,4 @@
-"""guidellm: a run with its own settings, except for the data and the number of requests."""
+"""Runs guidellm with its default settings, except for the data and the number of requests."""
 
 import json
 import subprocess

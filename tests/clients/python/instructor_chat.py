@@ -1,4 +1,4 @@
-"""instructor: structured outputs by tool and by schema, whole and streamed."""
+"""Requests structured outputs with instructor: by tool and by schema, whole and streamed."""
 
 from typing import Any
 

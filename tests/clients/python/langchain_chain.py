@@ -1,4 +1,5 @@
-"""langchain-openai: ChatOpenAI. The argument chooses the API: ``chat`` or ``responses``."""
+"""Calls the cluster with ChatOpenAI of langchain-openai. The argument chooses the API: ``chat`` or
+``responses``."""
 
 import sys
 from typing import Any

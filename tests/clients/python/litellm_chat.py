@@ -1,4 +1,4 @@
-"""litellm: provider ``openai`` with the cluster's address."""
+"""Calls the cluster with litellm's provider ``openai``."""
 
 from typing import Any
 

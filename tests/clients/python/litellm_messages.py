@@ -1,4 +1,4 @@
-"""litellm: provider ``anthropic`` with the cluster's address."""
+"""Calls the cluster with litellm's provider ``anthropic``."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""litellm: its Responses API."""
+"""Calls the Responses API with litellm."""
 
 from typing import Any
 

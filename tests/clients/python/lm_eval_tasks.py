@@ -1,5 +1,5 @@
-"""lm-eval: its models ``local-chat-completions`` and ``local-completions`` on a task of three
-questions, with data from a local file."""
+"""Runs lm-eval with its models ``local-chat-completions`` and ``local-completions`` on a task of
+three questions, with data from a local file."""
 
 import json
 import tempfile

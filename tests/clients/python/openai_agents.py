@@ -1,4 +1,5 @@
-"""openai-agents: an agent with a tool. The argument chooses the API: ``chat`` or ``responses``."""
+"""Runs an agent with a tool with the openai-agents package. The argument chooses the API: ``chat``
+or ``responses``."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""The openai package: chat completions and completions."""
+"""Requests chat completions and completions with the openai package."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""The openai package: the Responses API."""
+"""Calls the Responses API with the openai package."""
 
 import asyncio
 from typing import Any
@@ -52,7 +52,8 @@ def concurrent_responses() -> list[str]:
 
 
 def tool_loop(continued: bool) -> Any:
-    """Two turns: the second names the first response, or repeats what it contained."""
+    """Run two turns. The second one refers to the first response by its id if ``continued``;
+    otherwise, it repeats the first turn."""
     first = responses.create(model=MODEL, input=QUESTION, tools=[TOOL], store=continued)
     [call] = first.output
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": TOOL_RESULT}

@@ -1,4 +1,5 @@
-"""pydantic-ai: an agent with a tool. The argument chooses the API: ``chat`` or ``responses``."""
+"""Runs an agent with a tool with pydantic-ai. The argument chooses the API: ``chat`` or
+``responses``."""
 
 import asyncio
 import sys

@@ -1,1 +1,1 @@
-"""Worker pools in Kubernetes, against a small API server."""
+"""Tests of worker pools in Kubernetes, against a small API server."""

@@ -1,4 +1,4 @@
-"""Fixtures: a cluster with two or three pools."""
+"""Provides clusters with two and with three worker pools."""
 
 from collections.abc import AsyncIterator, Iterator
 

@@ -1,4 +1,5 @@
-"""Pools against a small API server, with workers that record what they are told."""
+"""Provides Kubernetes pools on a small API server, with a worker admin that records its
+commands."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -46,13 +47,13 @@ class FakeWorkerAdmin:
 
     async def loads(self) -> Mapping[WorkerId, float]:
         if "registry" in self.silent:
-            raise Unavailable("no registry")
+            raise Unavailable("the registry can't be reached")
         return self.load
 
     async def drain(self, worker_id: WorkerId) -> None:
         name = self._name(worker_id)
         if name in self.silent:
-            raise Unavailable("it is dead")
+            raise Unavailable("the worker is dead")
         self.drained.append(name)
 
     async def drain_report(self, worker_id: WorkerId) -> DrainReport:
@@ -64,7 +65,7 @@ class FakeWorkerAdmin:
     async def end_drain(self, worker_id: WorkerId) -> None:
         name = self._name(worker_id)
         if name in self.silent:
-            raise Unavailable("it is dead")
+            raise Unavailable("the worker is dead")
         self.returned.append(name)
 
     def _name(self, worker_id: WorkerId) -> str:

@@ -1,5 +1,5 @@
-"""Tests what happens if Kubernetes deletes another pod, if somebody else changes the pool, and if a
-call fails."""
+"""Tests what happens if Kubernetes deletes a pod other than the chosen one, if somebody else
+changes the pool, and if a call fails."""
 
 import asyncio
 
@@ -58,7 +58,7 @@ async def test_if_another_pod_is_deleted_an_undrained_worker_stays(rig: Rig) -> 
     assert rig.fake.pods["baton-prefill-2"].annotations == {}
     assert rig.notes == [
         "baton-prefill-2 drains when Kubernetes deletes it, within 30 s, since it could not be "
-        "told before: it is dead",
+        "told before: the worker is dead",
         "Kubernetes deleted baton-prefill-0 instead of baton-prefill-2",
     ]
 

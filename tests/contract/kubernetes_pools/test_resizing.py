@@ -1,4 +1,4 @@
-"""Tests what the pools report, and which worker leaves when a pool shrinks."""
+"""Tests what the pools report, and which worker is removed when a pool shrinks."""
 
 import pytest
 
@@ -83,7 +83,9 @@ async def test_without_known_loads_the_newest_worker_is_removed(rig: Rig) -> Non
     rig.reach.silent = {"registry"}
     await rig.pools.scale({PREFILL: 2})
     assert rig.fake.names("prefill", leaving=True) == ["baton-prefill-2"]
-    assert rig.notes == ["the newest workers go first, since the loads are unknown: no registry"]
+    assert rig.notes == [
+        "the newest workers go first, since the loads are unknown: the registry can't be reached"
+    ]
 
 
 async def test_the_named_worker_is_removed_even_if_it_is_the_oldest_and_busiest(rig: Rig) -> None:
@@ -157,7 +159,7 @@ async def test_an_unreachable_drained_worker_is_left_for_the_next_attempt(rig: R
     rig.reach.silent = {"baton-decode-4"}
     await rig.pools.end_leftover_drains()
     assert rig.fake.pods["baton-decode-4"].annotations == {COST: "-2147483648"}
-    assert rig.notes == ["baton-decode-4 may be left drained: it is dead"]
+    assert rig.notes == ["baton-decode-4 may be left drained: the worker is dead"]
 
 
 async def test_the_scale_is_written_once_the_worker_is_drained(rig: Rig) -> None:

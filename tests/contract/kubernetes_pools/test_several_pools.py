@@ -1,4 +1,5 @@
-"""Tests several pools of a role, and pools that are configured instead of listed."""
+"""Tests several pools of a role, and pools that come from the configuration instead of a list
+call."""
 
 import pytest
 

@@ -1,7 +1,9 @@
-"""A cluster with the chart's pools, its users, and the commands that they run.
+"""A cluster with the pools of Baton's Helm chart, users of the cluster, and the ``baton`` commands
+that they run.
 
-Time passes only when a command waits. During each wait, the controllers run. A deleted pod is
-removed after a number of waits."""
+Time passes only while a command waits. During each wait, the controllers run. A deleted pod is
+removed after a number of waits.
+"""
 
 import sys
 from collections.abc import Mapping
@@ -38,7 +40,7 @@ POOL = "baton.dev/pool"
 
 
 class SteppingClock(ManualClock):
-    """A clock on which sleeping takes no time, but calls ``step``."""
+    """A clock on which sleeping takes no real time, but calls :meth:`Kube.step`."""
 
     def __init__(self, kube: "Kube") -> None:
         super().__init__(1_000_000.0)
@@ -65,7 +67,7 @@ class Kube:
         instant.add_node(self.api, "n1")
 
     def install(self, values: Object) -> None:
-        """Create the chart's pools, and the conductors' account with its Role."""
+        """Create the chart's pools, and the service account of the conductors with its Role."""
         release = render(values)
         self.api.create(NAMESPACE, {"metadata": {"name": HOME}})
         for kind in (SERVICE_ACCOUNT, ROLE, ROLE_BINDING):
@@ -111,7 +113,7 @@ class Kube:
     # -- users -----------------------------------------------------------------------------
 
     def log_in(self, context: str, token: str = "admin", namespace: str = HOME) -> None:
-        """Write a kubeconfig, which the commands use from now on."""
+        """Write a kubeconfig that the commands use from now on."""
         path = self.folder / "kubeconfig"
         config = yaml.safe_load(path.read_text())
         config["current-context"] = config["contexts"][0]["name"] = context
@@ -122,7 +124,7 @@ class Kube:
         self.monkeypatch.setattr(location, str(path))
 
     def log_in_with(self, *rules: Object) -> None:
-        """Log in as a user with a Role of these rules alone."""
+        """Log in as a user who has only the permissions in ``rules``."""
         for kind, more in (
             (SERVICE_ACCOUNT, {}),
             (ROLE, {"rules": list(rules)}),
@@ -138,21 +140,22 @@ class Kube:
         self.log_in("user", self.server.accounts.token(HOME, "user"))
 
     def log_in_as_conductor(self) -> None:
-        """Use the conductors' account and settings."""
+        """Let the commands use the conductors' service account and settings from now on."""
         self.log_in("conductor", self.server.accounts.token(HOME, f"{CLUSTER}-conductor"))
         pools = ",".join(f"{name}={name}/{CLUSTER}-{name}" for name in ("prefill", "decode"))
         for name, value in {"POOLS": pools, "NAMESPACE": HOME}.items():
             self.monkeypatch.setenv(f"BATON_KUBERNETES_{name}", value)
 
     def connect_registry(self) -> MemoryRegistry:
-        """Set redis_url, and replace the registry by an empty one in memory; return it."""
+        """Set redis_url, and let the commands use an empty registry in memory. Return that
+        registry."""
         registry = MemoryRegistry(self.clock)
         self.monkeypatch.setenv("BATON_REDIS_URL", "redis://127.0.0.1:1/0")
         self.monkeypatch.setattr(open_module, "RedisRegistry", lambda *_: registry)
         return registry
 
     def connect_redis(self) -> "Workers":
-        """Set redis_url, and let the commands reach a fake worker in each pod; return the
+        """Set redis_url, and let the commands reach a fake worker in each pod. Return the fake
         workers."""
         workers = Workers(self)
         self.monkeypatch.setenv("BATON_REDIS_URL", "redis://127.0.0.1:1/0")
@@ -161,9 +164,9 @@ class Kube:
 
 
 class Workers:
-    """Replaces ``RegistryWorkerAdmin``: one fake worker per pod. ``requests`` has the number of
-    running requests by pod; each drain report of a worker ends one of them. ``drained`` has the
-    names of the pods whose workers were told to drain."""
+    """Replaces ``RegistryWorkerAdmin``. There is one fake worker per pod. ``requests`` has the
+    number of running requests by pod; each time a worker's drain report is read, one of its
+    requests ends. ``drained`` has the names of the pods whose workers were told to drain."""
 
     def __init__(self, kube: Kube) -> None:
         self.kube = kube
@@ -187,7 +190,7 @@ class Workers:
         return DrainReport(left == 0, left)
 
     async def end_drain(self, worker_id: WorkerId) -> None:
-        raise AssertionError("no drain of these tests is taken back")
+        raise AssertionError("a drain was revoked, which this test does not expect")
 
 
 def _at_home(each: Object) -> Object:
@@ -195,13 +198,14 @@ def _at_home(each: Object) -> Object:
 
 
 class Baton:
-    """Runs ``baton`` commands. ``location`` returns the first line that they print."""
+    """Runs ``baton`` commands. ``location`` returns the first line that each command prints."""
 
     def __init__(self, kube: Kube, capsys: pytest.CaptureFixture[str]) -> None:
         self.kube, self._capsys = kube, capsys
 
     def __call__(self, *words: str) -> tuple[int, list[str], list[str]]:
-        """Return the exit code, and the lines on stdout and stderr."""
+        """Run ``baton`` with the arguments ``words``. Return the exit code, and the lines on stdout
+        and on stderr."""
         self.kube.monkeypatch.setattr(sys, "argv", ["baton", *words, "--on", "kubernetes"])
         with pytest.raises(SystemExit) as ended:
             main()

@@ -1,4 +1,5 @@
-"""Fixtures: a cluster without and with the chart, and the commands."""
+"""Fixtures: ``empty`` is a cluster without the chart's pools, ``kube`` is a cluster with them, and
+``baton`` runs commands."""
 
 from collections.abc import Iterator
 from pathlib import Path

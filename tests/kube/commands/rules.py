@@ -1,4 +1,4 @@
-"""RBAC rules of users with few permissions."""
+"""RBAC rules for users with few permissions."""
 
 PODS = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
 WORKLOADS = {"apiGroups": ["apps"], "resources": ["deployments", "statefulsets"], "verbs": ["list"]}

@@ -1,5 +1,5 @@
-"""Tests ``baton scale`` and ``baton drain`` with ``--on kubernetes``: their output and exit codes,
-for users with different permissions, with and without Redis."""
+"""Tests the output and the exit codes of ``baton scale`` and ``baton drain`` with
+``--on kubernetes``, for users with different permissions, with and without Redis."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Tests ``baton status --on kubernetes``: its output and exit codes, for users with different
+"""Tests the output and the exit codes of ``baton status --on kubernetes``, for users with different
 permissions, with and without Redis."""
 
 import asyncio
@@ -138,8 +138,8 @@ def test_status_shows_a_conductor_without_the_right_to_resize_what_it_may_see(
     empty: Kube, baton: Baton, mode: str
 ) -> None:
     """With ``rbac.resize=false``, the conductors' Role may read the pools' sizes only if the
-    autoscaler's mode is not "off". If it may not, ``baton status``, run as a conductor, shows "?"
-    for each size and names the missing right."""
+    autoscaler's mode is not "off". If the mode is "off", ``baton status``, run as a conductor,
+    shows "?" for each size and names the missing right."""
     owner = "external" if mode == "dry_run" else "chart"
     empty.install(
         make_values(rbac__resize=False, conductor__autoscale__mode=mode, replicasManagedBy=owner)

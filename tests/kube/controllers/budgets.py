@@ -1,4 +1,4 @@
-"""The PodDisruptionBudget controller computes how many pods may be evicted now."""
+"""The PodDisruptionBudget controller computes how many pods may currently be evicted."""
 
 from tests.kube.api import Api
 from tests.kube.controllers.deployment import resolve_count
@@ -44,8 +44,8 @@ def _desired(spec: Object, expected: int) -> int:
 
 
 def _expected(api: Api, pods: list[Object]) -> int:
-    """Return the total replicas of the pods' controllers, each counted once. A pod without a
-    controller counts as one."""
+    """Return the total number of replicas of the pods' controllers; each controller counts once. A
+    pod without a controller counts as one replica."""
     controllers: dict[str, int] = {}
     alone = 0
     for pod in pods:

@@ -1,5 +1,5 @@
-"""The PersistentVolumeClaim controller binds every claim immediately: its folder can be created on
-any node."""
+"""The PersistentVolumeClaim controller binds every claim immediately, because a claim's folder can
+be created on any node."""
 
 from tests.kube.api import Api
 from tests.kube.kinds import CLAIM

@@ -1,5 +1,5 @@
-"""The Deployment controller keeps one ReplicaSet per pod template, and rolls out from one to the
-next."""
+"""The Deployment controller keeps one ReplicaSet per pod template. In a rollout, it shrinks the old
+ReplicaSets and grows the new one."""
 
 import math
 from datetime import datetime
@@ -43,8 +43,8 @@ def revision_of(found: Object) -> int:
 
 
 def _numbered(api: Api, found: Object, new: Object | None, old: list[Object]) -> Object:
-    """Return the ReplicaSet of the current template; create it if ``new`` is None. Give it and the
-    Deployment the highest revision."""
+    """Return the ReplicaSet of the current template; create it if ``new`` is None. Give the
+    ReplicaSet and the Deployment the highest revision number."""
     latest = max((revision_of(each) for each in old), default=0)
     if new is None:
         new = api.create(REPLICA_SET, _replica_set(found, latest + 1))
@@ -115,7 +115,7 @@ def _drop(api: Api, old: list[Object], most: int) -> None:
 
 
 def limits(found: Object) -> tuple[int, int]:
-    """Return maxSurge and maxUnavailable of a rollout, as numbers of pods."""
+    """Return the maxSurge and the maxUnavailable of a rollout, as numbers of pods."""
     rolling, wanted = found["spec"]["strategy"]["rollingUpdate"], found["spec"]["replicas"]
     surge = resolve_count(rolling["maxSurge"], wanted, up=True)
     unavailable = resolve_count(rolling["maxUnavailable"], wanted, up=False)
@@ -123,7 +123,8 @@ def limits(found: Object) -> tuple[int, int]:
 
 
 def resolve_count(value: int | str, of: int, up: bool) -> int:
-    """Resolve a count, or a percentage of ``of`` rounded up or down."""
+    """Return ``value`` as a number of pods. If it is a percentage, it refers to ``of`` pods, and
+    the result is rounded up if ``up`` is set, or else down."""
     if isinstance(value, int):
         return value
     exact = int(value.removesuffix("%")) * of / 100
@@ -148,7 +149,8 @@ def _available(replica_set: Object) -> int:
 
 
 def _forget(api: Api, found: Object, old: list[Object]) -> None:
-    """Delete old ReplicaSets beyond revisionHistoryLimit."""
+    """Delete the oldest ReplicaSets without pods, so that at most revisionHistoryLimit of them are
+    left."""
     empty = [each for each in sorted(old, key=revision_of) if not owned_by(api, POD, each)]
     empty = [each for each in empty if each["spec"]["replicas"] == 0]
     for each in empty[: max(len(empty) - found["spec"]["revisionHistoryLimit"], 0)]:
@@ -183,8 +185,8 @@ def _set_status(api: Api, found: Object, new: Object | None, old: list[Object]) 
 
 
 def _set_progress(api: Api, found: Object, new: Object | None, done: bool) -> None:
-    """Set the Progressing condition. A rollout that has completed or timed out remains in that
-    state, whatever happens to its pods."""
+    """Set the Progressing condition. Once a rollout has completed or timed out, the condition stays
+    as it is, whatever happens to the pods."""
     name = new["metadata"]["name"] if new else ""
     conditions = found["status"].get("conditions") or []
     before: Object = next((dict(c) for c in conditions if c["type"] == "Progressing"), {})

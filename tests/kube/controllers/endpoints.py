@@ -142,6 +142,6 @@ def _write(api: Api, kind: Kind, wanted: Object) -> None:
         try:
             api.create(kind, wanted)
         except Refused:
-            return  # its namespace is being deleted
+            return  # the service's namespace is being deleted
     else:
         api.store.put(kind, {**found, **wanted, "metadata": found["metadata"]})

@@ -58,8 +58,8 @@ def _namespaces(api: Api, everything: list[tuple[Kind, Object]]) -> None:
 
 
 def _unplaced(api: Api) -> None:
-    """Remove the deleted pods that no kubelet would remove, because they have finished or were
-    never placed on a node."""
+    """Remove deleted pods that no kubelet would remove, because they have finished or were never
+    placed on a node."""
 
     def is_left(pod: Object) -> bool:
         is_done = phase(pod) in FINISHED or not pod["spec"].get("nodeName")

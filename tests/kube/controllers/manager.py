@@ -1,7 +1,7 @@
 """Runs all controllers in one thread. After any change, each controller reconciles all objects.
 
-Reconciling everything would be too slow for a thousand pods, but is fast enough for twenty, and no
-change can be missed.
+This would be too slow for a thousand pods, but it is fast enough for twenty, and no change can be
+missed.
 """
 
 import threading
@@ -52,7 +52,7 @@ class Controllers:
 
     def settle(self) -> None:
         """Run all controllers until none of them changes an object. Raises AssertionError if they
-        still do after MOST_PASSES passes."""
+        still change objects after MOST_PASSES passes."""
         for _ in range(MOST_PASSES):
             before = self._api.store.version
             self.reconcile_once()
@@ -61,8 +61,8 @@ class Controllers:
         raise AssertionError(f"the controllers still change objects after {MOST_PASSES} passes")
 
     def reconcile_once(self) -> None:
-        """Run each controller once. A controller sees the changes by later ones only in the next
-        pass."""
+        """Run each controller once. Controllers that run earlier see the changes of later ones only
+        in the next pass."""
         for each in ALL:
             if each in self.disabled:
                 continue

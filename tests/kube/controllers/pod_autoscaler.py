@@ -17,8 +17,8 @@ def reconcile(api: Api) -> None:
 
 
 def _reconcile(api: Api, namespace: str, spec: Object) -> None:
-    """Bring the target's number of replicas between ``minReplicas`` and ``maxReplicas`` of an
-    autoscaler. A target of zero replicas is not scaled, as in Kubernetes."""
+    """Bring the number of replicas of an autoscaler's target between ``minReplicas`` and
+    ``maxReplicas``. As in Kubernetes, a target with zero replicas is not scaled."""
     target = spec["scaleTargetRef"]
     kind, name = KINDS[target["kind"]], target["name"]
     found = api.store.find(kind, namespace, name)

@@ -1,4 +1,4 @@
-"""The ReplicaSet controller maintains the number of pods, and picks the pods to delete."""
+"""The ReplicaSet controller keeps the wanted number of pods, and decides which pods to delete."""
 
 import math
 from collections import Counter
@@ -60,7 +60,7 @@ def deletion_order(api: Api, pods: list[Object]) -> list[Object]:
     """Sort pods by the order in which Kubernetes deletes them. A pod comes before another one if it
     is not on a node, is not running, is not ready, has a lower deletion cost, shares its node with
     more of these pods, has been ready for a shorter time (by powers of two), has restarted more
-    often, or is newer; earlier criteria take precedence."""
+    often, or is newer. Earlier criteria in this list take precedence."""
     now = datetime.fromisoformat(api.timestamp())
     crowds = Counter(pod["spec"].get("nodeName") for pod in pods)
     return sorted(pods, key=lambda pod: _rank(pod, crowds[pod["spec"].get("nodeName")], now))
@@ -83,7 +83,8 @@ def _rank(pod: Object, crowd: int, now: datetime) -> tuple[Any, ...]:
 
 
 def cost_of(annotations: Object) -> int:
-    """Return the pod deletion cost; 0 if it is not a number, as in Kubernetes."""
+    """Return the pod deletion cost, which is 0 if the annotation is not a number, as in
+    Kubernetes."""
     try:
         return int(annotations.get(COST, "0"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The scheduler places pods on nodes, or records why it can't."""
+"""The scheduler places pods on nodes. If it can't place a pod, it records why."""
 
 from collections import Counter
 
@@ -76,8 +76,8 @@ def _missing_claim(api: Api, pod: Object) -> str:
 
 
 def _short(node: Object, pod: Object, pods: list[Object]) -> str:
-    """Return "Insufficient" and the name of a resource that the node lacks for the pod, or "" if it
-    has enough of all."""
+    """Return "Insufficient" and the name of a resource of which the node has too little left for
+    the pod, or "" if it has enough of every resource."""
     name = node["metadata"]["name"]
     used: Counter[str] = Counter()
     for each in pods:

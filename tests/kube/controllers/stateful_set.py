@@ -1,4 +1,5 @@
-"""The StatefulSet controller runs numbered pods with stable names and their own volume claims."""
+"""The StatefulSet controller runs numbered pods, each with a stable name and its own volume
+claims."""
 
 from tests.kube.api import Api
 from tests.kube.events import record_event
@@ -44,8 +45,8 @@ def _numbers(found: Object) -> range:
 
 
 def _grow(api: Api, found: Object, pods: dict[int, Object], parallel: bool) -> None:
-    """Create the missing pods in order, each once the previous one is ready, or all at once if
-    ``parallel`` is set."""
+    """Create the missing pods in the order of their numbers: each one once the previous pod is
+    ready, or all at once if ``parallel`` is set."""
     for number in _numbers(found):
         pod = pods.get(number)
         if pod is None:
@@ -57,8 +58,8 @@ def _grow(api: Api, found: Object, pods: dict[int, Object], parallel: bool) -> N
 
 
 def _shrink(api: Api, found: Object, pods: dict[int, Object], parallel: bool) -> None:
-    """Delete surplus pods from the highest number down, each once the previous one is gone, or all
-    at once if ``parallel`` is set."""
+    """Delete surplus pods from the highest number down: each one once the previous pod is gone, or
+    all at once if ``parallel`` is set."""
     surplus = sorted(set(pods) - set(_numbers(found)), reverse=True)
     for number in surplus:
         if not is_being_deleted(pods[number]):
@@ -68,8 +69,8 @@ def _shrink(api: Api, found: Object, pods: dict[int, Object], parallel: bool) ->
 
 
 def _update(api: Api, found: Object, pods: dict[int, Object]) -> None:
-    """Replace outdated pods from the highest number down to the partition, each once all higher
-    ones are up to date and ready."""
+    """Replace outdated pods from the highest number down to ``partition``: each one once all pods
+    with higher numbers are up to date and ready."""
     strategy = found["spec"]["updateStrategy"]
     if strategy["type"] != "RollingUpdate":
         return

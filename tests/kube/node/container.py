@@ -59,8 +59,8 @@ class State:
 
 @dataclass(frozen=True)
 class StartSpec:
-    """The script that sets up a container's file system and runs its command, with the container's
-    environment and user."""
+    """Everything that is needed to start a container: the script that sets up its file system and
+    runs its command, its environment, and its user."""
 
     script: str
     environment: Mapping[str, str]
@@ -68,8 +68,8 @@ class StartSpec:
 
 
 class Container:
-    """A container. ``make_spec`` is called before each start, ``changed`` whenever ``state`` has
-    changed; ``stamp`` returns the time, and ``emit`` records an event of the pod."""
+    """A container. ``make_spec`` is called before each start, and ``changed`` whenever ``state``
+    has changed. ``stamp`` returns the current time, and ``emit`` records an event of the pod."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class Container:
         self._leaving = False
 
     async def run(self, policy: str) -> None:
-        """Run the container, and restart it by the restart ``policy`` (Always, OnFailure or Never)
-        until that policy doesn't restart it any more or it is stopped."""
+        """Run the container. When it exits, restart it if the restart ``policy`` (Always, OnFailure
+        or Never) says so. Return when it is not restarted any more, or was stopped."""
         backoff = FIRST_BACKOFF_SECONDS
         while True:
             try:
@@ -147,7 +147,7 @@ class Container:
     # -- probes ----------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Run the probes, and kill the container when a startup or liveness probe fails."""
+        """Run the probes, and stop the container if its startup or liveness probe fails."""
         if "startupProbe" in self.spec:
             if not await self._probing("startup").run():
                 await self._kill("startup probe failed")
@@ -195,9 +195,9 @@ class Container:
     """The pod's grace period in seconds."""
 
     async def stop(self, seconds: float, for_good: bool = True) -> None:
-        """Run the preStop hook, send SIGTERM and wait for the process to exit. If all that takes
-        more than ``seconds``, send SIGKILL. If ``for_good`` is not set, the restart policy then
-        applies."""
+        """Run the preStop hook, send SIGTERM and wait for the process to exit. If all this takes
+        more than ``seconds``, send SIGKILL. If ``for_good`` is not set, the container may then be
+        restarted, as its restart policy says."""
         self._leaving = self._leaving or for_good
         process = self.process
         if process is None or not process.alive:

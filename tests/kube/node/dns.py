@@ -31,8 +31,8 @@ class NameServer(asyncio.DatagramProtocol):
 
 
 def answer(question: bytes, resolve: Resolve) -> bytes:
-    """Return the response to one DNS query: the addresses of the name, no records if the query is
-    not for IPv4 addresses, or NXDOMAIN if there is no such name."""
+    """Return the response to one DNS query. It has the addresses of the name, no records if the
+    query is not for IPv4 addresses, or the code NXDOMAIN if there is no such name."""
     (number, flags) = struct.unpack("!HH", question[:4])
     labels, place = [], 12
     while question[place]:

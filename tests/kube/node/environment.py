@@ -11,11 +11,12 @@ REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
 
 
 class Missing(Exception):
-    """An object that a pod refers to does not exist (yet)."""
+    """An object or key to which a pod refers does not exist (yet)."""
 
 
 def environment(api: Api, pod: Object, container: Object) -> dict[str, str]:
-    """Return the environment of a container. Raises Missing."""
+    """Return the environment of a container. Raises Missing if an object or key to which it refers
+    does not exist."""
     out: dict[str, str] = {}
     namespace = pod["metadata"]["namespace"]
     for source in container.get("envFrom") or []:
@@ -66,8 +67,8 @@ def _all(api: Api, namespace: str, source: Object) -> dict[str, str]:
 
 
 def contents(api: Api, kind: Kind, namespace: str, reference: Object) -> dict[str, bytes]:
-    """Return the data of a Secret or ConfigMap, or an empty dict if it is missing but optional.
-    Raises Missing if it is required."""
+    """Return the data of a Secret or ConfigMap. If there is no such object, return an empty dict if
+    the reference is optional, and otherwise raise Missing."""
     name = reference.get("name") or reference["secretName"]
     found = api.store.find(kind, namespace, name)
     if found is None:
@@ -82,7 +83,8 @@ def contents(api: Api, kind: Kind, namespace: str, reference: Object) -> dict[st
 
 
 def field(pod: Object, path: str) -> str:
-    """Return a field for the downward API, like ``metadata.labels['x']`` or ``status.podIP``."""
+    """Return the value of a field for the downward API, such as ``metadata.labels['x']`` or
+    ``status.podIP``."""
     found = re.fullmatch(r"metadata\.(labels|annotations)\['([^']+)'\]", path)
     if found:
         return str((pod["metadata"].get(found[1]) or {}).get(found[2], ""))
@@ -93,8 +95,8 @@ def field(pod: Object, path: str) -> str:
 
 
 def resource(container: Object, path: str) -> str:
-    """Return a resource for the downward API: ``limits.memory`` in bytes, ``requests.cpu`` in whole
-    CPUs, rounded up."""
+    """Return the amount of a resource for the downward API, rounded up: ``limits.memory`` is in
+    bytes, ``requests.cpu`` in whole CPUs."""
     from tests.kube.quantities import quantity
 
     kind, _, name = path.partition(".")

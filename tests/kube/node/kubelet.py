@@ -1,5 +1,5 @@
-"""The kubelet. It runs pods, the DNS server and the services' addresses in a thread with its own
-event loop."""
+"""The kubelet, which runs the pods, the DNS server and the services' addresses in a thread with its
+own event loop."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ TICK_SECONDS = 1.0
 
 
 class Kubelet:
-    """The one kubelet for all nodes of the cluster."""
+    """A kubelet that is responsible for all nodes of the cluster."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -34,8 +34,8 @@ class Kubelet:
 
     @contextmanager
     def running(self) -> Iterator["Kubelet"]:
-        """Run the kubelet while the block runs; kill all containers at the end. Raises
-        AssertionError if the kubelet failed."""
+        """Run the kubelet while the ``with`` block runs, and kill all containers at the end. Raises
+        AssertionError if the kubelet has failed."""
         thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="kubelet")
         thread.start()
         self._up.wait()

@@ -23,11 +23,11 @@ twice."""
 
 
 def run(*command: str, given: str = "") -> str:
-    """Run a command with ``given`` as its input; return its output. Raises RuntimeError with its
-    error output."""
+    """Run a command with ``given`` as its input; return its output. Raises RuntimeError with the
+    command's error output if it fails."""
     done = subprocess.run(command, input=given, capture_output=True, text=True)
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}\n{given}")
+        raise RuntimeError(f"{' '.join(command)} failed: {done.stderr.strip()}\n{given}")
     return done.stdout
 
 
@@ -44,8 +44,8 @@ def missing_requirement() -> str:
 
 
 class Network:
-    """A pod network with a ``prefix`` like 10.91. ``gateway`` is this machine's address in it;
-    services are at 10.91.200.x."""
+    """A pod network with a ``prefix`` like 10.91. ``gateway`` is this machine's address in the
+    network; services have the addresses 10.91.200.x."""
 
     def __init__(self, number: int) -> None:
         self.prefix = f"10.{number}"
@@ -88,8 +88,8 @@ def _inside(address: str, gateway: str) -> str:
 @contextmanager
 def network() -> Iterator[Network]:
     """Create the network 10.N with the smallest N, from FIRST to LAST, whose bridge does not exist
-    yet. The bridge's alias has the id of the owning process, so that later runs can remove the
-    bridges of killed processes. Raises RuntimeError if all the bridges exist."""
+    yet. The bridge's alias contains the id of the process that owns it, so that later runs can
+    remove the bridges of killed processes. Raises RuntimeError if all the bridges exist."""
     _sweep()
     for number in range(FIRST, LAST + 1):
         created = Network(number)
@@ -106,7 +106,9 @@ def network() -> Iterator[Network]:
         finally:
             subprocess.run(["ip", "link", "del", created.bridge], capture_output=True)
         return
-    raise RuntimeError(f"no free network: {BRIDGE}{FIRST} to {BRIDGE}{LAST} all exist")
+    raise RuntimeError(
+        f"no pod network is free: all bridges from {BRIDGE}{FIRST} to {BRIDGE}{LAST} exist"
+    )
 
 
 def _sweep() -> None:

@@ -43,7 +43,8 @@ class Node:
 
 
 class PodRunner:
-    """Runs one pod until it is deleted. Call ``leave`` on each deletion request for the pod."""
+    """Runs one pod until it is deleted. ``leave`` must be called for each deletion request for the
+    pod."""
 
     def __init__(self, node: Node, pod: Object) -> None:
         self._node = node
@@ -64,14 +65,15 @@ class PodRunner:
         """The reason why the pod itself failed, like DeadlineExceeded; otherwise empty."""
 
     async def run(self) -> None:
-        """Run the pod until it has been deleted. Errors in the pod itself are never raised."""
+        """Run the pod until it has been deleted. Errors of the pod itself are reported in its
+        status and events, and not raised."""
         life = asyncio.create_task(self._live())
         leaving = asyncio.create_task(self._leave.wait())
         try:
             await asyncio.wait({life, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not self._leave.is_set():
                 await life
-                await self._leave.wait()  # finished, but kept for inspection until it is deleted
+                await self._leave.wait()  # a finished pod is kept until it is deleted
             await self._stop()
         finally:
             for task in (life, leaving):
@@ -109,14 +111,14 @@ class PodRunner:
         self._report()
 
     async def _refresh_volumes(self) -> None:
-        """Keep the files of mounted ConfigMaps and Secrets up to date. A real kubelet takes up to a
-        minute and a half."""
+        """Keep the files of mounted ConfigMaps and Secrets up to date. With a real kubelet, an
+        update may take a minute and a half."""
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             self._volumes.refresh()
 
     async def _wait_for_references(self) -> None:
-        """Wait until all objects exist to which the pod refers; create its volumes."""
+        """Wait until all objects to which the pod refers exist, and create the pod's volumes."""
         while True:
             try:
                 self._volumes.make()
@@ -207,7 +209,7 @@ class PodRunner:
     # -- stopping --------------------------------------------------------------------------
 
     async def _stop(self) -> None:
-        """Stop all containers at once, within the remaining grace period."""
+        """Stop all containers at the same time, within the remaining grace period."""
         left = self._ends_at - self._node.api.clock.wall_nanoseconds() / 1e9
         if left == float("inf"):
             left = float(self._pod["spec"]["terminationGracePeriodSeconds"])

@@ -1,4 +1,4 @@
-"""Startup, readiness and liveness probes."""
+"""Runs startup, readiness and liveness probes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ def port_of(container: Object, port: int | str) -> int:
 
 
 async def run_probe(probe: Object, container: Object, address: str, execute: EXEC) -> str:
-    """Run a probe once; return why it failed, or "" on success."""
+    """Run a probe once. Return why it failed, or "" if it succeeded."""
     seconds = float(probe["timeoutSeconds"])
     try:
         async with asyncio.timeout(seconds):
@@ -61,8 +61,8 @@ async def _http(get: Object, container: Object, address: str) -> str:
 
 
 class Probing:
-    """Runs one probe of a container periodically, and calls ``on_verdict`` when a threshold is
-    reached."""
+    """Runs one probe of a container periodically, and calls ``on_verdict`` when the probe reaches
+    its failure or success threshold."""
 
     def __init__(
         self,
@@ -77,8 +77,9 @@ class Probing:
         self._on_verdict = on_verdict
 
     async def run(self) -> bool:
-        """Run a startup probe until it has succeeded (True) or failed for good (False), a liveness
-        probe until it has failed for good, or a readiness probe forever."""
+        """Run a startup probe until it reaches its success threshold (return True) or its failure
+        threshold (return False). Run a liveness probe until it reaches its failure threshold, and a
+        readiness probe forever."""
         probe, good, bad = self._probe, 0, 0
         await asyncio.sleep(probe.get("initialDelaySeconds", 0))
         while True:

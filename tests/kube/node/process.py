@@ -48,8 +48,8 @@ class ContainerProcess:
         return started
 
     async def _wait_until_isolated(self) -> None:
-        """Wait until the process has its own root folder: only then can other commands enter its
-        namespaces and signals be sent to it."""
+        """Wait until the process has its own root folder. Before that, no other command can enter
+        its namespaces, and no signal can be sent to it."""
         while self.alive:
             if _root_of(self.pid) != "/":
                 return

@@ -1,8 +1,9 @@
-"""Makes a container's file system: an overlay over this machine's, with the pod's volumes mounted.
+"""Makes a container's file system: an overlay over this machine's file system, in which the pod's
+volumes are mounted.
 
-A shell script sets it up as root in its own mount and PID namespaces, and then executes the
-container's command as the user that the pod names. The mounts are not visible elsewhere, and
-disappear with the container's last process.
+A shell script sets the file system up as root, in its own mount and PID namespaces, and then
+executes the container's command as the user that the pod names. The mounts are not visible
+elsewhere, and disappear with the container's last process.
 """
 
 import os
@@ -32,8 +33,8 @@ class Identity:
 
     @staticmethod
     def of(pod: Object, container: Object) -> "Identity":
-        """Read the identity from the security contexts. Raises ValueError if the user would be root
-        although the pod forbids it."""
+        """Read the identity from the security contexts of the pod and the container. Raises
+        ValueError if the user would be root although the pod forbids it."""
         above = pod["spec"].get("securityContext") or {}
         own = above | (container.get("securityContext") or {})
         user = int(own.get("runAsUser", 0))
@@ -64,8 +65,8 @@ def script(
     read_only: bool,
     folder: str,
 ) -> str:
-    """Return the script for ``sh -c``. ``base`` is an empty folder for the mounts; ``folder`` is
-    the working folder in the container."""
+    """Return the script that is passed to ``sh -c``. ``base`` is an empty folder for the mounts;
+    ``folder`` is the working folder in the container."""
     root = base / "root"
     lines = [
         "set -e",
@@ -90,8 +91,9 @@ def script(
 
 
 def _reachable(root: Path, needs: Sequence[Path]) -> list[str]:
-    """Return commands that make ``needs`` accessible to every user: they open the parent folders
-    that only root may enter, and mount those of ``needs`` that are on other file systems."""
+    """Return commands that make the folders in ``needs`` accessible to every user. They open parent
+    folders that only root may enter, and mount those of ``needs`` that are on other file
+    systems."""
     lines, above = [], {parent for path in needs for parent in [path, *path.parents]}
     for parent in sorted(above):
         if not parent.stat().st_mode & 0o001:
@@ -122,8 +124,8 @@ def _mounted(root: Path, mount: Mount) -> list[str]:
 
 
 def _back(root: Path, mounts: Sequence[Mount], needs: Sequence[Path]) -> list[str]:
-    """Return commands that remount those of ``needs`` that a volume hides, like a checkout below
-    /tmp."""
+    """Return commands that mount those of ``needs`` again that a volume hides, such as a checkout
+    below /tmp."""
     lines = []
     for path in needs:
         if any(path.is_relative_to(mount.path) for mount in mounts):

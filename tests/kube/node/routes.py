@@ -1,5 +1,5 @@
-"""Builds the routing table of services, with the addresses of DNS names and the ready pods behind
-each port."""
+"""Builds the routing table of services: the addresses of DNS names, and the ready pods of each
+service port."""
 
 from tests.kube.api import Api
 from tests.kube.controllers.endpoints import backends, gets_traffic, port_at
@@ -42,8 +42,8 @@ def _place(pod: Object, port: Object) -> str:
 
 
 def _names(service: Object, pods: list[Object]) -> dict[str, list[str]]:
-    """Return the addresses by DNS name of a service and, if it is headless, of its pods with host
-    names."""
+    """Return the addresses of a service by DNS name and, if the service is headless, those of its
+    pods with host names."""
     metadata, spec = service["metadata"], service["spec"]
     own = f"{metadata['name']}.{metadata['namespace']}.{DOMAIN}"
     if spec.get("clusterIP", "None") != "None":

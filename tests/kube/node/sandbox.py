@@ -1,4 +1,4 @@
-"""The namespaces that a pod's containers share: network, host name and IPC."""
+"""The namespaces that the containers of a pod share: network, host name and IPC."""
 
 import asyncio
 from pathlib import Path
@@ -10,7 +10,7 @@ DIE_WITH_US = ["setpriv", "--pdeathsig=KILL"]
 
 
 class Sandbox:
-    """A pod's namespaces. An idle process keeps them open; they disappear when it exits."""
+    """A pod's namespaces. An idle process keeps them open, and they disappear when it exits."""
 
     def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
         self._process = process
@@ -29,7 +29,7 @@ class Sandbox:
         )  # fmt: skip
         assert process.stdout is not None
         if await process.stdout.readline() != b"ready\n":
-            raise RuntimeError("cannot create the Linux namespaces of a pod")
+            raise RuntimeError("the Linux namespaces of a pod could not be created")
         sandbox = Sandbox(process, "")
         try:
             sandbox.address = await asyncio.to_thread(network.attach, process.pid)

@@ -13,9 +13,9 @@ from tests.kube.node.sandbox import DIE_WITH_US
 
 
 class Services:
-    """Runs the process that forwards connections to services and answers DNS queries for them
-    (:mod:`tests.kube.node.forwarder`), and gives it the current routes. Call ``update`` after
-    services or pods have changed, and ``stop`` at the end."""
+    """Runs the process :mod:`tests.kube.node.forwarder`, which forwards connections to services and
+    answers DNS queries for them, and sends it the current routes. Call ``update`` after services or
+    pods have changed, and ``stop`` at the end."""
 
     def __init__(self, api: Api, network: Network) -> None:
         self._api = api

@@ -1,4 +1,4 @@
-"""Creates a folder for each volume of a pod, which the pod's containers mount."""
+"""Creates a folder for each volume of a pod, so that the pod's containers can mount it."""
 
 import os
 import shutil
@@ -17,8 +17,8 @@ WORLD = 0o777
 
 @dataclass(frozen=True)
 class Mount:
-    """A mount of ``source`` at ``path``. If ``source`` is None, it is an in-memory file system of
-    ``memory_bytes`` that belongs to the group ``group``."""
+    """A mount of ``source`` at ``path``. If ``source`` is None, an in-memory file system of
+    ``memory_bytes`` that belongs to the group ``group`` is mounted."""
 
     path: str
     source: Path | None
@@ -50,9 +50,9 @@ class Volumes:
             self._fill(self._folder / name, spec)
 
     def refresh(self) -> None:
-        """Write those volumes again whose ConfigMap or Secret has changed. Containers see the new
-        files, except files that they mount by a ``subPath``. A volume whose object is gone stays
-        as it is."""
+        """Write the files of volumes again whose ConfigMap or Secret has changed. Containers see
+        the new files, except for files that they mount by a ``subPath``. If the ConfigMap or Secret
+        is gone, the files stay as they are."""
         for name, spec in self._specs.items():
             if {"configMap", "secret", "projected"} & spec.keys():
                 with suppress(Missing):
@@ -79,8 +79,8 @@ class Volumes:
         return Mount(path, source, read_only)
 
     def _alone(self, name: str) -> bool:
-        """Return whether only one container mounts the volume. A volume of several containers can't
-        be an in-memory file system, since each container would get an empty one of its own."""
+        """Return whether only one container mounts the volume. An in-memory file system can't be
+        shared, since each container would get an empty one of its own."""
         users = [
             container["name"]
             for container in self._pod["spec"]["containers"]
@@ -129,12 +129,13 @@ class Volumes:
             return data
         for item in source["items"]:
             if item["key"] not in data:
-                raise Missing(f"references non-existent config key: {item['key']}")
+                raise Missing(f"a volume references non-existent config key: {item['key']}")
         return {item["path"]: data[item["key"]] for item in source["items"]}
 
     def _write(self, folder: Path, files: dict[str, bytes], mode: int) -> None:
-        """Write a volume's files as a kubelet does, so that all change at once: each file is a link
-        to one in ``..data``, which is itself a link to the folder of the present version."""
+        """Write a volume's files as a kubelet does, so that all of them change at once: each file
+        is a link to a file in ``..data``, which is itself a link to the folder of the current
+        version."""
         if self._written.get(folder) == files:
             return
         self._num_versions += 1
@@ -172,7 +173,7 @@ class Volumes:
 
 
 def account_files(folder: Path, token: str, namespace: str, authority: bytes) -> Mount:
-    """Write the files that Kubernetes clients expect for a service account."""
+    """Write the files that Kubernetes clients expect for a service account; return their mount."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "token").write_text(token, encoding="utf-8")
     (folder / "namespace").write_text(namespace, encoding="utf-8")

@@ -1,1 +1,2 @@
-"""A whole cluster simulated in one process: production code over a network with injected faults."""
+"""A simulation of a whole cluster in one process: production code runs over a network with injected
+faults."""

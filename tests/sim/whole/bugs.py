@@ -1,4 +1,5 @@
-"""Bugs that a test plants one at a time, to prove that the simulation finds them."""
+"""Bugs that a test plants one at a time, to prove that the simulation finds them. Each function
+describes one bug, and returns the patches that plant it."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +31,7 @@ Changes = list[tuple[type, str, Any]]
 
 
 def leaked_reservation() -> Changes:
-    """A KV transfer that ends early leaves the blocks reserved for it pinned."""
+    """If a KV transfer ends early, the blocks that were reserved for it stay pinned."""
     original = Engine.abort
 
     def abort(self: Engine, request_id: Any, *, quarantine: bool = False) -> bool:
@@ -55,8 +56,8 @@ def ignored_epoch() -> Changes:
 
 
 def _latest_receivers() -> tuple[dict[str, OutputReceiver], Changes]:
-    """Return a dict with the newest receiver of outputs by request, and the patches that keep the
-    dict up to date."""
+    """Return a dict from request ids to the newest receiver of each request's outputs, and the
+    patches that keep the dict up to date."""
     submit = StreamWorkerConnection.submit
     latest: dict[str, OutputReceiver] = {}
 
@@ -90,12 +91,14 @@ def _no_fences() -> Changes:
 
 
 def lost_token() -> Changes:
-    """A new placement starts without the last token that the client has received."""
+    """When a request gets a new placement, the last token that the client has received is missing
+    from the tokens that are submitted."""
     return [(Generation, "_begin_epoch", _begin_with(lambda answered: answered[:-1]))]
 
 
 def repeated_token() -> Changes:
-    """A new placement starts with the last token twice."""
+    """When a request gets a new placement, the last token that the client has received occurs twice
+    in the tokens that are submitted."""
     return [(Generation, "_begin_epoch", _begin_with(lambda answered: [*answered, *answered[-1:]]))]
 
 
@@ -138,8 +141,8 @@ def torn_frame() -> Changes:
 
 
 def frame_after_close() -> Changes:
-    """Messages that arrive over a connection after it was given up are treated as if they had come
-    over its successor."""
+    """Messages that arrive over a connection that was given up are treated as if they had arrived
+    over the connection that replaced it."""
     latest, changes = _latest_receivers()
     deliver = StreamWorkerConnection.deliver
 
@@ -197,7 +200,7 @@ def unanswered_ping() -> Changes:
 
 
 def no_silence_timeout() -> Changes:
-    """The connection to a silent peer is never given up."""
+    """A connection whose peer is silent is never given up."""
 
     def tick(self: FramedConnection) -> None:
         self.send(0, FrameKind.PING, b"")
@@ -218,7 +221,7 @@ def dropped_under_backpressure() -> Changes:
 
 
 def writer_never_resumed() -> Changes:
-    """A writer that was paused because its peer does not read is never resumed."""
+    """A writer that was paused because its peer did not read is never resumed."""
     return [(FramedConnection, "resume_writing", lambda self: None)]
 
 
@@ -247,7 +250,7 @@ def no_handshake_timeout() -> Changes:
 
 
 def delivered_out_of_order() -> Changes:
-    """A token that is delivered inline overtakes queued ones, and its index is not checked."""
+    """A token that is delivered inline overtakes queued tokens, and its index is not checked."""
     original = Attempt.receive
 
     def receive(self: Attempt, worker_id: Any, item: Any) -> None:
@@ -264,7 +267,7 @@ def delivered_out_of_order() -> Changes:
 
 
 def _always_delivered_inline() -> tuple[type, str, Any]:
-    """Return a patch by which tokens are delivered inline even if earlier ones are still
+    """Return a patch that makes the router deliver tokens inline even if earlier tokens are still
     queued."""
     return OutputQueue, "has_waiting_reader", True
 

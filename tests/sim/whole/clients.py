@@ -1,4 +1,4 @@
-"""HTTP clients: the requests that they send, and the responses that they receive."""
+"""Simulated HTTP clients, the requests that they send, and the responses that they receive."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -33,11 +33,10 @@ DONE = b"[DONE]"
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """A request and its client's behaviour. The client disconnects after ``cancels_after_seconds``
-    unless the response has ended by then. After ``pauses_after_seconds``, it stops reading for
-    ``pause_seconds``. If ``cancels_after_seconds`` is None, it never disconnects early; if
-    ``pauses_after_seconds`` is None, it does not make this pause. If ``reads_slowly`` is set, it
-    also makes short pauses at random, after reads."""
+    """A request and its client's behaviour. If ``cancels_after_seconds`` is not None, the client
+    disconnects after this time, unless the response has ended by then. If ``pauses_after_seconds``
+    is not None, the client stops reading after this time, for ``pause_seconds``. If
+    ``reads_slowly`` is set, the client also makes short pauses at random, after reads."""
 
     spec: RequestSpec
     at_seconds: float
@@ -56,9 +55,10 @@ class GuaranteeViolation(AssertionError):
 
 @dataclass(eq=False)
 class ClientResponse:
-    """What one client received. ``end`` is "complete", "error", "cancelled", "broken" (its
-    connection broke) or "lost" (its router died), and is set exactly once. ``num_accepted_tokens``
-    is how many tokens the router's :class:`Generation` has accepted."""
+    """The response that one client has received. ``end`` is set exactly once: to "complete",
+    "error", "cancelled", "broken" (the connection broke) or "lost" (the router died).
+    ``num_accepted_tokens`` is the number of tokens that the router's :class:`Generation` has
+    accepted."""
 
     request: ClientRequest
     generation: Generation | None = None
@@ -231,13 +231,13 @@ async def run_client(router: "SimRouter", answer: ClientResponse, process: Proce
 
 
 def has_client(end: SimSocket) -> bool:
-    """Return whether the client of this HTTP connection has been told that it is connected, so that
-    :func:`reset_client_connection` can be called."""
+    """Return whether the client of this HTTP connection knows that it is connected. Only then may
+    :func:`reset_client_connection` be called."""
     return (end if end.is_client else end.peer).protocol is not None
 
 
 def reset_client_connection(end: SimSocket) -> None:
-    """Reset a client's connection, and allow its response to end as "broken"."""
+    """Reset a client's connection, and allow the client's response to end as "broken"."""
     client = end if end.is_client else end.peer
     client.protocol.answer.may_break = True
     for each in (end, end.peer):

@@ -1,4 +1,4 @@
-"""Starts, restarts and stops all processes of one run."""
+"""Starts, restarts and stops all processes of one simulated cluster."""
 
 from collections.abc import Iterable
 
@@ -24,8 +24,8 @@ RELOAD_MODES = (None, ReloadMode.FETCH, ReloadMode.SPLIT)
 
 
 class Cluster:
-    """The simulated cluster. ``worker_incarnations`` has all worker incarnations of the run,
-    ``workers`` only the latest incarnation of each worker, by name."""
+    """The simulated cluster. ``worker_incarnations`` has all incarnations of all workers in the
+    run. ``workers`` has only the latest incarnation of each worker, by name."""
 
     def __init__(self, loop: SimLoop, chance: SeededRandom) -> None:
         self.loop = loop
@@ -54,7 +54,8 @@ class Cluster:
         self._num_started = 0
 
     async def start(self) -> None:
-        """Start the processes in such an order that each finds the ones that it needs."""
+        """Start the processes in such an order that each finds the other processes that it
+        needs."""
         chance = self.chance
         if self.environment.has_stores:
             for number in range(chance.between(1, 2)):
@@ -134,7 +135,7 @@ class Cluster:
     # -- after the faults --------------------------------------------------------------------
 
     def end_faults(self) -> None:
-        """End all faults and restart every dead process."""
+        """End all faults, and restart the processes that have died."""
         self.network.heal()
         self.environment.fabric.end_faults()
         self.environment.registry.registry.is_reachable = True
@@ -163,7 +164,7 @@ class Cluster:
         )
 
     def _leftover_connections(self) -> list[str]:
-        """Describe each connection of which only one end is alive, each client connection that is
+        """Describe each connection of which only one end is left, each client connection that is
         still open, and each framed connection on which a writer still waits for its peer to
         read."""
         return [

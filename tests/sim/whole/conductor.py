@@ -1,4 +1,4 @@
-"""One incarnation of a conductor, assembled as in ``conductor.program``."""
+"""Simulates one incarnation of a conductor, assembled as in ``conductor.program``."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,8 +25,9 @@ CONFIG = ConductorConfig(admission=False)
 
 
 class SimConductor:
-    """A conductor. It serves placements at the address ``name``, and framed connections at the
-    address ``line``. An empty ``line`` simulates an older version, without framed connections."""
+    """A conductor. It serves placements over simulated gRPC streams at the address ``name``, and
+    over framed connections at the address ``line``. An empty ``line`` simulates an older version,
+    without framed connections."""
 
     def __init__(
         self, environment: "SimEnvironment", name: str, generation: int, line: str

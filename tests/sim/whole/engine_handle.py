@@ -1,4 +1,4 @@
-"""An engine whose steps take virtual time, without a thread."""
+"""Runs an engine without a thread, so that its steps take virtual time."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -40,7 +40,8 @@ class StepClock:
 
 
 class SimRunner(FakeRunner):
-    """The toy model over memory that other processes can read, with a simulated step duration."""
+    """A fake model runner with memory that other processes can read. It simulates the duration of
+    each step."""
 
     def __init__(self, num_blocks: int, clock: StepClock, slowness: float) -> None:
         super().__init__(num_blocks, BLOCK_TOKENS)
@@ -55,8 +56,8 @@ class SimRunner(FakeRunner):
         return super().run(plan)
 
     def _read(self, block_ids: Sequence[BlockId], num_tokens: int) -> bytes:
-        """Return the slots of the first ``num_tokens`` tokens in the blocks. This override is
-        faster than the base class; a run spends half of its time here."""
+        """Return the slots of the first ``num_tokens`` tokens in the blocks. This method is faster
+        than the one that it overrides, because a simulation spends half of its time here."""
         size, view = self.block_size_bytes, self.memory
         used = block_ids[: -(-num_tokens // BLOCK_TOKENS)]
         blocks = b"".join([view[block_id * size : (block_id + 1) * size] for block_id in used])

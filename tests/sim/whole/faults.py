@@ -1,4 +1,4 @@
-"""Draws the faults of a run and injects each at its time into the process that it selects."""
+"""Draws the faults of a run, and injects each of them at its time into a process or connection."""
 
 from dataclasses import dataclass
 
@@ -82,16 +82,16 @@ def draw_faults(chance: SeededRandom) -> list[Fault]:
 
 
 def _draw_seconds(chance: SeededRandom) -> float:
-    """Return a duration: mostly short, sometimes longer than every timeout."""
+    """Return a random duration, which is mostly short and sometimes longer than every timeout."""
     return 0.1 + 4.0 * chance.number() ** 2 + (10.0 if chance.happens(0.1) else 0.0)
 
 
 class FaultInjector:
-    """Injects the faults of one run, and logs its events. The method of a fault returns the name of
-    the process or connection that it hit, or None if there was none to hit. ``may_fail_often`` is
-    set if all placements of a request may fail: either one of the faults is in
-    :data:`REPEATEDLY_FAILING`, or all known workers may be gone while the registry cannot announce
-    their next incarnations."""
+    """Injects the faults of one run, and logs the run's events. There is a method for each kind of
+    fault, which returns the name of what the fault hit, or None if there was nothing to hit.
+    ``may_fail_often`` is set if all placements of a request may fail: either one of the faults is
+    in :data:`REPEATEDLY_FAILING`, or all known workers may be gone while the registry cannot
+    announce their next incarnations."""
 
     def __init__(self, cluster: Cluster, faults: list[Fault]) -> None:
         self._cluster = cluster
@@ -141,7 +141,8 @@ class FaultInjector:
         return name
 
     def _hang(self, fault: Fault) -> str | None:
-        """Freeze a worker, but let its network threads answer pings, so no gRPC stream breaks."""
+        """Freeze a worker, but let its network threads answer pings, so that no gRPC stream
+        breaks."""
         name = self._victim(fault)
         if name is not None:
             process = self._cluster.workers[name].process
@@ -150,7 +151,7 @@ class FaultInjector:
 
     def _doze(self, fault: Fault) -> str | None:
         """Freeze a worker for longer than a router waits for a token, but thaw it before it is
-        considered dead: its outputs arrive late, over a connection that still works."""
+        considered dead. Its outputs then arrive late, over a connection that still works."""
         name = self._victim(fault)
         if name is not None:
             seconds = FAILOVER_CONFIG.timeouts.next_token_timeout_seconds + 0.4 * (
@@ -160,7 +161,7 @@ class FaultInjector:
         return name
 
     def _replace(self, fault: Fault) -> str | None:
-        """Freeze a worker and start its next incarnation. Later, the old incarnation thaws while
+        """Freeze a worker and start its next incarnation. The old incarnation thaws later, while
         the new one is running."""
         name = self._freeze(fault)
         if name is not None:
@@ -208,7 +209,7 @@ class FaultInjector:
         return process.name
 
     def _tear(self, fault: Fault) -> str | None:
-        """Break a framed connection, mostly within a frame; data in flight is lost."""
+        """Break a framed connection, in most cases within a frame. Data in flight is lost."""
         end = self._line(fault)
         if end is None:
             return None
@@ -277,7 +278,7 @@ class FaultInjector:
         environment.registry.registry.is_reachable = environment.index.is_reachable = True
 
     def _reborn(self, fault: Fault) -> str:
-        """Make the registry unreachable; it comes back empty."""
+        """Make the registry unreachable, and let it come back empty."""
         self._registry(fault)
         self._later(
             fault.seconds * 0.99, lambda _: self._cluster.environment.registry.restart(), None
@@ -343,14 +344,14 @@ class FaultInjector:
         return kind
 
     def _router(self, fault: Fault) -> str:
-        """Kill the router and start a new one; workers drop the requests of the dead router."""
+        """Kill the router and start a new one. Workers drop the requests of the dead router."""
         name = self._cluster.router.process.name
         self._cluster.router.process.kill()
         self._cluster.start_router()
         return name
 
     def _blackout(self, fault: Fault) -> str:
-        """Kill all workers, and restart them soon."""
+        """Kill all serving workers, and restart them soon."""
         serving = self._cluster.serving()
         for name in serving:
             self._cluster.workers[name].process.kill()

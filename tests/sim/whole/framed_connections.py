@@ -18,7 +18,7 @@ are behind a firewall that refuses or swallows them. Routers use gRPC for these 
 
 
 class OrderedSet(dict[Any, None]):
-    """A set that iterates in insertion order, which is the same in every real process."""
+    """A set that iterates in insertion order, so that runs are the same in every real process."""
 
     def add(self, item: Any) -> None:
         self[item] = None
@@ -28,8 +28,9 @@ class OrderedSet(dict[Any, None]):
 
 
 def draw_framed_address(chance: SeededRandom, network: Network, address: str) -> str:
-    """Draw whether a member has framed connections. If so, return ``address``, in some draws after
-    putting it behind a firewall; otherwise, return "", as for a member of an older version."""
+    """Draw the address at which a member serves framed connections. Return "" if it serves none,
+    like a member of an older version. Otherwise, return ``address``, which is put behind a firewall
+    in some cases."""
     draw = chance.number()
     if draw < OLDER:
         return ""

@@ -1,4 +1,4 @@
-"""Checks that the responses which clients received satisfy Baton's guarantees."""
+"""Checks that the responses of clients satisfy Baton's guarantees."""
 
 from collections.abc import Collection, Sequence
 
@@ -20,8 +20,8 @@ def check_history(answers: Sequence[ClientResponse], may_fail_often: bool) -> No
 
 
 def check_answer(answer: ClientResponse, may_fail_often: bool) -> None:
-    """Check that the response has ended in an allowed way, and that its tokens are the reference's
-    output, or a prefix of it if the response is incomplete."""
+    """Check that the response has ended in an allowed way, and that its tokens are those of the
+    reference answer, or a prefix of them if the response is incomplete."""
     spec = answer.request.spec
     name = spec.request_id
     expected, reason = reference_answer(spec)

@@ -27,7 +27,8 @@ livelock."""
 
 
 class TimerHandle:
-    """A scheduled callback. Implements what tasks and timeouts need of ``asyncio.Handle``."""
+    """A scheduled callback. It implements the part of ``asyncio.Handle`` that tasks and timeouts
+    need."""
 
     __slots__ = ("_when", "args", "callback", "context")
 
@@ -50,8 +51,8 @@ class TimerHandle:
 
 
 class NumberedTask(asyncio.Task[Any]):
-    """A task whose hash is its serial number, so that sets of tasks have the same order in every
-    real process."""
+    """A task whose hash is its serial number, so that sets of tasks iterate in the same order in
+    every real process."""
 
     number = 0
 
@@ -60,7 +61,7 @@ class NumberedTask(asyncio.Task[Any]):
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """The event loop. ``network`` carries its connections."""
+    """The event loop. ``network`` carries the connections that are opened on it."""
 
     network: "Network"
 
@@ -185,7 +186,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self.network.serve(PROCESS.get(), factory, f"{host}:{port}")
 
     def crash(self, error: BaseException) -> None:
-        """Fail the run with an error that some process caught and only logged."""
+        """Fail the run because of an error that a process has caught although it indicates a
+        bug."""
         self.call_soon(_raise, error, context=self.network.context)
 
     def get_debug(self) -> bool:
@@ -203,7 +205,9 @@ class SimLoop(asyncio.AbstractEventLoop):
 
 
 def _raise(error: BaseException) -> None:
-    raise AssertionError(f"a process caught an exception that is a bug: {error!r}") from error
+    raise AssertionError(
+        f"a process caught an exception that indicates a bug: {error!r}"
+    ) from error
 
 
 class SimClock:

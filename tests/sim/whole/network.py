@@ -1,9 +1,9 @@
 """The network between simulated processes. It carries TCP connections
-(:mod:`tests.sim.whole.sockets`) and ordered streams and unary calls like gRPC's, and injects faults
-into them.
+(:mod:`tests.sim.whole.sockets`), ordered streams and unary calls like those of gRPC, and injects
+faults into all of them.
 
-A stream behaves like a gRPC stream over TCP: messages arrive once, in order and possibly late, or
-the stream breaks, and each end learns of that at its own time. A partition delays all messages, and
+A stream behaves like a gRPC stream over TCP: messages arrive once, in order and possibly late. If
+the stream breaks, each end learns of this at its own time. A partition delays all messages, and
 breaks streams once keep-alives are missed. A dead process refuses connections; a frozen process
 accepts them but sends nothing.
 """
@@ -32,14 +32,15 @@ LATE_SECONDS = 0.06
 
 
 class Server(Protocol):
-    """An object that listens at an address. The functions passed to ``Network.call`` get it as
-    their argument."""
+    """An object that listens at an address. ``Network.call`` passes it to the function that it
+    runs."""
 
     def accept(self, kind: str, opening: Any, end: "StreamEnd") -> None: ...
 
 
 class StreamEnd:
-    """One end of a stream. Messages go to ``on_message``, or wait for :meth:`get`."""
+    """One end of a stream. Messages that arrive are passed to ``on_message`` or, if that is None,
+    wait for :meth:`get`."""
 
     __slots__ = (
         "_early",
@@ -74,7 +75,7 @@ class StreamEnd:
         process.ends[self] = None
 
     def send(self, message: Any) -> None:
-        """Send a message. If the stream breaks, the message is lost, as if it was still in a
+        """Send a message. If the stream breaks, the message is lost, as if it had still been in a
         buffer."""
         if self.failure is not None or not self.process.alive:
             return
@@ -91,7 +92,7 @@ class StreamEnd:
         self.break_off(Unavailable("the stream was closed at this end"))
 
     def lose(self, error: BatonError) -> None:
-        """Give up the stream at this end. The peer learns of it if messages still get through."""
+        """Give up the stream at this end. The peer learns of this if messages still reach it."""
         if self.failure is None and self.process.alive and self.peer is not None:
             self._post(StreamEnd.break_off, Unavailable("the peer gave up"))
         self.break_off(error)
@@ -134,7 +135,7 @@ class StreamEnd:
             self._post(StreamEnd._receive, message)
 
     def mark_connected(self, _: object = None) -> None:
-        """Mark the stream as connected: the peer has answered."""
+        """Mark the stream as connected, because the peer has answered."""
         if self.connected is not None and not self.connected.done():
             self.connected.set_result(None)
 
@@ -225,7 +226,7 @@ class Network:
     async def connect(
         self, source: Process, factory: ProtocolFactory, address: str, kind: str
     ) -> Any:
-        """Return the transport and its protocol. Raises OSError."""
+        """Connect to ``address``; return the transport and its protocol. Raises OSError."""
         return await ConnectAttempt(self, source, factory, address, kind).connect()
 
     def serve(self, process: Process, factory: ProtocolFactory, address: str) -> SimServer:
@@ -281,8 +282,9 @@ class Network:
     async def call(
         self, source: Process, address: str, ask: Callable[[Any], Awaitable[T]], seconds: float
     ) -> T:
-        """Run ``ask`` at the server and return its result. Raises the exception that ``ask``
-        raises, Unavailable, or (after ``seconds``) DeadlineExceeded."""
+        """Run ``ask`` at the server and return its result. Raises the BatonError that ``ask``
+        raises, Unavailable if the server is or becomes unreachable, and DeadlineExceeded after
+        ``seconds``."""
         call = Call(source, self.loop.create_future())
         at = self.arrival_time(source, self._process_at(address))
         self.loop.call_at(at, self._serve, call, address, ask, context=self.context)
@@ -291,7 +293,9 @@ class Network:
                 answer: T = await call.answer
                 return answer
         except TimeoutError as error:
-            raise DeadlineExceeded(f"{address} did not respond in time") from error
+            raise DeadlineExceeded(
+                f"the server at {address} did not respond within {seconds:g} s"
+            ) from error
         finally:
             if not call.answer.done() or call.answer.cancelled():
                 self._abandon(call, address)
@@ -332,8 +336,8 @@ class Network:
     # -- faults ----------------------------------------------------------------------------
 
     def cut(self, process: Process) -> None:
-        """End all connections of a dead process. Its peers learn of it once the network delivers
-        the notice."""
+        """End all connections of a dead process. Its peers learn of its death once the network
+        delivers the notice."""
         for end in list(process.ends):
             if end.peer is not None:
                 end._post(StreamEnd.break_off, Unavailable(f"{process.name} died"))
@@ -348,7 +352,7 @@ class Network:
     def partition(
         self, one: Process, other: Process, seconds: float, *, one_way: bool = False
     ) -> None:
-        """Partition two processes for some seconds; if ``one_way`` is set, only in the direction
+        """Partition two processes for ``seconds``; if ``one_way`` is set, only in the direction
         from ``one`` to ``other``. Streams survive a partition that is shorter than their keep-alive
         timeout."""
         healed_at = self.loop.time() + seconds
@@ -361,8 +365,8 @@ class Network:
                 self._miss_keepalives(end.peer, seconds)
 
     def freeze(self, process: Process, seconds: float, *, answers_pings: bool = False) -> None:
-        """Freeze a process for some seconds. If that is too long, its peers' keep-alives fail,
-        unless ``answers_pings`` is set."""
+        """Freeze a process for ``seconds``. If that is longer than the keep-alive timeout of a
+        stream's peer, the peer gives up the stream, unless ``answers_pings`` is set."""
         process.freeze()
         for end in process.ends:
             if end.peer is not None and not answers_pings:

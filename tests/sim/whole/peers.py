@@ -1,5 +1,5 @@
-"""Replacements for the gRPC streams between routers, workers and conductors over the simulated
-network. Routers use them only for members without framed connections."""
+"""Replaces the gRPC streams between routers, workers and conductors by streams over the simulated
+network. Routers use these only for members without framed connections."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -23,8 +23,9 @@ from tests.sim.whole.process import PROCESS, Process
 
 
 class WorkerServer:
-    """Serves a worker: dispatches a router's messages to an output stream of the worker and sends
-    the outputs back, and sends the events of KV exports to workers that import KV."""
+    """Serves a worker's streams. For a router, it passes the router's messages to an output stream
+    of the worker, and sends the outputs back. For a worker that imports KV, it sends the events of
+    a KV export."""
 
     def __init__(self, process: Process, worker: Worker) -> None:
         self._process = process
@@ -136,8 +137,8 @@ async def open_channel(address: str, trust: object = None) -> AsyncIterator[SimC
 
 
 async def connected(channel: SimChannel) -> None:
-    """Open the stream to a worker and wait until the worker accepts it. Raises Unavailable after
-    CONNECT_TIMEOUT_SECONDS."""
+    """Open the stream to a worker, and wait until the worker accepts the stream. Raises Unavailable
+    after CONNECT_TIMEOUT_SECONDS."""
     process = PROCESS.get()
     channel.end = process.network.open(process, channel.address, "run")
     assert channel.end.connected is not None
@@ -146,7 +147,7 @@ async def connected(channel: SimChannel) -> None:
             await channel.end.connected
     except TimeoutError as error:
         raise Unavailable(
-            f"no connection to the worker within {CONNECT_TIMEOUT_SECONDS:g} s"
+            f"could not connect to the worker within {CONNECT_TIMEOUT_SECONDS:g} s"
         ) from error
 
 
@@ -155,8 +156,8 @@ async def converse(
     messages: AsyncIterator[RouterMessage],
     deliver: Callable[[Sequence[RequestOutput]], None],
 ) -> None:
-    """Send ``messages`` to the worker and pass its outputs to ``deliver`` until the stream breaks;
-    then raise the error that ended it. A cancel message is sometimes sent twice."""
+    """Send ``messages`` to the worker, and pass its outputs to ``deliver`` until the stream breaks.
+    Then raise the error that ended the stream. A cancel message is sometimes sent twice."""
     end = channel.end
     assert end is not None
 

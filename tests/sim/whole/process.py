@@ -1,4 +1,5 @@
-"""A simulated process. When it freezes or dies, so do the callbacks and tasks in its context."""
+"""A simulated process. When it freezes or dies, the callbacks and tasks in its context stop,
+too."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -17,9 +18,9 @@ PROCESS: ContextVar["Process"] = ContextVar("process")
 
 class Process:
     """A process. While it is ``frozen``, its callbacks, timers and messages wait for :meth:`thaw`.
-    When it dies, it is cut off from the network before its tasks are cancelled, so that nothing the
-    tasks still send reaches a peer. ``vanished`` means that its machine died, too, so that no
-    kernel notifies its peers."""
+    When it dies, it is cut off from the network before its tasks are cancelled, so that nothing
+    that the tasks still send reaches a peer. ``vanished`` is set if its machine died, too, so that
+    no kernel notifies its peers."""
 
     def __init__(self, name: str, network: "Network") -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""The registry, and each process's connection to it."""
+"""Simulates the registry, and each process's connection to it."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ TIMEOUT_SECONDS = 1.0
 
 
 class SimRegistryServer:
-    """The registry server. After a restart it is empty."""
+    """The registry server. It is empty after a restart."""
 
     def __init__(self, clock: SimClock) -> None:
         self._clock = clock
@@ -52,7 +52,7 @@ class SimRegistryClient:
         await (await self._reach()).ping()
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing, because there is nothing to close."""
 
     async def _reach(self) -> MemoryRegistry:
         if not self._process.alive:

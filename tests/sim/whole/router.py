@@ -1,6 +1,6 @@
 """A simulated router. It runs the production code of HTTP connections, responses, generations,
-worker connections, placers and the view of the cluster, but not of what precedes a generation:
-parsing of bodies, tokenization and tenants."""
+worker connections, placers and the view of the cluster. It does not run the code that precedes a
+generation: the parsing of bodies, tokenization and tenants."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator
@@ -90,7 +90,8 @@ class LetterDetokenizer:
 
 
 class CheckedGeneration(Generation):
-    """A generation that reports each output that it accepts, inline or queued, to ``answer``."""
+    """A generation that reports every output that it accepts to ``answer``, whether the output is
+    delivered inline or queued."""
 
     answer: ClientResponse
     _is_over = False
@@ -101,7 +102,9 @@ class CheckedGeneration(Generation):
         def consume(output: RequestOutput) -> bool:
             assert inline_consumer is not None
             if self._is_over:
-                raise GuaranteeViolation(f"{output.request_id}: a token is delivered after the end")
+                raise GuaranteeViolation(
+                    f"{output.request_id}: a token was delivered after the generation had ended"
+                )
             return inline_consumer(output)
 
         checked = consume if inline_consumer is not None else None
@@ -173,8 +176,8 @@ class SimRequestHandler(CompletionHandler):
 
 
 class SimRouter:
-    """A router that listens for clients at ``address``. Framed connections are production code,
-    gRPC streams are simulated (see :func:`simulated_streams`)."""
+    """A router that listens for clients at ``address``. Its framed connections are production code,
+    and its gRPC streams are simulated (see :func:`simulated_streams`)."""
 
     def __init__(self, environment: "SimEnvironment", name: str, max_model_tokens: int) -> None:
         self.environment = environment
@@ -251,8 +254,8 @@ _end_line = FramedConnection._end
 
 
 def _end_checked(self: FramedConnection, failure: BatonError) -> None:
-    """Call ``FramedConnection._end``, and fail the run if the connection ends because of the data
-    that it carried. It may end only because its peer is gone or has closed it."""
+    """Call ``FramedConnection._end``. Fail the run if the connection ends because of the data that
+    it carried: it may end only because its peer is gone or has closed it."""
     is_nonsense = isinstance(failure, Invalid | Unauthorized)
     if is_nonsense or any(text in str(failure) for text in IMPOSSIBLE):
         PROCESS.get().loop.crash(failure)
@@ -261,8 +264,8 @@ def _end_checked(self: FramedConnection, failure: BatonError) -> None:
 
 @contextmanager
 def simulated_streams() -> Iterator[None]:
-    """Route the routers' gRPC streams over the simulated network, and reduce buffer sizes to match
-    the small messages."""
+    """Route the routers' gRPC streams over the simulated network, and replace some limits of framed
+    connections by values that fit the simulation."""
     with (
         patch("router.generation.grpc_worker_connection.open_channel", peers.open_channel),
         patch("router.generation.grpc_worker_connection._connected", peers.connected),

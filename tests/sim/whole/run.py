@@ -1,4 +1,4 @@
-"""Runs a cluster with the clients and faults of one seed, and checks the guarantees afterwards."""
+"""Runs a cluster with the clients and faults of one seed, and then checks Baton's guarantees."""
 
 import asyncio
 import logging
@@ -96,12 +96,12 @@ class Run:
         self.fault_injector.log(f"{ask.spec.request_id}: {len(answer.tokens)} tokens, {end}")
 
     def _probe(self) -> ClientRequest:
-        """Return a last request, which must succeed after all faults have ended."""
+        """Return the last request of the run, which must succeed because all faults have ended."""
         ask = draw_request(self._chance, len(self._asks))
         return ClientRequest(ask.spec, 0.7)
 
     async def _wait_until_at_rest(self) -> None:
-        """Wait until no process holds blocks, leases or connections for a request."""
+        """Wait until no process holds blocks, leases or connections for any request."""
         cluster = self._cluster
         end = cluster.clock.monotonic() + REST_SECONDS
         while not cluster.is_at_rest():
@@ -149,7 +149,8 @@ def _describe(error: Exception) -> str:
 
 
 def _crash(_: object, __: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    """A log processor that fails the run on an exception which production only logs."""
+    """Fail the run if production code logs an exception. This is a log processor that drops all
+    events."""
     error = sys.exc_info()[1]
     if event.get("exc_info") and error is not None:
         loop = asyncio.get_running_loop()

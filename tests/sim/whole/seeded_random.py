@@ -1,4 +1,4 @@
-"""A run's only source of randomness, fully determined by one seed."""
+"""The only source of randomness of a run, fully determined by one seed."""
 
 from collections.abc import Sequence
 from typing import TypeVar

@@ -38,8 +38,8 @@ ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
 
 class SimFile:
-    """Stands in for the socket that a transport returns from ``get_extra_info("socket")``: ignores
-    options, and returns fixed addresses."""
+    """Stands in for the socket that a transport returns from ``get_extra_info("socket")``. It
+    ignores options, and returns fixed addresses."""
 
     def setsockopt(self, *option: Any) -> None:
         """Ignore the option."""
@@ -55,8 +55,8 @@ FILE = SimFile()
 
 
 class SimSocket(asyncio.Transport):
-    """One end of a connection. ``is_over`` is set once the process of this end has seen the end of
-    the connection."""
+    """One end of a connection. ``is_over`` is set once this end's process has seen the end of the
+    connection."""
 
     __slots__ = (
         "_arrived",
@@ -148,10 +148,12 @@ class SimSocket(asyncio.Transport):
             self.protocol.pause_writing()
 
     def _note_past_pause(self, num_bytes: int) -> None:
-        """Count the bytes written since the pause, and check that they are bounded, so that a
-        client which does not read takes little memory."""
+        """Count the bytes that were written since writing was paused, and check that they are few,
+        so that a client which does not read takes little memory."""
         self._past_pause += num_bytes
-        assert self._past_pause <= MAX_PAST_PAUSE_BYTES, "the router writes on despite the pause"
+        assert self._past_pause <= MAX_PAST_PAUSE_BYTES, (
+            "the router wrote too much after it was paused"
+        )
 
     def is_reading(self) -> bool:
         return self._reading
@@ -190,11 +192,11 @@ class SimSocket(asyncio.Transport):
         self._post_here(self.network.loop.time() + self.network.chance.number() ** 3, error)
 
     def silence(self) -> None:
-        """Drop all data from now on, without notice to either end."""
+        """Drop all data from now on, without notifying either end."""
         self.silent = self.peer.silent = True
 
     def stop_reading(self, seconds: float) -> None:
-        """Stop reading at this end for some seconds."""
+        """Stop reading at this end for ``seconds``."""
         loop = self.network.loop
         self._held_until = loop.time() + seconds
         loop.call_later(seconds, self._wake, context=self.network.context)
@@ -291,7 +293,8 @@ class SimSocket(asyncio.Transport):
         self.network.loop.call_soon(self._lose, None, context=self.process.context)
 
     def _end_for_peer(self) -> Exception | None:
-        """Return what the peer sees: a reset if data was left unread, else None (orderly end)."""
+        """Return how the connection ends for the peer: with a reset if data was left unread, or
+        with None for an orderly end."""
         return ConnectionResetError("reset by peer") if self._arrived else None
 
     # -- receiving ---------------------------------------------------------------------------
@@ -392,8 +395,8 @@ class Listener:
 
 
 class Firewall:
-    """The ways in which a firewall treats connections to an address: it refuses or silently drops
-    them."""
+    """The two ways in which a firewall treats connections to an address: it refuses them, or
+    silently drops them."""
 
     REFUSES, SWALLOWS = "refuses", "swallows"
 
@@ -417,7 +420,7 @@ class ConnectAttempt:
         self._answer: asyncio.Future[Any] = network.loop.create_future()
 
     async def connect(self) -> Any:
-        """Return the transport and its protocol. Raises OSError."""
+        """Connect; return the transport and its protocol. Raises OSError."""
         network = self._network
         if not self._source.alive:
             raise ConnectionResetError("the calling process is dead")

@@ -1,4 +1,4 @@
-"""One incarnation of a store node, and a worker's client for it."""
+"""Simulates one incarnation of a store node, and a worker's client for it."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -80,8 +80,8 @@ class SimStore:
         )
 
     async def _sweep(self, environment: "SimEnvironment") -> None:
-        """Every SWEEP_SECONDS, expire leases and pins and free the slots of transfers that have
-        ended."""
+        """Call ``StoreNode.sweep`` every SWEEP_SECONDS, which ends expired leases and pins, and
+        frees the slots of abandoned transfers that have ended."""
         while True:
             await environment.clock.sleep(SWEEP_SECONDS)
             self.node.sweep()
@@ -95,7 +95,7 @@ class SimStore:
         for offset in range(span.local_offset, span.local_offset + span.size_bytes, BLOCK_BYTES):
             slot = self.dram._slot_at.get(offset)
             is_filling = slot is not None and slot.state is DramBlockState.FILLING
-            assert is_filling, f"{self.name}: a read writes to offset {offset}, to {slot}"
+            assert is_filling, f"{self.name}: a read writes to offset {offset}, where {slot} is"
 
     @property
     def is_at_rest(self) -> bool:
@@ -117,7 +117,8 @@ class SimStore:
 
 
 class SimStoreClient:
-    """Implements :class:`baton.kv.cluster_store_client.StoreNodeClient` for one incarnation."""
+    """Implements :class:`baton.kv.cluster_store_client.StoreNodeClient` for one incarnation of a
+    store node."""
 
     def __init__(self, process: Process, member: Member) -> None:
         self._process = process
@@ -145,7 +146,7 @@ class SimStoreClient:
         return await self._call(lambda life: life.node.report_damaged(keys))
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing, because there is nothing to close."""
 
     async def _call(
         self, ask: Callable[[SimStore], Awaitable[T]], seconds: float | None = None
@@ -165,7 +166,7 @@ def store_client_factory(process: Process) -> Callable[[Member], SimStoreClient]
 async def watch(
     process: Process, member: Member, generation: Incarnation, number: int
 ) -> AsyncIterator[WatchEvent]:
-    """Yield a snapshot of the node's keys, then its changes, until the stream breaks."""
+    """Yield a snapshot of the store node's keys, and then its changes, until the stream breaks."""
     end = process.network.open(process, member.address, "watch", (generation, number))
     try:
         while True:

@@ -26,7 +26,7 @@ class SimMemory:
 
 
 class Fabric:
-    """The memories of all processes by (owner, generation). A memory is unreachable once its
+    """The memories of all processes, by owner and generation. A memory is unreachable once its
     process is dead. ``damage``, ``loss`` and ``stuck`` are the probabilities that the data of a
     read arrives damaged, does not arrive, or arrives later than any timeout."""
 
@@ -43,7 +43,7 @@ class Fabric:
     def find(self, endpoint: Endpoint) -> tuple[Process, memoryview]:
         found = self.memories.get((endpoint.owner, endpoint.generation))
         if found is None or not found[0].alive:
-            raise Unavailable(f"{endpoint.owner} is gone")
+            raise Unavailable(f"the process {endpoint.owner} is dead")
         return found
 
 
@@ -68,8 +68,9 @@ class SimTransfer:
 
 
 class SimTransport:
-    """Implements :class:`baton.transport.base.Transport`. Most reads are instant, others take a
-    while, a few can't be aborted, and those from a frozen process may last until it thaws."""
+    """Implements :class:`baton.transport.base.Transport`. Most reads are instant, and others take a
+    while. Some of these can't be aborted; if such a read is from a frozen process, it lasts until
+    the process thaws."""
 
     name = NAME
 
@@ -94,7 +95,7 @@ class SimTransport:
         return Capabilities(local_only=True, devices=frozenset({"cpu"}), copies_in_post=False)
 
     def register(self, region: Region) -> None:
-        """Do nothing: the memory was passed to the constructor."""
+        """Do nothing, because the memory was passed to the constructor."""
 
     def export(self) -> Endpoint:
         size = self._memory.region.size_bytes
@@ -105,7 +106,7 @@ class SimTransport:
         return SimPeer(endpoint)
 
     def disconnect(self, peer: SimPeer) -> None:
-        """There is nothing to release."""
+        """Do nothing, because peers hold no resources."""
 
     def idle_peers(self) -> list[SimPeer]:
         return []  # peers hold no resources
@@ -148,10 +149,11 @@ class SimTransport:
         return 0.001
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing, because there is nothing to close."""
 
     def _finish(self, transfer: SimTransfer) -> None:
-        """Copy the data, even if the reader is frozen or was cancelled meanwhile."""
+        """Copy the data, even if the reader is frozen, unless the read was aborted or the reader is
+        dead."""
         if not transfer.in_flight or not self._process.alive:
             return
         try:

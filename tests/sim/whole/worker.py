@@ -1,4 +1,5 @@
-"""One incarnation of a worker: its production code, assembled as in ``baton.worker.program``."""
+"""Simulates one incarnation of a worker: its production code, assembled as in
+``baton.worker.program``."""
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -206,8 +207,8 @@ class SimWorker:
         return alive and self.worker.state is WorkerState.READY
 
     def _has_other_workers(self) -> bool:
-        """Return whether the registry lists another worker of either role that is ready, to which
-        requests could move."""
+        """Return whether the registry lists another worker, of either role, that is ready, so that
+        requests could move to it."""
         ready = [*self._membership.ready(Role.PREFILL), *self._membership.ready(Role.DECODE)]
         return any(member.id != self.plan.name for member in ready)
 
@@ -229,7 +230,7 @@ class SimWorker:
         self._heartbeat.announce_now()
 
     async def drain(self) -> None:
-        """Start to drain, announce that to the registry at once, and return when the last request
+        """Start to drain and announce this to the registry at once. Return when the last request
         has ended."""
         self._follow_members()
         self.worker.start_drain()
@@ -246,10 +247,10 @@ class SimWorker:
     # -- accounting ------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
-        """Check the invariants that hold at any moment."""
+        """Check the invariants that must hold at any moment."""
         self.engine.check_integrity()
         assert len(self.worker._jobs) <= WORKER.max_jobs, (
-            f"{self.plan.name} accepted more than max_jobs"
+            f"{self.plan.name} accepted more than max_jobs jobs"
         )
         jobs = [job.request_id for job in self.worker._jobs]
         assert len(jobs) == len(set(jobs)), f"{self.plan.name} has two placements of a request"

@@ -1,2 +1,2 @@
-"""Real clusters whose workers run vLLM. The tests run in Baton's Python environment; the workers
-that they start run in vLLM's."""
+"""Tests of real clusters whose workers run vLLM. The tests run in Baton's Python environment, and
+the workers that they start in vLLM's."""

@@ -1,4 +1,4 @@
-"""Tiny random models, and the answers of vLLM alone, for all tests of this folder."""
+"""Tiny random models, and the answers of vLLM alone, for all tests in this folder."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.model_zoo import make_model
 from tests.vllm.conftest import VARIABLES
 from tests.vllm.e2e.vllm_cluster import VllmAnswers, ask_vllm_alone, prompt
 
-for name in VARIABLES:  # a cluster's workers must set them themselves
+for name in VARIABLES:  # because a cluster's workers must set these variables themselves
     os.environ.pop(name)
 
 LENGTHS = (1, 15, 31, 32, 33, 64, 65, 100, 129, 200, 300, 700)
@@ -20,7 +20,8 @@ ARCHITECTURES = ("qwen3", "llama", "qwen3-moe")
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Models by architecture. vLLM's attention on CPUs needs heads of 32 dimensions."""
+    """Return a model for each architecture. vLLM's attention on CPUs needs heads of 32
+    dimensions."""
     folder = tmp_path_factory.mktemp("models")
     return {
         name: make_model(folder / name, name, seed=seed, head_dim=32)

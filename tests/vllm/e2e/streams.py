@@ -1,4 +1,4 @@
-"""Streams of answers while workers are killed."""
+"""Streams answers in tests that kill workers, and waits until the workers have been restarted."""
 
 import json
 from threading import Event
@@ -13,7 +13,8 @@ STREAM_TOKENS = 300
 
 
 def stream(cluster: LocalCluster, tokens: list[int], started: Event) -> list[int]:
-    """Stream an answer; return its tokens. Sets ``started`` once it has some."""
+    """Stream an answer; return its tokens. Sets ``started`` once more than three tokens have
+    arrived."""
     body = {
         "prompt": tokens, "max_tokens": STREAM_TOKENS, "stream": True, "return_token_ids": True,
         **GREEDY,
@@ -38,8 +39,8 @@ def stream(cluster: LocalCluster, tokens: list[int], started: Event) -> list[int
 
 
 def wait_until_restarted(cluster: LocalCluster) -> None:
-    """Wait until each worker has a living process and is serving; the test's timeout bounds
-    this."""
+    """Wait until each worker has a living process and is serving. The test's timeout bounds the
+    wait."""
     while True:
         workers = [*cluster.processes("prefill"), *cluster.processes("decode")]
         if all(each["state"] == "serving" and psutil.pid_exists(each["pid"]) for each in workers):

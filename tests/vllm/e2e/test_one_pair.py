@@ -1,5 +1,6 @@
-"""Tests one prefill and one decode worker with vLLM: a mixture of experts over shared memory, and
-Llama over gRPC while the decode pool is scaled."""
+"""Tests clusters of one prefill and one decode worker with vLLM: one that runs a mixture of experts
+and transfers KV over shared memory, and one that runs Llama and transfers KV over gRPC while its
+decode pool is scaled."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -53,7 +54,8 @@ def test_llama_over_grpc_while_the_decode_pool_is_scaled(
 
 
 def ask_until(stop: Event, cluster: LocalCluster, expected: VllmAnswers) -> int:
-    """Ask for the expected answers until ``stop`` is set; return their number."""
+    """Send the prompts again and again until ``stop`` is set, and check each answer. Return the
+    number of answers."""
     count = 0
     while not stop.is_set():
         for tokens, answer in zip(expected.prompts, expected.answers, strict=True):

@@ -1,5 +1,5 @@
-"""Tests model families that Baton's own engine does not support: a cluster's answers equal those of
-vLLM alone."""
+"""Tests model families that only vLLM supports, and Baton's own engine does not: a cluster's
+answers must equal those of vLLM alone."""
 
 from pathlib import Path
 
@@ -17,13 +17,14 @@ DTYPE = "bfloat16"
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, VllmAnswers]]:
-    """For each family, a model and the answers of vLLM alone."""
+    """Return, for each family, a model and the answers of vLLM alone."""
     folder = tmp_path_factory.mktemp("others")
     prompts = [prompt(seed, length) for seed, length in enumerate(LENGTHS)]
     result = {}
     for name in FAMILIES:
         model = make_model(folder / name, name)
-        # A process of its own: vLLM can't load a mixture of experts after another kind of model.
+        # Each model gets its own process, because vLLM can't load a mixture of experts after
+        # another kind of model.
         result[name] = (model, ask_vllm_alone({model: prompts}, folder, DTYPE)[model])
     return result
 

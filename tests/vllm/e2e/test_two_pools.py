@@ -1,5 +1,5 @@
-"""Tests two prefill and two decode workers with vLLM: answers, caches, sampling, and killed
-workers."""
+"""Tests a cluster of two prefill and two decode workers with vLLM: its answers, its caches,
+sampling, and that streams survive killed workers."""
 
 import json
 import os
@@ -44,8 +44,8 @@ SCHEMA = {
 
 @pytest.fixture(scope="module")
 def cluster(models: dict[str, Path]) -> Iterator[LocalCluster]:
-    """A cluster with the tenants ``a`` and ``b``. Requests use the key of ``a`` by default. At the
-    end, ``baton check`` must succeed."""
+    """Run a cluster with the tenants ``a`` and ``b``. Requests use the key of ``a`` by default. At
+    the end, ``baton check`` must succeed."""
     settings = {**EXACT, "transports": "shm", "api_keys": "one=a,two=b"}
     with vllm_cluster(models["qwen3"], 2, 2, **settings) as running:
         running.api_key = "one"
@@ -105,14 +105,14 @@ def test_a_conversation_is_cached_for_its_tenant_and_across_restarts(cluster: Lo
     first = prompt(61, 200)
     answer = complete(cluster, first, 40, **GREEDY)
     assert cached_tokens(answer) == 0
-    # The KV of the answer's last token was never computed.
+    # The KV of the answer's last token is never computed.
     num_blocks = (200 + 40 - 1) // BLOCK_TOKENS
     while num_stored(cluster) < before + num_blocks:
         pass  # blocks are stored in the background; the test's timeout bounds this
     second = first + answer["choices"][0]["token_ids"] + prompt(62, 10)
     expected = complete(replace(cluster, api_key="two"), second, 20, **GREEDY)
     assert cached_tokens(expected) == 0
-    for _ in range(3):  # placed on different workers
+    for _ in range(3):  # the requests are placed on different workers
         again = complete(cluster, second, 20, **GREEDY)
         assert again["choices"][0]["token_ids"] == expected["choices"][0]["token_ids"]
         assert cached_tokens(again) == num_blocks * BLOCK_TOKENS
@@ -127,8 +127,8 @@ def test_a_conversation_is_cached_for_its_tenant_and_across_restarts(cluster: Lo
 
 
 def test_a_damaged_block_is_computed_again(cluster: LocalCluster) -> None:
-    """The store node is terminated, upon which it writes its blocks to the SSD tier, and the
-    workers are killed, so that only the SSD tier has the blocks. Then a byte of each block is
+    """The store node is terminated, so that it writes its blocks to the SSD tier. The workers are
+    killed, so that no other copies are left. Then one byte of each block in the SSD tier is
     changed."""
     question = prompt(66, 200)
     before = num_stored(cluster)
@@ -168,7 +168,8 @@ def test_seeds_determine_answers_and_logprobs_are_reported(cluster: LocalCluster
 
 
 def test_answers_follow_a_json_schema(cluster: LocalCluster, models: dict[str, Path]) -> None:
-    # The schema allows any white space, and the random model would hardly end it.
+    # Whitespace is excluded, because the schema allows any amount of it between values, and the
+    # random model would seldom stop generating it.
     spaces = Tokenizer.from_file(str(models["qwen3"] / "tokenizer.json")).encode(" \t\r\n").ids
     bias = dict.fromkeys(map(str, spaces), -100)
     shape = {"type": "json_schema", "json_schema": {"name": "code", "schema": SCHEMA}}
@@ -191,8 +192,8 @@ def test_answers_follow_a_json_schema(cluster: LocalCluster, models: dict[str, P
 def test_streams_survive_a_killed_worker(
     role: str, prompt_tokens: int, cluster: LocalCluster
 ) -> None:
-    """Two cases: the prefill worker is killed while long prompts are still being computed and
-    transferred, or the decode worker while the answers are being generated."""
+    """There are two cases: a prefill worker is killed while long prompts are still being computed
+    and transferred, or a decode worker while the answers are being generated."""
     wait_until_ready(cluster)
     prompts = [prompt(100 + number, prompt_tokens + number) for number in range(STREAMS)]
     victim, started = cluster.processes(role)[0]["pid"], Event()

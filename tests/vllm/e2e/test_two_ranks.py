@@ -1,5 +1,5 @@
-"""Tests workers of two ranks each: their answers, and what happens when a rank or a worker is
-killed or frozen."""
+"""Tests workers that consist of two ranks each: their answers, and what happens when a rank or a
+worker is killed or frozen."""
 
 import signal
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ def test_streams_survive_a_killed_or_frozen_rank(
 def test_a_killed_worker_leaves_no_ranks(cluster: LocalCluster) -> None:
     killed = worker(cluster, "decode")
     ranks = ranks_of(killed)
-    ranks[1].suspend()  # so that it can't notice anything itself
+    ranks[1].suspend()  # so that the rank can't exit by itself when the worker dies
     killed.kill()
     psutil.wait_procs(ranks)  # the test's timeout bounds this
     wait_until_restarted(cluster)

@@ -1,4 +1,5 @@
-"""Tests that `baton up` soon exits with a one-line error if its workers can't run."""
+"""Tests that `baton up` soon exits with an error of one line if a setting prevents its workers from
+running."""
 
 import json
 import os
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def failed_start(home: Path, model: Path, **settings: object) -> str:
-    """Run `baton up` in the foreground, which must fail; return its last line."""
+    """Run `baton up` in the foreground, which must fail. Return the last line of its stderr."""
     given = vllm_settings(**settings)
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("BATON_")},

@@ -1,9 +1,10 @@
-"""Answer prompts with vLLM alone, without Baton: the reference of the tests beside this file.
+"""Answers prompts with vLLM alone, without Baton. The tests in this folder compare Baton's answers
+with these.
 
     .venv-vllm/bin/python -m tests.vllm.e2e.vllm_alone ANSWERS DTYPE < jobs.json
 
-``jobs.json`` has, for each model directory, its prompts; the file ``ANSWERS`` will have their
-answers. Prompts are answered greedily, one at a time.
+``jobs.json`` has the prompts for each model directory; the answers are written to the file
+``ANSWERS``. Prompts are answered greedily, one at a time.
 """
 
 import json

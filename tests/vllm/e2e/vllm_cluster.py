@@ -1,4 +1,5 @@
-"""Clusters whose workers run vLLM, and what vLLM alone answers."""
+"""Starts clusters whose workers run vLLM, and gets the answers of vLLM alone to compare them
+with."""
 
 import json
 import os
@@ -44,7 +45,7 @@ def vllm_cluster(
 
 @dataclass(frozen=True)
 class VllmAnswers:
-    """Prompts, and the answers of vLLM alone to them."""
+    """Prompts, and the answers of vLLM alone to these prompts."""
 
     prompts: list[list[int]]
     answers: list[list[int]]
@@ -63,7 +64,7 @@ def prompt(seed: int, num_tokens: int) -> list[int]:
 def ask_vllm_alone(
     jobs: dict[Path, list[list[int]]], folder: Path, dtype: str = "float32"
 ) -> dict[Path, VllmAnswers]:
-    """Return the answers to the prompts of each model. ``folder`` is for temporary files."""
+    """Answer the prompts of each model with vLLM alone. ``folder`` is for temporary files."""
     file = folder / "answers.json"
     done = subprocess.run(
         [VLLM_PYTHON, "-m", "tests.vllm.e2e.vllm_alone", file, dtype],
@@ -79,6 +80,6 @@ def ask_vllm_alone(
 
 
 def wait_until_ready(cluster: LocalCluster) -> None:
-    """Poll until the cluster is ready; the test's timeout bounds this."""
+    """Poll until the cluster is ready. The test's timeout bounds the wait."""
     while not cluster.status()["ready"]:
         pass
