@@ -265,6 +265,18 @@ class _Json:
         part._values = values
         return part
 
+    def merged(self, *keys: str) -> "_Json":
+        """Return the objects under the keys as one; later ones win. Missing ones are empty."""
+        values: dict[str, Any] = {}
+        for key in keys:
+            part = self.get(key, {})
+            if not isinstance(part, dict):
+                raise Invalid(f"{self.path}: {key} is {part!r}; it must be an object")
+            values |= part
+        merged = copy(self)
+        merged._values = values
+        return merged
+
     def get(self, key: str, default: Any = None) -> Any:
         value = self._values.get(key)
         return default if value is None else value
@@ -277,7 +289,12 @@ class _Json:
 
     def positive_float(self, key: str, default: float | None = None) -> float:
         value = self.get(key, default)
-        if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not math.isfinite(value)
+            or value <= 0
+        ):
             raise Invalid(f"{self.path}: {key} is {value!r}; it must be a positive number")
         return float(value)
 
@@ -301,6 +318,8 @@ def _reject_unsupported(raw: _Json) -> None:
         raise Invalid(f"{raw.path}: hidden_act is {activation!r}; only 'silu' is supported")
     window = raw.get("sliding_window")
     used = raw.get("use_sliding_window", raw.get("architectures") == ["MistralForCausalLM"])
+    if used and window is not None:
+        window = raw.positive_int("sliding_window")
     if used and window is not None and window < raw.positive_int("max_position_embeddings"):
         raise Invalid(
             f"{raw.path}: sliding_window {window} is below max_position_embeddings; windowed "
@@ -367,7 +386,7 @@ _FP8_METHODS = {"fp8": _huggingface_fp8, "compressed-tensors": _compressed_tenso
 def _rope(raw: _Json) -> RopeConfig:
     """Parse the RoPE settings. Older files use rope_theta and rope_scaling, newer ones
     rope_parameters."""
-    values = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    values = raw.merged("rope_scaling", "rope_parameters")
     kind = values.get("rope_type", values.get("type", "default"))
     if kind not in ROPE_TYPES:
         raise Invalid(
@@ -376,12 +395,12 @@ def _rope(raw: _Json) -> RopeConfig:
     if values.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
         raise Invalid(f"{raw.path}: partial_rotary_factor must be 1; no other value is supported")
     return RopeConfig(
-        theta=float(values.get("rope_theta") or raw.positive_float("rope_theta", 10_000.0)),
+        theta=values.positive_float("rope_theta", raw.positive_float("rope_theta", 10_000.0)),
         type=kind,
-        factor=float(values.get("factor") or 1.0),
-        low_freq_factor=float(values.get("low_freq_factor") or 1.0),
-        high_freq_factor=float(values.get("high_freq_factor") or 4.0),
-        original_max_position=int(values.get("original_max_position_embeddings") or 8192),
+        factor=values.positive_float("factor", 1.0),
+        low_freq_factor=values.positive_float("low_freq_factor", 1.0),
+        high_freq_factor=values.positive_float("high_freq_factor", 4.0),
+        original_max_position=values.positive_int("original_max_position_embeddings", 8192),
     )
 
 
@@ -415,6 +434,6 @@ def _eos_token_ids(raw: _Json, path: Path) -> tuple[int, ...]:
     if value is None:
         value = raw.get("eos_token_id", [])
     values = value if isinstance(value, list) else [value]
-    if not all(isinstance(token, int) for token in values):
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in values):
         raise Invalid(f"{path}: eos_token_id is {value!r}; it must be a token id or a list of them")
     return tuple(values)

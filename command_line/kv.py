@@ -211,7 +211,7 @@ async def _any_ready_worker(state: ClusterState) -> Member:
 
 
 async def _model_tag(state: ClusterState, model: str) -> bytes:
-    if re.fullmatch(r"[0-9a-f]{32,}", model):
+    if re.fullmatch(r"[0-9a-f]{32}([0-9a-f]{2})*", model):
         return bytes.fromhex(model)[:16]
     for member in await _ready_members(state, WORKER_ROLES):
         if model in (member.model, Path(member.model).name):

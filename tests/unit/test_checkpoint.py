@@ -65,8 +65,22 @@ BAD: list[tuple[Callable[[Path], None], str]] = [
     (change("config.json", hidden_act="gelu"), "hidden_act is 'gelu'"),
     (change("config.json", dtype="int8"), "dtype is 'int8'; supported dtypes: float32"),
     (change("config.json", rope_parameters={"rope_type": "yarn"}), "rope type is 'yarn'"),
+    (
+        change("config.json", rope_parameters={"rope_type": "linear", "factor": "2"}),
+        "factor is '2'",
+    ),
+    (change("config.json", rope_theta="x", rope_parameters=None), "rope_theta is 'x'"),
+    (
+        change("config.json", rope_scaling="linear"),
+        "rope_scaling is 'linear'; it must be an object",
+    ),
+    (
+        change("config.json", sliding_window="64", use_sliding_window=True),
+        "sliding_window is '64'; it must be a positive integer",
+    ),
     (change("config.json", quantization_config={"bits": 4}), "quantization_config"),
     (change("generation_config.json", eos_token_id="end"), "eos_token_id is 'end'"),
+    (change("generation_config.json", eos_token_id=True), "eos_token_id is True"),
     (lambda path: (path / "model.safetensors").unlink(), "model.safetensors: the file is missing"),
     (cut, r"model\.safetensors: the file is truncated: it has \d+ of \d+ bytes"),
     (write("model.safetensors", b"short"), "truncated in its header"),
