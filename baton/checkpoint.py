@@ -59,9 +59,9 @@ class MoeConfig:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Format:
-    """The format in which a checkpoint stores matrices in FP8 (E4M3). ``block`` is the number of
-    outputs and the number of inputs of a block that shares a scale; None means one scale per
-    output, or per matrix."""
+    """The format in which a checkpoint stores matrices in FP8 (E4M3). ``block`` is the shape
+    ``(num_outputs, num_inputs)`` of the blocks that have one scale each; None means one scale per
+    output, or one for the whole matrix."""
 
     block: tuple[int, int] | None
 

@@ -47,7 +47,7 @@ PROMPT_TOKENS = 32
 
 
 def engine_with(batch: int, answer_tokens: int) -> Engine:
-    """Return an engine that is decoding ``batch`` answers."""
+    """Return an engine that is decoding a batch of ``batch`` answers."""
     length = PROMPT_TOKENS + answer_tokens
     config = EngineConfig(
         block_tokens=16, max_model_tokens=length + 1, max_sequences=batch, max_batched_tokens=4096

@@ -116,9 +116,9 @@ async def _quiet(url: str, seconds: float, rate: float, num_tokens: int, seed: i
 
 @contextmanager
 def _other(url: str, rate: float, num_tokens: int, seed: int) -> Iterator[Any]:
-    """While the block lasts, run the tenant that sends requests beside the quiet tenant, in its own
-    process. Yields a function that, once the block has ended, returns the number of its responses
-    by status."""
+    """Send the other tenant's requests, beside those of the quiet tenant, from a process of their
+    own while the ``with`` block runs. Yields a function that, after the block has ended, returns
+    the number of the other tenant's responses by status."""
     statuses: dict[str, int] = {}
     if not rate:
         yield lambda: statuses

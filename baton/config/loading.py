@@ -41,8 +41,10 @@ def load_settings(
     config: Path | None = None, warn: OnWarning = print_warning, **flags: Any
 ) -> Settings:
     """Load the settings from all sources. A flag that is None counts as not given. ``warn`` is
-    called for each old name of a setting that a source uses, and if the config file has settings of
-    a newer version, which are ignored. Raises Invalid for unknown names and wrong values."""
+    called once for each setting that a source gives under an old name. It is also called if the
+    config file is marked as written for a newer version of Baton; settings in it that this version
+    does not know are ignored. Otherwise, raises Invalid for unknown names; always for wrong
+    values."""
     if config is not None:
         os.environ[CONFIG_ENVIRONMENT_VARIABLE] = str(config)
     return _load(flags, warn)

@@ -127,9 +127,9 @@ def _penalised(scores: torch.Tensor, row: Row) -> torch.Tensor:
 
 
 def _filtered(probs: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Set to zero the probabilities that min-p, top-k or top-p (Holtzman et al. 2019) excludes,
-    each applied to the result of the previous filter. Of equally likely tokens at the threshold,
-    those with lower ids stay."""
+    """Set to zero the probabilities of the tokens that the filters exclude: min-p, then top-k, then
+    top-p (Holtzman et al. 2019), each applied to the result of the one before. Of equally likely
+    tokens at a threshold, those with lower ids stay."""
     if params.min_p > 0:
         probs = torch.where(probs < params.min_p * probs.max(), 0.0, probs)
     if params.top_k == 0 and params.top_p >= 1:

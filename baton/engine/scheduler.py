@@ -371,8 +371,8 @@ class Scheduler:
     # Admission
 
     def _may_admit(self, preempted: bool) -> bool:
-        """Whether any waiting sequence may be admitted in this step. False if the queue is empty or
-        still blocked, no slot is free, or a sequence was just preempted."""
+        """Whether any waiting sequence may be admitted in this step. False if none waits, if the
+        first one still lacks memory, if no slot is free, or if a sequence was just preempted."""
         if not self._waiting:
             self._allocatable_when_blocked = None
             return False

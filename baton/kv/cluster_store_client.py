@@ -321,9 +321,9 @@ def _check_leased(node: Member, keys: Sequence[BlockKey], leased: LeasedBlocks) 
         raise Unavailable(f"store node {node.id} leased other blocks than requested")
     if not len(blocks) <= leased.num_stored <= len(keys) or leased.num_promoted > len(blocks):
         raise Unavailable(
-            f"store node {node.id} sent inconsistent counts: of {len(keys)} requested blocks, it "
-            f"has {leased.num_stored} and leased {len(blocks)}, {leased.num_promoted} of these "
-            "from disk"
+            f"store node {node.id} sent inconsistent counts of blocks: {len(keys)} requested, "
+            f"{leased.num_stored} stored, {len(blocks)} leased, {leased.num_promoted} leased from "
+            "disk"
         )
 
 

@@ -51,9 +51,9 @@ class LeaseStore(Protocol):
         ...
 
     async def write(self, record: LeaseRecord) -> LeaseRecord:
-        """Write and renew the lease, and return the new record. Raises Overloaded when the lease
-        has changed since ``record.version`` was read, or when it was to be created but already
-        exists."""
+        """Write the lease with a new time of renewal, or create it if ``record.version`` is empty.
+        Return the new record. Raises Overloaded if the lease has changed since ``record.version``
+        was read, or if another candidate has created it first."""
         ...
 
 

@@ -12,7 +12,8 @@ MAX_MEMBERS = 4096
 class Registry(Protocol):
     """Announces and lists members. Methods raise Unavailable when the registry can't be reached in
     time. ``database_id`` identifies the database that the last answer of :meth:`members` came from.
-    It changes when the registry has lost its data; the registry then knows no members at first."""
+    It changes when the registry has lost its data: until the members have announced themselves
+    again, the registry then knows none."""
 
     database_id: str
 

@@ -87,9 +87,9 @@ class PrefillSide(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """A running answer that was taken out of the batch. ``spec`` is the request's next placement,
-    which continues the answer; the engine has pinned the blocks of ``sequence`` under
-    ``spec.request_id``."""
+    """An unfinished answer that was taken out of the batch, so that another worker can continue it.
+    ``spec`` is the request as that worker will run it; the engine has pinned the blocks of
+    ``sequence`` under ``spec.request_id``."""
 
     spec: RequestSpec
     sequence: MigratedSequence

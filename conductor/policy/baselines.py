@@ -73,7 +73,7 @@ def session_hash(snapshot: Snapshot, query: PolicyQuery) -> Decision:
     """Choose the prefill worker and the decode worker by a hash of the session, so that all
     requests of a session go to the same two workers while the pools stay the same. If the request
     has no session, hash its :func:`~conductor.policy.candidates.ring_key` instead: the first of its
-    block keys that only few requests share or, if there is none, its id."""
+    block keys that only a few requests share or, if there is no such key, its id."""
     key = query.session.encode() or ring_key(snapshot, query)
     prefills, decodes = snapshot.prefills, snapshot.decodes
     digest = _digest(key)

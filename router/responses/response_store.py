@@ -40,9 +40,9 @@ class ResponseStore(Protocol):
         ...
 
     async def replace(self, tenant: TenantId, stored: StoredResponse) -> bool:
-        """Store a response like :meth:`put`, but only if the tenant still has one with this id;
-        return whether it has. So a response that was deleted while it was generated does not come
-        back."""
+        """Store a response like :meth:`put`, but only if the tenant still has one with this id.
+        Return whether it was stored. So a response that is deleted while it is being generated
+        does not come back."""
         ...
 
     async def get(self, tenant: TenantId, response_id: str) -> StoredResponse | None:

@@ -136,9 +136,10 @@ class Quota:
     def build_begin_request(
         self, tenant: Tenant, share: QuotaShare, size_bytes: int, now: float, *, again: bool = False
     ) -> QuotaRequest | None:
-        """Build the request to the quota store for one more client request. Return None if this
-        router has the quota, if the store has just refused it, or if the limits are not shared. If
-        ``again`` is True, build the request even if the store has just refused a slot."""
+        """Build the request that asks the quota store for what one more client request needs.
+        Return None if nothing is needed, because this router still holds enough of the tenant's
+        quota or shares no limits, or if the store has refused a moment ago. If ``again`` is True,
+        ask for a slot even after such a refusal."""
         limits, requests, tokens, slots = tenant.limits, None, None, None
         if not share.is_shared:
             return None

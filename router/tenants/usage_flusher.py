@@ -22,8 +22,9 @@ log = structlog.get_logger(__name__)
 
 
 class UsageFlusher:
-    """Sends usage at intervals, and runs ``watcher``, which is None if there is no tenants file.
-    ``writer`` identifies this incarnation of this router to the usage store."""
+    """Sends the tenants' usage to the usage store at intervals. Also runs ``watcher``, which loads
+    changes of the tenants file; it is None if there is no such file. ``writer`` identifies this
+    incarnation of this router to the store."""
 
     def __init__(
         self,

@@ -68,8 +68,8 @@ def allow_only(*tokens: int) -> bytes:
 
 
 class FixedMask:
-    """Replaces a grammar's state. Its method ``mask``, which is called during the step, always
-    returns the same mask."""
+    """A stand-in for a grammar's state. Its method ``mask``, which is called during the step,
+    always returns the same mask."""
 
     def __init__(self, bits: bytes) -> None:
         self._bits = bits

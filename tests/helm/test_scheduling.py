@@ -71,9 +71,10 @@ def test_pods_prefer_zones_with_fewer_of_their_kind(scenario: str) -> None:
         assert term["labelSelector"] == pod.owner["spec"]["selector"]
 
 
-def test_only_nodes_are_spread_by_constraints() -> None:
-    """If a node lacks the label of one preferred constraint, the scheduler ignores the node for all
-    of them. So a constraint for zones would turn off the spread over nodes that have no zone."""
+def test_constraints_spread_pods_over_nodes_only() -> None:
+    """If a node lacks the topology label of one preferred constraint, the scheduler ignores the
+    node for all of them. So a constraint on zones would also end the spreading over nodes wherever
+    nodes have no zone label."""
     for pod in release_of("demo").serving():
         keys = [each["topologyKey"] for each in pod.spec["topologySpreadConstraints"]]
         assert keys == ["kubernetes.io/hostname"]

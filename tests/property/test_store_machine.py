@@ -119,7 +119,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(first=st.integers(0, 3), count=st.integers(1, 6))
     def serve(self, first: int, count: int) -> None:
-        """Put some of the first blocks, and lease and read them, as for a popular prompt."""
+        """Store some of the shared prefix's first blocks, then lease and read them, as happens when
+        many requests share a prompt."""
         self.put(first, count, b"a", False)
         self.lease(first, count, 6)
 

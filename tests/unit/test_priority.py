@@ -20,7 +20,8 @@ FCFS = replace(CONFIG, order="fcfs", max_sequences=1)
 
 
 class ClassBench(TimedBench):
-    """A scheduler bench whose new requests get its ``priority`` and ``weight``."""
+    """Drives a scheduler with requests that get the current ``priority`` and ``weight``, so that a
+    test can mix priority classes."""
 
     priority = Priority.NORMAL
     weight = 1.0

@@ -202,8 +202,8 @@ async def until_written(recorded: Recorded, content: bytes) -> None:
 async def stream_answers(
     core: FakeCore, client: httpx.AsyncClient, recorded: Recorded, count: int = 1
 ) -> list[httpx.Response]:
-    """Stream ``count`` answers at the same time. The next token of every answer is generated once
-    the previous one has been written to the client."""
+    """Stream ``count`` answers at the same time. Each answer's next token is generated only after
+    its previous token has been written to the client."""
     recorded.clear()
     core.submitted.clear()
     asked = [

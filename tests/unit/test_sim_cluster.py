@@ -152,8 +152,9 @@ def test_memory_is_reserved_once() -> None:
 
 
 def test_preempted_request_resumes() -> None:
-    """Each request reserves 356 tokens (100 of the prompt, and an expected answer of 256), so both
-    fit in the 720. Their answers have 400 tokens, so the memory runs out before they end."""
+    """Each of the two requests reserves 356 tokens (100 of the prompt and 256 for the expected
+    answer), so both fit in the worker's memory of 720 tokens. But each answer has 400 tokens, so
+    the memory runs out before the answers are complete."""
     arrivals = (make_request(0.0, 100, 400), make_request(0.0, 100, 400, head=1))
     cluster = run_cluster(*arrivals, device_tokens=720)
     assert cluster.decodes[0].num_preempted >= 1

@@ -17,7 +17,7 @@ from tests.unit.test_sim_cluster import BLOCK, CONFIG, crash_of, make_request, r
 def placed(snapshot: Snapshot, query: PolicyQuery) -> Decision:
     """Place requests on the first worker of each pool; refuse prompts of more than 500 tokens."""
     if query.num_tokens > 500:
-        raise Overloaded("the prompt is too long")
+        raise Overloaded("no worker has room for the prompt")
     return Decision(WorkerId("p0"), WorkerId("d0"), "")
 
 

@@ -49,9 +49,10 @@ def drop_unknown_keys(
     info: ValidationInfo,
     unsupported: Mapping[str, UnsupportedField] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return an object of a body without its unknown keys, for objects that no pydantic model
-    describes. ``path`` is the object's name, such as ``tools.function``. Raises a validation error
-    for a key that would change the answer, or if unknown fields are refused."""
+    """Return ``value``, an object inside of a body that no pydantic model describes, without its
+    unknown keys. ``path`` is the object's path in the body, such as ``tools.function``. Raises a
+    validation error for an unknown key that would change the answer, or for any unknown key if the
+    request is parsed strictly."""
     if known.issuperset(value):
         return value
     ignored = info.context if isinstance(info.context, IgnoredFields) else None

@@ -269,7 +269,8 @@ class SimWorker:
         return f"{self.plan.name}: {self.engine.stats()} {placements}"
 
     def _may_write(self, span: TransferRange) -> None:
-        """Check that a read writes only to blocks that are reserved for it."""
+        """Check that KV which is read from elsewhere goes only into blocks that are reserved for
+        that read."""
         size = BLOCK_TOKENS * 8
         first, end = span.local_offset // size, (span.local_offset + span.size_bytes) // size
         for block_id in range(first, end):
