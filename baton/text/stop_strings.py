@@ -7,10 +7,10 @@ from functools import lru_cache
 class StopStrings:
     """Cuts a streamed text before the first stop string that is completed in it.
 
-    Only text that may still become a stop string is held back. If the same character
-    completes several stop strings, the text is cut before the longest of them. The result does not depend on how the text
-    is split. There is one automaton per stop string (Knuth, Morris and Pratt, 1977), which takes
-    O(1) amortised time per character.
+    Only text that may still become a stop string is held back. If the same character completes
+    several stop strings, the text is cut before the longest of them. The result does not depend on
+    how the text is split. There is one automaton per stop string (Knuth, Morris and Pratt, 1977),
+    which takes O(1) amortised time per character.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
