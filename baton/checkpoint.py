@@ -266,7 +266,8 @@ class _Json:
         return part
 
     def merged(self, *keys: str) -> "_Json":
-        """Return the objects under the keys as one; later ones win. Missing ones are empty."""
+        """Merge the objects under ``keys`` into one. If several have a field, the last one's value
+        is used. A missing key counts as an empty object."""
         values: dict[str, Any] = {}
         for key in keys:
             part = self.get(key, {})

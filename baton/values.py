@@ -43,7 +43,7 @@ def _transports(value: Any) -> Any:
     if isinstance(names, (tuple, list)):
         for name in names:
             if name not in TRANSPORTS:
-                raise ValueError(f"it must be auto, or some of {','.join(TRANSPORTS)}")
+                raise ValueError(f"it must be auto, or one or more of {','.join(TRANSPORTS)}")
     return names
 
 

@@ -54,9 +54,10 @@ MAX_WORKERS = 16
 
 @dataclass(frozen=True, slots=True)
 class AutoscaleScenario:
-    """A load. ``kind`` names synthetic traffic; if it is empty, the trace is used. Requests arrive
-    at the rate ``tide``; if that is None, they arrive as in the trace, but ``factor`` times as
-    fast. ``start`` has the numbers of prefill and decode workers at the beginning."""
+    """A load. ``kind`` names a kind of synthetic traffic; if it is empty, the trace is used.
+    ``tide`` is the request rate over time; if it is None, requests arrive as in the trace, but
+    ``factor`` times as fast. ``start`` has the numbers of prefill and decode workers at the
+    beginning."""
 
     name: str
     num_requests: int

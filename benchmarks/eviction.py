@@ -1,4 +1,4 @@
-"""Replay a trace through the store's eviction policies, plain LRU and the optimal policy.
+"""Compare the store's eviction policies with plain LRU and the optimal policy, on a trace.
 
     python -m benchmarks.eviction [--trace FILE] [--json]
 
@@ -148,12 +148,13 @@ def optimum(prompts: Sequence[TracePrompt], capacity: int | None) -> CacheHits:
 
 
 Rows = dict[str, dict[str, float]]
-"""The share of all tokens (or of all blocks, if the row's name says so), by row and capacity."""
+"""The share of all tokens (or of all blocks, if the row's name says so) that hit the cache, by row
+and capacity."""
 
 
 def measure(prompts: Sequence[TracePrompt]) -> Rows:
     """Replay the prompts with plain LRU, every eviction policy and the optimum, at every capacity.
-    Return the shares that hit the cache. Progress goes to stderr."""
+    Return the shares of tokens and blocks that hit the cache. Progress goes to stderr."""
     num_tokens = sum(prompt.num_tokens for prompt in prompts)
     num_blocks = sum(len(prompt.keys) for prompt in prompts)
     rows: Rows = {}

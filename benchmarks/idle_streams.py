@@ -99,8 +99,8 @@ def report_memory(worker: FakeWorker, pauses: list[float]) -> None:
 
 
 async def step(worker: FakeWorker, gap: float) -> None:
-    """Send a token every ``gap`` seconds of the clock to the streams that the busy client
-    requested, and a single token to each of the others."""
+    """Every ``gap`` seconds, send a token to each stream that the busy client requested. Each other
+    stream gets a single token."""
     loop = asyncio.get_running_loop()
     at = loop.time()
     while True:

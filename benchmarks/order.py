@@ -7,8 +7,8 @@ would: 20,000 tokens a second, and 1.5 times as long per token for a prompt of 7
 Arrivals are Poisson; one prompt in twenty has 30,000 to 100,000 tokens, and these prompts are two
 thirds of the work. A request meets the SLO when its TTFT is within 2 s plus the prompt's own
 prefill time. Two tenants send the same mix, one of them four times as often. ``fair`` is Jain's
-index of each tenant's computed tokens relative to its max-min share, while requests arrived: 1 is
-fair.
+index of the tenants' computed tokens, each divided by the tenant's max-min fair share: 1 is fair.
+Only tokens that are computed while requests still arrive are counted.
 
 Prints a table per load, and JSON as the last line; with ``--json``, only the JSON line. All figures
 except the measured run time are the same in every run.
@@ -135,7 +135,7 @@ def workload(seed: int, load: float) -> list[PrefillRequest]:
 @dataclass(slots=True)
 class Replay:
     """One engine and its results: the TTFT of each request, and the number of tokens computed for
-    each tenant before the horizon."""
+    each tenant in the first ``HORIZON_SECONDS``."""
 
     asks: Sequence[PrefillRequest]
     clock: ManualClock

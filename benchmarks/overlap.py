@@ -2,12 +2,13 @@
 
     python -m benchmarks.overlap [--model DIR | --shape 50m|0.6b] [--dtype float32|bfloat16]
                                  [--threads N] [--batches N …] [--context N] [--rounds N]
+                                 [--steps N]
 
 Runs a worker's own code and threads: the engine steps in one thread, the event loop delivers and
 encodes in another, and with async scheduling (``async_scheduling``) the model runs in a third. In
-each round, the two modes take turns of ``--steps`` steps each, with the same requests. Measures the
-wall-clock time of a step and the process's CPU time for it. Reports medians over the rounds, and
-the median ratio over pairs of neighbouring rounds. Prints a table, and JSON as the last line.
+each round, both modes run ``--steps`` steps with the same requests, one mode after the other.
+Measures the wall-clock time and the process's CPU time per step. Reports their medians and the
+median ratio of the two modes over all rounds. Prints a table, and JSON as the last line.
 """
 
 import argparse

@@ -6,9 +6,9 @@ A load is SHORTEST-LONGESTxCONCURRENCY: that many concurrent streams, each of wh
 request after the other. A prompt is random and has SHORTEST to LONGEST tokens. Warm-up requests let
 the workers measure their steps. Prints, for each load, percentiles of the predicted and the
 measured TTFT and of the ratio between them, and JSON as the last line. The measured TTFT is the
-router's: until the first token reached it. ``exposed_share`` is the time from the last chunk's
-announcement until it has been read, by which the KV transfer delays the second token, divided by
-the measured TTFT (medians over the requests whose KV was transferred).
+router's: until the first token reached it. ``exposed_share`` is the time by which the KV transfer
+delays the second token, divided by the measured TTFT (medians over the requests whose KV was
+transferred). The delay lasts from the announcement of the last chunk until all KV has been read.
 """
 
 import argparse

@@ -88,26 +88,27 @@ def decode_pool() -> WorkerPool[DecodeView]:
     return WorkerPool([DecodeView(WorkerId("decode"), DecodeCost(0.01, 0.0, 0.0), 1 << 30)])
 
 
-def shared_heads(path: Path) -> dict[str, Any]:
-    """Count a real trace's requests per worker, placed with the ring's key and, for comparison,
-    with the hash of the first block."""
+def trace_imbalance(path: Path) -> dict[str, Any]:
+    """Place a real trace's requests by the ring's key and, for comparison, by their first block
+    alone, which many requests may share. For each, return the number of requests on the busiest
+    worker, divided by the mean."""
     trace = read_trace(path)
     views = [PrefillView(WorkerId(worker), COST, worker) for worker in WORKERS]
     pool = WorkerPool(views)
     caches = SimulatedCaches({view.id: view.node for view in views}, [], 1, 1)
     snapshot = Snapshot(0.0, 0, pool, decode_pool(), caches, 512, 1, LinkSpeed(1e9, 1e9))
     by_key: Counter[str] = Counter()
-    by_head: Counter[str] = Counter()
+    by_first_block: Counter[str] = Counter()
     query = PolicyQuery("", 1, 1, ())
     for number, arrival in enumerate(trace.requests):
         query = replace(query, request_id=f"r{number}", keys=arrival.block_ids)
         by_key[next(ring_successors(WORKERS, ring_key(snapshot, query)))] += 1
-        by_head[next(ring_successors(WORKERS, str(arrival.block_ids[0]).encode()))] += 1
+        by_first_block[next(ring_successors(WORKERS, str(arrival.block_ids[0]).encode()))] += 1
         caches.record_request(arrival.block_ids)
     mean = len(trace.requests) / len(WORKERS)
     return {
         "imbalance": max(by_key.values()) / mean,
-        "imbalance_by_first_block": max(by_head.values()) / mean,
+        "imbalance_by_first_block": max(by_first_block.values()) / mean,
     }
 
 
@@ -129,7 +130,7 @@ def main(arguments: list[str]) -> None:
         f"(bound {CHWBL_LOAD_FACTOR}, rounded up)"
     )
     if options.trace:
-        result["shared"] = shared_heads(options.trace)
+        result["shared"] = trace_imbalance(options.trace)
         print(
             f"{options.trace.name}: busiest worker over mean {result['shared']['imbalance']:.2f} "
             f"(aim 1.3); by the first block {result['shared']['imbalance_by_first_block']:.2f}"

@@ -1,4 +1,4 @@
-"""Run locust against a real CPU cluster: find its capacity, then load it to 80 % for minutes.
+"""Run locust against a real CPU cluster: find its capacity, then run it at 80 % of that.
 
     python -m benchmarks.soak [--seconds 600] [--share 0.8] [--logs FOLDER]
 
@@ -63,8 +63,9 @@ class SoakRun:
 
     @property
     def growth_mib(self) -> dict[str, float]:
-        """How much each memory grew, in MiB. Without the first ``SETTLE_SHARE`` of the run, this is
-        the median of the last fifth of the samples minus the median of the first fifth."""
+        """How much each memory grew, in MiB: the median of the last fifth of the samples minus the
+        median of the first fifth. Samples from the first ``SETTLE_SHARE`` of the run are left
+        out."""
         return {name: _growth(sizes) for name, sizes in self.memory_mib.items()}
 
 

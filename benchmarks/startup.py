@@ -9,8 +9,8 @@ memory as the weights need in one thread, computing the digest, loading the mode
 imports), and starting a whole worker, from the command to the report that it serves. In a cold
 start, the files' pages were dropped from the page cache just before. ``beside`` is a worker that
 starts while another worker on this host serves the same model; the bytes that it reads from the
-disk are counted. Prints each median with the CPU seconds and the ratio to reading the files equally
-cold or warm, and JSON as the last line.
+disk are counted. Prints each median with the CPU seconds and the ratio to reading the files with
+the page cache in the same state, and JSON as the last line.
 """
 
 import argparse
@@ -55,8 +55,9 @@ class StartupCost:
 
 @dataclass(frozen=True)
 class StartupRow:
-    """One row of the table. ``ratio`` is the time divided by the time to read the files, equally
-    cold or warm."""
+    """One row of the table. ``cold`` is whether the files' pages were dropped from the page cache
+    before. ``ratio`` is the time divided by the time to read the files, with the page cache in the
+    same state."""
 
     what: str
     shards: int
@@ -239,8 +240,8 @@ def redis(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def worker(path: Path, dtype: str, url: str, options: argparse.Namespace) -> Iterator[StartupCost]:
-    """Start a worker, and yield the cost from the command to its report that it serves. The worker
-    continues to serve while the block lasts."""
+    """Start a worker, and yield the cost of its start, from the command to the worker's report that
+    it serves. The worker runs until the ``with`` block ends."""
     settings = {
         "model": str(path), "dtype": dtype, "device": "cpu", "num_blocks": NUM_BLOCKS,
         "threads": str(options.threads), "redis_url": url, "log_level": "error",

@@ -91,8 +91,7 @@ async def _measure(cluster: LocalCluster, options: argparse.Namespace) -> dict[s
 
 def _order(rounds: int) -> list[str]:
     """Return the names of the arms (those of :data:`ARMS`) in the order in which they run: each arm
-    once per round, and each round begins with the arm after the one with which the previous round
-    began."""
+    once per round, and each round begins one arm later than the previous round."""
     arms = list(ARMS)
     return [
         arms[(first + step) % len(arms)] for first in range(rounds) for step in range(len(arms))
@@ -162,8 +161,9 @@ def _summary(
     seconds: dict[str, list[list[float]]], statuses: dict[str, dict[str, int]]
 ) -> dict[str, Any]:
     """Summarize all arms, and compare the arm ``flood`` with the other arms. ``p99_ratio`` compares
-    the p99 over all samples; ``median_p99_ratio`` is the median of the ratios in each round. If
-    they differ much, a few short disturbances are the cause: see ``p99_by_round``."""
+    the p99 over all samples; ``median_p99_ratio`` is the median, over the rounds, of each round's
+    own p99 ratio. If the two differ much, a few short disturbances are the cause: see
+    ``p99_by_round``."""
     figures: dict[str, Any] = {}
     for arm, rounds in seconds.items():
         together = [each for one in rounds for each in one]

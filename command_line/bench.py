@@ -122,7 +122,8 @@ class LengthOptions:
 
     @property
     def lengths(self) -> "RequestLengths":
-        """The lengths of plain requests. Raises Invalid for lengths that are out of range."""
+        """The lengths for requests of kind ``plain``. Raises Invalid for lengths that are out of
+        range."""
         from load_generator.load_spec import RequestLengths
 
         return RequestLengths(**vars(self))
@@ -171,8 +172,8 @@ class LoadOptions:
     seed: Annotated[int, typer.Option(help="The same seed gives the same load.")] = 0
 
     def spec(self, lengths: "RequestLengths") -> "LoadSpec":
-        """Return the load. ``lengths`` are the lengths of its plain requests. Raises Invalid for
-        wrong options."""
+        """Return the load. ``lengths`` applies to requests of kind ``plain`` only. Raises Invalid
+        for wrong options."""
         from load_generator.load_spec import LoadSpec
 
         return LoadSpec(lengths=lengths, **vars(self))
@@ -281,5 +282,6 @@ def _refuse_options(context: typer.Context, command: str) -> None:
         if source is not None and source.name == "COMMANDLINE":
             flag = f"--{name.replace('_', '-')}"
             raise Invalid(
-                f"{flag} is an option of baton bench; options of {command} go after its name"
+                f"{flag} is an option of baton bench itself; the options of baton bench {command} "
+                f"go after the word {command}"
             )

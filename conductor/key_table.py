@@ -89,7 +89,8 @@ class KeyTable:
         return count_leading(keys, lambda key: not tier_at[find(_fingerprint(key))])
 
     def tiers_of_prefix(self, keys: Sequence[BlockKey], num: int) -> dict[int, int]:
-        """Return how many of the first ``num`` keys are in each tier, without absent keys."""
+        """Return how many of the first ``num`` keys are in each tier. Absent keys are not
+        counted."""
         counts = np.bincount(self._tiers[self._find_many(_fingerprints(keys[:num]))], minlength=1)
         return {tier: int(counts[tier]) for tier in np.flatnonzero(counts).tolist() if tier}
 

@@ -132,9 +132,9 @@ class LoadTracker:
         self.decodes.put(view)
 
     def advance(self, now_seconds: float, answer_tokens: float) -> None:
-        """Update every decode worker's load, at most ten times a second. This assumes that, since
-        its last report, a worker has finished its answers at an even rate: all of them within the
-        duration of one answer."""
+        """Reduce every decode worker's load by the share of its tokens that it has presumably freed
+        since its last report or update: the time since then, divided by the duration of an answer
+        of ``answer_tokens`` tokens. Takes effect at most ten times a second."""
         if now_seconds - self._advanced_seconds < MIN_ADVANCE_SECONDS:
             return
         self._advanced_seconds = now_seconds

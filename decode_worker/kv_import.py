@@ -284,8 +284,8 @@ async def _connect(transport: Transport, endpoint: Endpoint) -> Peer:
 
 
 async def _read_while_exported(reader: KvImportStream, reading: Coroutine[Any, Any, None]) -> None:
-    """Run ``reading``, but cancel it and raise Unavailable if the source ends its event stream,
-    because a read from a stalled source may never end by itself."""
+    """Run ``reading``. If the source ends its event stream meanwhile, cancel ``reading`` and raise
+    Unavailable: a read from a source that is gone might otherwise last until its timeout."""
 
     async def watch() -> None:
         await reader.ended()

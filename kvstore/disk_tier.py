@@ -312,9 +312,9 @@ class DiskTier:
         return [block.key for block in blocks]
 
     def _coldest_segment(self, slot_bytes: int) -> Segment | None:
-        """Return the least recently used segment among those with another slot size and without a
-        referenced block; empty segments count as the least recently used. Return None if there is
-        no such segment."""
+        """Return the least recently used segment among those whose slot size is not ``slot_bytes``
+        and that have no referenced block; empty segments count as the least recently used. Return
+        None if there is no such segment."""
         idle = [
             segment
             for segment, used in self._used.items()

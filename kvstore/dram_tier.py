@@ -277,7 +277,7 @@ class DramTier:
         of range, and Overloaded if there are too many leases."""
         if not 0 < seconds <= MAX_LEASE_SECONDS:
             raise Invalid(
-                f"a lease lasts {seconds:g} s; it must last more than 0 and up to "
+                f"a lease of {seconds:g} s was requested; it must last more than 0 and up to "
                 f"{MAX_LEASE_SECONDS:g} s"
             )
         if len(self._leases) >= MAX_LEASES:
@@ -296,7 +296,7 @@ class DramTier:
         pinned."""
         if not 0 < seconds <= MAX_PIN_SECONDS:
             raise Invalid(
-                f"a pin lasts {seconds:g} s; it must last more than 0 and up to "
+                f"a pin of {seconds:g} s was requested; it must last more than 0 and up to "
                 f"{MAX_PIN_SECONDS:g} s"
             )
         fresh = [slot for slot in dict.fromkeys(slots) if not slot.pinned_until]

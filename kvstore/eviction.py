@@ -1,9 +1,9 @@
 """Eviction policies by name. The DRAM tier, the SSD tier and trace replays use the same policies.
 
-Policies do no I/O and read no clock: they only see keys, and their time is a number of requests. A
-block is *in use* while it is being written or read, and evictable otherwise. Callers release a
-request's blocks from the last to the first, so that the first blocks are the most recently used and
-a prefix is evicted from its end.
+Policies do no I/O and read no clock: they only see keys, and they measure time in requests. A block
+is *in use* while it is being written or read, and evictable otherwise. Callers release a request's
+blocks from the last to the first, so that the first blocks are the most recently used and a prefix
+is evicted from its end.
 """
 
 import heapq
@@ -62,7 +62,8 @@ class EvictionPolicy(Protocol):
         ...
 
     def last_used(self, key: BlockKey) -> int:
-        """Return the tick of the block's last use, release or admission."""
+        """Return the tick at which the block was last admitted, used or marked as evictable,
+        whichever came last."""
         ...
 
 

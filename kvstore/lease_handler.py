@@ -76,8 +76,8 @@ class LeaseHandler:
         self._dram.release(lease_id)
 
     def pin(self, keys: Sequence[BlockKey], seconds: float) -> int:
-        """Pin for ``seconds`` the leading blocks that are in DRAM; return how many they are. Raises
-        Invalid or Overloaded, as :meth:`DramTier.pin` does."""
+        """Pin the leading blocks, up to the first that is not in DRAM, for ``seconds``; return the
+        number of pinned blocks. Raises Invalid or Overloaded, as :meth:`DramTier.pin` does."""
         now = self._clock.monotonic()
         self._dram.expire(now)
         slots: list[DramBlock] = []

@@ -267,7 +267,8 @@ class TieredStore:
         )
 
     async def _add_segments(self, slots: Sequence[DramBlock]) -> None:
-        """Create the segments that the disk lacks for storing ``slots``, in a thread."""
+        """In a thread, create the disk segments that are missing to store the blocks in
+        ``slots``."""
         assert self.disk is not None
         sizes = Counter(slot.size_bytes for slot in slots if slot.key not in self.disk)
         for size_bytes, count in sizes.items():
@@ -278,7 +279,7 @@ class TieredStore:
                     self.disk.add_segment(growth)
 
     async def flush(self) -> None:
-        """Erase the records of removed blocks from the disk, in a thread."""
+        """In a thread, erase the records of removed blocks from the disk."""
         disk = self.disk
         if disk is not None and not disk.is_flushed:
             await run_in_thread(disk.flush)

@@ -22,8 +22,9 @@ ENDPOINTS = ("chat", "completions")
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig:
-    """If ``chat`` is true, chat completions are requested, else completions. If ``as_tokens`` is
-    true, prompts are sent as token ids. ``salt`` is the text with which every prompt begins."""
+    """The settings of a benchmark. If ``chat`` is True, chat completions are requested, else
+    completions. If ``as_tokens`` is True, prompts are sent as token ids. ``salt`` is the text with
+    which every prompt begins."""
 
     target: BenchTarget
     model: str | None

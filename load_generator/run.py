@@ -139,12 +139,16 @@ def _outcome(config: BenchConfig, measured: DriverResult) -> BenchResult:
 
 
 def _measured_seconds(load: LoadSpec, measured: DriverResult) -> float:
-    """Return the length of the measured period, by which counts are divided to get rates. For a
-    load without a duration, the period lasts from the first measured request to the last answer.
-    Otherwise it lasts from the end of the warm-up to the end of the duration or, in an open loop,
-    to the last answer if that is later. (In a closed loop, answers that end after the duration make
-    up for those that were begun during the warm-up.) If the load was interrupted, the period ends
-    with the last answer at the latest."""
+    """Return the length of the measured period, by which counts are divided to get rates:
+
+    - for a load without a duration: from the first measured request to the last answer;
+    - in an open loop: from the end of the warm-up to the end of the duration, or to the last answer
+      if that is later;
+    - in a closed loop: from the end of the warm-up to the end of the duration. The answers that end
+      later are counted, too; they stand for those that began during the warm-up, which are not.
+
+    If the load was interrupted, the period ends with the last answer at the latest.
+    """
     if not measured.records:
         return 0.0
     last = max(record.ended_at for record in measured.records)

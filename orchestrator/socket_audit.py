@@ -218,8 +218,8 @@ def _mapped_files(process: psutil.Process) -> str:
 
 
 def _has_token(process: psutil.Process) -> bool:
-    """Whether Ray uses token authentication. For a driver, this is visible only in the environment
-    of the processes that it starts."""
+    """Whether Ray uses token authentication. The supervisor (Ray's driver) sets ``RAY_AUTH_MODE``
+    after its start, so only the environments of the processes that it starts show it."""
     for each in (process, *process.children()):
         with contextlib.suppress(psutil.Error):
             if each.environ().get("RAY_AUTH_MODE") == "token":

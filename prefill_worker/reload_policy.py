@@ -33,8 +33,8 @@ def choose_reload_mode(
 ) -> ReloadDecision:
     """Choose the mode for ``num_blocks`` stored blocks. ``compute_seconds`` is None while the
     prefill speed is unknown; in that case, the store is assumed to be faster, as it is for all but
-    the smallest models. A prefix that one step can compute (at most ``chunk_blocks``) is not worth
-    a split. ``preferred_mode`` is the mode set in the configuration, if any, which overrides
+    the smallest models. A prefix that one step can compute (at most ``chunk_blocks``) is never
+    split. ``preferred_mode`` is the mode set in the configuration, if any, which overrides
     everything else."""
     if preferred_mode is not None:
         return ReloadDecision(preferred_mode, "as configured")

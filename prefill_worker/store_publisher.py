@@ -62,7 +62,8 @@ class StorePublisher:
 
     async def publish_remaining(self) -> None:
         """Publish the blocks on this worker that the store does not have, newest first. Stop if the
-        store can't be reached. Call it while :meth:`run` runs, after the last run was enqueued."""
+        store can't be reached. Call this after the last :meth:`enqueue`, while the task of
+        :meth:`run` is active."""
         await self._runs.join()
         num_blocks = 0
         for chain in self._chains.newest_first():

@@ -67,7 +67,8 @@ class SimulatedDecodeWorker:
         self._count_incoming(job, 1)
 
     def request_room(self, job: SimulatedRequest) -> None:
-        """Request memory for an announced request; ``on_room`` is called once it is reserved."""
+        """Request memory for a request that :meth:`announce` has recorded. ``on_room`` is called
+        once the memory is reserved."""
         del self._announced[job]
         self._waiting.append(job)
         self._reserve_rooms()
@@ -92,8 +93,8 @@ class SimulatedDecodeWorker:
         self._events.schedule(self._events.now_seconds, self._reserve_rooms)
 
     def finish_received(self, job: SimulatedRequest) -> None:
-        """Finish a request whose answer is already complete with the token from its prefill. Its KV
-        has arrived, but it never joins the batch."""
+        """Finish a request whose answer has ended with the token that its prefill sampled. Its KV
+        has arrived, but the request never joins the batch."""
         self._arriving_tokens -= job.context_tokens
         self._release_room(job)
         job.finished_at_seconds = self._events.now_seconds

@@ -11,10 +11,10 @@ GIB = 1 << 30
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """``flops_per_second`` is the dense peak of BF16 matrix products with FP32 accumulation
-    (datasheets print twice that, with sparsity). ``memory_bytes`` counts a datasheet's "GB" as GiB,
-    which they are; drivers report one or two percent less, since the GPU reserves some memory.
-    ``dollars_per_hour`` is an assumption: a typical on-demand price per GPU at hourly clouds in
-    2025."""
+    (datasheets print twice that, with sparsity). ``memory_bytes`` takes a datasheet's "GB" as GiB,
+    which is what vendors mean; drivers report one or two percent less, since the GPU reserves some
+    memory. ``dollars_per_hour`` is an assumption: a typical on-demand price per GPU at hourly
+    clouds in 2025."""
 
     name: str
     flops_per_second: float
@@ -50,8 +50,7 @@ GPUS = {gpu.name: gpu for gpu in _GPUS}
 
 
 def get_gpu(name: str) -> Gpu:
-    """Return the GPU with this name; upper and lower case are the same. Raises Invalid if the name
-    is unknown."""
+    """Return the GPU with this name; case is ignored. Raises Invalid if the name is unknown."""
     gpu = GPUS.get(name.upper())
     if gpu is None:
         raise Invalid(f"unknown GPU {name!r}; known GPUs: {', '.join(GPUS)}", param="gpu")

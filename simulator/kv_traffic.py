@@ -26,8 +26,9 @@ class KvTraffic:
         time at which their KV has arrived.
 
         Blocks on the device are used in place, and blocks in the host's store are loaded. Blocks in
-        the store that the decision names are fetched over the network if ``peer_fetch`` is set and
-        fetching them is faster than computing them. The prompt's last token is always computed."""
+        another host's store (``decision.fetch_source``) are fetched over the network if
+        ``peer_fetch`` is set and fetching them is faster than computing them. The prompt's last
+        token is always computed."""
         now, block = self._events.now_seconds, self._block_tokens
         max_cached = job.num_prompt_tokens - 1
         size, caches = self._config.kv_bytes_per_token, self._fleet.caches

@@ -76,7 +76,7 @@ class HolderIndex:
         return found
 
     def _deepest_of_others(self, keys: Sequence[AnyBlockKey], num_known: int) -> int:
-        """Return the length, in blocks, of the longest prefix of ``keys`` that more than
-        ``num_known`` nodes have. If exactly ``num_known`` nodes have all of ``keys``, this is the
-        longest prefix that any other node has."""
+        """``num_known`` nodes have all of ``keys``. Return the length, in blocks, of the longest
+        prefix that any other node has, which is the longest one that more than ``num_known`` nodes
+        have."""
         return count_leading(keys, lambda key: len(self.nodes_with(key)) <= num_known)

@@ -45,7 +45,8 @@ class ModelShape:
     @property
     def embedding_parameters(self) -> int:
         """The number of parameters in the input embedding table. It is counted separately, since a
-        token reads only one row of the table. The output embedding counts as a matrix instead."""
+        token reads only one row of the table. The output embedding, which every token uses
+        completely, is part of ``common_parameters``."""
         return self.vocab_size * self.hidden_size
 
     @property
@@ -149,8 +150,8 @@ SHAPES = {shape.name: shape for shape in _SHAPES}
 
 
 def get_model_shape(name: str) -> ModelShape:
-    """Return the shape of the model with this name; upper and lower case are the same. Raises
-    Invalid if the name is unknown."""
+    """Return the shape of the model with this name; case is ignored. Raises Invalid if the name is
+    unknown."""
     shape = SHAPES.get(name.lower())
     if shape is None:
         raise Invalid(f"unknown model {name!r}; known models: {', '.join(SHAPES)}", param="model")

@@ -1,5 +1,5 @@
 """A simulated prefill worker. It runs one step at a time, and assigns the step's token budget to
-prompts by rank."""
+prompts in the configured order (:mod:`baton.core.prefill_order`)."""
 
 import math
 from collections.abc import Callable

@@ -72,11 +72,12 @@ def _check(num_gpus: int, prefill_efficiency: float, decode_efficiency: float) -
 
 
 def _prefill_cost(shape: ModelShape, flops: float, bandwidth: float) -> PrefillCost:
-    """Return the cost of a prefill. A token takes two operations per parameter, and each pair of
-    query and key takes the operations of attention. The fixed part is the time to read the weights,
-    including those of all experts, since a few hundred tokens select all experts. This cost is the
-    sum of reading and computing. In reality, the two overlap, so the cost is too high: by up to a
-    factor of two, but little for a long prompt."""
+    """Return the cost of a prefill. A token takes two operations per active parameter. In each
+    layer, attention takes ``prefill_pair_flops`` operations for each pair of a query token and a
+    key token. The fixed part is the time to read the weights, including those of all experts, since
+    a few hundred tokens select all experts. This cost is the sum of reading and computing. In
+    reality, the two overlap, so the cost is too high: by up to a factor of two, but little for a
+    long prompt."""
     return PrefillCost(
         fixed_seconds=_read_bytes(shape, shape.common_parameters + shape.expert_parameters)
         / bandwidth,
@@ -139,8 +140,9 @@ _Terms = tuple[float, float, float]
 
 
 def _prefill_terms(row: JsonFields) -> _Terms:
-    """Return the factors of PrefillCost's three costs in the time of a measured prefill: 1, the
-    number of computed tokens, and the number of pairs of query and key."""
+    """Return the factors by which PrefillCost's three parameters are multiplied in the time of a
+    measured prefill: 1, the number of computed tokens, and the number of pairs of a query token and
+    a key token."""
     new, cached = (
         row.integer("new_tokens", 1, MAX_COUNT),
         row.integer("cached_tokens", 0, MAX_COUNT),
@@ -149,16 +151,18 @@ def _prefill_terms(row: JsonFields) -> _Terms:
 
 
 def _decode_terms(row: JsonFields) -> _Terms:
-    """Return the factors of DecodeCost's first three costs in the time of a measured decode step:
-    1, the number of requests, and the total number of their context tokens."""
+    """Return the factors by which DecodeCost's first three parameters are multiplied in the time of
+    a measured decode step: 1, the number of requests, and the total number of their context
+    tokens."""
     return 1.0, row.integer("batch", 1, MAX_COUNT), row.integer("context_tokens", 0, MAX_COUNT)
 
 
 def _fit(
     table: JsonFields, name: str, fields: str, terms: Callable[[JsonFields], _Terms]
 ) -> _Terms:
-    """Fit the three costs to the measurements in the list ``name``. The error message names
-    ``fields``, which are the fields that determine the costs."""
+    """Fit a cost model's three parameters to the table's list of measurements ``name``. Raises
+    Invalid if they do not determine the parameters; the message asks for small and large values of
+    ``fields``."""
     rows = table.objects(name)
     seconds = np.array([row.positive("seconds") for row in rows])
     columns = np.array([terms(row) for row in rows]).reshape(-1, 3)

@@ -114,10 +114,10 @@ class Traffic:
 class SimulatedHardware:
     """The workers' hardware, and the links between the workers. ``costs`` is the file with a table
     of measurements; if it is None, costs are computed from the model and the GPU. ``device_tokens``
-    is a worker's KV capacity; if it is None, the capacity that belongs to the costs is used.
-    ``node_tokens`` is the capacity of a host's store; if it is None, the capacity follows from
-    :data:`STORE_BYTES_PER_GPU`. ``tbt_slo`` is the SLO for the mean inter-token latency. SLOs are
-    in seconds."""
+    is a worker's KV capacity; if it is None, the capacity follows, like the costs, from the table
+    or from the model and the GPU. ``node_tokens`` is the capacity of a host's store; if it is None,
+    the capacity follows from :data:`STORE_BYTES_PER_GPU`. ``tbt_slo`` is the SLO for the mean
+    inter-token latency. SLOs are in seconds."""
 
     model: str
     gpu: str

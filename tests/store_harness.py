@@ -108,7 +108,7 @@ class StoreHarness:
         ]
 
     async def stored_numbers(self, *numbers: int) -> list[int]:
-        """Return those of the block ``numbers`` whose blocks the node has in any tier."""
+        """``numbers`` are numbers of blocks. Return those whose blocks the node has in any tier."""
         return [n for n in numbers if (await self.lease(n, max_bytes=0)).num_stored]
 
     def flip_bit(self, offset: int) -> None:

@@ -142,8 +142,8 @@ class RandomPlacement:
         self.events["handed over"] += 1
 
     def _copy(self, source: RandomRequest, target: RandomRequest, first: int) -> None:
-        """Copy KV blocks from ``source`` to ``target``: from block ``first`` to the last block that
-        has a computed token of ``target``."""
+        """Copy the KV of ``source`` to the blocks of ``target``, a request with the same tokens:
+        from block ``first`` to the last one with a computed token of ``target``."""
         pools = [stream.worker.runner.pool.tensor for stream in (source, target)]
         for index in range(first, -(-target.done // self.block_tokens)):
             pools[1][target.blocks[index]] = pools[0][source.blocks[index]]

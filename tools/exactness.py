@@ -68,7 +68,7 @@ class Score:
 
 @dataclass(frozen=True)
 class ExactnessCell:
-    """One row of the table."""
+    """One tested combination of a model and settings. The table has a row for each."""
 
     architecture: str
     path: str

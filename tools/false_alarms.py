@@ -3,8 +3,9 @@
     python -m tools.false_alarms [--seconds 120] [--hogs 4] [--streams 12]
 
 Streams answers from a cluster of 2 prefill and 2 decode workers while other processes burn CPU.
-Prints how many connections to workers were lost, requests failed over, and registry problems were
-logged, and JSON as the last line. Exits with 1 if there were any, or if an answer was wrong.
+Prints the numbers of lost connections to workers, of requests that failed over, and of registry
+problems, each as logged by the router; the last line is JSON. Exits with 1 if one of these numbers
+is not zero, or if an answer was wrong.
 """
 
 import argparse

@@ -116,7 +116,7 @@ def _last_case(folder: str, name: str, seed: int, why: str) -> str:
 
 
 def _run_inside(options: argparse.Namespace) -> int:
-    """Run the fuzzer that the options name in this process, and print its result as the last
+    """Run, in this process, the fuzzer that the options name, and print its result as the last
     line."""
     faulthandler.enable()
     faulthandler.dump_traceback_later(options.seconds + GRACE_SECONDS - 10)

@@ -156,10 +156,10 @@ def demo_tokens_are_equal() -> Iterator[GpuTableRow]:
 
 
 def tokens_in_fp8_are_equal() -> Iterator[GpuTableRow]:
-    """Compare the GPU's tokens of a model that has FP8 weights or FP8 KV, and computes in FP32,
-    with torch's on the CPU, which decodes the FP8 values first. Only the first quarter of the
-    tokens must be equal: a key halfway between two FP8 values may be rounded to either, which may
-    change a token."""
+    """Run the demo model with FP8 weights, and then with FP8 KV, on the GPU and on the CPU, and
+    compare the tokens. Both compute in FP32; on the CPU, torch decodes the FP8 values first. Only
+    the first quarter of the tokens must be equal: a key halfway between two FP8 values may be
+    rounded to either, which may change a token."""
     from transformers import AutoTokenizer
 
     ids = AutoTokenizer.from_pretrained(DEMO)(PROMPT)["input_ids"]

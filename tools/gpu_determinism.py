@@ -37,12 +37,13 @@ CPU = torch.device("cpu")
 
 def determinism(place: str = "cuda") -> Iterator[GpuTableRow]:
     for name, given in KINDS.items():
-        yield from rows_or_error(f"the same bits, {name}", _kept(name, place, given))
+        yield from rows_or_error(f"the same bits, {name}", _check(name, place, given))
 
 
-def _kept(name: str, place: str, given: dict[str, Any]) -> Iterator[GpuTableRow]:
-    """Compare the logits of random placements in one number format. If the runner's own check at
-    load fails, raise the error with which a worker would fail to start."""
+def _check(name: str, place: str, given: dict[str, Any]) -> Iterator[GpuTableRow]:
+    """Check, for one number format, that prompts' logits have the same bits whether each prompt is
+    computed alone in one chunk, or all of them together, in random chunks and KV blocks. If the
+    runner's own check at load fails, raise the error with which a worker would fail to start."""
     runner = ModelRunner.load(
         DEMO,
         RunnerOptions(

@@ -67,7 +67,8 @@ def pattern() -> torch.Tensor:
 
 def read(handle: list[Any]) -> dict[str, object]:
     """Copy the pool in the reading process: first the even blocks, then the odd ones, so that no
-    copy is contiguous, as in a KV transfer. Return the time, and whether the bytes are equal."""
+    copy is contiguous, as in a KV transfer. Return the time, and whether the copy has the pool's
+    bytes."""
     args = [bytes.fromhex(each) if isinstance(each, str) else each for each in handle]
     storage = torch.UntypedStorage._new_shared_cuda(*args)
     source = torch.tensor([], dtype=torch.uint8, device=device()).set_(storage)

@@ -279,7 +279,7 @@ def decode_steps(
     loaded: Loaded, rows: tuple[Row, ...], rounds: int, name: str
 ) -> Iterator[GpuTableRow]:
     """Measure a decode step twice: replayed from a CUDA graph, and with its kernels launched one by
-    one. The bandwidth counts weights and KV once."""
+    one. The bandwidth is computed as if the step read the weights and the KV exactly once."""
     runner, batch = loaded.runner, len(rows)
     token_bytes = runner.pool.block_bytes // runner.block_tokens
     size = loaded.weight_bytes + batch * rows[0].context_tokens * token_bytes

@@ -88,7 +88,8 @@ def differences(first: Objects, second: Objects) -> list[str]:
 
 
 def lint_with_helm3(helm: Path, values: Path) -> None:
-    """Lint the chart with Helm 3. Raises HelmUnavailable with its output when it complains."""
+    """Lint the chart with Helm 3. Raises HelmUnavailable, with Helm's output, if Helm reports a
+    problem."""
     _run([str(helm), "lint", "--strict", str(CHART), "--values", str(values)])
 
 

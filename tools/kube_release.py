@@ -123,8 +123,8 @@ class Release:
     # -- drains ----------------------------------------------------------------------------
 
     def drain_named_worker(self, pool: str, size: int) -> dict[str, Any]:
-        """Scale the pool to ``size``, then drain its oldest pod, which Kubernetes itself would
-        keep."""
+        """Scale the pool to ``size``, then drain its oldest pod by name. Exactly this pod must be
+        removed, although Kubernetes itself would remove a newer one."""
         self.scale({pool: size})
         before = self.workers(pool)
         victim = min(self.pods(pool), key=lambda pod: pod["metadata"]["creationTimestamp"])
@@ -257,7 +257,7 @@ class Release:
             refused = str(error)
         else:
             raise AssertionError(
-                "an upgrade that gives the size of a pool two owners was not rejected"
+                "Helm accepted an upgrade that gives the size of a pool a second owner"
             )
         self.upgrade({})
         assert len(self.workers(pool)) == size + 1, "the upgrade changed the size"

@@ -99,8 +99,9 @@ class ProcessSnapshot:
 
 @dataclass(frozen=True)
 class AttackVerdict:
-    """One attack and its effect on the neighbour. ``ended`` names the processes that exited. Memory
-    is in MiB, by process. ``violations`` describes which parts of the guarantee were violated."""
+    """One attack and its effect on the neighbour. ``ended`` names the processes that exited.
+    ``memory_…`` map each process to its memory in MiB. ``violations`` describes which parts of the
+    guarantee were violated."""
 
     name: str
     finding: str
@@ -115,7 +116,8 @@ class AttackVerdict:
 
 
 class MemoryWatch:
-    """Samples the processes' memory while the block runs; ``peak`` is in MiB by process."""
+    """Samples the processes' memory during the ``with`` block; ``peak`` maps each process to its
+    highest memory in MiB."""
 
     def __init__(self, pids: dict[str, int]) -> None:
         self.peak: dict[str, float] = {}
@@ -138,7 +140,8 @@ class MemoryWatch:
 
 
 class StealTime:
-    """Measures the ``share`` of CPU time that the hypervisor takes away while the block runs."""
+    """Measures the ``share`` of CPU time that the hypervisor takes away during the ``with``
+    block."""
 
     def __enter__(self) -> "StealTime":
         self.share = 0.0
@@ -168,7 +171,8 @@ class SharedCluster:
 
     @contextmanager
     def run_streams(self) -> Iterator[list[StreamedAnswer]]:
-        """Run the neighbour's streams while the block runs; yield the list of its answers."""
+        """Run the neighbour's streams during the ``with`` block; yield the list to which their
+        answers are added."""
         with traffic(self.cluster.url, self._questions, 1, NEIGHBOUR) as answers:
             yield answers
 

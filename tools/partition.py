@@ -133,8 +133,9 @@ class MultiHostCluster:
         return result
 
     def complete(self, prompt: Sequence[int]) -> dict[str, Any]:
-        """Send a completion request and return its explanation. The answer has two tokens, since an
-        answer of one token would need no decode worker."""
+        """Send a completion request and return the router's record of it, as ``baton explain``
+        shows it. The answer has two tokens, since an answer of one token would need no decode
+        worker."""
         body = {"prompt": list(prompt), "max_tokens": 2, "temperature": 0}
         answer = httpx.post(self.url + "/v1/completions", json=body, timeout=60)
         answer.raise_for_status()

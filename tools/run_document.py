@@ -74,8 +74,8 @@ def run_page(page: Path) -> str:
 def run_blocks(
     blocks: list[tuple[str, list[str]]], environment: dict[str, str], folder: Path | None = None
 ) -> str:
-    """Run code blocks in ``folder``, each with the arguments of its process. Return the block that
-    failed, or an empty string."""
+    """Run code blocks in ``folder``. Each item of ``blocks`` is a block's text and the command that
+    runs it. Return the block that failed, or an empty string."""
     for block, arguments in blocks:
         print(f"$ {block}", flush=True)
         done = subprocess.run(
@@ -93,7 +93,8 @@ def inherited_environment() -> dict[str, str]:
 
 
 def run_and_report(run: Callable[[Path], str], arguments: list[str]) -> int:
-    """Run the page that the command line names; return the exit code."""
+    """Call ``run`` with the documentation page that the command line names, and print whether all
+    its blocks ran. Return the exit code."""
     page = Path(arguments[0]) if arguments else PAGE
     if failed := run(page):
         print(f"{page}: this failed:\n{failed}", file=sys.stderr)

@@ -36,7 +36,7 @@ CLOCK = SystemClock()
 
 
 def ask(cluster: LocalCluster, number: int) -> dict[str, object]:
-    """Send one request; return its explanation."""
+    """Send one request; return the router's record of it, as ``baton explain`` shows it."""
     own = [300 + (number * 7 + index) % 200 for index in range(40)]
     body = {"prompt": [*PREFIX, *own], "max_tokens": 2, "temperature": 0}
     _, headers = cluster.post_with_headers("/v1/completions", body)

@@ -130,8 +130,8 @@ def _process_line(answer: StreamedAnswer, line: str) -> None:
 def traffic(
     url: str, cases: Sequence[CompletionCase], num_streams: int, key: str = ""
 ) -> Iterator[list[StreamedAnswer]]:
-    """While the block runs, keep ``num_streams`` requests running, each in its own thread; then
-    wait for the last answers. Yields the list to which answers are added."""
+    """During the ``with`` block, keep ``num_streams`` requests running, each in its own thread.
+    Then wait for the last answers. Yields the list to which answers are added."""
     answers: list[StreamedAnswer] = []
     stop = threading.Event()
 

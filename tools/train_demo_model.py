@@ -88,7 +88,7 @@ class TrainingReport:
 
 
 def library() -> Iterator[tuple[bool, str]]:
-    """Yield, for each file of the standard library, whether it is held out, and its text."""
+    """Yield (whether it is held out, its text) for each file of Python's standard library."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
@@ -279,7 +279,7 @@ def load_checkpoint(
 
 
 def state_of(optimizers: list[torch.optim.Optimizer], p: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the state for ``p`` of the optimizer that owns it."""
+    """Return the state of the parameter ``p`` in the optimizer that updates it."""
     for optimizer in optimizers:
         if any(p is owned for group in optimizer.param_groups for owned in group["params"]):
             state: dict[str, torch.Tensor] = optimizer.state[p]

@@ -21,8 +21,9 @@ removes with it; the copy owns no files."""
 
 
 def copy_metadata(installed: Path, version: str) -> Path:
-    """Copy the metadata folder ``installed`` to a folder beside it that describes ``vllm`` in this
-    ``version``. Return the path of the copy. A copy that is there already is replaced."""
+    """Copy the metadata folder ``installed`` to a sibling folder, and make the copy describe the
+    distribution ``vllm`` in this ``version``, with the suffix ``+cpu``. Return the path of the
+    copy. A copy that is there already is replaced."""
     copy = installed.with_name(f"vllm-{version}.dist-info")
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(installed, copy, ignore=shutil.ignore_patterns(*FILES_OF_THE_ORIGINAL))

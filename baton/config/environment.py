@@ -75,11 +75,11 @@ def set_thread_environment(threads: int) -> None:
 def set_vllm_environment() -> None:
     """Set the environment variables that configure vLLM. Call this before vLLM is imported.
     ``VLLM_USE_V2_MODEL_RUNNER`` is always set to 0, since Baton replaces the sampler of vLLM's V1
-    model runner. The other variables are set only if they are not set already. With their defaults,
-    Baton controls the number of threads and runs vLLM's executor itself; gloo, by which vLLM's
-    ranks reach each other without authentication, listens on loopback; vLLM's sockets are in a
-    folder that only this user can open, and that is removed when this process exits normally; and
-    when a rank has died, the other ranks are stopped within a second."""
+    model runner. The other variables are set only if they are not set already. Baton's values for
+    them have these effects: Baton controls the number of threads and runs vLLM's executor itself;
+    gloo, by which vLLM's ranks reach each other without authentication, listens on loopback; vLLM's
+    sockets are in a folder that only this user can open, and that is removed when this process
+    exits normally; and when a rank has died, the other ranks are stopped within a second."""
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")

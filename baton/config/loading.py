@@ -43,8 +43,8 @@ def load_settings(
     """Load the settings from all sources. A flag that is None counts as not given. ``warn`` is
     called once for each setting that a source gives under an old name. It is also called if the
     config file is marked as written for a newer version of Baton; settings in it that this version
-    does not know are ignored. Otherwise, raises Invalid for unknown names; always for wrong
-    values."""
+    does not know are ignored. Raises Invalid for a wrong value, and for an unknown name anywhere
+    else."""
     if config is not None:
         os.environ[CONFIG_ENVIRONMENT_VARIABLE] = str(config)
     return _load(flags, warn)

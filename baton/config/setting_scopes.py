@@ -141,7 +141,7 @@ SETTING_SCOPES: Mapping[str, SettingScope] = MappingProxyType(_scopes())
 
 
 def live_settings(reader: Reader) -> frozenset[str]:
-    """Return the names of the settings that can change while ``reader`` runs."""
+    """Return the names of the settings that can change while the program ``reader`` runs."""
     return frozenset(name for name, scope in SETTING_SCOPES.items() if reader in scope.live)
 
 

@@ -71,21 +71,22 @@ class VirtualTokenCounters:
 
     def service_surpluses(self, tenants: Iterable[bytes]) -> dict[bytes, int]:
         """Return how much more service each of ``tenants`` has received than the one with the
-        least. The result is in multiples of ``slack_tokens``, rounded down: 2 means from 2 to just
-        below 3 times ``slack_tokens`` more. Tenants with lower numbers are served first; among
-        equal numbers, the queue's order decides."""
+        least. These surpluses are in multiples of ``slack_tokens``, rounded down: 2 means at least
+        2, but less than 3 times ``slack_tokens``. Tenants with smaller surpluses are served first;
+        among equal surpluses, the queue's order decides."""
         counters = {tenant: self._counters.get(tenant, 0) for tenant in tenants}
         least = min(counters.values(), default=0)
         return {tenant: int((c - least) // self._slack_tokens) for tenant, c in counters.items()}
 
     def counter(self, tenant: bytes) -> float:
-        """Return the tenant's counter, in weighted tokens. It includes what was added when the
-        counter was lifted."""
+        """Return the tenant's counter, in weighted tokens. It may exceed the service received,
+        since it is lifted when the tenant returns to the queue."""
         return self._counters.get(tenant, 0)
 
     def _lifted(self, tenant: bytes, count: float) -> float:
-        """Return ``count``, but at least the lowest counter in the queue. If the queue is empty,
-        return at least the counter of the tenant that left it last."""
+        """Return the counter of a tenant that joins the queue: its old counter ``count`` or, if
+        that is higher, the lowest counter of the tenants in the queue. If the queue is empty, the
+        counter of the tenant that left it last takes the place of the lowest."""
         if self._queued:
             return max(count, min(self._counters[each] for each in self._queued))
         return max(count, self._counters.get(self._last_left, 0))

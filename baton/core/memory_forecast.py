@@ -44,10 +44,10 @@ class MemoryForecast:
         insort(self._running, candidate, key=_remaining_tokens)
 
     def _suffices(self, candidate: KvDemand) -> bool:
-        """Return whether memory suffices at each predicted end, checked from the candidate's end
-        back to the first one. Ends after the candidate's own don't matter: it has freed its memory
-        by then. For each end, ``count`` is the number of requests that still run, and ``held`` the
-        sum of their current tokens."""
+        """Return whether memory suffices at the predicted end of each request, up to the
+        candidate's end. (Later ends don't matter: the candidate has freed its memory by then.) The
+        last end is checked first. For each end, ``count`` is the number of requests that run until
+        then or longer, and ``held`` the sum of their current tokens."""
         end = bisect_left(self._running, candidate.remaining_tokens, key=_remaining_tokens)
         later = self._running[end:]
         held = candidate.current_tokens + sum(each.current_tokens for each in later)

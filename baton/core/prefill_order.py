@@ -1,8 +1,9 @@
 """The order in which waiting prompts are computed: several policies by name, all starvation-free.
 
-A policy assigns each request a time, its turn, between its arrival and
-``NORMAL_STARVATION_LIMIT_SECONDS`` later; the earliest turn goes first. So **a request that arrives
-more than ``NORMAL_STARVATION_LIMIT_SECONDS`` after another ranks behind it**, under every policy.
+A policy assigns each request a time, its rank time, between its arrival and
+``NORMAL_STARVATION_LIMIT_SECONDS`` later; the request with the earliest rank time goes first. So
+**a request that arrives more than ``NORMAL_STARVATION_LIMIT_SECONDS`` after another ranks behind
+it**, under every policy.
 
 Under overload, that rule alone would make all requests late. So requests that have waited for
 longer than the limit get no more than half of a step's tokens if other requests can use the rest
@@ -64,9 +65,9 @@ class WaitingPrompt:
         return self.was_preempted and self.priority <= Priority.NORMAL
 
 
-TurnFunction = Callable[[WaitingPrompt, float], float]
-"""Computes a request's turn, before it is clamped to the starvation limit, from the request and the
-current time in seconds."""
+RankTimeFunction = Callable[[WaitingPrompt, float], float]
+"""Computes a request's rank time, before it is clamped to the starvation limit, from the request
+and the current time in seconds."""
 
 Rank = tuple[float, float]
 
@@ -74,55 +75,55 @@ Rank = tuple[float, float]
 @dataclass(frozen=True, slots=True)
 class PrefillOrder:
     """A policy. If ``is_preemptive``, a prompt that is being computed is paused between two steps
-    for a prompt whose turn is earlier; otherwise it is finished first."""
+    for a prompt whose rank time is earlier; otherwise it is finished first."""
 
-    compute_turn: TurnFunction
+    compute_rank_time: RankTimeFunction
     is_preemptive: bool
 
     def rank(self, waiting: WaitingPrompt, now_seconds: float) -> Rank:
         """Return a sort key: the request with the lowest rank goes first."""
         arrival = waiting.arrival_seconds
-        turn = min(
-            max(arrival, self.compute_turn(waiting, now_seconds)),
+        rank_time = min(
+            max(arrival, self.compute_rank_time(waiting, now_seconds)),
             arrival + NORMAL_STARVATION_LIMIT_SECONDS,
         )
-        return (0.0 if waiting.goes_first else 1.0), turn
+        return (0.0 if waiting.goes_first else 1.0), rank_time
 
 
 def fcfs(waiting: WaitingPrompt, now_seconds: float) -> float:
-    """Return the turn for "first come, first served"."""
+    """Return the request's rank time for "first come, first served"."""
     return waiting.arrival_seconds
 
 
 def cached_first(waiting: WaitingPrompt, now_seconds: float) -> float:
-    """Return the turn for "longest cached prefix first", which is useful because the prefix may be
-    evicted while the request waits."""
+    """Return the request's rank time for "longest cached prefix first", which is useful because the
+    prefix may be evicted while the request waits."""
     head_start = waiting.cached_tokens / CACHED_TOKENS_PER_SECOND
     return waiting.arrival_seconds + NORMAL_STARVATION_LIMIT_SECONDS - head_start
 
 
 def shortest(waiting: WaitingPrompt, now_seconds: float) -> float:
-    """Return the turn for "least remaining work first"."""
+    """Return the request's rank time for "least remaining work first"."""
     return waiting.arrival_seconds + WAIT_PER_WORK_SECOND * waiting.remaining_seconds
 
 
 def slack(waiting: WaitingPrompt, now_seconds: float) -> float:
-    """Return the turn for "least slack first": the request that must start soonest to meet its
-    deadline goes first. Requests that can't meet their deadline any more go behind those that
-    can."""
-    return _latest_start(waiting) if _in_time(waiting, now_seconds) else _late_turn(waiting)
+    """Return the request's rank time for "least slack first": the request that must start soonest
+    to meet its deadline goes first. Requests that can't meet their deadline any more go behind
+    those that can."""
+    return _latest_start(waiting) if _in_time(waiting, now_seconds) else _late_rank_time(waiting)
 
 
 def deadline(waiting: WaitingPrompt, now_seconds: float) -> float:
-    """Return the turn for "earliest deadline first", which meets all deadlines if any order can
-    (Liu and Layland, 1973). Requests that can't meet their deadline any more go behind those that
-    can."""
-    return waiting.deadline_seconds if _in_time(waiting, now_seconds) else _late_turn(waiting)
+    """Return the request's rank time for "earliest deadline first", which meets all deadlines if
+    any order can (Liu and Layland, 1973). Requests that can't meet their deadline any more go
+    behind those that can."""
+    return waiting.deadline_seconds if _in_time(waiting, now_seconds) else _late_rank_time(waiting)
 
 
-def _late_turn(waiting: WaitingPrompt) -> float:
-    """Return the turn of a late request: its arrival plus :data:`LATE_BUDGET_MULTIPLE` times its
-    TTFT budget."""
+def _late_rank_time(waiting: WaitingPrompt) -> float:
+    """Return the rank time of a request that can't meet its deadline any more: its arrival plus
+    :data:`LATE_BUDGET_MULTIPLE` times its TTFT budget."""
     budget = waiting.deadline_seconds - waiting.arrival_seconds
     return waiting.arrival_seconds + LATE_BUDGET_MULTIPLE * budget
 

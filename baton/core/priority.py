@@ -31,8 +31,8 @@ MAX_PRIORITY_STEPS = Priority.BATCH - Priority.HIGH
 
 
 def lower_priority(priority: Priority, steps: int) -> Priority:
-    """Return the class that is ``steps`` (0 or more) classes below ``priority``, the tenant's own,
-    but not below BATCH. So a request may rank behind its tenant's other requests, but can't get a
-    higher priority than the tenant has."""
+    """Return the class that is ``steps`` (0 or more) classes below ``priority``, which is the
+    tenant's own, or BATCH if there is none that low. So a request may rank behind its tenant's
+    other requests, but can't get a higher priority than the tenant has."""
     assert steps >= 0, steps
     return Priority(min(priority + steps, Priority.BATCH))

@@ -50,7 +50,7 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """Whether the choice depends on earlier tokens (penalties)."""
+        """Whether sampling a token requires the earlier tokens, because penalties are set."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -66,11 +66,11 @@ class RequestSpec:
     ``num_prompt_tokens`` says where the prompt ends, so that penalties, ``max_tokens`` and
     the random generator's position are the same on every worker. ``tenant_salt`` is part of the
     block keys' root. ``store_hint`` says where the prefix is believed to be stored.
-    ``ttft_slo_seconds`` is the TTFT objective, from the arrival at a worker, on top of the time
-    that the prompt itself takes; 0 if there is none. ``tenant`` identifies the tenant, which may
-    have several salts, or share one. ``weight`` is the tenant's share relative to other tenants.
-    ``trace`` is the span that this placement belongs to (:mod:`baton.core.trace_context`), empty if
-    the request is not traced.
+    ``ttft_slo_seconds`` is the TTFT objective: the time from the arrival at a worker to the first
+    token, not counting the time that it takes to compute this prompt alone; 0 if there is none.
+    ``tenant`` identifies the tenant, which may have several salts, or share one with others.
+    ``weight`` is the tenant's share relative to other tenants. ``trace`` is the span that this
+    placement belongs to (:mod:`baton.core.trace_context`), empty if the request is not traced.
     """
 
     request_id: RequestId
@@ -88,8 +88,8 @@ class RequestSpec:
 
     @property
     def owner(self) -> bytes:
-        """The tenant that is charged in queues, and towards whose quota the request's blocks
-        count."""
+        """The tenant to which fair scheduling (:mod:`baton.core.fairness`) charges the request's
+        tokens, and towards whose quota its blocks count."""
         return self.tenant or self.tenant_salt
 
     @property

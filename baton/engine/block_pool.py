@@ -134,8 +134,8 @@ class BlockPool:
         return allocated
 
     def seal(self, block_id: BlockId, key: BlockKey) -> bool:
-        """Seal a full block under its key (FILLING → REFERENCED). Return False if the block is a
-        duplicate: another block is already found by this key."""
+        """Seal a full block: give it its key (FILLING → REFERENCED). Return False if the block is a
+        duplicate, that is, if the prefix cache already has another block with this key."""
         self._set_state(block_id, BlockState.REFERENCED)
         self._keys[block_id] = key
         return self._blocks_by_key.setdefault(key, block_id) == block_id
@@ -173,8 +173,8 @@ class BlockPool:
             self._set_free(block_id)
 
     def _handle_last_release(self, block_id: BlockId) -> None:
-        """Handle a block whose last reference was dropped. The block becomes IDLE if it is the one
-        that its key finds, else FREE."""
+        """Handle a block whose last reference was dropped. A sealed block becomes IDLE, unless the
+        prefix cache has another block with the same key. All other blocks become FREE."""
         key = self._keys[block_id]
         if key is None:
             self._set_free(block_id)

@@ -49,9 +49,9 @@ _UNUSED = SamplingParams(max_tokens=1)
 
 
 def require_deterministic(choice: BackendChoice, device: torch.device) -> BackendChoice:
-    """Return ``choice``, with a note in its description if the device is a GPU, where determinism
-    is unverified. Raises Invalid with a remedy if the model runs neither on our CPU kernels nor on
-    a GPU."""
+    """Check that a model can be deterministic on the backend ``choice``, and return the backend. On
+    a GPU, where determinism is unverified, a note is added to its description. Raises Invalid with
+    a remedy if the model runs neither on our CPU kernels nor on a GPU."""
     if device.type != "cpu":
         return replace(
             choice, description=f"{choice.description}; {UNVERIFIED_NOTE}", is_fallback=True

@@ -62,8 +62,8 @@ class TwoStageRunner(Protocol):
 
     def compute(self, prepared: Any, on_start: Callable[[], None]) -> StepOutput:
         """Run the rest of a plan; ``prepared`` is what :meth:`prepare` has returned for it. The
-        caller has filled in the plan's tokens with :func:`fill_sampled_tokens`. Call ``on_start``
-        once the device is computing and this thread only has to wait for it."""
+        caller has filled in the plan's tokens with :func:`fill_sampled_tokens`. This method calls
+        ``on_start`` when the device is computing and this thread only has to wait for it."""
         ...
 
 

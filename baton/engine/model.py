@@ -26,8 +26,8 @@ class DecoderModel(Protocol):
     ) -> torch.Tensor:
         """Compute the last layer's hidden states [num_tokens, hidden_size] and write the KV.
 
-        ``token_ids`` [num_tokens] are the tokens of the rows of ``batch``. Call ``on_start`` once
-        all kernels are launched and the calling thread only has to wait for the layers.
+        ``token_ids`` [num_tokens] are the tokens of the rows of ``batch``. This method calls
+        ``on_start`` when all kernels are launched and it only has to wait for the layers.
         """
         ...
 

@@ -83,8 +83,8 @@ class Plan:
 
 @dataclass(slots=True)
 class SampledToken:
-    """A sampled token, with its logprobs if they are requested. It is never changed. It would be
-    frozen if that didn't make creating it slower, as with :class:`Row`."""
+    """A sampled token, with its logprobs if they are requested. It is never changed but, like
+    :class:`Row`, it is not frozen, because that would make creating it slower."""
 
     token_id: TokenId
     logprob: TokenLogprob | None = None
@@ -94,7 +94,7 @@ class SampledToken:
 class StepOutput:
     """The results of a step. ``sampled`` has one entry per row of the plan: the sampled token, or
     None if the row does not sample or its mask allows no token. ``prompt_logprobs`` has the
-    logprobs of the rows' targets; it is empty if no row has targets."""
+    logprobs of each row's ``prompt_logprob_targets``; it is empty if no row has any."""
 
     sampled: tuple[SampledToken | None, ...]
     prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()

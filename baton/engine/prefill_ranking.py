@@ -90,17 +90,17 @@ class PrefillRanking:
         leave, until they have waited for the starvation limit of their own priority."""
         if len(ranked) < 2:
             return [(each, budget) for each in ranked]
-        arrears = self._arrears(ranked)
+        surpluses = self._surpluses(ranked)
 
-        def is_behind(each: Sequence) -> bool:
-            return arrears.get(each.spec.owner, 0) > 0 and not each.waiting_prompt.goes_first
+        def must_yield(each: Sequence) -> bool:
+            return surpluses.get(each.spec.owner, 0) > 0 and not each.waiting_prompt.goes_first
 
-        fair = [each for each in ranked if not is_behind(each)]
+        fair = [each for each in ranked if not must_yield(each)]
         allocated = allocate_step_tokens(
             [each.waiting_prompt for each in fair], now_seconds, budget
         )
         first = [(fair[index], limit) for index, limit in allocated]
-        shares = first + [(each, budget) for each in ranked if is_behind(each)]
+        shares = first + [(each, budget) for each in ranked if must_yield(each)]
         return sorted(shares, key=lambda share: _share_rank(share, budget))
 
     def _select_candidates(self, waiting: list[Sequence], now_seconds: float) -> list[Sequence]:
@@ -135,19 +135,20 @@ class PrefillRanking:
         """Return a sort key. Sequences that go first because they were preempted come before all
         others. Then come sequences of higher priority, then those whose tenants have received less
         service; otherwise, the configured order decides."""
-        arrears, order = self._arrears(sequences), self._order
+        surpluses, order = self._surpluses(sequences), self._order
 
         def rank(sequence: Sequence) -> tuple[float, Priority, int, float, int]:
-            fresh, turn = order.rank(sequence.waiting_prompt, now_seconds)
-            behind = arrears.get(sequence.spec.owner, 0)
-            return fresh, sequence.waiting_prompt.priority, behind, turn, sequence.arrival_index
+            waiting = sequence.waiting_prompt
+            goes_after, rank_time = order.rank(waiting, now_seconds)
+            surplus = surpluses.get(sequence.spec.owner, 0)
+            return goes_after, waiting.priority, surplus, rank_time, sequence.arrival_index
 
         return rank
 
-    def _arrears(self, sequences: list[Sequence]) -> dict[bytes, int]:
-        """Return how much more service each tenant of these sequences has received than the tenant
-        with the least. The unit is the fairness slack, and numbers are rounded down. The result is
-        empty while only one tenant has a counter."""
+    def _surpluses(self, sequences: list[Sequence]) -> dict[bytes, int]:
+        """Return how much more service each tenant of these sequences has received than the one of
+        them with the least (see :meth:`VirtualTokenCounters.service_surpluses`). The result is
+        empty, which means no surpluses, while only one tenant has a counter."""
         if not self.counters.has_several_tenants:
             return {}
         return self.counters.service_surpluses({each.spec.owner for each in sequences})
@@ -178,8 +179,9 @@ class PrefillRanking:
 
 
 def _share_rank(share: tuple[Sequence, int], budget: int) -> tuple[bool, bool, Priority]:
-    """Return a sort key for a sequence and its maximum number of tokens. Sequences that have waited
-    longer than their starvation limit come first (their maximum is below ``budget``), then those
-    that go first because they were preempted, then the others by priority."""
+    """Return a sort key for ``share``: a sequence, and the maximum number of tokens that it may get
+    in this step. A maximum below ``budget`` shows that the sequence has waited longer than its
+    starvation limit; such sequences come first, then those that go first because they were
+    preempted, then the others by priority."""
     sequence, limit = share
     return limit >= budget, not sequence.waiting_prompt.goes_first, sequence.waiting_prompt.priority

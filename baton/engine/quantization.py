@@ -61,7 +61,7 @@ class QuantizedCodes:
         return self.rows_per_scale == 1 and self.scales.shape[1] == 1
 
     def select_rows(self, rows: slice | torch.Tensor) -> "QuantizedCodes":
-        """Return the codes of some outputs."""
+        """Return the codes and scales of the outputs ``rows``."""
         if self.rows_per_scale == 1:
             return QuantizedCodes(self.values[rows], self.scales[rows], self.columns_per_scale)
         assert isinstance(rows, slice) and rows.start % self.rows_per_scale == 0, f"{rows}"
@@ -116,7 +116,7 @@ class PackedInt4Codes:
         return PackedInt4Codes(pairs[:, ::2] | pairs[:, 1::2] << 4, codes.scales.bfloat16(), ins)
 
     def select_rows(self, rows: slice | torch.Tensor) -> "PackedInt4Codes":
-        """Return the codes of some outputs."""
+        """Return the codes and scales of the outputs ``rows``."""
         return PackedInt4Codes(self.packed[rows], self.scales[rows], self.ins)
 
     def decode(self) -> torch.Tensor:

@@ -39,7 +39,8 @@ class SealedRun:
 @dataclass(frozen=True, slots=True)
 class MigratedSequence:
     """A running request that another worker continues after ``last_token_id``, which the client
-    already has. ``progress`` describes its KV, as after a prefill."""
+    already has. ``progress`` describes the KV of all tokens before that one, in the same form as
+    the KV of a PREFILL request."""
 
     progress: PrefillProgress
     last_token_id: TokenId

@@ -151,7 +151,7 @@ class Scheduler:
         return self._pool.can_extend(cached, num_new + spare)
 
     def seal_computed(self, sequence: Sequence) -> None:
-        """Seal the blocks that are full of computed tokens, under their keys."""
+        """Seal the blocks that are full of computed tokens: give each one its key."""
         num_full = sequence.num_computed_tokens // self._config.block_tokens
         if num_full <= sequence.num_sealed_blocks:
             return
@@ -386,8 +386,8 @@ class Scheduler:
 
     @property
     def _is_blocked(self) -> bool:
-        """Whether there were too few blocks for the first sequence in the queue, and no more blocks
-        are allocatable now than then."""
+        """Whether the first sequence in the queue could not be admitted for lack of blocks, and no
+        more blocks are allocatable now than at that time."""
         return (
             self._allocatable_when_blocked is not None
             and self._pool.num_allocatable <= self._allocatable_when_blocked
@@ -437,7 +437,7 @@ class Scheduler:
         return True
 
     def _record_blocked(self, sequence: Sequence, blocked_at: int) -> None:
-        """Note that the queue is blocked until more than ``blocked_at`` blocks are allocatable. A
+        """Record that the queue is blocked until more than ``blocked_at`` blocks are allocatable. A
         RESERVED sequence does not block the queue; the caller of :meth:`reserve` tries again."""
         if sequence.phase is Phase.WAITING:
             self._allocatable_when_blocked = blocked_at

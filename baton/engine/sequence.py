@@ -162,13 +162,13 @@ class Sequence:
 
     @property
     def block_keys(self) -> list[BlockKey]:
-        """Chain keys of the full blocks of the known tokens, computed or not."""
+        """The keys of the full blocks of the known tokens, whether their KV is computed or not."""
         return self._chain.keys
 
     @property
     def computes_prompt_logprobs(self) -> bool:
-        """Whether the prompt's logprobs are requested and no token was generated here yet. If so,
-        the whole prompt is computed, even if its KV is cached."""
+        """Whether the prompt's logprobs are requested and this engine has not generated a token
+        yet. If so, the whole prompt is computed, even if its KV is cached."""
         return self._wants_prompt_logprobs and len(self.token_ids) == len(self.spec.token_ids)
 
     @property
@@ -209,9 +209,9 @@ class Sequence:
         )
 
     def make_next_row(self, before: Row, place: int) -> Row:
-        """Return this sequence's row in the next step. It computes a token that is not known yet:
-        the current step will sample it in its row ``before``. ``place`` is the index of ``before``
-        in the current plan."""
+        """Return this sequence's row in the next step. The token that it computes is not known yet:
+        it will be sampled by row ``before`` of the current step. ``place`` is the index of
+        ``before`` in the current plan."""
         with_history = self._needs_history
         too_short = self.num_answer_tokens + 1 < self.spec.sampling.min_tokens
         return Row(

@@ -68,8 +68,8 @@ class StoredTensor:
         return self.dtype is E4M3
 
     def split(self) -> list["StoredTensor"]:
-        """Split a tensor ``[count, rows, ins]`` into ``count`` matrices [rows, ins]. No part may
-        belong to two matrices."""
+        """Split a tensor ``[count, rows, ins]`` into ``count`` matrices [rows, ins]. Each matrix
+        must consist of the same number of whole ``parts``."""
         count, rows, ins = self.shape
         num_parts = len(self.parts) // count
         assert num_parts * count == len(self.parts)

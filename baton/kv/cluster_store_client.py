@@ -314,11 +314,11 @@ class ClusterStoreClient:
 
 
 def _check_leased(node: Member, keys: Sequence[BlockKey], leased: LeasedBlocks) -> None:
-    """Raise Unavailable, as if the node had failed, if ``leased`` has other blocks than the
-    requested ones, or inconsistent counts."""
+    """Raise Unavailable, as if the node had failed, if ``leased`` has blocks other than those
+    requested, or inconsistent counts."""
     blocks = leased.blocks
     if [block.key for block in blocks] != list(keys[: len(blocks)]):
-        raise Unavailable(f"store node {node.id} leased other blocks than requested")
+        raise Unavailable(f"store node {node.id} leased blocks other than those requested")
     if not len(blocks) <= leased.num_stored <= len(keys) or leased.num_promoted > len(blocks):
         raise Unavailable(
             f"store node {node.id} sent inconsistent counts of blocks: {len(keys)} requested, "

@@ -11,7 +11,8 @@ from baton.core.store import Tier
 
 @dataclass(frozen=True, slots=True)
 class KvHolder:
-    """One generation of one store node. Blocks of its earlier generations are gone."""
+    """One store node in one generation, that is, between two restarts. The blocks of its earlier
+    generations are gone."""
 
     node: WorkerId
     generation: Incarnation
@@ -30,13 +31,13 @@ class KvIndex(Protocol):
     """The interface of an index. Methods raise Unavailable if it can't be reached in time."""
 
     async def add(self, holder: KvHolder, keys: Sequence[BlockKey], tier: Tier) -> None:
-        """Record that ``holder`` has the blocks ``keys`` in ``tier``. This replaces the node's
-        earlier entries for these blocks, including those of its earlier generations."""
+        """Record that ``holder`` has the blocks ``keys`` in ``tier``. This replaces the entries
+        that the holder's node has for these blocks, in whichever generation."""
         ...
 
     async def remove(self, holder: KvHolder, keys: Sequence[BlockKey]) -> None:
-        """Record that ``holder`` no longer has the blocks ``keys``. Entries of the node's other
-        generations stay."""
+        """Record that ``holder`` no longer has the blocks ``keys``. Entries of the same node in
+        other generations stay."""
         ...
 
     async def longest_prefix(self, keys: Sequence[BlockKey]) -> PrefixHit:
@@ -61,9 +62,10 @@ FindHolders = Callable[[BlockKey], Awaitable[dict[KvHolder, Tier]]]
 
 
 async def bisect_prefix(keys: Sequence[BlockKey], holders_of: FindHolders) -> PrefixHit:
-    """Find the longest prefix of ``keys`` that any node has, by bisection. ``holders_of`` returns
-    the nodes that have one block. Invariant: the nodes ``best`` have keys[:low], and no node has
-    keys[high]. :func:`baton.core.prefix_search.count_leading` does the same without awaiting."""
+    """Find the longest prefix of ``keys`` that any node has, by bisection. ``holders_of(key)``
+    returns the nodes that have the block ``key``. Invariant: the nodes ``best`` have keys[:low],
+    and no node has keys[high]. :func:`baton.core.prefix_search.count_leading` does the same without
+    awaiting."""
     low, high = 0, len(keys)
     best: tuple[KvHolder, ...] = ()
     while low < high:

@@ -105,7 +105,8 @@ def announce_listener(name: str, address: str, authentication: str) -> None:
 
 
 def set_listener_hook(hook: Callable[[OpenListener], None] | None) -> None:
-    """Call ``hook`` with every announcement from now on, from any thread; None removes the hook."""
+    """From now on, call ``hook`` whenever a listening socket is announced, in the thread that
+    announces it. None removes the hook."""
     global _hook
     _hook = hook
 

@@ -100,8 +100,8 @@ def _read(trust: ClusterCredentials) -> tuple[bytes, bytes, bytes]:
 
 @lru_cache(maxsize=8)
 def _context(trust: ClusterCredentials, seen: FileStamps, *, is_server: bool) -> ssl.SSLContext:
-    """Return the TLS context for the current files. ``seen`` are the files' stamps, so that changed
-    files are not answered from the cache."""
+    """Return the TLS context for the current files. ``seen`` are the files' stamps: they are part
+    of the cache's key, so that files are loaded again when they have changed."""
     side = ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

@@ -1,4 +1,5 @@
-"""Resizes the pools to a conductor's plan, or only logs what it would do (dry run)."""
+"""Resizes the pools to the sizes that a conductor plans. In a dry run, only logs what it would
+do."""
 
 from collections.abc import Awaitable, Callable
 
@@ -139,8 +140,8 @@ async def run_autoscaler(
     is_leader: Callable[[], bool] = lambda: True,
 ) -> None:
     """Run an autoscaler according to the settings, until cancelled; return at once if autoscaling
-    is off. ``can_convert`` says whether workers can move between these pools by changing their
-    role, and ``is_leader`` whether this process is the leader."""
+    is off. ``can_convert`` says whether a worker can move from one of ``pools`` to another by
+    changing its role, and ``is_leader`` whether this process is the leader."""
     if settings.autoscale == "off":
         return
     scaler = Autoscaler(

@@ -201,13 +201,15 @@ def _take_back(
         kept = max(growth.old_size, serving, config.bounds(growth.role).minimum)
         if waited >= config.pending_seconds and kept < size:
             why = f"taken back, {size - serving} not serving after {waited:.0f} s"
-            return ScalingStep(growth.role, size, kept, why + _waits_for(observation, growth.role))
+            return ScalingStep(
+                growth.role, size, kept, why + _not_serving_message(observation, growth.role)
+            )
     return None
 
 
-def _waits_for(observation: PoolObservation, role: Role) -> str:
-    """Return the message of a worker that does not serve yet, to be appended to a reason; empty if
-    no such worker has a message."""
+def _not_serving_message(observation: PoolObservation, role: Role) -> str:
+    """Return ": " and the message of a worker that does not serve yet, to be appended to the reason
+    of a scaling step. Return an empty string if no such worker has a message."""
     coming = [each for each in observation.workers if each.role is role and each.state != "serving"]
     messages = [each.message for each in coming if each.is_staying and each.message]
     return f": {messages[0]}" if messages else ""

@@ -38,8 +38,9 @@ class _Call:
 
 
 class RedisScripts:
-    """Runs scripts that never reply nil, and that may run twice: if the caller that sends several
-    calls in one round trip is cancelled, the calls of the other callers are sent again."""
+    """Runs scripts. One of the callers sends the waiting calls in one round trip; if that caller is
+    cancelled, the calls of the others are sent again. So a script must tolerate being run twice. It
+    must never reply nil, which would count as no reply."""
 
     def __init__(self, url: str, redis: Redis, call_seconds: float = CALL_SECONDS) -> None:
         self._url = url
@@ -49,8 +50,9 @@ class RedisScripts:
         self._lock = asyncio.Lock()
 
     async def run(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        """Run a script and return its reply. Raises Unavailable, also if there is no reply within
-        :data:`~baton.registry.redis_client.CALL_SECONDS`, including the wait for earlier calls."""
+        """Run a script and return its reply. Raises Unavailable if Redis can't be reached, if the
+        script fails, or if there is no reply within ``call_seconds``, including the wait for
+        earlier calls."""
         call = _Call(script, keys, arguments)
         self._waiting.append(call)
         try:
@@ -67,7 +69,8 @@ class RedisScripts:
         return call.reply
 
     async def _run(self, call: _Call) -> None:
-        """Wait until the call has its reply. Whoever gets the lock first sends all that wait."""
+        """Wait until the call has its reply. The caller that holds the lock sends the waiting calls
+        of all callers."""
         while call.reply is None:
             async with self._lock:
                 await asyncio.sleep(0)  # let calls of this iteration of the event loop join

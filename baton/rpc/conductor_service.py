@@ -32,7 +32,8 @@ class ConductorCore(Protocol):
         ...
 
     def pool_plan(self) -> PoolPlan | None:
-        """Return the latest plan of the pools' sizes, or None before the first request."""
+        """Return the latest plan of the pools' sizes. Return None if there is none yet: no plan is
+        made before the first request to place."""
         ...
 
 

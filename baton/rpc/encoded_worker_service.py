@@ -34,7 +34,8 @@ class EncodedStream(Protocol):
 
 
 class EncodedCore(Protocol):
-    """Like :class:`baton.rpc.worker_service.WorkerCore`, but without KV export."""
+    """Like :class:`baton.rpc.worker_service.WorkerCore`, but its streams yield encoded outputs, and
+    it exports no KV."""
 
     def open_stream(self) -> EncodedStream: ...
 

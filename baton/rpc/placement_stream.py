@@ -79,7 +79,8 @@ class PlacementStream(ABC):
             raise Unavailable(STREAM_ENDED)
         if self._num_open >= MAX_WAITING:
             raise Unavailable(
-                f"{MAX_WAITING} placement requests to the conductor are unanswered, the maximum"
+                f"{MAX_WAITING} placement requests to the conductor are unanswered, which is the "
+                "maximum"
             )
         loop = asyncio.get_running_loop()
         answer: PlacementFuture = loop.create_future()

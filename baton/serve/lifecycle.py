@@ -124,7 +124,7 @@ class Lifecycle:
         self._drain_requested.set()
 
     async def run(self) -> None:
-        """Run the program until it is asked to stop. If an error ends it before, raise the
+        """Run the program until it is asked to stop. If an error ends it earlier, raise that
         error."""
         STATUS.health.start()
         self._report(ProgramState.STARTING)
@@ -181,10 +181,10 @@ class Lifecycle:
             await _cancel(running, *watching)
 
     async def _drain(self, running: "asyncio.Future[object]") -> None:
-        """Drain until all work is done, the program crashes, or a second stop request comes; then
-        wait for the first stop request, if there was none. Once a stop is requested, the drain ends
-        at most ``drain_timeout_seconds`` after it began. If ``running`` has crashed before, drain
-        only briefly, and don't wait for a stop request."""
+        """Drain until all work is done, the program crashes, or a second stop request comes. If
+        the program has not crashed, and no stop has been requested by then, wait for a stop
+        request. Once a stop is requested, the drain ends at most ``drain_timeout_seconds`` after it
+        began. If the program crashed before the drain (``running`` is done), drain only briefly."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._drain_timeout_seconds
         draining: asyncio.Future[object] = asyncio.ensure_future(self._program.drain())

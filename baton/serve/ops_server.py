@@ -92,7 +92,7 @@ class OpsServer:
 
     def attach_program(self, metrics: Collector, on_drain: Callable[[], None]) -> None:
         """From now on, serve the program's ``metrics`` and drain requests. ``on_drain`` is called
-        once, from any thread, when a drain is requested: at once if that has already happened."""
+        once, from any thread: on the first drain request, or immediately if that came earlier."""
         self._registry.register(metrics)
         with self._lock:
             self._on_drain = on_drain

@@ -77,8 +77,8 @@ class SettingsWatcher:
         self.status = SettingsStatus()
 
     def subscribe(self, apply: ApplySettings) -> None:
-        """Call ``apply`` whenever live settings change, with the settings in force: the new values
-        of live settings, and the values at the start of all others."""
+        """Call ``apply`` with the settings in force whenever live settings change: live settings
+        have their new values, and all others have the values that they had at the start."""
         self._subscribers.append(apply)
 
     async def run(self) -> None:

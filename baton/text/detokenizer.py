@@ -52,7 +52,7 @@ class ByteLevelDetokenizer:
     In an invalid byte sequence, each maximal invalid part becomes one replacement character. Python
     does this in the same way as Rust (the practice recommended in Unicode 15, section 3.9).
 
-    Tokens in ``visible_special_ids`` are not skipped although they are hidden."""
+    Special tokens are skipped, except those in ``visible_special_ids``."""
 
     def __init__(
         self, vocabulary: Vocabulary, visible_special_ids: frozenset[int] = frozenset()
@@ -81,9 +81,9 @@ class WindowDetokenizer:
     the text of the token before it.
 
     A run of byte tokens (``<0xE4>``) is held back until it ends, because an invalid byte turns the
-    whole run into replacement characters. Tokens in ``visible_special_ids`` are not skipped
-    although they are hidden: they are shown in the vocabulary's spelling, and the text after them
-    is decoded without context.
+    whole run into replacement characters. Special tokens are skipped, except those in
+    ``visible_special_ids``: these appear as the vocabulary spells them, and the text after them is
+    decoded without context.
     """
 
     def __init__(

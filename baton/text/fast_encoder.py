@@ -97,8 +97,8 @@ def make_fast_encoder(reference: tokenizers.Tokenizer) -> FastEncoder | None:
 
 def word_end_pattern(reference: tokenizers.Tokenizer) -> re.Pattern[str] | None:
     """Return a pattern of places where the tokenizer always ends a word: a letter or digit,
-    followed by one of those ``WORD_ENDS`` at which the tokenizer splits two sample texts. Return
-    None if it splits them at none."""
+    followed by a character of ``WORD_ENDS``. A character, such as the comma, is included if the
+    tokenizer splits both ``a,a`` and ``7,7`` at it. Return None if no character is included."""
     ends = [end for end in WORD_ENDS if all(_is_cut(reference, f"{a}{end}{a}") for a in "a7")]
     return re.compile(rf"[^\W_][{re.escape(''.join(ends))}]") if ends else None
 

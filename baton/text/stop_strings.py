@@ -25,8 +25,8 @@ class StopStrings:
         return bool(self._automata)
 
     def push(self, text: str) -> str:
-        """Append ``text`` and return the text that may be shown now; after a match, that is
-        none."""
+        """Append ``text`` and return the text that may be shown now, which is empty after a
+        match."""
         if self.matched is not None:
             return ""
         if not self._automata:

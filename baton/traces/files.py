@@ -189,7 +189,7 @@ def _blocks(fields: JsonFields, name: str, num_tokens: int, block_tokens: int) -
     if len(blocks) != needed:
         raise Invalid(
             f"{fields.where}: {name} has {len(blocks)} ids, but must have {needed}: one for each "
-            f"block of {block_tokens} of the {num_tokens:,} tokens"
+            f"block of {block_tokens} tokens of the prompt, which has {num_tokens:,} tokens"
         )
     if len(set(blocks)) != needed:
         raise Invalid(

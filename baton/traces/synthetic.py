@@ -155,8 +155,8 @@ def _sessions(
     burstiness: float,
     generator: np.random.Generator,
 ) -> Iterator[list[TraceRequest]]:
-    """Yield sessions without end, ordered by their first turns. Each kind of session has the same
-    number of requests on average."""
+    """Yield sessions without end, ordered by their first turns. On average, every kind of session
+    contributes the same number of requests to the trace."""
     per_request = [1 / source.mean_turns for source in sources]
     mean_gap = len(sources) / (rate_per_second * sum(per_request))
     weights = list(accumulate(per_request))
@@ -169,7 +169,7 @@ def _sessions(
 
 def _merged(sessions: Iterator[list[TraceRequest]]) -> Iterator[TraceRequest]:
     """Merge the turns of all sessions in order of time. Sessions are ordered by their first turns,
-    so no turn of a later session comes before the first turn of the current one."""
+    so when a session begins, all turns before its first one are known and can be yielded."""
     pending: list[tuple[float, int, TraceRequest]] = []
     numbers = count()
     for turns in sessions:

@@ -84,15 +84,15 @@ class Capabilities:
 
 
 class Peer(Protocol):
-    """A connected peer, as returned by :meth:`Transport.connect`. Only the backend knows the other
-    attributes."""
+    """A connected peer, as returned by :meth:`Transport.connect`. Attributes that are not declared
+    here are private to the backend."""
 
     @property
     def endpoint(self) -> Endpoint: ...
 
 
 class Transfer(Protocol):
-    """One batch of reads. Only the backend knows the other attributes."""
+    """One batch of reads. Attributes that are not declared here are private to the backend."""
 
     @property
     def size_bytes(self) -> int: ...

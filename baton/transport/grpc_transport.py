@@ -1,4 +1,5 @@
-"""Transfers KV over gRPC. This works over any TCP connection, but copies the bytes two more times.
+"""Transfers KV over gRPC. This works over any TCP connection, but the bytes are copied into
+messages and out of them.
 
 Each transport runs a small server of its own, with a single method, so that KV never queues behind
 control messages. A request is a packed list of ranges; the response is a stream of raw bytes, those
@@ -206,7 +207,7 @@ class GrpcTransport:
         return transfer.state
 
     def release(self, transfer: GrpcTransfer) -> bool:
-        """End the transfer, and return True. Blocks for the copy of one message at most."""
+        """End the transfer, and return True. If a message is being copied, wait for that copy."""
         transfer.peer.transfers.discard(transfer)
         if transfer.call is not None:
             transfer.call.cancel()

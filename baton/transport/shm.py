@@ -73,7 +73,7 @@ class ShmTransport(CopyTransport):
         path = Path(f"/proc/{pid}/fd/{descriptor}")
         try:
             if not stat.S_ISREG(path.stat().st_mode):  # don't open it: that may have side effects
-                raise Invalid(f"the file that {endpoint.owner} offers is not a memory file")
+                raise Invalid(f"the file that {endpoint.owner} offers is not a memory file (memfd)")
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError as error:
             raise Unavailable(f"can't open the memory of {endpoint.owner}: {error}") from error

@@ -32,8 +32,8 @@ class _KnownRequest:
     num_outputs: int
 
     def continues_with(self, row: Row) -> bool:
-        """Whether ``row`` computes only the token that was sampled last, and its block table begins
-        with the same blocks as before."""
+        """Whether the only input of ``row`` is the token that was sampled last, and its block table
+        begins with the blocks that the request had before."""
         return (
             row.start == self.next_position
             and row.token_ids == (self.next_token,)
@@ -56,8 +56,8 @@ class WorkerBatch:
         self._sent: set[str] = set()
 
     def messages(self, plan: Plan) -> SchedulerOutput:
-        """Return the message for a plan. Call :meth:`record` with the plan's result before the next
-        call."""
+        """Return the message that makes vLLM's workers run ``plan``. Call :meth:`record` with the
+        plan's result before calling this again."""
         self._ids = {}
         new: list[NewRequestData] = []
         continued: list[tuple[_KnownRequest, Row]] = []
@@ -82,8 +82,8 @@ class WorkerBatch:
         )
 
     def rows_by_id(self, plan: Plan) -> dict[str, Row]:
-        """Return the rows that sample or need prompt logprobs, by the request ids in the plan's
-        message."""
+        """Return the rows of the latest plan that sample a token or need prompt logprobs, by the
+        ids under which vLLM's workers know their requests."""
         return {
             self._ids[row.request_id]: row
             for row in plan.rows

@@ -33,8 +33,8 @@ class KvExports(Protocol):
         ...
 
     def record_progress(self, progress: PrefillProgress) -> None:
-        """Offer the reader the blocks that a step completed. Does nothing for a request that has no
-        export."""
+        """Announce the blocks that a step completed to the worker that imports the request's KV.
+        Does nothing for a request that has no export."""
         ...
 
     def finish_prefill(self, job: Job, token_id: TokenId, finished: bool) -> None:

@@ -1,2 +1,2 @@
-"""Compares Baton with vLLM as the engine, vLLM's own disaggregation, vLLM alone, and Baton with its
-own engine: ``python -m benchmarks.vllm``."""
+"""Compares several systems: Baton with vLLM as its engine, Baton with its own engine, vLLM's own
+disaggregation, and vLLM alone. Run it with ``python -m benchmarks.vllm``."""

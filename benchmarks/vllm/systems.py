@@ -237,4 +237,4 @@ async def _stream(url: str, body: dict[str, Any]) -> AsyncIterator[int]:
             elif event["choices"]:
                 yield 1
         if not is_complete:
-            raise RuntimeError("the stream ended before the answer")
+            raise RuntimeError("the stream ended before the answer was complete")

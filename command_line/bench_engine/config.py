@@ -7,7 +7,7 @@ from baton.config import Settings
 from baton.errors import Invalid
 
 MAX_COUNTS = 32
-"""The maximum number of counts in one list: a longer list is treated as a mistake, since it would
+"""The maximum number of values in one list: a longer list is treated as a mistake, since it would
 take too long to run."""
 
 MAX_BATCH = 4096
@@ -39,7 +39,10 @@ def parse_counts(flag: str, text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
         if not (part.isascii() and part.isdigit() and int(part) > 0):
-            raise Invalid(f"{flag} is {text!r}; it must be counts separated by commas, like 1,8,32")
+            raise Invalid(
+                f"{flag} is {text!r}; it must be positive whole numbers separated by commas, like "
+                "1,8,32"
+            )
     if len(parts) > MAX_COUNTS:
-        raise Invalid(f"{flag} has {len(parts)} counts; it may have at most {MAX_COUNTS}")
+        raise Invalid(f"{flag} has {len(parts)} values; it may have at most {MAX_COUNTS}")
     return tuple(dict.fromkeys(int(part) for part in parts))

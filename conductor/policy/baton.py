@@ -52,12 +52,14 @@ MAX_MARGIN_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class BatonPolicyConfig:
-    """Settings of Baton's policy. ``service_weight`` is the cost of one second of prefill, in
-    seconds of queueing. A prompt must leave memory for a long prompt if the admission rate in its
-    quartile of prompt lengths exceeds the lowest rate of any quartile by more than
-    ``max_short_prompt_advantage``. The first token must be predicted to come
-    ``ttft_margin_seconds`` before its deadline. If ``full_scan`` is True, all prefill workers are
-    candidates."""
+    """Settings of Baton's policy.
+
+    ``service_weight``: in a score, one second of prefill counts as much as this many seconds of
+    queueing. ``max_short_prompt_advantage``: if the admission rate of a prompt's length quartile
+    exceeds the lowest rate of any quartile by more than this, the prompt is admitted only if memory
+    for a long prompt stays free. ``ttft_margin_seconds``: a worker counts as missing the TTFT SLO
+    unless its first token is predicted to come at least this long before the deadline.
+    ``full_scan``: whether all prefill workers are candidates."""
 
     ring_candidates: int = 3
     prefix_candidates: int = 2
@@ -287,8 +289,8 @@ def _check_admission(
 
 def _wait_seconds(snapshot: Snapshot, query: PolicyQuery, decode: DecodeView, needed: int) -> float:
     """Return how many seconds the KV would wait for free memory, minus the delay that even a short
-    answer can make up by decoding faster than the ITL SLO. Assumes that the projected tokens are
-    freed evenly, all of them within the duration of one answer."""
+    answer can make up by decoding faster than the ITL SLO. Assumes that the worker frees its
+    ``projected_tokens`` at an even rate, all of them within the duration of one mean answer."""
     deficit = needed - decode.free_tokens
     if deficit <= 0 or not decode.num_requests:
         return 0.0

@@ -14,8 +14,9 @@ DEFAULT_POLICY = "baton"
 
 
 def get_policy(name: str, config: BatonPolicyConfig = BatonPolicyConfig()) -> PlacementPolicy:
-    """Return the policy called ``name``. The policy ``full_scan`` is Baton's policy, but it scores
-    all prefill workers instead of a few candidates. Raises Invalid for an unknown name."""
+    """Return the policy called ``name``: ``baton``, ``full_scan`` or a baseline. ``full_scan`` is
+    Baton's policy with one difference: all prefill workers are scored, not only a few candidates.
+    Raises Invalid for an unknown name."""
     if name == DEFAULT_POLICY:
         return partial(_place, config=config)
     if name == "full_scan":

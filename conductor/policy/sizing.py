@@ -171,8 +171,8 @@ def _decode_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) 
 
 
 def _in_workers(work: float, capacity: float, num_workers: int, config: SizingConfig) -> float:
-    """Return the work in units of workers. While a worker's capacity is unknown, assume that the
-    current number of workers is right."""
+    """Return how many fully used workers ``work`` needs. While the ``capacity`` of one worker is
+    unknown (0), assume that the current workers are used exactly at the target utilisation."""
     return work / capacity if capacity else num_workers * config.utilisation
 
 

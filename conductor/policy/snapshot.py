@@ -197,8 +197,8 @@ class AdmissionRates:
     """The 99.5th percentile of prompt lengths."""
 
     def advantage(self, num_tokens: int) -> float:
-        """Return the share of requests that were admitted in the quartile of this prompt length,
-        minus the lowest share of any quartile."""
+        """Return the admitted share of the quartile to which this prompt length belongs, minus the
+        lowest admitted share of any quartile."""
         return self.admitted_shares[bisect_left(self.edges_tokens, num_tokens)] - min(
             self.admitted_shares
         )
@@ -229,7 +229,8 @@ class PolicyQuery:
     keys of the full blocks of these tokens. The SLO is met if the TTFT is at most
     ``ttft_slo_seconds`` longer than on an idle worker with an empty cache (infinite: no limit), and
     the mean inter-token latency is at most ``itl_slo_seconds``. If ``must_admit`` is True, the
-    request must not be rejected, because it was admitted before or because admission is off."""
+    request must not be rejected, because it was admitted before or because admission control is
+    not in force."""
 
     request_id: str
     num_tokens: int

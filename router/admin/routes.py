@@ -56,11 +56,14 @@ def check_admin(context: RouterContext, request: Request) -> None:
         return
     if _comes_from_browser_page(request):
         raise ApiError(
-            403, "without an admin key, the admin API refuses requests sent by web pages"
+            403,
+            "no admin key is configured, so the admin API refuses requests sent by web pages",
         )
     if not PROXY_HEADERS.isdisjoint(request.headers.keys()):
         raise ApiError(
-            403, "without an admin key, the admin API refuses requests that came through a proxy"
+            403,
+            "no admin key is configured, so the admin API refuses requests that came through a "
+            "proxy",
         )
 
 

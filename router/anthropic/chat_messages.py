@@ -80,9 +80,10 @@ class ChatMessages:
     first :meth:`add_message`. Adjacent messages of one role become one; each tool result becomes a
     message of role ``tool``, and the results of a message come before its text.
 
-    A breakpoint after the tools, after the whole system prompt or after a tool call is moved to the
-    beginning of the next message, because templates put the tools before or after the system
-    prompt, and calls after the text.
+    A cache breakpoint (``cache_control``) after the tools, after the whole system prompt or after a
+    tool call is moved to the beginning of the next message. The reason is the order in templates:
+    some put the tools before the system prompt and others after it, and a message's tool calls come
+    after its text.
 
     If ``folds_system`` is True, the text of a system message within the conversation is added to
     the user's turn, for templates that allow a system message only at the beginning."""

@@ -142,7 +142,7 @@ class MessageEncoder(AnswerEncoder):
         return orjson.dumps(self._message(content, stop, usage))
 
     def set_token_counts(self, index: int, prompt_tokens: int, completion_tokens: int) -> None:
-        """Do nothing: only the first and the last event report a usage."""
+        """Do nothing: only the first and the last event report token counts."""
 
     def _message(
         self, content: list[dict[str, Any]], stop: dict[str, Any], usage: Usage

@@ -1,5 +1,5 @@
-"""OpenAPI schemas of those request fields of the Responses API that are validated by code, so that
-pydantic can't derive their schemas."""
+"""OpenAPI schemas of the request fields of the Responses API that are validated by our own code,
+from which pydantic can't derive schemas."""
 
 from collections.abc import Mapping
 

@@ -185,8 +185,8 @@ class BatchRunner:
         return True
 
     def _check_folder(self) -> None:
-        """Find new batches (each tenant's oldest), delete expired files, and check the free
-        space."""
+        """Begin the oldest unfinished batch of each tenant that has no batch running, check whether
+        the folder is full, and delete expired files."""
         now = self._now()
         if not self._must_check and now < self._checked_at + POLL_SECONDS:
             return

@@ -279,8 +279,8 @@ class Attempt:
         raise error
 
     def _record_progress(self, last_output: RequestOutput) -> None:
-        """Set the event that the attempt waits for after ``last_output``, and the deadline for
-        it."""
+        """After ``last_output``, record what the attempt waits for next and until when, or that it
+        has finished."""
         if last_output.finish_reason is not None:
             # If the answer ends with the prefill worker's token, the decode worker still waits for
             # the KV, so the request must be cancelled there.

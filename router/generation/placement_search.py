@@ -69,8 +69,9 @@ class PlacementSearch:
             self._unreachable_sources.add(workers[0].id)
 
     async def find_first(self, spec: RequestSpec, block_keys: tuple[BlockKey, ...]) -> Placement:
-        """Place the request, if possible not on the workers that all requests of this router should
-        avoid. Raises the placer's errors, and DeadlineExceeded if the placer takes too long."""
+        """Place the request for the first time. The workers that all requests of this router should
+        avoid are used only if there is no placement without them. Raises the placer's errors, and
+        DeadlineExceeded if the placer takes too long."""
         avoided = self._context.avoided_workers()
         if avoided:
             try:
@@ -150,6 +151,7 @@ class PlacementSearch:
 
 def _wait_jitter(spec: RequestSpec) -> float:
     """Return a factor from 0.75 to 1.25 by which a waiting request's pauses are multiplied, so that
-    waiting requests don't all query the conductors at once. It is fixed per request and epoch."""
+    waiting requests don't all query the conductors at once. It depends only on the request's id and
+    its epoch (the number of the placement)."""
     name = f"{spec.request_id}/{spec.epoch}".encode()
     return 0.75 + 0.5 * (zlib.crc32(name) / 2**32)

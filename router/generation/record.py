@@ -216,9 +216,9 @@ class GenerationRecord:
 
     def explain(self) -> dict[str, Any]:
         """Return the record as a JSON object. ``tbt_seconds`` and ``bytes_shipped`` are the old
-        names of ``itl_seconds`` and ``kv_transfer_bytes``, kept for one version. ``predicted`` is
-        the prediction for the first placement, since ``actual`` counts from the request's
-        arrival."""
+        names of ``itl_seconds`` and ``kv_transfer_bytes``, kept for one version. ``actual``
+        counts from the request's arrival, so ``predicted`` is the prediction for the first
+        placement, not for the last one."""
         placements = [each.explain() for each in self.placements]
         first = placements[0] if placements else {}
         last = placements[-1] if placements else {}

@@ -36,9 +36,9 @@ def parse_body(
     If ``rounds_integers`` is set, integers of more than 64 bits become floats.
 
     Unknown fields are ignored and added to ``ignored``, except for those that would change the
-    answer (:mod:`router.http.unknown_fields`). If ``ignored`` is None or strict, every unknown
-    field is an error. Schemas forbid unknown fields, so a body without unknown fields is validated
-    only once."""
+    answer (:mod:`router.http.unknown_fields`). If ``ignored`` is None or its ``is_strict`` is True,
+    every unknown field is an error. The first validation forbids unknown fields; only a body that
+    has some is validated a second time, without them."""
     data = data.removeprefix(BOM_UTF8)
     check_json_size(data, max_values)
     if rounds_integers:

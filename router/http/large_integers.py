@@ -1,6 +1,7 @@
 """Rounds the integers of a JSON body that have more than 64 bits to floats.
 
-Most encoders of JSON, ours among them, have no such integers, so an answer could not repeat them.
+Most JSON encoders, ours among them, can't write such integers, so an answer that repeats values of
+the body could not be encoded.
 """
 
 import re

@@ -3,12 +3,13 @@ file's data on.
 
 python-multipart (0.0.34 was tried) is not used because it breaks three rules that this parser
 keeps. It raises an error for text before the first boundary, which is allowed (RFC 2046, 5.1.1) and
-skipped here. If a boundary is followed by other characters, it treats the boundary and the next
-part as data of the previous part; here that is an error. And it bounds the number of a part's
-headers and the length of each header, but not their total size. It also logs a warning for every
-malformed form, and its errors name byte offsets instead of what is wrong. Both parsers are faster
-than 1 GB/s. With python-multipart, more than half of this file would still be needed: the bounds on
-parts and fields, the names, and the file.
+skipped here. If a boundary is followed by anything but a line break or ``--``, it treats the
+boundary and the next part as data of the previous part; here that is an error. And it bounds the
+number of a part's headers and the length of each header, but not their total size. It also logs a
+warning for every malformed form, and its errors name byte offsets instead of what is wrong. Both
+parsers are faster than 1 GB/s. With python-multipart, more than half of this file would still be
+needed: the code that bounds the number of parts and the size of fields, reads the parts' names, and
+passes the file's data on.
 """
 
 import re
@@ -90,7 +91,7 @@ class MultipartParser:
         elif self._held.startswith(b"\r\n"):
             self._state = self._in_headers
         else:
-            raise _malformed_form("a boundary is followed by other characters")
+            raise _malformed_form("a boundary must be followed by a line break or `--`")
         return True
 
     def _in_headers(self) -> bool:

@@ -14,9 +14,9 @@ requests."""
 
 
 class BodyBudget:
-    """Limits the bytes of received bodies that are not processed yet, and of what was read from the
-    store for them, in total and per tenant (weighted max-min fairness, see :class:`FairLimiter`).
-    """
+    """Limits how many bytes the requests that are not processed yet hold in memory: their bodies,
+    and the stored conversations that were read for them. The limit holds in total and per tenant
+    (weighted max-min fairness, see :class:`FairLimiter`)."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limiter = FairLimiter(limit_bytes, "bytes of request bodies")
@@ -70,7 +70,7 @@ class RawBody:
             self._data = bytearray(self._data) + data
 
     def charge(self, num_bytes: int) -> None:
-        """Count bytes that the request takes in memory besides its body, such as the stored
+        """Count bytes that the request holds in memory besides its body, such as the stored
         conversation that it continues. Call before :meth:`release`. Raises Overloaded when the
         budget is exhausted."""
         self.size_bytes += num_bytes

@@ -136,7 +136,7 @@ async def read_body(
     scope: Scope, receive: Receive, body: RawBody, max_bytes: int, seconds: float
 ) -> None:
     """Read the request's body into ``body``, decompressed. Raises ApiError (400, 408, 413, 415),
-    Overloaded or ClientDisconnected. Never holds more than ``max_bytes`` and one ASGI message."""
+    Overloaded or ClientDisconnected. Never holds more than ``max_bytes`` plus one ASGI message."""
     _check_headers(scope, max_bytes)
     decompressor = _decompressor(scope)
     try:

@@ -32,8 +32,9 @@ class ReloadingCertificate:
         self._load()
 
     async def run(self) -> None:
-        """Reload the files whenever they change, until cancelled. Files that can't be read or don't
-        match, such as while only one of the two has been replaced, are ignored."""
+        """Reload the files whenever they change, until cancelled. If the certificate and the key
+        can't be read or don't match (for example while only one of them has been replaced), the
+        previous certificate stays in use."""
         while True:
             await self._clock.sleep(CERTIFICATE_POLL_SECONDS)
             await asyncio.to_thread(self.refresh)

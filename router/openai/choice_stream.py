@@ -141,8 +141,8 @@ class ChoiceStream:
         )
 
     def take_text(self, output: RequestOutput) -> str:
-        """Count the tokens of an output that goes to the sink, and return their text, which is
-        empty while a character is incomplete."""
+        """Add the tokens of an output to the answer's token count, and return their text, which is
+        empty while a character is incomplete. Called by :meth:`InlineSink.write_output`."""
         self.num_tokens += len(output.token_ids)
         text = self._detokenizer.push(output.token_ids)
         self._num_characters += len(text)

@@ -194,8 +194,8 @@ class RouterContext:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def ignored_fields(self, tenant_id: TenantId) -> IgnoredFields:
-        """Return an empty collection for the ignored fields of one of the tenant's requests. It is
-        strict if unknown fields in the tenant's requests are to be refused."""
+        """Return an object that will collect the ignored fields of one of the tenant's requests.
+        Its ``is_strict`` is True if unknown fields in the tenant's requests are refused."""
         of_tenant = self.tenants.authenticator.directory.tenant(tenant_id).strict_fields
         return IgnoredFields(
             is_strict=self.config.strict_fields if of_tenant is None else of_tenant

@@ -250,9 +250,9 @@ class Preprocessor:
 
 
 def _with_response_format(dialect: ModelOutputFormat, prompt: Prompt, body: ChatBody) -> Prompt:
-    """Extend the grammar of the response format so that a reasoning model may reason freely before
-    the constrained answer. For other models, and if the client wrote a whole Lark grammar, the
-    prompt is returned unchanged."""
+    """Return the prompt with a grammar that lets a reasoning model reason freely before an answer
+    that follows the response format. The prompt stays unchanged if there is no response format, if
+    the model does not reason, or if the client wrote a whole Lark grammar."""
     if body.format is None or not (dialect.has_reasoning or prompt.starts_in_reasoning):
         return prompt
     field, grammar = body.format

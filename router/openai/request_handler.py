@@ -178,9 +178,9 @@ class RequestHandler(Response, ABC):
         return b"data: " + error.json + b"\n\n"
 
     def _detach(self) -> ExitStack:
-        """Take over the request's admission, the counted bytes of its body, and its trace, so that
-        they outlast the response. The caller closes the returned stack when the request's work
-        has ended."""
+        """Return a stack that now holds the request's admission, its share of the memory budget for
+        bodies, and its trace, so that they outlast the response. The caller closes the stack when
+        the request's work has ended."""
         held = ExitStack()
         held.callback(self._admission.detach())
         held.callback(self._raw.detach())

@@ -25,9 +25,9 @@ def token_rules_grammar(body: GenerationBody, tokenizer: Tokenizer) -> Grammar |
 
 
 def _banned_sequences(words: Iterable[str], tokenizer: Tokenizer) -> Iterable[tuple[TokenId, ...]]:
-    """Yield for each word its tokens at the beginning of a text, and its tokens after a space if
-    these differ and are equally many. As in vLLM, the word can still occur in an answer that spells
-    it with other tokens."""
+    """For each word, yield its tokens at the beginning of a text. Also yield its tokens after a
+    space if they begin with another token and are equal in number. As in vLLM, an answer can still
+    contain the word if the model spells it with other tokens."""
     for word in words:
         bare = tokenizer.encode(word.lstrip(), add_special_tokens=False)
         spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)

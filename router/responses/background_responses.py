@@ -97,9 +97,10 @@ class BackgroundResponses:
         """Store the response ``queued``, begin to generate it with ``generate``, and return it for
         the client.
 
-        ``held`` has what the request holds until the response is generated and stored; it is closed
-        then, or when this method raises an error. Raises Overloaded (too many background
-        responses), Unavailable, and Invalid if the response is too large for the store."""
+        ``held`` contains the request's resources, such as its admission. It is closed when the
+        response has been generated and stored, or when this method raises an error. Raises
+        Overloaded (too many background responses), Unavailable, and Invalid if the response is too
+        large for the store."""
         job = BackgroundJob(LeaseKey(tenant, queued.id), queued, generate, held or ExitStack())
         try:
             self._admit(tenant, len(encode_stored(queued)), job.held)
@@ -142,8 +143,9 @@ class BackgroundResponses:
         held.enter_context(self._bytes_limiter.hold(size_bytes, tenant, weight, shared=shared))
 
     async def _store_queued(self, job: BackgroundJob) -> None:
-        """Store the response, whose lease this router has just taken. Raises Unavailable, or, after
-        giving the lease back, Invalid."""
+        """Store the response, whose lease this router has just taken. Raises Unavailable if the
+        store can't be reached. If the response is too large for the store, gives the lease back and
+        raises Invalid."""
         try:
             await self._store.put(job.key.tenant, job.stored)
         except Invalid:

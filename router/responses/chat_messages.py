@@ -94,8 +94,9 @@ class ChatMessages:
             raise reader.error("role", f"{role!r} must be user, system, developer or assistant")
 
     def _add_assistant_text(self, text: str, path: str) -> None:
-        """Add a text of the assistant to the open message. If this message has text but no calls,
-        its text was a message by itself, so a new message is opened."""
+        """Add the text of one of the assistant's message items to the open message. If that message
+        ends with the text of an earlier item, open a new one: adjacent message items stay separate
+        messages."""
         draft = self._assistant
         if draft is not None and draft.has_text and not draft.tool_calls:
             self._assistant = None
@@ -147,9 +148,9 @@ class ChatMessages:
 
 
 def _content_path(reader: ObjectReader, name: str) -> str:
-    """Return the path of an item's text in the request. For an item in a list of the request, this
-    is a path below the item's own. For an item that is the whole input or comes from an earlier
-    response, it is the item's own path."""
+    """Return the path of an item's text in the request, such as ``input[3].content`` for an item of
+    the list ``input``. For an input that is a string, the path is ``input``; for an item of an
+    earlier response, it is ``previous_response_id``."""
     return f"{reader.path}.{name}" if reader.path.endswith("]") else reader.path
 
 

@@ -97,15 +97,16 @@ class ConversationReader:
         return await self._store.get(self._tenant, response_id)
 
     def _keep_referenced(self, items: Sequence[Item], path: str) -> None:
-        """Keep those of the items to which the input refers. Each counts as often as the input
-        refers to it. If several items have the same id, the last one is meant."""
+        """Keep those of the items to which the input refers, and count the bytes of each once per
+        reference. If several items have the same id, the last one is meant."""
         found = {item["id"]: item for item in items if item["id"] in self._num_references}
         for item_id in found.keys() - self._referenced.keys():
             item = self._referenced[item_id] = found[item_id]
             self._count(self._num_references[item_id] * len(orjson.dumps(item)), path)
 
     def _count(self, num_bytes: int, path: str) -> None:
-        """Count bytes that the request takes. Raises ApiError (400) or Overloaded."""
+        """Count bytes that the request takes from the store. Raises ApiError (400) if the total
+        exceeds ``max_bytes``, or Overloaded if there is no memory for them."""
         self._size_bytes += num_bytes
         if self._size_bytes > self._max_bytes:
             raise _too_long(f"the conversation has more than {self._max_bytes} bytes", path)

@@ -74,8 +74,8 @@ class ResponsesEncoder(AnswerEncoder):
         return self._encode_state(self._end_state(usage))
 
     def _add_parts(self, answer: ChoiceResult) -> None:
-        """Add the parts to the items. As in a stream, the logprobs of a part are searched for among
-        the tokens that arrived up to its end."""
+        """Add the answer's parts to the items. As in a stream, a part's logprobs are searched for
+        only among the tokens that had arrived when the part ended."""
         start = 0
         for part, end in zip(answer.parts, answer.part_ends, strict=True):
             item, text = self._output.take(part)
@@ -195,7 +195,7 @@ class ResponsesEncoder(AnswerEncoder):
         return self._encode_state_event("response.failed", self._final_state)
 
     def set_token_counts(self, index: int, prompt_tokens: int, completion_tokens: int) -> None:
-        """Do nothing: only the last event reports a usage."""
+        """Do nothing: only the last event reports token counts."""
 
     # -- states of the response ----------------------------------------------------------------
 

@@ -12,7 +12,7 @@ STATUS_FREE_ITEMS = frozenset({"custom_tool_call", "item_reference"})
 
 
 def to_items(given: str | list[Any] | None) -> list[Any]:
-    """Return the input as items. A text becomes a message of the user."""
+    """Return the input as items. A string becomes a user message."""
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     return given or []

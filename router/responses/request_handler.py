@@ -36,8 +36,9 @@ log = structlog.get_logger(__name__)
 
 
 class _ChatSource(RequestHandler):
-    """Turns the requests of its subclasses into chats, and errors about a chat back into errors
-    about the request. If ``store`` is None, no responses are stored or found."""
+    """The base class of the handlers in this file. Turns a request into a chat, and errors about
+    the chat back into errors about the request. If ``store`` is None, no responses are stored or
+    found."""
 
     repeats_values = True
 
@@ -51,7 +52,8 @@ class _ChatSource(RequestHandler):
     async def _build_chat(
         self, body: InputTokensBody, raw: RawBody, tenant: TenantId
     ) -> ChatRequest:
-        """Build the chat. Charges ``raw`` for what it reads from the store."""
+        """Build the chat. What is read from the store for it counts as bytes of the request's body
+        (``raw``)."""
         self._is_parsed = True
         context = self._context
         max_bytes = context.config.max_body_bytes
@@ -70,8 +72,8 @@ class _ChatSource(RequestHandler):
         return super().encode_error(self._translate(error))
 
     def _translate(self, error: ApiError) -> ApiError:
-        """Return the error with the names of the request's fields. Errors of parsing have these
-        names already; later errors may name fields of the chat."""
+        """Return the error with the request's field names in place of the chat's. An error that is
+        found while the body is parsed already has the request's field names."""
         return translate_error(error, self._message_paths) if self._is_parsed else error
 
 

@@ -38,8 +38,8 @@ class ResponseLeases(Protocol):
     """The leases of all routers. All methods raise Unavailable if the leases can't be reached."""
 
     async def renew(self, keys: Sequence[LeaseKey]) -> list[LeaseState]:
-        """Take or renew leases for LEASE_SECONDS, except those that have ended, and return the
-        state of each."""
+        """Take or renew these leases for LEASE_SECONDS, and return the state of each. A lease in
+        the state ENDED is not taken or renewed."""
         ...
 
     async def cancel(self, key: LeaseKey) -> bool:

@@ -1,5 +1,5 @@
-"""Finds and encodes the logprobs of an answer's text. They are among the logprobs of all its
-tokens, which also belong to reasoning, tool calls and markup."""
+"""Finds and encodes the logprobs of an answer's text. The answer also has logprobs of tokens that
+belong to reasoning, tool calls or markup."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -32,7 +32,8 @@ class RequestTrace:
     records: Sequence[GenerationRecord] = ()
 
     def set_records(self, records: Sequence[GenerationRecord], now: float) -> None:
-        """Set the per-answer records. The generation of the answers starts now."""
+        """Set the records of the answers. Call this when their generation starts, at the time
+        ``now``."""
         self.prepared_at = now
         self.records = records
         for record in records:

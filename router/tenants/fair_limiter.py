@@ -112,8 +112,9 @@ class FairLimiter:
             )
 
     def _fair_share(self, tenant: TenantId, weight: float) -> float:
-        """Return the tenant's fair share of the limit. It is 0 if no other tenant uses part of the
-        limit now, so that the reserved fraction stays free for other tenants."""
+        """Return the tenant's fair share of the limit, up to which it may also use the reserved
+        fraction. If it is the only tenant that uses any of the limit now, return 0: the reserved
+        fraction then stays free for other tenants."""
         usage = self._usage_by_tenant.get(tenant)
         if usage is not None and len(self._usage_by_tenant) == 1:
             return 0.0

@@ -32,7 +32,7 @@ class Quota:
         self.exchange_lock = asyncio.Lock()
         """Held during an exchange with the quota store, so that there is one at a time."""
         self.is_retrying_slot = False
-        """Whether a request is waiting while it tries again to draw a slot."""
+        """Whether a request is waiting while it asks the quota store for a slot again."""
         self._requests = RateLimiter()
         self._tokens = RateLimiter()
         self._slots = ConcurrencyLimiter()
@@ -66,9 +66,10 @@ class Quota:
         self, tenant: Tenant, share: QuotaShare, tokens: int, size_bytes: int, now: float
     ) -> None:
         """Reserve ``tokens`` for a request's prompts and answers. If that exceeds the limit, raises
-        RateLimited and reserves nothing. ``size_bytes`` is the size of the request, with all that
-        was read for it from the store. If too few tokens are left at the moment, then until there
-        are enough, :meth:`begin` refuses requests with a body of at least this size."""
+        RateLimited and reserves nothing. ``size_bytes`` is the size of the request's body and of
+        the stored conversation that was read for it. After a refusal because too few tokens are
+        left now, :meth:`begin` assumes that any request with a body of at least this size needs as
+        many tokens, and refuses it until they are left."""
         limit = tenant.limits.tokens_per_minute
         if limit is not None:
             if tokens > limit:
@@ -250,8 +251,9 @@ class Quota:
         return wait > 0 and self._tokens.should_request(amount, limit, share, now)
 
     def _min_tokens(self, size_bytes: int) -> int:
-        """Estimate the fewest tokens of a request before its body is read: if the body is at least
-        as large as the last refused request, that request's tokens; else 1."""
+        """Return the fewest tokens that a request is assumed to need, before its body is read. If
+        the body is at least as large as the last refused request, this is that request's number of
+        tokens; otherwise it is 1."""
         return max(self._refused_tokens, 1) if size_bytes >= self._refused_bytes else 1
 
 

@@ -67,8 +67,8 @@ class QuotaClient:
             return request.slots is not None and not quota.has_free_slot
 
     async def retry_slot(self, quota: Quota, build_request: QuotaRequestBuilder) -> None:
-        """Try a few more times to draw a slot. Only one request per tenant does so at a time:
-        during that time, a call for another request returns at once."""
+        """Ask the store for a slot a few more times. Only one request per tenant does so at a time:
+        meanwhile, a call for another request returns at once, without a slot."""
         if quota.is_retrying_slot:
             return
         quota.is_retrying_slot = True
@@ -81,8 +81,9 @@ class QuotaClient:
             quota.is_retrying_slot = False
 
     def notify_change(self, tenant: TenantId, quota: Quota, *, is_due: bool) -> None:
-        """Record that a quota was used or given back. If ``is_due`` is True, exchange it with the
-        store soon, before the next periodic exchange."""
+        """Record that some of a quota was used or given back, so that :meth:`run` includes the
+        quota in the next periodic exchange with the store, or in an earlier one if ``is_due`` is
+        True."""
         self._quotas[tenant] = quota
         if is_due:
             self._schedule_early(tenant)
@@ -90,8 +91,9 @@ class QuotaClient:
     async def run(
         self, directory: Callable[[], TenantDirectory], share: Callable[[], QuotaShare]
     ) -> None:
-        """Exchange quotas with the store, periodically and early, until cancelled. Every exchange
-        uses what ``directory`` and ``share`` return at that time."""
+        """Exchange quotas with the store until cancelled: all quotas periodically, and those that
+        are due (:meth:`notify_change`) before the next periodic exchange. Every exchange uses what
+        ``directory`` and ``share`` return at that time."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._exchange_regularly(directory, share))
             tasks.create_task(self._exchange_early(directory, share))
@@ -163,8 +165,8 @@ class QuotaClient:
                     await self._exchange(asks)
 
     async def _exchange(self, asks: list[tuple[Quota, QuotaRequest]]) -> bool:
-        """Exchange with the store and record its answers. If the store can't be reached, set
-        ``is_open`` to False and return False."""
+        """Send the requests to the store, and record its grants in the quotas. If the store can't
+        be reached, set ``is_open`` to False and return False."""
         try:
             grants = await self._quota_store.exchange(
                 self._router, [request for _, request in asks]

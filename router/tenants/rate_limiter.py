@@ -23,7 +23,8 @@ class RateLimiter:
     If routers share the limit, the limiter draws credits (requests or tokens that may be spent)
     from the quota store in advance. If the credits run out too soon, it draws twice as many the
     next time; if they are not used, half as many. While the routers can't share the limit, the
-    limiter uses this router's equal part of it, and later reports to the store what was spent.
+    limiter uses this router's equal part of it. What is spent without credits is later settled:
+    reported to the store, which charges it.
     """
 
     __slots__ = (
@@ -98,7 +99,8 @@ class RateLimiter:
     # -- exchanges with the quota store -------------------------------------------------------
 
     def should_request(self, amount: int, limit: int, share: QuotaShare, now: float) -> bool:
-        """Whether this router lacks credits for ``amount`` that the quota store may have."""
+        """Whether this router has too few credits for ``amount``, and the quota store may have
+        more."""
         if self.can_spend(amount, limit, share, now):
             return False
         is_fresh = now - self._store_remaining_at < REJECTION_TTL_SECONDS
@@ -120,9 +122,9 @@ class RateLimiter:
     def build_maintenance_request(
         self, limit: int, share: QuotaShare, now: float, *, is_turn: bool
     ) -> RateRequest | None:
-        """Build the request, sent in the background, that settles what was spent and draws credits
-        if few are left; None if there is nothing to do. ``is_turn`` is True in the periodic
-        exchange, which also returns unused credits, and False in an early exchange."""
+        """Build a request, sent in the background, that settles what was spent and draws credits if
+        few are left; None if there is nothing to do. ``is_turn`` is True in the periodic exchange
+        with the quota store, which also returns unused credits, and False in an early exchange."""
         low = self.needs_refill(limit, share, now)
         if is_turn:
             self._prefetch = self._prefetch if self._was_used else self._prefetch // 2
@@ -147,8 +149,8 @@ class RateLimiter:
         self._store_remaining, self._store_remaining_at = grant.remaining, now
 
     def needs_refill(self, limit: int, share: QuotaShare, now: float) -> bool:
-        """Whether few credits are left, and the store has enough for all routers to draw in
-        advance."""
+        """Whether few credits are left here, and the store has enough for every router to draw some
+        in advance."""
         if 2 * self._credits >= self._prefetch:
             return False
         return (
@@ -162,10 +164,10 @@ class RateLimiter:
         return self._credits == self._prefetch == self._returning == 0
 
     def _take_settlement(self, limit: int, now: float) -> int:
-        """Return the amount that the next exchange settles; there may be only one exchange at a
-        time. Credits to be returned are forgotten here, even if the exchange then fails: in that
-        case the store counts them as spent, but only until its bucket has drained, within a
-        minute."""
+        """Return the ``settled`` amount of the next request: what was spent and is not charged yet,
+        less the credits to be returned. Only one exchange may run at a time. The returned credits
+        are dropped here even if the exchange fails; the store then counts them as spent for up to a
+        minute, until its bucket has drained."""
         if self._credits < 0:
             self._unsettled.spend(-self._credits)
             self._credits = 0

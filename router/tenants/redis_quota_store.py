@@ -1,5 +1,5 @@
-"""The quota store in Redis. Each tenant that has limits has a hash, which expires once every amount
-that was spent has drained."""
+"""The quota store in Redis. Each tenant with limits has a hash, which contains its leaky buckets
+and expires after they are empty."""
 
 import math
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ unreachable for a while."""
 PING_TIMEOUT_SECONDS = 2.0
 
 KEY_TTL_SECONDS = 120
-"""How long a tenant's hash is kept after its last use: by then, its limits per minute have drained
-and its leases have ended. If more was used than allowed, the hash is kept longer."""
+"""How long a tenant's hash is kept after its last use: by then, its buckets are empty and its
+leases have ended. If more was used than allowed, the hash is kept longer."""
 
 # KEYS: the tenant's hash. ARGV: the router, the number of routers, then for requests and for tokens
 # the limit per minute ('' for none), settled, least and most; then the limit of slots ('' for
@@ -167,7 +167,7 @@ def _parse_grant(request: QuotaRequest, reply: Sequence[Any]) -> QuotaGrant:
             else 0
         )
         if not 0 <= seats <= wanted:
-            raise ValueError(f"{seats} slots were granted; at most {wanted} were requested")
+            raise ValueError(f"{seats} slots were granted (expected: 0 to {wanted})")
     except (ValueError, TypeError, OverflowError) as error:
         raise Unavailable(
             f"Redis holds invalid quota data for tenant {request.tenant}: {error}"
@@ -182,7 +182,7 @@ def _parse_rate_grant(unit: str, request: RateRequest | None, granted: Any, left
     most = max(request.min_amount, request.max_amount) if request is not None else 0
     if not (0 <= grant.granted <= most and math.isfinite(grant.remaining)):
         raise ValueError(
-            f"{granted} {unit} were granted, and {left} are left of the limit per minute; at most "
-            f"{most} were requested"
+            f"{granted} {unit} were granted (expected: 0 to {most}), and {left} are left of the "
+            "limit per minute (expected: a finite number)"
         )
     return grant

@@ -92,8 +92,8 @@ class Tenant:
         self, secret: str | None, cache_salt: str | None, priority_steps: int
     ) -> TenantAttributes:
         """Return the attributes of one of the tenant's requests, whose priority is
-        ``priority_steps`` (0 or more) below the tenant's. The tag is the same whatever
-        ``cache_salt`` is."""
+        ``priority_steps`` (0 or more) below the tenant's. ``cache_salt`` changes the salt, but not
+        the tag."""
         return TenantAttributes(
             self.block_salt(secret, cache_salt),
             _salt_and_tag(secret, self.id)[1],

@@ -1,5 +1,5 @@
 """Defines the chat template of the scripted model. It formats tools, calls and reasoning as Qwen3's
-does, and ends the prompt with a special token that names the answer."""
+does, and ends the prompt with a special token that tells the model which of its answers to give."""
 
 ANSWER_OF_TOOL = "call-{name}"
 

@@ -2,8 +2,8 @@
 
 It is a Qwen3 model that the production loader reads. Attention and MLP add nothing to the residual
 stream, and embeddings are unit vectors, so the next token depends only on the current one. The chat
-template ends the prompt with a special token that names an answer (:data:`ANSWERS`), and each token
-of the answer makes the next one practically certain, also at temperature 1.
+template ends the prompt with a special token that selects one of :data:`ANSWERS`, and each token of
+the answer makes the next one practically certain, also at temperature 1.
 
 Any other token is followed by :data:`STORY`, so a completion of any prompt is the story, which
 starts again after its end if EOS is ignored.
@@ -82,14 +82,15 @@ def make_scripted_model(folder: Path) -> Path:
     return folder
 
 
-def _start(name: str) -> str:
-    """Return the special token with which a prompt asks for the answer ``name``."""
+def _selector(name: str) -> str:
+    """Return the special token that ends a prompt and selects the answer ``name``."""
     return f"<|answer:{name}|>"
 
 
 def _chains() -> dict[str, list[str]]:
-    """Split the answers into pieces. No piece occurs twice, in the same answer or in another
-    one."""
+    """Split each answer into a chain of pieces, each of which becomes one token. Return the chains
+    by the answers' names. No piece occurs twice, neither in one answer nor in two, so each piece
+    determines the next one."""
     used: set[str] = set()
     texts = {"story": STORY, "data": DATA_TEXT, **ANSWERS}
     return {name: _split(text, used) for name, text in texts.items()}
@@ -109,18 +110,19 @@ def _split(text: str, used: set[str], shortest: int = 5) -> list[str]:
 
 
 def _make_tokenizer(chains: Mapping[str, Iterable[str]]) -> Tokenizer:
-    """Add the pieces and the starts of answers to the demo model's tokenizer."""
+    """Return the demo model's tokenizer with a token added for each piece of an answer, and a
+    special token that selects each answer."""
     tokenizer = Tokenizer.from_file(str(BASE_TOKENIZER))
     pieces = [piece for chain in chains.values() for piece in chain]
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in pieces])
-    tokenizer.add_special_tokens([_start(name) for name in ANSWERS])
+    tokenizer.add_special_tokens([_selector(name) for name in ANSWERS])
     assert all(tokenizer.token_to_id(piece) is not None for piece in pieces)
     return tokenizer
 
 
 def _make_weights(tokenizer: Tokenizer, chains: Mapping[str, list[str]]) -> dict[str, torch.Tensor]:
-    """Return the weights of a model whose only layer adds nothing. All tokens without successors of
-    their own share one dimension, and each other token has a dimension of its own."""
+    """Return the weights of a model whose only layer leaves the residual stream unchanged. Each
+    token with scripted successors has a dimension of its own; all other tokens share one."""
     successors = _successors(tokenizer, chains)
     num_tokens, hidden_size = tokenizer.get_vocab_size(), -(-(len(successors) + 1) // 32) * 32
     embeddings = torch.zeros(num_tokens, hidden_size)
@@ -140,7 +142,8 @@ def _choices(following: list[int]) -> torch.Tensor:
 
 
 def _successors(tokenizer: Tokenizer, chains: Mapping[str, list[str]]) -> dict[int, list[int]]:
-    """Return the tokens that may follow each start and each piece, the most probable first."""
+    """Return the tokens that may follow each special token that selects an answer, and each piece
+    of an answer, the most probable first."""
     ids = {name: [tokenizer.token_to_id(piece) for piece in chains[name]] for name in chains}
     eos, story, data = tokenizer.token_to_id(EOS), ids["story"][0], ids["data"][0]
     successors = {}
@@ -151,7 +154,7 @@ def _successors(tokenizer: Tokenizer, chains: Mapping[str, list[str]]) -> dict[i
         if name in ANSWERS:
             forced = ids[ANSWER_OF_TOOL.format(name="get_weather")][0]
             fallbacks = [other for other in (data, forced) if other != chain[0]]
-            successors[tokenizer.token_to_id(_start(name))] = [chain[0], *fallbacks]
+            successors[tokenizer.token_to_id(_selector(name))] = [chain[0], *fallbacks]
     return successors
 
 

@@ -137,10 +137,12 @@ async def test_a_damaged_record_counts_as_none(sizing: Sizing, text: str) -> Non
     ]
 
 
-async def test_a_number_that_leaves_the_chart_is_restored_each_time(sizing: Sizing) -> None:
-    """While the chart's Deployments contain their numbers of replicas, conductors have no initial
-    numbers to set, and empty the Lease's record of Deployments that were sized. Once the chart
-    leaves the numbers out again, conductors size the Deployments again."""
+async def test_deployments_are_sized_again_once_the_chart_omits_replicas_again(
+    sizing: Sizing,
+) -> None:
+    """While the chart's Deployments contain their numbers of replicas, conductors set none, and
+    clear the Lease's record of Deployments that were sized. Once the chart leaves the numbers out
+    again, conductors size the Deployments again."""
     await sizing.sizes(a=3).apply()
     await sizing.sizes().apply()
     sizing.scale("a", 1)
@@ -148,12 +150,12 @@ async def test_a_number_that_leaves_the_chart_is_restored_each_time(sizing: Sizi
     assert sizing.replicas()["a"] == 3
 
 
-async def test_a_deployment_that_has_its_number_is_recorded_at_the_second_look(
+async def test_a_deployment_of_the_wanted_size_is_recorded_at_the_second_check(
     sizing: Sizing,
 ) -> None:
-    """A Deployment that already has its number is not recorded at first, since it may be about to
-    lose the number: an upgrade changes the conductors' settings before it removes the number from
-    the Deployment."""
+    """At the first check, a Deployment that already has the wanted number of replicas is not
+    recorded as sized, since it may be about to lose that number: an upgrade changes the conductors'
+    settings before it removes the number from the Deployment."""
     sizing.scale("a", 3)
     sizes = sizing.sizes(a=3)
     await sizes.apply()

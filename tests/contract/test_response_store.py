@@ -96,7 +96,8 @@ async def test_a_response_is_replaced(stores: Stores) -> None:
 
 
 async def test_a_large_response_removes_many_small_ones(stores: Stores) -> None:
-    """Tests that the limit holds although a run of the script in Redis removes only 500."""
+    """The limit on a tenant's bytes holds although one run of the Redis script removes at most 500
+    responses."""
     store = stores.make(tenant_bytes=1201 * SIZE_BYTES)
     for number in range(1201):
         await store.put(A, stored(str(number)))

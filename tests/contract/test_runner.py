@@ -1,4 +1,4 @@
-"""Runs the contract of runners on Baton's own engine."""
+"""Runs the contract tests for runners on Baton's own engine."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def runner(request: pytest.FixtureRequest, model: Path) -> ModelRunner:
 
 
 class TestModelRunner(RunnerContract):
-    """Runs the contract on Baton's own engine."""
+    """Runs the contract tests on Baton's own engine."""
 
 
 def test_kv_can_be_exchanged_iff_layout_and_digest_are_equal(model: Path, tmp_path: Path) -> None:

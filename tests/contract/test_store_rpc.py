@@ -185,7 +185,7 @@ async def test_errors_of_the_node_reach_the_client_unchanged(
         await client.put(harness.request([0], checksum_error=1))
     monkeypatch.setattr("baton.rpc.convert.kvstore.keys_from_bytes.__defaults__", (2,))
     with pytest.raises(
-        Invalid, match="`keys` must have at most 2 keys of 16 bytes each; it has 48"
+        Invalid, match="`keys` has 48 bytes; it must consist of at most 2 keys of 16 bytes"
     ):
         await client.lease(query(0, 1, 2))
     monkeypatch.undo()
@@ -317,8 +317,8 @@ async def ask(
 
 
 async def test_a_placement_stream_ends_with_its_conductor() -> None:
-    """A bug in the conductor fails only the call that met it, and the stream stays open. When the
-    conductor's server stops, the stream ends, and later calls over it raise Unavailable."""
+    """A bug in the conductor fails only the call that triggers it, and the stream stays open. When
+    the conductor's server stops, the stream ends, and later calls over it raise Unavailable."""
 
     class Crashing:
         def __init__(self) -> None:

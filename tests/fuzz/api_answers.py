@@ -12,7 +12,7 @@ ERROR_FIELDS = {"message", "type", "param", "code"}
 
 
 def error_fault(data: bytes, *, is_anthropic: bool) -> str:
-    """Check the fields of an error response."""
+    """Return what is wrong with the fields of an error response, or an empty string."""
     body = json.loads(data)
     error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict) or not isinstance(error.get("message"), str):
@@ -96,11 +96,13 @@ def _whole(event: Event) -> Any:
 
 
 def response_fault(response: Mapping[str, Any]) -> str:
-    """Check a response that was not streamed."""
+    """Return what is wrong with a response that was not streamed, or an empty string."""
     if response["status"] not in ("completed", "incomplete", "queued"):
         return f"status {response['status']}"
     is_empty = not response["output"]
-    return "" if is_empty == (response["status"] == "queued") else "the output is empty"
+    if is_empty == (response["status"] == "queued"):
+        return ""
+    return f"status {response['status']}, and the output is {response['output']}"
 
 
 # -- the Messages API -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Fuzzes KV transports with false endpoints, that is, with wrong descriptions of a peer's memory.
+"""Fuzzes KV transports with forged endpoints, that is, with wrong descriptions of a peer's memory.
 These contain file descriptors of other open files, wrong sizes, unreachable addresses and arbitrary
 ranges.
 
@@ -75,9 +75,9 @@ class Fuzzer:
             self._readers.append(receiving)
 
     def case(self) -> None:
-        """Connect to one false endpoint, and read from it if the reader accepts it."""
+        """Connect to one forged endpoint, and read from it if the transport accepts it."""
         which = int(self._chance.integers(0, 2))
-        endpoint, span = self._lie(self._honest[which]), self._span()
+        endpoint, span = self._forge(self._honest[which]), self._span()
         self._recorder.begin(f"{endpoint} {span}")
         began_at = CLOCK.monotonic()
         try:
@@ -121,7 +121,7 @@ class Fuzzer:
             return TransferRange(start, 0, size - start)
         return TransferRange(self._pick(NUMBERS), self._pick(NUMBERS), self._pick(NUMBERS))
 
-    def _lie(self, honest: Endpoint) -> Endpoint:
+    def _forge(self, honest: Endpoint) -> Endpoint:
         changes: dict[str, Any] = {"generation": int(self._chance.integers(2, 1 << 40))}
         if self._chance.random() < 0.8:
             changes["metadata"] = self._metadata(honest)

@@ -39,9 +39,10 @@ def masked(each: Object) -> Object:
     return each
 
 
-def is_a_file(each: Object) -> bool:
-    """Return whether the object contains dashboards or rules, which ``test_monitoring`` compares
-    instead."""
+def wraps_a_file(each: Object) -> bool:
+    """Return whether the object only wraps files of the chart: dashboards or alert rules. The
+    golden files leave such objects out; ``test_monitoring`` compares them with the chart's
+    files."""
     is_dashboard = any(key.endswith(".json") for key in each.get("data", {}))
     return is_dashboard or each["kind"] == "PrometheusRule"
 
@@ -51,7 +52,7 @@ def test_rendered_objects_equal_the_golden_file(
     scenario: str, request: pytest.FixtureRequest
 ) -> None:
     path = GOLDEN / f"{scenario}.yaml"
-    objects = [masked(each) for each in release_of(scenario).objects if not is_a_file(each)]
+    objects = [masked(each) for each in release_of(scenario).objects if not wraps_a_file(each)]
     text = yaml.dump_all(objects, Dumper=Plain, sort_keys=False, allow_unicode=True, width=100)
     if request.config.getoption("--rewrite"):
         path.write_text(text)

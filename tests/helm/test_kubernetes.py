@@ -18,7 +18,7 @@ FOREIGN = {
     "keda.sh/v1alpha1", "ray.io/v1", "cert-manager.io/v1", "monitoring.coreos.com/v1",
     "gateway.networking.k8s.io/v1",
 }  # fmt: skip
-"""API versions of CRDs, whose schemas are not part of Kubernetes."""
+"""API versions of custom resources, whose schemas are not part of Kubernetes."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,8 +50,8 @@ def test_pod_templates_of_ray_clusters_are_valid(version: str) -> None:
 
 @pytest.mark.parametrize("scenario", ["demo", "gpu", "autoscaled"])
 def test_objects_are_valid_for_the_oldest_supported_kubernetes(scenario: str) -> None:
-    """The tested scenarios have no objects of CRDs, whose schemas are not part of Kubernetes, and
-    no weights from an OCI image, which need a newer Kubernetes."""
+    """The tested scenarios leave out custom resources, whose schemas are not part of Kubernetes,
+    and weights from an OCI image, which need a newer Kubernetes."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["kubeVersion"] == f">={OLDEST}.0-0"
     for each in release_of(scenario).objects:

@@ -266,7 +266,10 @@ class Api:
     def _check_place(self, kind: Kind, found: Object, request: Request | None) -> None:
         given = (found.get("apiVersion", kind.api_version), found.get("kind", kind.kind))
         if given != (kind.api_version, kind.kind):
-            raise bad_request(f"{given} in the data is not the expected {kind.kind}")
+            raise bad_request(
+                f"the object's apiVersion and kind are {given}; the request is for "
+                f"{(kind.api_version, kind.kind)}"
+            )
         namespace = found["metadata"].get("namespace", "")
         if kind.namespaced and self.store.find(NAMESPACE, "", namespace) is None:
             raise not_found(NAMESPACE, namespace)

@@ -1,5 +1,5 @@
 """Runs a cluster with one pod, prints the process id of the pod's container, and waits until
-standard input ends. A test kills this process meanwhile."""
+standard input ends. Before that, a test kills this program (not the container)."""
 
 import sys
 

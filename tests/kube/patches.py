@@ -53,7 +53,7 @@ def _operate(out: Object, operation: Object) -> None:
         _take(out, path)
     elif name == "test":
         if _get(out, path) != operation["value"]:
-            raise ValueError("the path has another value")
+            raise ValueError("the value at the path is not the tested value")
     elif name in ("move", "copy"):
         start = _steps(operation["from"])
         _set(out, path, _take(out, start) if name == "move" else _get(out, start), False)

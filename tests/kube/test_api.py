@@ -217,7 +217,7 @@ def test_json_patch() -> None:
     ]
     target = {"a/b": 1, "list": [1, 2], "x": {"z": 1}}
     assert apply_json_patch(target, operations) == {"list": [0, 2, 3], "y": {"z": 1}}
-    with pytest.raises(Refused, match="the path has another value"):
+    with pytest.raises(Refused, match="the value at the path is not the tested value"):
         apply_json_patch(target, [{"op": "test", "path": "/a~1b", "value": 2}])
 
 

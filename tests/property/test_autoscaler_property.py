@@ -158,8 +158,9 @@ def test_every_step_respects_bounds_budget_and_cooldown(
 def test_a_constant_plan_is_reached_and_then_nothing_changes(
     plan: PoolPlan, ahead: int, can_convert: bool
 ) -> None:
-    """If workers start and stop when the autoscaler requests it, the pools reach the planned sizes
-    within their bounds or, if these exceed the budget, a total size equal to the budget."""
+    """If workers start and stop when the autoscaler requests it, the pools reach the planned sizes,
+    limited to each pool's bounds. If these sizes together exceed the budget, the pools' total size
+    reaches the budget."""
     pools = PoolsModel(can_convert)
     for _ in range(100):
         pools.observe(plan)

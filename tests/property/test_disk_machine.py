@@ -108,9 +108,9 @@ class DiskMachine(RuleBasedStateMachine):
         self.filling[key] = block
 
     def victims(self, slot_bytes: int) -> list[set[BlockKey]]:
-        """Return the sets of keys that the tier may evict to free a slot of ``slot_bytes``. There
-        is at most one set. It consists of the first key in ``order`` whose block has a slot of this
-        size and no reference."""
+        """Return the sets of keys that the tier may evict to free a slot of ``slot_bytes``. The
+        only such set has one key: the first in ``order`` whose block has a slot of this size and no
+        reference. Return an empty list if there is no such key."""
         self.segment_of = {key: self.block(key).segment for key in self.order}
         idle = [key for key in self.order if key not in self.held()]
         same = [key for key in idle if self.segment_of[key].slot_bytes == slot_bytes]
@@ -118,8 +118,8 @@ class DiskMachine(RuleBasedStateMachine):
 
     def idle_segments(self, evicted: list[BlockKey]) -> list[set[BlockKey]]:
         """Return the sets of keys that the tier may evict to free the segment that held
-        ``evicted``. There is at most one set. It consists of the keys of all sealed blocks in this
-        segment. There is no set if a block in the segment is being read or written."""
+        ``evicted``. The only such set has the keys of all sealed blocks in this segment. Return an
+        empty list if a block in the segment is being read or written."""
         segment = self.segment_of[evicted[0]]
         there = {key for key in self.order if self.segment_of[key] is segment}
         busy = [block for block, _ in self.readers] + list(self.filling.values())
@@ -285,8 +285,8 @@ class DiskMachine(RuleBasedStateMachine):
         return self.disk._segments[number]
 
     def note_damage(self, segment: Segment, hit: Callable[[int, int], bool]) -> None:
-        """Mark those blocks of the segment as damaged for which ``hit(begin, end)`` is True for the
-        byte range of the record or of the payload. Ranges are half-open."""
+        """Mark the damaged blocks of the segment. A block is damaged if ``hit(begin, end)`` is True
+        for the byte range of its record or of its payload. Ranges are half-open."""
 
         def is_hit(block: DiskBlock) -> bool:
             record = segment._record_offset(block.slot)

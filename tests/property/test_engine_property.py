@@ -43,8 +43,8 @@ class Job:
     finish_reason: FinishReason | None = None
     aborted: bool = False
     refused: bool = False
-    # Only for a job that is transferred: ``progress`` is how far the left engine has computed the
-    # prompt, and ``reservation`` has the blocks that the right engine reserved for the job.
+    # Only for a job that is transferred: ``progress`` is how far ``left`` has computed the prompt,
+    # and ``reservation`` has the blocks that ``right`` has reserved for the job.
     progress: list[PrefillProgress] = field(default_factory=list)
     reservation: Reservation | None = None
     started: bool = False
@@ -204,16 +204,16 @@ class EnginePair:
             self.right.engine.abort(output.request_id)
 
     def advance_transfer(self, job: Job) -> bool:
-        """Advance the job's KV transfer: reserve blocks on the right engine once the left engine
-        has scheduled the prompt's first chunk, and copy the blocks once the prompt is computed.
-        Return whether anything happened."""
+        """Advance the job's KV transfer from ``left`` to ``right``: reserve blocks on ``right``
+        once ``left`` has scheduled the prompt's first chunk, and copy the blocks once the prompt is
+        computed. Return whether anything happened."""
         if job.route != "transfer" or job.is_over or not job.progress or job.started:
             return False
         request_id = job.spec.request_id
         if job.reservation is None:
             try:
                 job.reservation = self.right.engine.reserve_blocks(job.spec)
-            except Invalid:  # the right pool is too small for this job
+            except Invalid:  # the pool of ``right`` is too small for this job
                 self.abort(job)
                 return True
             return job.reservation is not None
@@ -330,7 +330,8 @@ def configs(draw: st.DrawFn, block_tokens: int) -> EngineConfig:
 @st.composite
 def pairs(draw: st.DrawFn) -> EnginePair:
     block_tokens = draw(st.integers(1, 8))
-    # The number of blocks that the largest request needs. Only the right pool may have fewer.
+    # The number of blocks that the largest request needs. Only the pool of ``right`` may have
+    # fewer.
     enough = -(-54 // block_tokens)
     blocks = (
         draw(st.integers(enough, 3 * enough)),

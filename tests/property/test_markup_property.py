@@ -58,7 +58,8 @@ calls = st.lists(
 
 
 def join(parts: list[OutputPart]) -> tuple[str, str, list[tuple[str, str]]]:
-    """Return the reasoning, the text, and the tool calls as pairs of a name and arguments."""
+    """Join the parts of an output. Return its reasoning, its text, and its tool calls, each of
+    which is a pair (name, arguments)."""
     tool_calls: list[tuple[str, str]] = []
     for part in parts:
         if isinstance(part, ToolCallStart):

@@ -2,9 +2,9 @@
 does not change any output.
 
 The workloads are those of ``test_engine_property``: two engines, KV transfers, imports and aborts.
-A planned step is computed as early as possible, as late as possible, or in a thread. The later a
-step writes its KV, the more of the blocks that it writes to have already been freed and reused,
-because their requests have ended.
+A planned step is computed as early as possible, as late as possible, or in a thread. If a step
+writes its KV late, some of the requests that it computed may have ended, and their blocks may
+already have been freed and reused.
 """
 
 from collections.abc import Callable
@@ -106,9 +106,10 @@ class OverlappedPair(EnginePair):
 
 
 @st.composite
-def roomy(draw: st.DrawFn) -> tuple[EngineConfig, EngineConfig, Blocks]:
-    """Draw two engine configurations and the sizes of their pools, like
-    ``test_engine_property.pairs``."""
+def varied(draw: st.DrawFn) -> tuple[EngineConfig, EngineConfig, Blocks]:
+    """Draw two engine configurations and the sizes of their pools, in the same ranges as
+    ``test_engine_property.pairs``. The pool of ``left`` is large enough for every request; that of
+    ``right`` may be too small for some."""
     block_tokens = draw(st.integers(1, 8))
     enough = -(-54 // block_tokens)
     left = draw(st.integers(enough, 3 * enough))
@@ -154,7 +155,7 @@ def stopping_jobs(draw: st.DrawFn) -> list[Job]:
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @settings(max_examples=150, deadline=None)
-@given(engines=roomy(), jobs=job_lists())
+@given(engines=varied(), jobs=job_lists())
 def test_every_request_gets_the_tokens_that_it_would_get_alone(
     executor: str, engines: tuple[EngineConfig, EngineConfig, Blocks], jobs: list[Job]
 ) -> None:

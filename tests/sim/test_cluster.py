@@ -1,6 +1,6 @@
 """Tests that in a thousand runs of a whole cluster with random faults, no token is lost, repeated
 or changed, no request fails unless all of its placements have failed, and no resource leaks. Also
-tests that such runs find every bug that is planted into the production code.
+tests that such runs find every bug that is planted in the production code.
 
     make sim SEED=17 VERBOSE=1
 

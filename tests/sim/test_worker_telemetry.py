@@ -245,7 +245,8 @@ async def test_a_migrated_request_has_a_span_of_its_job_and_of_its_export() -> N
 
 
 async def drop_export(running: Cluster, node: Node, epoch: Epoch) -> None:
-    """Close the stream of the exported request, as a router does when it gives up the request."""
+    """Close the stream of the exported request, as a router does when it gives up on the
+    request."""
     export = next(iter(node.worker._jobs))
     assert (export.request_id, export.spec.epoch) == (RequestId("r"), epoch)
     export.stream.close()

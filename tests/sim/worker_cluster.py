@@ -76,7 +76,7 @@ class Node:
 
 
 class Gate:
-    """Lets ``num_steps`` engine steps pass, and makes the engine wait before the next step."""
+    """Lets the engine run ``num_steps`` steps, and then makes it wait until the gate is opened."""
 
     def __init__(self, num_steps: int) -> None:
         self._steps = threading.Semaphore(num_steps)
@@ -85,12 +85,12 @@ class Gate:
         assert self._steps.acquire(timeout=30), "the gate was not opened within 30 s"
 
     def open(self) -> None:
-        """Let all further steps pass. (No test runs more than a thousand.)"""
+        """Let the engine run a thousand more steps, which is more than any test needs."""
         self._steps.release(1000)
 
     async def open_slowly(self, stream: OutputStream, outputs: list[RequestOutput]) -> None:
-        """Let about four steps pass per SWEEP_SECONDS until the request of ``stream`` has finished,
-        and then let all further steps pass. Append the stream's outputs to ``outputs``."""
+        """Let the engine run about four steps per SWEEP_SECONDS until the request of ``stream`` has
+        finished; then :meth:`open` the gate. Append the stream's outputs to ``outputs``."""
         while not is_finished(outputs):
             self._steps.release()
             await asyncio.sleep(SWEEP_SECONDS / 4)

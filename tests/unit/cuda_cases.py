@@ -461,8 +461,9 @@ def fp8_row_quantization_agrees(place: DeviceUnderTest) -> Iterator[str]:
 
 
 def fp8_by_fp8_products_agree(place: DeviceUnderTest) -> Iterator[str]:
-    """Check products of FP8 weights with rows that are quantized to FP8. In the interpreter, the
-    replacement of ``torch._scaled_mm`` also checks the operands that it receives."""
+    """Check products of FP8 weights with rows that are quantized to FP8. Without a GPU, the
+    replacement of ``torch._scaled_mm`` in ``tests/unit/interpreter.py`` also checks its
+    operands."""
     from baton.engine.cuda import fp8
 
     chance = torch.Generator().manual_seed(SEED)

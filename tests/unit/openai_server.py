@@ -104,8 +104,8 @@ class FakeServer(ThreadingHTTPServer):
 
     @property
     def load_requests(self) -> list[dict[str, Any]]:
-        """Return the requests of the load, which stream. The requests that the benchmark sends
-        before the load do not stream."""
+        """The requests of the measured load. Only these stream; the requests that the benchmark
+        sends before the load do not."""
         return [body for body in self.bodies if body.get("stream")]
 
 

@@ -147,7 +147,8 @@ async def test_a_running_response_holds_its_admission(tokenizer: Tokenizer) -> N
 async def test_a_running_response_holds_the_bytes_of_its_body(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    """Other bytes than those of its prompt, which the response's fields may repeat at the end."""
+    """While a response runs, the bytes of its body count against the budget, except for those of
+    the prompt: the response may repeat the body's other fields."""
     monkeypatch.setattr(raw_body, "UNMETERED_BYTES", 100)
     monkeypatch.setattr(background_responses, "MAX_RUNNING_PER_TENANT", 1)
     async with serving(tokenizer, automatic=False) as (router, client):

@@ -332,9 +332,10 @@ def test_partial_blocks_of_other_tenants_are_not_copied() -> None:
 
 def test_copied_partial_block_is_never_full() -> None:
     """A request that fills a block seals it, so it must compute the block's last token itself, and
-    copies at most the tokens before that one. Here c and d could copy a full block of b, which they
-    can't share, because the block's key is not in the pool. Only one of c and d computes in the
-    next step; the other one waits until this block is sealed, and then shares it."""
+    copies at most the tokens before that one. Here b has a full block whose key is not in the pool,
+    so c and d can't share it, and copy all of its tokens but the last. In the next step, only one
+    of them computes the last token. The other one waits until that one has sealed its block, and
+    then shares it."""
     bench = Bench(num_blocks=12)
     bench.engine.add(spec("a", max_tokens=1), Task.PREFILL_AND_DECODE)
     bench.run()

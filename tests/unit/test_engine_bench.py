@@ -321,9 +321,9 @@ def test_command_measures_and_writes_json(ask: Ask, path: Path, tmp_path: Path) 
         (["--contexts", "99999999"], "--contexts has 99999999; the model has only "),
         (
             ["--contexts", "0"],
-            "--contexts is '0'; it must be counts separated by commas, like 1,8,32",
+            "--contexts is '0'; it must be positive whole numbers separated by commas, like 1,8,32",
         ),
-        (["--batches", "1,x"], "--batches is '1,x'; it must be counts"),
+        (["--batches", "1,x"], "--batches is '1,x'; it must be positive whole numbers"),
         (["--model", "nowhere"], "model is 'nowhere'; it must be a directory"),
         (["--json", "/nowhere/at/all"], "--json /nowhere/at/all: No such file"),
         (["--device", "tpu"], "device"),
@@ -340,7 +340,10 @@ def test_invalid_arguments_exit_with_one_line(
 def test_load_options_before_engine_are_rejected(ask: Ask) -> None:
     code, _, err = ask("bench", "--rate", "3", "engine")
     assert code == 2
-    assert err == "baton: --rate is an option of baton bench; options of engine go after its name\n"
+    assert err == (
+        "baton: --rate is an option of baton bench itself; the options of baton bench engine go "
+        "after the word engine\n"
+    )
 
 
 @pytest.mark.skipif(find_spec("matplotlib") is not None, reason="matplotlib is installed")
@@ -359,5 +362,5 @@ def test_plot_is_written(ask: Ask, path: Path, tmp_path: Path) -> None:
 
 def test_counts_are_parsed_and_bounded() -> None:
     assert parse_counts("--batches", "1, 8,8,32") == (1, 8, 32)
-    with pytest.raises(Invalid, match="33 counts; it may have at most 32"):
+    with pytest.raises(Invalid, match="33 values; it may have at most 32"):
         parse_counts("--batches", ",".join(["1"] * 33))

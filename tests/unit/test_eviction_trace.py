@@ -1,4 +1,5 @@
-"""Tests how much the store's eviction policies save when they replay the conversation trace."""
+"""Tests how much prefill plain LRU and the store's default eviction policy save on the conversation
+trace."""
 
 import pytest
 

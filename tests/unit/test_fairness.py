@@ -8,8 +8,8 @@ from baton.core.fairness import VirtualTokenCounters
 
 
 def counters(**queued: int) -> VirtualTokenCounters:
-    """Create counters for the tenants in ``queued``, all of which are queued. Its values are the
-    numbers of tokens that the tenants have already been served."""
+    """Create counters for the tenants in ``queued``, each of which has one request in the queue.
+    The value is the number of prompt tokens that the tenant has already been charged."""
     token_counters = VirtualTokenCounters(slack_tokens=100)
     for tenant in queued:
         token_counters.join(tenant.encode())

@@ -79,9 +79,8 @@ def member(name: str, role: Role) -> Member:
 
 
 async def test_router_without_a_conductor_places_like_an_idle_conductor() -> None:
-    """Routers and conductors use the same hash ring. When the conductor also hashes a prompt's
-    first ``RING_KEY_BLOCKS`` blocks, and neither load nor caches differ, both choose the same
-    workers."""
+    """Routers and conductors use the same hash ring. When they look up the same block of a prompt
+    there, and neither load nor caches differ, both choose the same workers."""
     registry = MemoryRegistry(ManualClock())
     prefills = [member(f"prefill-{n}", Role.PREFILL) for n in range(5)]
     decodes = [member(f"decode-{n}", Role.DECODE) for n in range(4)]
@@ -97,7 +96,7 @@ async def test_router_without_a_conductor_places_like_an_idle_conductor() -> Non
         excluded = frozenset({WorkerId(f"prefill-{number % 6}"), WorkerId(f"decode-{number % 5}")})
         name = RequestId(f"request {number}")
         decision = place(
-            replace(cluster_snapshot, cache=Shared()),
+            replace(cluster_snapshot, cache=SharedPrefixCache()),
             PolicyQuery(name, 16 * len(keys), 32, keys, excluded=excluded),
             BatonPolicyConfig(),
         )
@@ -108,9 +107,10 @@ async def test_router_without_a_conductor_places_like_an_idle_conductor() -> Non
         assert (alone.prefill.id, alone.decode.id) == (decision.prefill, decision.decode)
 
 
-class Shared(FakeCache):
-    """A cache whose statistics make the conductor hash ``RING_KEY_BLOCKS`` blocks, as routers do:
-    all requests share the first ``RING_KEY_BLOCKS - 1`` blocks, and no later ones."""
+class SharedPrefixCache(FakeCache):
+    """A cache whose statistics say that all requests share their first ``RING_KEY_BLOCKS - 1``
+    blocks, and no later ones. On the ring, a conductor looks up the first block that few requests
+    share, so here it is block number ``RING_KEY_BLOCKS``, which routers always look up."""
 
     def request_share(self, key: AnyBlockKey) -> float:
         assert isinstance(key, bytes)

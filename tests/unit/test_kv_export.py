@@ -46,7 +46,7 @@ async def test_receiver_reserves_blocks_when_little_of_the_prompt_is_left() -> N
 
 
 async def test_the_stream_outlasts_a_read_if_the_answer_ends_with_its_first_token() -> None:
-    """If the source ended the stream before the reader has acknowledged the blocks, the reader
+    """If the source ended the stream before the reader had acknowledged the blocks, the reader
     would fail, and the finished request would be placed again."""
     closed: list[bool] = []
     export = open_export(closed)

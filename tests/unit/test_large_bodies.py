@@ -299,8 +299,8 @@ async def test_what_is_not_in_the_prompt_counts_until_the_answer_ends(
 
 @pytest.fixture
 def gates() -> Iterator[Callable[[], threading.Event]]:
-    """Return a function that creates events for work to wait for. All of them are set at the end of
-    the test."""
+    """Return a function that creates an event, for a call in a thread to wait on. At the end of the
+    test, all these events are set, so that no thread stays blocked."""
     made: list[threading.Event] = []
 
     def make() -> threading.Event:
@@ -356,9 +356,9 @@ async def test_thread_stays_busy_until_its_work_ends(gates: Callable[[], threadi
 async def test_call_that_is_cancelled_as_its_turn_comes_gets_no_thread(
     gates: Callable[[], threading.Event],
 ) -> None:
-    """Three calls wait for a thread. The first two are cancelled just as the first one is given a
-    thread, which it gives back before the second one's task has seen its cancellation. The thread
-    must go to the third call."""
+    """Three calls wait for the only thread. The first and the second are cancelled just as the
+    first is given the thread. The first gives it back before the second call's task has noticed its
+    cancellation. The thread must then go to the third call."""
     pool, gate = FairThreadPool(1, "test"), gates()
 
     def cancel_both() -> None:

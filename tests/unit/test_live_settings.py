@@ -173,8 +173,8 @@ def test_an_engine_plans_by_a_new_inter_token_latency() -> None:
 
 
 async def test_a_worker_passes_a_new_latency_and_endpoint_on() -> None:
-    """The worker gives the new ITL SLO to the engine between two steps, and the span sink for the
-    new trace endpoint to the telemetry."""
+    """The engine's thread gets the new ITL SLO, and the telemetry gets the span sink for the new
+    trace endpoint."""
     targets: list[float | None] = []
 
     class Thread:

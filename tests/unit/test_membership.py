@@ -63,8 +63,8 @@ async def test_membership_keeps_members_during_an_outage() -> None:
 
 
 async def test_members_are_kept_for_a_while_if_all_disappear_at_once() -> None:
-    """The registry may have been restarted: living members announce themselves again within one or
-    two heartbeats."""
+    """The registry may have been restarted. Then members that are alive announce themselves again
+    within one or two heartbeats."""
     clock = ManualClock()
     registry = MemoryRegistry(clock)
     mirror = Membership(registry, clock)

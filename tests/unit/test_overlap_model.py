@@ -1,5 +1,5 @@
-"""Tests that a model gives the same outputs with async scheduling, in a thread of its own, as
-without."""
+"""Tests that async scheduling, which runs the model in a separate thread, does not change the
+model's outputs."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -34,8 +34,8 @@ class ClassBench(TimedBench):
 
 
 def bench_of(config: EngineConfig, **priorities: Priority) -> ClassBench:
-    """Create a bench with a prompt of 8 tokens for each of ``priorities``, in the order of
-    arrival."""
+    """Create a ClassBench to which one prompt of 8 tokens has arrived for each item of
+    ``priorities``, in the order of the items."""
     bench = ClassBench(64, config)
     for name, priority in priorities.items():
         bench.priority = priority

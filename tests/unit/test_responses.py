@@ -188,8 +188,8 @@ NO_ARGUMENTS = '<tool_call>{"name": "g"}</tool_call>'
 async def test_logprobs_are_the_same_with_and_without_a_stream(
     thinker: Tokenizer, text: str
 ) -> None:
-    """To a call without arguments, the parser adds the arguments ``{}``, which the model has not
-    generated."""
+    """The difficult case is a tool call without arguments: the parser adds the arguments ``{}``,
+    for which the model has generated no tokens, and so no logprobs."""
     body = request(top_logprobs=0, include=["message.output_text.logprobs"], tools=[TOOL, OTHER])
     async with open_harness(thinker, text) as (_, client):
         whole = response_of(await client.post(RESPOND, json=body))

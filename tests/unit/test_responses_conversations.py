@@ -219,8 +219,8 @@ async def test_unusable_ids_and_statuses_are_replaced(reader: Tokenizer, status:
 
 
 class TracingStore(DictStore):
-    """Two stored turns, of 20 items and about 2,400 bytes each; ``resp_new`` continues
-    ``resp_old``. ``reads`` are the ids of the responses that were read."""
+    """A store that records in ``reads`` the ids of the responses that are read. It contains two
+    responses of 20 items and about 2,400 bytes each; ``resp_new`` continues ``resp_old``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +265,8 @@ SMALL_REQUESTS = pytest.mark.parametrize(
 async def test_long_conversations_are_worked_on_in_threads(
     reader: Tokenizer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
-    """The body of the request is small, but not what it takes from the store."""
+    """The request's body is small, but it continues a long stored conversation, or refers to many
+    stored items."""
     threads: dict[str, threading.Thread] = {}
 
     def noting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -304,8 +305,8 @@ async def test_stored_items_count_against_the_memory_for_bodies(
         assert budget.num_bytes == 0
 
 
-async def test_items_are_charged_as_often_as_they_are_taken() -> None:
-    """Those that the input does not refer to are not kept, and cost nothing."""
+async def test_items_are_charged_once_per_reference() -> None:
+    """Items of the same response to which the input does not refer are neither kept nor charged."""
     store, charges = TracingStore(), list[int]()
     item = store.stored[ANONYMOUS, "resp_old"].input_items[3]
     size = len(orjson.dumps(item))
@@ -316,7 +317,8 @@ async def test_items_are_charged_as_often_as_they_are_taken() -> None:
 
 
 async def test_items_of_the_history_are_charged_again_for_references() -> None:
-    """An item that several turns repeat is charged once for a reference: the newest one."""
+    """Reading the conversation has already charged all items of its turns. A reference to one of
+    them is charged in addition. If several turns have an item with that id, the newest is meant."""
     store, charges = TracingStore(), list[int]()
     old, new = store.stored[ANONYMOUS, "resp_old"], store.stored[ANONYMOUS, "resp_new"]
     changed = {**old.input_items[3], "content": "newer"}

@@ -145,8 +145,8 @@ def test_steps_are_bounded_and_complete(size: int) -> None:
 
 
 def test_steps_take_a_bounded_part_of_the_input() -> None:
-    """Otherwise, one step would read all empty blocks that have arrived, and other requests would
-    wait for it."""
+    """A compressed body may consist of empty deflate blocks. Without this bound, one step would
+    process all of them that have arrived, and other requests would wait until it ends."""
     header, empty_block = zlib.compress(b"")[:2], b"\0\0\0\xff\xff"
     steps = list(BodyDecompressor().decompress(header + empty_block * 100_000))
     assert len(steps) == -(-(2 + 500_000) // STEP_INPUT_BYTES)

@@ -1,5 +1,5 @@
-"""Tests connections to workers and conductors, framed and over gRPC, with fake peers, and ring
-placement."""
+"""Tests a router's framed and gRPC connections to fake workers and conductors, and its placement by
+hash ring, which needs no conductor."""
 
 import asyncio
 import socket
@@ -49,7 +49,8 @@ Stop = Callable[[], Awaitable[None]]
 
 
 class FakeCore:
-    """A worker core that records requests. A test puts the outputs into its streams."""
+    """A fake worker behind the RPC services, which records requests. A test puts the outputs into
+    its streams."""
 
     def __init__(self) -> None:
         self.streams: list[OutputStream] = []

@@ -1,5 +1,5 @@
-"""Tests how many functions a token and a request pass through in a router, over production's
-connections: a worker's and a conductor's framed connections, and a client's HTTP connection.
+"""Tests how many functions a token and a request pass through in a router, with the connections
+that production uses: framed ones to a worker and a conductor, and HTTP from a client.
 
 A function counts if it is on the call stack when the bytes are written; functions that have already
 returned do not count. ``docs/router.md`` has the same lists."""

@@ -1,5 +1,5 @@
-"""Tests the routes about the server itself: pages for people, the probes that other servers have,
-version and load."""
+"""Tests the routes about the server itself: pages for people, health probes under the paths that
+other inference servers use, version and load."""
 
 import asyncio
 import re

@@ -129,11 +129,12 @@ async def test_invalid_and_failed_requests_cost_no_tokens(tokenizer: Tokenizer) 
 
 
 @pytest.mark.parametrize("kind", ["continued", "compressed", "chunked"])
-async def test_refusal_of_a_short_body_with_a_long_prompt_leaves_the_others_alone(
+async def test_refusal_of_a_long_prompt_in_a_short_body_does_not_affect_shorter_prompts(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """A prompt may be longer than its body's ``content-length``: because the request continues a
-    stored conversation, because the body is compressed, or because there is no such header."""
+    """After a request is refused for its number of tokens, requests of at least its size are
+    refused unread. So a request's size must not be its ``content-length``, which is too small if
+    the request continues a stored conversation or is compressed, and missing if it is chunked."""
     monkeypatch.setattr(router_harness, "CONTEXT", 1024)
     store, long = DictStore(), "x" * 600
     message = {"type": "message", "id": "msg_1", "role": "user", "content": long}

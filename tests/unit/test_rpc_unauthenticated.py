@@ -28,7 +28,7 @@ PLACE = "/baton.rpc.v1.Conductor/Place"
 
 
 class Untouched:
-    """A core that fails if a call reaches it."""
+    """The implementation behind an RPC service. It fails the test if a call reaches it."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"a call without the secret reached {name}")

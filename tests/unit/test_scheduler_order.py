@@ -18,8 +18,8 @@ SECONDS_PER_TOKEN = 0.1
 
 
 class TimedBench(Bench):
-    """A bench with a known speed of a tenth of a second per token, and a TTFT SLO of
-    ``seconds``."""
+    """A :class:`Bench` in which each token takes ``SECONDS_PER_TOKEN``, as the scheduler expects,
+    and each request has a TTFT SLO of ``seconds``."""
 
     def __init__(self, num_blocks: int, config: EngineConfig = DEADLINE) -> None:
         super().__init__(num_blocks, config)

@@ -141,7 +141,7 @@ def test_the_documents_table_has_the_live_settings() -> None:
         ("cluster_secret", set(Reader)),
     ],
 )
-def test_a_change_restarts_the_programs_that_read_it(name: str, restarted: set[Reader]) -> None:
-    """The supervisor keeps the values with which it has started its processes. So `baton up` has to
-    be started again even for settings that only its processes read."""
+def test_which_programs_must_be_restarted_after_a_change(name: str, restarted: set[Reader]) -> None:
+    """The supervisor starts its processes with the settings that it read at its own start. So
+    `baton up` must be restarted even for settings that only its processes read."""
     assert {reader for reader in Reader if restarting_settings(reader, [name])} == restarted

@@ -189,10 +189,10 @@ async def test_a_mounted_config_map_is_followed(tmp_path: Path) -> None:
     assert [each.log_level for each in program.applied] == ["debug"]
 
 
-async def test_a_file_is_loaded_when_the_reason_of_its_rejection_has_gone(
+async def test_a_file_is_loaded_once_the_reason_for_its_rejection_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reason may be outside of the config file: here it is a stray file among the secrets."""
+    """The reason may lie outside the config file: here it is a stray file among the secrets."""
     secrets = tmp_path / "secrets"
     secrets.mkdir()
     monkeypatch.setenv("BATON_SECRETS_DIRECTORY", str(secrets))

@@ -132,8 +132,9 @@ def test_prompts_can_share_a_step() -> None:
 
 
 def test_answers_can_share_a_step() -> None:
-    """The KV transfers are sequential. So the first step has one answer, nine steps have both, and
-    the last step has one."""
+    """Each answer needs 10 decode steps. The KV transfers are sequential, so the second answer's KV
+    arrives during the first step. That step has only the first answer, the next nine have both, and
+    the last has only the second."""
     first, second = run_cluster(make_request(0.0, 100, 11), make_request(0.0, 100, 11, head=1)).jobs
     together = 0.3 + 100e-6 + 0.011 + 9 * 0.012
     assert first.finished_at_seconds == pytest.approx(together)

@@ -140,7 +140,8 @@ def mooncake(**changed: str) -> str:
         (
             HEADER + ENTRY.replace("[4, 5]", "[4]"),
             2,
-            "blocks has 1 ids, but must have 2: one for each block of 64 of the 65 tokens",
+            "blocks has 1 ids, but must have 2: one for each block of 64 tokens of the prompt, "
+            "which has 65 tokens",
         ),
         (HEADER + ENTRY + ENTRY.replace("0.5", "0.4"), 3, "at_seconds is earlier than in the"),
         (HEADER + ENTRY.replace("{", '{"tenant": 1, '), 2, "tenant is 1; it must be a string"),

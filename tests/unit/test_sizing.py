@@ -85,13 +85,13 @@ def test_forecast_is_the_most_work_until_then() -> None:
 
 
 def test_pools_match_the_load() -> None:
-    """Pools grow until their utilisation is at most 80 %, and shrink only if it is then at most 50
-    %.
+    """A pool grows until its utilisation is at most 80 %. It shrinks only as far as its utilisation
+    stays at most 50 %.
 
     Prefill: 20,000 tokens per second need 4 workers of 5,000 at full load, and 5 at 80 %. Decode:
     2,000 tokens per second need 2 workers of 1,000, but 210,000 tokens of KV need 2.1 workers of
-    100,000, which is 3 at 80 %. There are 4 decode workers, and none is removed, since even 4 are
-    utilised by more than 50 %.
+    100,000, which is 3 at 80 %. There are 4 decode workers, and none is removed, since the
+    utilisation is above 50 % even with all 4.
     """
     sizing = size_pools(LOAD, POOLS, CONFIG)
     assert sizing == PoolSizes(

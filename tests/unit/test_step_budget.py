@@ -1,5 +1,5 @@
-"""Tests exact values of a step's prefill token budget beside decodes, which is derived from
-measured step times."""
+"""Tests exact values of the prefill token budget of a step that also has decodes. The budget is
+derived from measured step times."""
 
 from dataclasses import replace
 
@@ -37,8 +37,8 @@ STEPS = [mixed(100, 4_000), mixed(300, 90_000), mixed(200, 300_000), mixed(500, 
 
 
 def budget(gap_seconds: float | None, alone: DecodeCost | None = None, num_steps: int = 4) -> int:
-    """Return the prefill tokens allowed beside 8 answers of 1,000 tokens each, for a prompt
-    whose first 1,000 tokens are computed."""
+    """Return the prefill tokens allowed in a step with 8 decodes, whose contexts have 1,000 tokens
+    each, for a prompt whose first 1,000 tokens are computed."""
     measured = PrefillBudget(gap_seconds, lambda: alone)
     for step in STEPS[:num_steps]:
         measured.record(step)
@@ -148,8 +148,9 @@ def spec(name: str, num_tokens: int, max_tokens: int) -> RequestSpec:
     return RequestSpec(RequestId(name), Epoch(1), token_ids, num_tokens, sampling)
 
 
-def step_times_beside_a_prompt(token_gap_seconds: float | None) -> list[float]:
-    """Return the durations of the steps that compute a long prompt beside an answer."""
+def mixed_step_times(token_gap_seconds: float | None) -> list[float]:
+    """Return the durations of the steps in which an answer is decoded while chunks of a long prompt
+    are computed."""
     clock = ManualClock()
     config = EngineConfig(
         block_tokens=16, max_model_tokens=8192, target_inter_token_latency_seconds=token_gap_seconds
@@ -171,7 +172,7 @@ def step_times_beside_a_prompt(token_gap_seconds: float | None) -> list[float]:
 
 
 def test_engine_keeps_step_times_within_the_itl_slo() -> None:
-    limited, free = step_times_beside_a_prompt(0.05), step_times_beside_a_prompt(None)
+    limited, free = mixed_step_times(0.05), mixed_step_times(None)
     assert min(free) > 0.07
     assert max(limited) < 0.051
     assert min(limited[MIN_STEPS:-1]) > 0.049

@@ -28,7 +28,7 @@ NODE = Member(WorkerId("store"), Role.KVSTORE, "store:1", Incarnation(1), Worker
 
 
 class BusyEngineHandle:
-    """An engine handle whose commands wait for :meth:`turn`, as they would for the end of a
+    """An engine handle whose commands wait for :meth:`run_commands`, as they would for the end of a
     step."""
 
     def __init__(self, engine: Engine) -> None:
@@ -49,7 +49,7 @@ class BusyEngineHandle:
     def send(self, command: Callable[[Engine], object]) -> None:
         self._commands.append(lambda: (command(self._engine), None)[1])
 
-    async def turn(self) -> None:
+    async def run_commands(self) -> None:
         """Let all callers enqueue their commands, then run them."""
         for _ in range(5):
             await asyncio.sleep(0)
@@ -120,19 +120,20 @@ def worker() -> tuple[Engine, BusyEngineHandle, ClusterPrefixStore]:
     return engine, handle, store
 
 
-async def cancel_after(num_turns: int) -> Engine:
-    """Cancel a request ``num_turns`` turns after it has requested its prefix; return the engine."""
+async def cancel_after(num_runs: int) -> Engine:
+    """Cancel a request's prefix fetch after the engine has run the fetch's commands ``num_runs``
+    times; return the engine."""
     engine, handle, store = worker()
     spec = request("r", list(range(40)), 4)
     prefix_fetch = await store.find_prefix(spec, engine.key_hasher.make_chain(spec).keys)
     asking = asyncio.create_task(store.fetch_prefix(prefix_fetch, 0))
-    for _ in range(num_turns):
-        await handle.turn()
+    for _ in range(num_runs):
+        await handle.run_commands()
     await asyncio.sleep(0.01)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    await handle.turn()
+    await handle.run_commands()
     engine.check_integrity()
     return engine
 

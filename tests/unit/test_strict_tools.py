@@ -79,7 +79,7 @@ class Model:
         )
 
     def follows(self, grammar: Grammar, text: str) -> bool:
-        """Return whether ``text``, as the tokenizer encodes it, is a complete answer by
+        """Return whether ``text``, as the tokenizer encodes it, is a complete answer according to
         ``grammar``."""
         constraint = self.grammars.create(grammar)
         for token in self.tokenizer.encode(text):
@@ -96,9 +96,9 @@ class Model:
             constraint.accept(TokenId(token))
         return True
 
-    def says(self, grammar: Grammar, start: str, seed: int) -> str:
-        """Return ``start`` continued by random tokens that the grammar allows, ending soon after
-        the grammar allows the end."""
+    def random_answer(self, grammar: Grammar, start: str, seed: int) -> str:
+        """Return ``start``, continued by random tokens that the grammar allows. The answer ends
+        soon after the grammar first allows it to end."""
         randomness = np.random.default_rng(seed)
         tokens = self.tokenizer.encode(start)
         constraint = self.grammars.create(grammar, [TokenId(token) for token in tokens])
@@ -158,7 +158,7 @@ def test_started_tool_call_follows_its_schema(model: Model, form: ToolCallFormat
     dialect = model.dialect(form)
     grammar = dialect.offered_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
     for seed in range(6):
-        text = model.says(grammar, CALLS[form], seed)
+        text = model.random_answer(grammar, CALLS[form], seed)
         content, calls = calls_in(dialect, text)
         assert calls[0][0] == "weather", text
         assert content.strip() == ("So:" if form is ToolCallFormat.HERMES else ""), text
@@ -171,7 +171,7 @@ def test_forced_tool_calls_are_parsed(model: Model, form: ToolCallFormat) -> Non
     dialect = model.dialect(form)
     grammar = dialect.forced_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
     for seed in range(6):
-        content, calls = calls_in(dialect, model.says(grammar, "", seed))
+        content, calls = calls_in(dialect, model.random_answer(grammar, "", seed))
         assert (content, bool(calls)) == ("", True)
         for name, arguments in calls:
             jsonschema.validate(arguments, PLACE if name == "weather" else {"maxProperties": 0})
@@ -256,7 +256,9 @@ def test_name_before_arguments(tmp_path: Path) -> None:
     assert not model.begins(grammar, "[TOOL_CALLS]weather[ARGS]{}")
     content, calls = calls_in(
         dialect,
-        model.says(dialect.forced_call_grammar(TOOLS, in_reasoning=False, max_calls=1), "", 1),
+        model.random_answer(
+            dialect.forced_call_grammar(TOOLS, in_reasoning=False, max_calls=1), "", 1
+        ),
     )
     assert (content, len(calls)) == ("", 1)
 

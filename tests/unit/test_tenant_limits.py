@@ -1,5 +1,5 @@
-"""Tests a tenant's limits: rate meters, refusals, and the concurrency limiter. After random
-requests have ended, all accounts must be idle."""
+"""Tests a tenant's limits: rate meters, refusals, and the concurrency limiter. Also checks that no
+slot and no reserved token is left over after random requests have ended."""
 
 from contextlib import ExitStack
 
@@ -401,12 +401,12 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.admission.routers = count
 
     @invariant()
-    def accounts_match_open_requests(self) -> None:
+    def quotas_match_open_requests(self) -> None:
         inside = {A: 0, B: 0}
         for _, request, _ in self.open:
             inside[request.tenant.id] += 1
-        for tenant, account in self.admission.controller.quotas().items():
-            assert account.num_running == inside[tenant]
+        for tenant, quota in self.admission.controller.quotas().items():
+            assert quota.num_running == inside[tenant]
         assert len(self.open) <= self.admission.gate.num_in_use <= 12
 
     def teardown(self) -> None:
@@ -414,7 +414,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             held.close()
         admission = self.admission
         assert admission.gate.num_in_use == 0
-        assert all(account.is_idle for account in admission.controller.quotas().values())
+        assert all(quota.is_idle for quota in admission.controller.quotas().values())
         reported = {
             tenant: spent.total_tokens for tenant, spent in admission.usage_sink.spent.items()
         }

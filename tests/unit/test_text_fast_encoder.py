@@ -134,7 +134,7 @@ def test_without_word_boundaries_long_texts_use_the_reference() -> None:
 
 
 def test_word_end_pattern_follows_the_pre_tokenizer() -> None:
-    """As in Mistral's first models, words end only at spaces."""
+    """This pre-tokenizer splits only at spaces, so words end only there."""
     tokenizer = trained(LLAMA3, None)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     end = word_end_pattern(tokenizer)

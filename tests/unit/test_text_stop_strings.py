@@ -1,4 +1,4 @@
-"""Tests that stop strings are found as by a search in the whole text, wherever the text is split
+"""Tests that the same stop strings are found as in a search of the whole text, however it is split
 into pieces."""
 
 import itertools

@@ -141,7 +141,8 @@ def test_bad_words_are_tokenised_at_the_beginning_and_after_a_space(tokenizer: T
 
 
 class SpacedTokenizer:
-    """A tokenizer in which a word is one token, with another id after a space."""
+    """A tokenizer that encodes a word as one token, whose id differs if a space precedes the
+    word."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         assert not add_special_tokens

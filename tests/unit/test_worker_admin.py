@@ -70,10 +70,10 @@ async def test_drain_is_sent_to_the_workers_address(
         await RegistryWorkerAdmin(registry, "s").drain(WorkerId("x"))
 
 
-async def test_inspection_and_stay_are_sent_to_the_workers_address(
+async def test_inspection_and_end_of_a_drain_are_sent_to_the_workers_address(
     registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The end of a drain is sent as a conversion to the worker's current role."""
+    """To end its drain, the worker is told to convert to the role that it already has."""
     calls = []
 
     async def inspect(address: str, secret: str | None) -> SimpleNamespace:

@@ -29,9 +29,9 @@ class Driver:
         self.batch = WorkerBatch()
 
     def step(self, *rows: Row, sampled: dict[str, int | None] | None = None):  # type: ignore[no-untyped-def]
-        """Return the message for a step of ``rows``. ``sampled`` has the token that each request
-        samples in the step: None for no token, and token 1 for requests that it does not
-        contain."""
+        """Return the message for a step of ``rows``. ``sampled`` maps requests to the tokens that
+        they sample in the step, or to None if they sample none. All other requests sample token
+        1."""
         plan = Plan(1, rows)
         message = self.batch.messages(plan)
         tokens = {

@@ -64,7 +64,7 @@ def target_to_json(target: AttackTarget) -> dict[str, Any]:
 
 
 def target_from_json(fields: dict[str, Any]) -> AttackTarget:
-    """Return the target that the JSON fields describe. Its attack time starts now."""
+    """Return the target that the JSON fields describe. Its ``seconds`` begin now."""
     members = tuple(
         MemberAddress(**member | {"listening": tuple(member["listening"])})
         for member in fields["members"]

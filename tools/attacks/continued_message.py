@@ -13,8 +13,8 @@ HEADERS = {"content-type": "application/json"}
 
 
 async def attack(target: AttackTarget) -> None:
-    """Have the router tokenise several chats at a time whose last message consists of
-    end-of-message markers. Every other chat has only a tenth of the markers."""
+    """Make the router tokenise several chats at a time. The last message of each consists of
+    end-of-message markers; in every second chat, it has only a tenth as many."""
     message = {"role": "assistant", "content": "\ue000end\ue000" * REPEATS}
     body = {"messages": [message], "continue_final_message": True, "add_generation_prompt": False}
     content = json.dumps(body, ensure_ascii=False).encode()

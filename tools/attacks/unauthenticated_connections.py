@@ -11,8 +11,8 @@ CONNECTIONS = 100
 
 
 async def attack(target: AttackTarget) -> None:
-    """Open many connections to each port, and send half a frame or an HTTP request over each.
-    Whenever a connection is closed, open it again."""
+    """Open many connections to each port. Send an HTTP request over half of them, and an incomplete
+    frame over the others. Whenever a connection is closed, open it again."""
     addresses = [member.framed_address for member in target.members if member.framed_address]
     async with asyncio.TaskGroup() as tasks:
         for address in addresses:

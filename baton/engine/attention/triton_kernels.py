@@ -231,8 +231,9 @@ def combine(
     SPLIT: tl.constexpr,
     AT_ONCE: tl.constexpr,  # splits per iteration; a power of two
 ):
-    """Combine the splits of a row and head: add their means, weighted by their sums, in order.
-    There is one program per row and head. A padding row, which has no context, gets zeros."""
+    """Combine the splits of a row and head: compute the mean of ``parts``, in which each split
+    counts in proportion to its sum of weights. The splits are added in their order. There is one
+    program per row and head. A padding row, which has no context, gets zeros."""
     line = tl.program_id(0).to(tl.int64)
     splits = tl.cdiv(tl.load(contexts_ptr + line // heads), SPLIT)
     columns = tl.arange(0, DIM_PADDED)

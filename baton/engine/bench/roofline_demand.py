@@ -26,9 +26,9 @@ class ElementSizes:
     def for_formats(
         cls, dtype: torch.dtype, quantization: str = "none", kv_dtype: torch.dtype | None = None
     ) -> "ElementSizes":
-        """Return the sizes for ``quantization``, a name in
-        ``baton.engine.quantization.QUANTIZATION_FORMATS``. ``kv_dtype`` is the KV pool's dtype
-        (default: ``dtype``)."""
+        """Return the sizes for a model whose weights are in ``dtype`` before they are quantized.
+        ``quantization`` is one of ``baton.engine.quantization.QUANTIZATION_FORMATS``. ``kv_dtype``
+        is the KV pool's dtype (default: ``dtype``)."""
         sizes = {"none": float(dtype.itemsize), **QUANTIZED_WEIGHT_BYTES}
         kv = (kv_dtype or dtype).itemsize
         return cls(sizes[quantization], sizes[head_quantization(quantization)], kv)
@@ -80,7 +80,7 @@ def num_weights(config: ModelConfig) -> float:
     tables = 1 if config.tie_word_embeddings else 2
     dense = config.num_layers - len(config.moe.layers if config.moe else ())
     experts = config.moe.num_experts * _experts(config) if config.moe else 0
-    matrices = _common(config) + dense * _feed_forward(config) + experts
+    matrices = _attention_and_moe_routers(config) + dense * _feed_forward(config) + experts
     return matrices + tables * config.vocab_size * config.hidden_size
 
 
@@ -90,22 +90,22 @@ def _weights_per_token(config: ModelConfig) -> float:
     experts = _experts(config)
     dense = config.num_layers - len(config.moe.layers if config.moe else ())
     chosen = config.moe.experts_per_token if config.moe else 0
-    return _common(config) + dense * _feed_forward(config) + chosen * experts
+    return _attention_and_moe_routers(config) + dense * _feed_forward(config) + chosen * experts
 
 
 def _weights_read(config: ModelConfig, num_tokens: int) -> float:
     """Return the expected number of distinct weights that ``num_tokens`` tokens need, assuming that
     each token chooses its experts at random."""
     dense = config.num_layers - len(config.moe.layers if config.moe else ())
-    common = _common(config) + dense * _feed_forward(config)
+    common = _attention_and_moe_routers(config) + dense * _feed_forward(config)
     if config.moe is None:
         return common
     unused = (1 - config.moe.experts_per_token / config.moe.num_experts) ** num_tokens
     return common + config.moe.num_experts * (1 - unused) * _experts(config)
 
 
-def _common(config: ModelConfig) -> int:
-    """Return the number of weights of attention and routers, in all layers."""
+def _attention_and_moe_routers(config: ModelConfig) -> int:
+    """Return the number of weights of attention and of the MoE routers, in all layers."""
     heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
     routed = len(config.moe.layers) * config.moe.num_experts if config.moe else 0
     return config.hidden_size * (config.num_layers * heads + routed)

@@ -36,7 +36,7 @@ def dequantize(
     GROUP: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Decode weights. There is one program per output and N inputs."""
+    """Decode weights. There is one program for every ``N`` inputs of an output."""
     out = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * N + tl.arange(0, N)
     inside = columns < DEPTH

@@ -162,10 +162,11 @@ def _pick(
 def _pick_filtered(
     probs: torch.Tensor, metadata: SamplingMetadata
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample from the tokens of the window that top-k and top-p keep, in the order of token ids.
-    Return the tokens, and whether each is certain: a token is certain if top-k and top-p can't keep
-    any token outside of the window. They can if they keep a token that is only as likely as the
-    window's last one, since tokens outside of the window may be equally likely."""
+    """Sample from those of the likeliest ``TOP_WINDOW_TOKENS`` tokens (the window) that top-k and
+    top-p keep, in the order of token ids. Return the sampled tokens, and whether each is certain.
+    It is uncertain if tokens outside of the window may have to be kept, too: if top-k is larger
+    than the window, or if a kept token is no likelier than the window's last one, since tokens
+    outside of the window may then be as likely as the kept one."""
     vocab_size = probs.shape[1]
     window = min(TOP_WINDOW_TOKENS, vocab_size)
     values, token_ids = probs.topk(window, dim=-1)
@@ -183,8 +184,9 @@ def _pick_filtered(
 
 def _filter(ordered: torch.Tensor, total: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
     """Set to zero the probabilities that top-k excludes, then those that top-p excludes.
-    ``ordered`` is in descending order; ``total`` [num_rows, 1] is the sum of all probabilities,
-    including those outside of the window."""
+    ``ordered`` has the probabilities of the window's tokens (see :func:`_pick_filtered`), in
+    descending order. ``total`` [num_rows, 1] is the sum of the probabilities of all tokens, in the
+    window or not."""
     ranks = torch.arange(ordered.shape[1], device=ordered.device)
     kept = torch.where(ranks < metadata.top_k, ordered, 0.0)
     total = torch.where(metadata.has_top_k > 0, kept.sum(dim=-1, keepdim=True), total)

@@ -38,7 +38,7 @@ class StaticBatch:
         self.clear()
 
     def clear(self) -> None:
-        """Make all rows padding."""
+        """Turn all rows into padding."""
         self._clear_rows_from(0)
         self._rows.copy_(self._host_rows)
 
@@ -62,7 +62,7 @@ class StaticBatch:
         self._tables[:rows].copy_(self._host_tables[:rows], non_blocking=True)
 
     def _clear_rows_from(self, rows: int) -> None:
-        """Make the rows from index ``rows`` on padding."""
+        """Turn the rows with index ``rows`` or higher into padding."""
         self._host_rows[:, rows:] = 0
         self._host_rows[SLOTS, rows:] = NO_SLOT
 

@@ -88,7 +88,8 @@ class KubernetesApi:
         return pools
 
     def _workload_sources(self) -> list[Callable[[], Awaitable[list[KubernetesWorkload]]]]:
-        """Return functions that together read all workloads. RBAC may allow only some of them."""
+        """Return functions that together read all workloads. Each makes one call to the API server,
+        since RBAC may allow only some of these calls."""
         if self._targets is not None:
             return [partial(self._read_target, *target) for target in self._targets.items()]
         return [partial(self._list_workloads, kind) for kind in (DEPLOYMENT, STATEFUL_SET)]

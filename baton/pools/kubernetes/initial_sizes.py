@@ -39,17 +39,17 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _SizedDeployments:
-    """The content of :data:`ANNOTATION`. ``version`` is the resourceVersion of the Lease that had
-    this content."""
+    """The UIDs of the Deployments that are no longer new, by name, as read from the Lease's
+    annotation :data:`ANNOTATION`. ``version`` is the resourceVersion of the Lease at that time."""
 
     uids: Mapping[str, str]
     version: str
 
 
 class InitialSizes:
-    """Gives new Deployments their initial sizes. ``read_replicas`` returns these by the
-    Deployment's name. Several conductors may do so at once: a write fails if its object has changed
-    meanwhile."""
+    """Gives new Deployments their initial sizes. ``read_replicas`` returns the sizes by the
+    Deployment's name. Several conductors may run this at once: a write fails if its object has
+    changed meanwhile."""
 
     def __init__(
         self,
@@ -108,9 +108,10 @@ class InitialSizes:
         its UID) and has Kubernetes' default size; any other size is kept. Return its UID, which the
         caller records, so that the Deployment no longer counts as new.
 
-        But if a new Deployment already has the wanted size (and this is not the default) when it is
-        first checked, return None, so that it is checked again: an upgrade may be about to remove
-        the number of replicas from it, and Kubernetes would then reset its size to the default."""
+        There is one exception: if a new Deployment has the wanted size already at its first check,
+        and this is not the default size, return None, so that the Deployment is checked again. An
+        upgrade may be about to remove ``replicas`` from its manifest, and Kubernetes would then
+        reset its size to the default."""
         scale = await self._scales.read(DEPLOYMENT, name)
         if sized.uids.get(name) == scale.uid:
             return scale.uid

@@ -52,8 +52,8 @@ class KubernetesLease:
         return _record(written)
 
     def _body(self, record: LeaseRecord) -> dict[str, Any]:
-        """Return the Lease as plain JSON. The client would omit the fraction of a time if it is
-        zero, and the API server refuses a time without a fraction."""
+        """Return the Lease as plain JSON. The Kubernetes client would omit the fractional seconds
+        of a timestamp if they are zero, and the API server refuses a timestamp without them."""
         now = datetime.fromtimestamp(self._clock.wall_nanoseconds() / 1e9, UTC)
         metadata = {"name": self._name}
         if record.version:

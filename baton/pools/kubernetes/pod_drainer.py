@@ -128,8 +128,8 @@ class PodDrainer:
                 await self.end_drain(pod, was_asked_to_drain=pod in asked_to_drain)
 
     async def end_drain(self, pod: Pod, was_asked_to_drain: bool = True) -> None:
-        """End a pod's drain, and remove its mark. The mark is removed last, so that it shows that
-        the drain is still to be ended as long as the worker can't be reached. Never raises."""
+        """End a pod's drain, and then remove the mark that it is to be removed. If the worker can't
+        be reached, the mark stays, so that a later attempt ends the drain. Never raises."""
         try:
             if was_asked_to_drain:
                 await self._end_worker_drain(pod)
@@ -197,8 +197,8 @@ def pod_removal_order(
 ) -> list[Pod]:
     """Return the pods in the order in which to remove them. For a Deployment, the order is
     Kubernetes' own, except that load comes before age: first pods that have not started, then pods
-    that are not ready, marked pods, the least loaded pods, and the newest pods. For a StatefulSet,
-    the pod with the highest ordinal comes first."""
+    that are not ready, pods that are already marked for removal, the least loaded pods, and the
+    newest pods. For a StatefulSet, the pod with the highest ordinal comes first."""
     if workload.kind == "StatefulSet":
         return sorted(pods, key=lambda pod: -pod.ordinal)
     return sorted(

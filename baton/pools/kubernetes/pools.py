@@ -16,8 +16,9 @@ was given to :meth:`KubernetesPools.remove` is then deleted explicitly, and Kube
 pod, since the pool already has its new size. This costs only time: Kubernetes ends both deleted
 pods with a preStop hook and SIGTERM, on which a worker drains.
 
-A marked pod records the size of the pool that it was to leave, so that
-:meth:`KubernetesPools.remove` can be repeated after any failure without shrinking the pool twice.
+Step (1) marks the pod for removal. An annotation of the pod then also records the pool's size at
+that time, so that :meth:`KubernetesPools.remove` can be repeated after any failure without
+shrinking the pool twice.
 
 A StatefulSet always deletes its last pod, so only that one can be removed.
 """
@@ -56,7 +57,7 @@ DRAIN_SECONDS = 30.0
 
 
 def log_note(text: str) -> None:
-    log.warning("pool", message=text)
+    log.warning("pool_resize", message=text)
 
 
 class KubernetesPools:
@@ -155,8 +156,8 @@ class KubernetesPools:
         await self._drainer.wait_until_gone(is_awaited)
 
     async def end_leftover_drains(self) -> None:
-        """Make workers serve again that a process has left drained because it died while
-        resizing."""
+        """End the drains that a process left behind because it died while resizing, so that these
+        workers serve again."""
         for workload in (await self._api.workloads()).values():
             with self._exclusive_change(workload.pool):
                 await self._end_leftover_drains(workload, await self._drainer.active(workload.pool))
@@ -190,8 +191,8 @@ class KubernetesPools:
         if others and count <= fixed:
             raise Invalid(
                 f"{role.value}={count}: it must be at least {fixed + 1}, since {own.pool} needs "
-                f"one worker and the role's other pools have {fixed} "
-                f"({', '.join(each.pool for each in others)})"
+                f"at least one worker and the other {role.value} pools "
+                f"({', '.join(each.pool for each in others)}) have {fixed} in total"
             )
         return own.pool, count - fixed
 

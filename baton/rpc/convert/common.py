@@ -136,7 +136,7 @@ def spec_to_proto(spec: RequestSpec) -> pb.RequestSpec:
 def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
     """Decode a request. Raises Invalid for a request id that is empty or too long; for counts,
     times, priorities and weights out of range; for a tenant tag that is too long; and for an
-    unknown kind of grammar. A weight of 0 means 1; a trace of the wrong length is dropped."""
+    unknown kind of grammar. A weight of 0 means 1; a traceparent of the wrong length is dropped."""
     if not 0 < len(message.request_id) <= MAX_ID_BYTES:
         raise Invalid(f"request_id must have 1 to {MAX_ID_BYTES} characters", param="request_id")
     if not 0 < message.num_prompt_tokens <= len(message.token_ids):

@@ -36,8 +36,8 @@ def keys_from_bytes(data: bytes, limit: int = MAX_KEYS) -> tuple[BlockKey, ...]:
     more than ``limit`` keys."""
     if len(data) % BLOCK_KEY_BYTES or len(data) > limit * BLOCK_KEY_BYTES:
         raise Invalid(
-            f"`keys` must have at most {limit} keys of {BLOCK_KEY_BYTES} bytes each; it has "
-            f"{len(data)} bytes",
+            f"`keys` has {len(data)} bytes; it must consist of at most {limit} keys of "
+            f"{BLOCK_KEY_BYTES} bytes each",
             param="keys",
         )
     return tuple(

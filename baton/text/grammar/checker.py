@@ -166,7 +166,7 @@ class GrammarHelperProcess:
 
     def check(self, grammar: Grammar) -> str:
         """Check a grammar and return what is wrong with it, or an empty string. Blocks. Raises
-        Unavailable if the process gives no verdict for a reason other than the grammar."""
+        Unavailable if the process gives no verdict and the grammar is not the cause."""
         self._num_jobs += 1
         try:
             return self._request_verdict(grammar)

@@ -108,7 +108,8 @@ class GrammarCompiler:
             self._compiled.pop((owner, grammar), None)
 
     def reject_grammar(self, grammar: Grammar, owner: bytes, why: str) -> None:
-        """Reject this owner's further requests with this grammar, because a mask took too long."""
+        """From now on, reject requests of ``owner`` (a tenant) with this grammar, because computing
+        a mask took too long. ``why`` is the text of their error."""
         self.drop_compiled(grammar, owner)
         with self._lock:
             self._too_slow[grammar.digest(owner.hex())] = why

@@ -38,8 +38,8 @@ might emit whitespace without end."""
 
 
 def to_lark(grammar: Grammar) -> str:
-    """Convert a grammar to Lark notation. Raises Invalid for a text that is malformed for its
-    kind."""
+    """Convert a grammar to Lark notation. Raises Invalid if its text is malformed or too large, and
+    for TOKEN_RULES, which can't be converted."""
     if grammar.kind is GrammarKind.LARK:
         _check_text(grammar.text)
         return _from_lark(grammar.text)
@@ -47,8 +47,8 @@ def to_lark(grammar: Grammar) -> str:
 
 
 def to_lark_rule(grammar: Grammar) -> str:
-    """Convert a grammar to the right side of a rule. Raises Invalid for a text that is malformed
-    for its kind, and for TOKEN_RULES, which have no such form. The kind must not be LARK."""
+    """Convert a grammar to the right side of a rule. Raises Invalid if its text is malformed or too
+    large, and for TOKEN_RULES, which can't be converted. The kind must not be LARK."""
     _check_text(grammar.text)
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
@@ -62,7 +62,10 @@ def to_lark_rule(grammar: Grammar) -> str:
         case GrammarKind.LARK:
             raise AssertionError("a Lark grammar is not a single rule")
         case GrammarKind.TOKEN_RULES:
-            raise Invalid("token rules can't be converted to a grammar of a text")
+            raise Invalid(
+                "token rules can't be converted to a Lark grammar, since they restrict token ids, "
+                "not text"
+            )
 
 
 def _check_text(text: str) -> None:

@@ -63,7 +63,7 @@ class MockStream:
             self.close()
 
     def wake(self) -> None:
-        """Wake the task that sends messages, because a step can run now."""
+        """Wake the task that sends messages: it can run a step now, and send its outputs."""
         self._ready.set()
 
     async def next_message(self) -> bytes:

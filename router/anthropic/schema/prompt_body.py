@@ -136,8 +136,8 @@ class PromptBody(StrictModel):
         return chat_messages
 
     def _sampling_fields(self) -> dict[str, Any]:
-        """Return the chat's fields about sampling and the answer; a request that has no such fields
-        returns none."""
+        """Return the chat's fields about sampling and the answer. Overridden for requests that have
+        such fields."""
         return {}
 
     def _continuation_fields(self, chat_messages: ChatMessages) -> dict[str, Any]:
@@ -148,8 +148,8 @@ class PromptBody(StrictModel):
         if not chat_messages.can_be_continued:
             raise field_validation_error(
                 f"messages[{len(self.messages) - 1}].content",
-                "a last message of role `assistant` is continued, so it must end with text and "
-                "have no tool_use block",
+                "if the last message has the role `assistant`, the model continues it, so it must "
+                "have text and no tool_use block",
             )
         return {"continue_final_message": True, "add_generation_prompt": False}
 

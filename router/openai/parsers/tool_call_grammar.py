@@ -87,7 +87,8 @@ class ToolCallGrammar:
         return rf'"\n" call "\n" {self.markup_tokens.rule("</tool_call>")}'
 
     def _mistral_rest(self) -> str:
-        """Return the part of the calls' rule after the first marker."""
+        """Return the part of the grammar rule for calls that follows the first
+        ``[TOOL_CALLS]``."""
         if not has_name_first_calls(self.markup_tokens):
             return f'" "? {self._list()}'
         more = "" if self.single_call else f" ({self.markup_tokens.rule('[TOOL_CALLS]')} call)*"

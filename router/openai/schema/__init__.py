@@ -1,8 +1,9 @@
 """Request bodies as OpenAI defines them, with vLLM's extensions.
 
 Validation is strict: a wrong type, a number that is not finite, or (except in messages) an unknown
-field is an error. :func:`router.http.body_parser.parse_body` then ignores unknown fields that can't
-change the answer. ``null`` means that a field is absent."""
+field is an error. If the only errors are unknown fields that can't change the answer,
+:func:`router.http.body_parser.parse_body` validates the body again without them. ``null`` means
+that a field is absent."""
 
 from router.openai.schema.chat import ChatBody
 from router.openai.schema.completion import CompletionBody

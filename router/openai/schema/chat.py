@@ -98,8 +98,8 @@ class ChatBody(GenerationBody, ChatHints):
 
     @property
     def disables_reasoning(self) -> bool:
-        """Whether reasoning is switched off, by a variable of common templates or by the effort
-        ``none``."""
+        """Whether the request switches reasoning off: by a template variable in
+        :data:`THINKING_SWITCHES` or, if it sets none of these, by ``reasoning_effort: none``."""
         variables = self.chat_template_kwargs or {}
         values = [variables[name] for name in THINKING_SWITCHES if name in variables]
         return any(value is False for value in values) or (

@@ -12,10 +12,11 @@ from router.http.unknown_fields import UnsupportedField, find_refusal
 
 
 class StrictModel(BaseModel):
-    """The base class of request bodies and of the objects in them. An unknown field is an error;
-    :func:`router.http.body_parser.parse_body` then ignores the field unless it would change the
-    answer. Don't set ``extra="allow"`` in a subclass: ``parse_body`` would drop such fields when it
-    ignores others."""
+    """The base class of request bodies and of the objects in them. An unknown field is an error. If
+    the only errors are unknown fields that can't change the answer,
+    :func:`router.http.body_parser.parse_body` validates the body again with ``extra="ignore"``.
+    Don't set ``extra="allow"`` in a subclass: the second validation would drop the fields that the
+    subclass allows."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -85,7 +86,7 @@ def only_values(*supported: Any, why: str = "") -> AfterValidator:
 
     def check(value: Any) -> Any:
         if value is not None and (
-            value not in supported or _is_equal_of_other_type(value, supported)
+            value not in supported or _equals_only_other_types(value, supported)
         ):
             named = " or ".join(map(repr, supported))
             raise validation_error(
@@ -119,6 +120,7 @@ def unsupported_field(why: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _is_equal_of_other_type(value: Any, supported: tuple[Any, ...]) -> bool:
-    """Whether the value equals only supported values of another type, as 1 equals True."""
+def _equals_only_other_types(value: Any, supported: tuple[Any, ...]) -> bool:
+    """Whether every supported value that equals ``value`` has another type. (In Python, 1 equals
+    True.)"""
     return not any(type(value) is type(each) for each in supported if value == each)

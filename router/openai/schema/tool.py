@@ -113,7 +113,7 @@ def _function_name(choice: Any) -> str:
     function = choice.get("function") if isinstance(choice, dict) else None
     if not isinstance(function, dict) or choice.get("type") != "function":
         raise validation_error(
-            'a function must be named like {"type": "function", "function": {"name": "f"}}'
+            'to choose the function f, pass {"type": "function", "function": {"name": "f"}}'
         )
     return _check_name(function)
 

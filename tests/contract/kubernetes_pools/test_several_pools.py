@@ -32,9 +32,9 @@ async def test_a_pool_is_resized_by_its_name(several: Rig) -> None:
     assert several.fake.names("decode", leaving=True) == ["baton-decode-big-8"]
 
 
-async def test_a_role_names_its_only_pool_or_the_pool_called_like_it(several: Rig) -> None:
-    """No pool is called ``prefill``, so the name means the only pool with the role prefill. Two
-    pools have the role decode, so the name ``decode`` means the pool that is called so."""
+async def test_a_role_selects_its_only_pool_or_the_pool_of_the_same_name(several: Rig) -> None:
+    """No pool is named ``prefill``, so the name selects the only pool with the role prefill. Two
+    pools have the role decode, so ``decode`` selects the pool of that name."""
     several.fake.pools["baton-prefill"].pool = "other-name"
     await several.pools.resize({"prefill": 4, "decode": 3})
     assert several.fake.pools["baton-prefill"].replicas == 4

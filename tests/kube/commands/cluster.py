@@ -1,8 +1,8 @@
 """A cluster with the pools of Baton's Helm chart, users of the cluster, and the ``baton`` commands
 that they run.
 
-Time passes only while a command waits. During each wait, the controllers run. A deleted pod is
-removed after a number of waits.
+Time passes only when a command waits, that is, calls the clock's ``sleep``. Each such call runs the
+controllers, and removes the pods that were deleted a certain number of calls ago.
 """
 
 import sys
@@ -53,7 +53,8 @@ class SteppingClock(ManualClock):
 
 class Kube:
     """A cluster with the chart's pools: two prefill workers and three decode workers. A deleted pod
-    still exists after ``num_waits_to_stop`` waits, and is removed during the next one."""
+    survives ``num_waits_to_stop`` calls of the clock's ``sleep``, and is removed by the next
+    one."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -198,7 +199,8 @@ def _at_home(each: Object) -> Object:
 
 
 class Baton:
-    """Runs ``baton`` commands. ``location`` returns the first line that each command prints."""
+    """Runs ``baton`` commands. ``location`` returns the line that each command prints first; it
+    says on which cluster the command works."""
 
     def __init__(self, kube: Kube, capsys: pytest.CaptureFixture[str]) -> None:
         self.kube, self._capsys = kube, capsys

@@ -1,5 +1,5 @@
-"""The kubelet, which runs the pods, the DNS server and the services' addresses in a thread with its
-own event loop."""
+"""The kubelet. In a thread with its own event loop, it runs the pods, and a process that forwards
+connections to services and answers DNS queries."""
 
 import asyncio
 import threading

@@ -81,7 +81,7 @@ def script(
     ]
     for mount in mounts:
         lines += _mounted(root, mount)
-    lines += _back(root, mounts, needs)
+    lines += _mounted_again(root, mounts, needs)
     if read_only:
         lines.append(f"mount -o remount,ro {root}")
     lines.append(f"cd {root}")
@@ -92,7 +92,7 @@ def script(
 
 def _reachable(root: Path, needs: Sequence[Path]) -> list[str]:
     """Return commands that make the folders in ``needs`` accessible to every user. They open parent
-    folders that only root may enter, and mount those of ``needs`` that are on other file
+    folders that only root may enter, and mount the folders in ``needs`` that are on other file
     systems."""
     lines, above = [], {parent for path in needs for parent in [path, *path.parents]}
     for parent in sorted(above):
@@ -123,9 +123,9 @@ def _mounted(root: Path, mount: Mount) -> list[str]:
     return lines
 
 
-def _back(root: Path, mounts: Sequence[Mount], needs: Sequence[Path]) -> list[str]:
-    """Return commands that mount those of ``needs`` again that a volume hides, such as a checkout
-    below /tmp."""
+def _mounted_again(root: Path, mounts: Sequence[Mount], needs: Sequence[Path]) -> list[str]:
+    """A volume may hide folders in ``needs``, such as a checkout below /tmp. Return commands that
+    mount the hidden folders again."""
     lines = []
     for path in needs:
         if any(path.is_relative_to(mount.path) for mount in mounts):

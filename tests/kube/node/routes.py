@@ -13,10 +13,10 @@ Table = dict[str, dict[str, list[str]]]
 maps full DNS names to addresses."""
 
 
-def routes(api: Api, node: str) -> Table:
-    """Return the routes of all services. ``node`` is the API server's address."""
+def routes(api: Api, api_server: str) -> Table:
+    """Return the routes of all services. ``api_server`` is the API server's address."""
     ports: dict[str, list[str]] = {}
-    names = {f"kubernetes.default.{DOMAIN}": [node]}
+    names = {f"kubernetes.default.{DOMAIN}": [api_server]}
     for service in api.store.all(SERVICE):
         if is_being_deleted(service):
             continue

@@ -50,7 +50,7 @@ class Volumes:
             self._fill(self._folder / name, spec)
 
     def refresh(self) -> None:
-        """Write the files of volumes again whose ConfigMap or Secret has changed. Containers see
+        """Rewrite the files of those volumes whose ConfigMap or Secret has changed. Containers see
         the new files, except for files that they mount by a ``subPath``. If the ConfigMap or Secret
         is gone, the files stay as they are."""
         for name, spec in self._specs.items():

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 CLIENT_KEEPALIVE = (1.4, 2.4)
 SERVER_KEEPALIVE = (5.0, 10.0)
-"""The seconds after which a client or a server gives up a silent peer, as configured in
+"""The seconds after which a client or a server gives up on a silent peer, as configured in
 ``baton.rpc.channel`` and ``baton.rpc.server``."""
 
 USUAL_SECONDS = 0.001
@@ -32,8 +32,8 @@ LATE_SECONDS = 0.06
 
 
 class Server(Protocol):
-    """An object that listens at an address. ``Network.call`` passes it to the function that it
-    runs."""
+    """An object that listens at an address. A function that is given to :meth:`Network.call` gets
+    this object as its argument."""
 
     def accept(self, kind: str, opening: Any, end: "StreamEnd") -> None: ...
 

@@ -115,8 +115,8 @@ class SimPeers:
 
 
 class SimChannel:
-    """Replaces the gRPC channel in ``router.generation.grpc_worker_connection`` and
-    ``SimPlacementStream``."""
+    """Takes the place of a gRPC channel, both in ``router.generation.grpc_worker_connection`` and
+    as the argument of :class:`SimPlacementStream`."""
 
     def __init__(self, address: str) -> None:
         self.address = address

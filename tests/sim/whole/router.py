@@ -90,7 +90,7 @@ class LetterDetokenizer:
 
 
 class CheckedGeneration(Generation):
-    """A generation that reports every output that it accepts to ``answer``, whether the output is
+    """A generation that lets ``answer`` check every accepted output, whether the output is
     delivered inline or queued."""
 
     answer: ClientResponse

@@ -80,8 +80,8 @@ class SimStore:
         )
 
     async def _sweep(self, environment: "SimEnvironment") -> None:
-        """Call ``StoreNode.sweep`` every SWEEP_SECONDS, which ends expired leases and pins, and
-        frees the slots of abandoned transfers that have ended."""
+        """Call ``StoreNode.sweep`` every SWEEP_SECONDS. It ends expired leases and pins, and frees
+        the slots of abandoned transfers that have ended."""
         while True:
             await environment.clock.sleep(SWEEP_SECONDS)
             self.node.sweep()
