@@ -147,11 +147,12 @@ PREFILL_ORDERS: dict[str, PrefillOrder] = {
 
 def allocate_step_tokens(
     ranked: Sequence[WaitingPrompt], now_seconds: float, budget_tokens: int
-) -> list[tuple[int, int]]:
-    """Return the order in which requests get tokens of a step, as pairs of an index into ``ranked``
-    and the maximum number of tokens for that request. Requests that have waited longer than their
-    starvation limit come first. Together they get half of ``budget_tokens``, plus what the other
-    requests don't need of the other half."""
+) -> tuple[list[tuple[int, int]], list[int]]:
+    """Return the order in which requests get tokens of a step. Requests that have waited longer
+    than their starvation limit come first: pairs of an index into ``ranked`` and the maximum number
+    of tokens for that request. Together they get half of ``budget_tokens``, plus what the other
+    requests don't need of the other half. The second result has the indexes of all other requests,
+    in order; each may get all that is left."""
     overdue = [i for i, each in enumerate(ranked) if _is_overdue(each, now_seconds)]
     others = [i for i, each in enumerate(ranked) if not _is_overdue(each, now_seconds)]
     remaining = budget_tokens
@@ -166,7 +167,7 @@ def allocate_step_tokens(
         first.append((index, limit))
         remaining -= limit
     rest = [*others, *overdue[len(first) :]]
-    return first + [(index, budget_tokens) for index in rest]
+    return first, rest
 
 
 def _is_overdue(waiting: WaitingPrompt, now_seconds: float) -> bool:

@@ -96,12 +96,15 @@ class PrefillRanking:
             return surpluses.get(each.spec.owner, 0) > 0 and not each.waiting_prompt.goes_first
 
         fair = [each for each in ranked if not must_yield(each)]
-        allocated = allocate_step_tokens(
+        overdue, others = allocate_step_tokens(
             [each.waiting_prompt for each in fair], now_seconds, budget
         )
-        first = [(fair[index], limit) for index, limit in allocated]
-        shares = first + [(each, budget) for each in ranked if must_yield(each)]
-        return sorted(shares, key=lambda share: _share_rank(share, budget))
+        first = [(fair[index], limit) for index, limit in overdue]
+        rest = [fair[index] for index in others] + [each for each in ranked if must_yield(each)]
+        rest.sort(
+            key=lambda each: (not each.waiting_prompt.goes_first, each.waiting_prompt.priority)
+        )
+        return first + [(each, budget) for each in rest]
 
     def _select_candidates(self, waiting: list[Sequence], now_seconds: float) -> list[Sequence]:
         """Select the ``admission_window`` waiting prompts (all, if there are fewer) that rank
@@ -176,12 +179,3 @@ class PrefillRanking:
         waiting = sequence.waiting_prompt
         budget = sequence.spec.ttft_slo_seconds
         waiting.deadline_seconds = waiting.arrival_seconds + budget + own_seconds
-
-
-def _share_rank(share: tuple[Sequence, int], budget: int) -> tuple[bool, bool, Priority]:
-    """Return a sort key for ``share``: a sequence, and the maximum number of tokens that it may get
-    in this step. A maximum below ``budget`` shows that the sequence has waited longer than its
-    starvation limit; such sequences come first, then those that go first because they were
-    preempted, then the others by priority."""
-    sequence, limit = share
-    return limit >= budget, not sequence.waiting_prompt.goes_first, sequence.waiting_prompt.priority

@@ -93,18 +93,13 @@ def test_starving_prompts_get_half_of_a_step_and_what_is_left() -> None:
     old, older = WaitingPrompt(9.0, new_tokens=40), WaitingPrompt(3.0, new_tokens=30)
     back = WaitingPrompt(0.0, new_tokens=7, was_preempted=True)
     fresh = WaitingPrompt(now, new_tokens=50)
-    assert allocate_step_tokens([fresh, back], now, 100) == [(0, 100), (1, 100)]
-    assert allocate_step_tokens([older, old], now, 100) == [(0, 30), (1, 40)]
-    assert allocate_step_tokens([back, older, old, fresh], now, 40) == [
-        (1, 20),
-        (0, 40),
-        (3, 40),
-        (2, 40),
-    ]
-    assert allocate_step_tokens([older, old, fresh], now, 100) == [(0, 30), (1, 20), (2, 100)]
-    assert allocate_step_tokens([older, old, fresh], now, 110) == [(0, 30), (1, 30), (2, 110)]
-    assert allocate_step_tokens([older, fresh], now, 1) == [(0, 1), (1, 1)]
-    assert allocate_step_tokens([], now, 100) == []
+    assert allocate_step_tokens([fresh, back], now, 100) == ([], [0, 1])
+    assert allocate_step_tokens([older, old], now, 100) == ([(0, 30), (1, 40)], [])
+    assert allocate_step_tokens([back, older, old, fresh], now, 40) == ([(1, 20)], [0, 3, 2])
+    assert allocate_step_tokens([older, old, fresh], now, 100) == ([(0, 30), (1, 20)], [2])
+    assert allocate_step_tokens([older, old, fresh], now, 110) == ([(0, 30), (1, 30)], [2])
+    assert allocate_step_tokens([older, fresh], now, 1) == ([(0, 1)], [1])
+    assert allocate_step_tokens([], now, 100) == ([], [])
 
 
 SECONDS = st.floats(0, 1e6)

@@ -89,6 +89,16 @@ def test_low_priority_prompt_pauses_for_others_until_its_starvation_limit() -> N
     assert bench.step() == [("l", 8), ("n", 8)]
 
 
+def test_starving_prompt_goes_before_a_tenant_that_must_yield() -> None:
+    bench = ClassBench(64, replace(DEADLINE, fairness_slack_tokens=1))
+    for name, tenant, priority in (("l", b"b", Priority.LOW), ("h", b"a", Priority.HIGH)):
+        bench.tenant, bench.priority = tenant, priority
+        bench.add(name, unique_tokens(name, 100), Task.PREFILL)
+    assert bench.step() == [("h", 16)]
+    bench.now = STARVATION_LIMIT_SECONDS[Priority.LOW] + 1
+    assert bench.step() == [("l", 16)]
+
+
 def test_batch_requests_have_no_starvation_limit() -> None:
     bench = bench_of(DEADLINE, a=Priority.BATCH)
     bench.now = 1e9
