@@ -24,7 +24,7 @@ OnState = Callable[[ClusterState], None]
 def check_backend(settings: Settings) -> None:
     """Raise Invalid if the backend is not installed, or conflicts with other settings."""
     if settings.on == "ray" and importlib.util.find_spec("ray") is None:
-        raise Invalid("--on ray needs Ray, which is not installed: pip install 'baton[ray]'")
+        raise Invalid("--on ray: Ray is not installed: pip install 'baton[ray]'")
     if settings.on != "ray" and settings.ray_address is not None:
         raise Invalid(f"ray_address is {settings.ray_address!r}, which needs --on ray")
     if settings.mock and (settings.on == "ray" or settings.autoscale != "off"):

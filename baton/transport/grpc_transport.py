@@ -342,7 +342,7 @@ def _open(endpoint: Endpoint, trust: ClusterCredentials, clock: Clock) -> GrpcPe
         address = endpoint.metadata.decode("ascii")
     except UnicodeDecodeError as error:
         raise Invalid(
-            "the metadata of a grpc endpoint must be host:port in ASCII characters"
+            "malformed grpc endpoint: its metadata must be host:port in ASCII characters"
         ) from error
     if trust.has_tls:
         options = (*_OPTIONS, ("grpc.ssl_target_name_override", TLS_NAME))

@@ -182,8 +182,8 @@ class NixlTransport:
     def _add(self, endpoint: Endpoint) -> NixlPeer:
         if len(endpoint.metadata) <= _HEADER.size:
             raise Invalid(
-                f"the metadata of a nixl endpoint must have more than {_HEADER.size} bytes, not "
-                f"{len(endpoint.metadata)}"
+                f"malformed nixl endpoint: its metadata must have more than {_HEADER.size} bytes, "
+                f"not {len(endpoint.metadata)}"
             )
         address, device, on_device = _HEADER.unpack_from(endpoint.metadata)
         names = []

@@ -66,7 +66,7 @@ class ShmTransport(CopyTransport):
             )
         if len(endpoint.metadata) != _METADATA.size:
             raise Invalid(
-                f"the metadata of an shm endpoint must have {_METADATA.size} bytes, not "
+                f"malformed shm endpoint: its metadata must have {_METADATA.size} bytes, not "
                 f"{len(endpoint.metadata)}"
             )
         pid, descriptor, started = _METADATA.unpack(endpoint.metadata)

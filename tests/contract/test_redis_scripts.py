@@ -106,8 +106,13 @@ async def test_calls_behind_one_without_a_reply_fail_with_it() -> None:
     """Tests a Redis that accepts connections and never replies: the calls are too large to share a
     round trip, and none waits for the timeouts of the ones before it."""
 
-    async def ignore(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+    connections: list[asyncio.Task[None] | None] = []
+
+    async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(asyncio.current_task())
         await reader.read()
+        writer.close()
+        await writer.wait_closed()
 
     async with await asyncio.start_server(ignore, "127.0.0.1", 0) as server:
         url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
@@ -115,5 +120,6 @@ async def test_calls_behind_one_without_a_reply_fail_with_it() -> None:
             scripts = RedisScripts(url, client, call_seconds=0.05)
             calls = [append(scripts, b"x" * MAX_BYTES) for _ in range(4)]
             errors = await asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.gather(*filter(None, connections), return_exceptions=True)
     assert all(isinstance(error, Unavailable) for error in errors)
     assert {str(error).partition("failed: ")[2] for error in errors} == {"no reply within 0.05 s"}

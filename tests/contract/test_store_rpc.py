@@ -151,7 +151,7 @@ async def test_blocks_are_put_leased_and_released(store: Served) -> None:
     [
         (lambda request: replace(request, blocks=()), "blocks or preceding keys; it has neither"),
         (lambda request: replace(request, blocks=tuple(unsized(request))), "have a size"),
-        (lambda request: replace(request, blocks=tuple(with_short_key(request))), "not 26 bytes"),
+        (lambda request: replace(request, blocks=tuple(with_short_key(request))), "has 26 bytes"),
         (
             lambda request: replace(request, tenant=b"t" * 17),
             "`tenant` and `model` must have at most 16 bytes each, not 17",

@@ -129,7 +129,7 @@ def test_min_ttft_refuses_what_misses_the_slo() -> None:
     hasty = query(ttft_slo_seconds=0.5)
     with pytest.raises(Overloaded, match=r"TTFT is 2\.33 s"):
         baselines.min_ttft(make_snapshot(), hasty)
-    with pytest.raises(Overloaded, match=r"latency 0\.014 s"):
+    with pytest.raises(Overloaded, match=r"latency is 0\.014 s"):
         baselines.min_ttft(make_snapshot(), query(itl_slo_seconds=0.0135))
     assert baselines.min_ttft(make_snapshot(), replace(hasty, must_admit=True)).prefill == WorkerId(
         "p2"

@@ -155,7 +155,7 @@ async def test_batches_are_paged_and_limited_in_number(
             assert (await client.post("/v1/batches", json=body)).status_code == 200
         wrong_error(await client.post("/v1/batches", json=body), 429)
         assert (
-            "cancel it first"
+            "cancel the batch first"
             in wrong_error(await client.delete(f"/v1/files/{file}"), 409)["message"]
         )
         page = (await client.get("/v1/batches", params={"limit": 60})).json()

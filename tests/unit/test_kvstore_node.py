@@ -153,7 +153,7 @@ async def test_tenant_over_its_quota_evicts_its_own_blocks() -> None:
     await store.put(4, tenant=b"a")  # evicts 3 rather than 0, which is leased
     assert await store.stored_numbers(0, 2, 3, 4) == [0, 2, 4]
     other = await store.lease(4)
-    with pytest.raises(Overloaded, match="quota of 128 bytes of the store is in use"):
+    with pytest.raises(Overloaded, match="quota of 128 bytes is used up"):
         await store.put(5, tenant=b"a")
     store.node.release(lease.lease_id)
     store.node.release(other.lease_id)

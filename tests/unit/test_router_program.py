@@ -225,7 +225,9 @@ async def test_two_routers_can_share_a_port(settings: Settings, registry: Memory
         while {life.state for life in lives} != {ProgramState.SERVING}:
             await asyncio.sleep(0.01)
         for program in programs:
-            await program._cluster.refresh()
+            while program._cluster.num_routers < 2:
+                await asyncio.sleep(0.01)
+                await program._cluster.refresh()
         first, second = (f"http://{program.address}" for program in programs)
         assert len({url, first, second}) == 3
         request_task = asyncio.create_task(
