@@ -235,7 +235,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (request(user(CALLED), *USER), "messages.0: block 0 of the content has type 'tool_use'"),
     (request(*USER, assistant(RESULT)), "messages.1: block 0"),
     (request(*USER, assistant({**CALLED, "input": "{}"}), *USER), "messages.1.content.0.input: "),
-    (request(*ANSWERED), "messages.1.content: a last message"),
+    (request(*ANSWERED), "messages.1.content: if the last message"),
     (request(user({**RESULT, "content": [{"type": "image"}]})),
      "messages.0.content.0.content.0: content blocks of type 'image'"),
     (request(user(text("a", cache_control={"type": "forever"}))),
