@@ -5,17 +5,22 @@ from typing import Any
 
 from tests.clients.programs import Environment, Program
 from tests.clients.scripted_model import (
+    BRIEF_SECOND,
+    BRIEF_TEXT,
+    BRIEF_WEATHER,
     COMMAND_DONE,
     DATA,
     DATA_TEXT,
     REASONED,
     REASONING,
+    SECOND,
     STORY,
     TEXT,
     WEATHER,
 )
 
 CHAT, RESPONSES, MESSAGES = "chat completions", "responses", "messages"
+QUESTION = "What is the weather in Paris?"
 CITY, CITY_TEXT = {"city": "Paris"}, '{"city": "Paris"}'
 CALLED = ["get_weather", CITY_TEXT, WEATHER]
 """A tool loop: the call's name and arguments, and the answer to its result."""
@@ -23,11 +28,11 @@ CALLED = ["get_weather", CITY_TEXT, WEATHER]
 Cases = Mapping[str, Any]
 
 AGENTS: Cases = {
-    "run": TEXT,
-    "stream": [TEXT, True],
-    "second question": TEXT,
-    "tool loop": WEATHER,
-    "streamed tool loop": [WEATHER, True],
+    "run": BRIEF_TEXT,
+    "stream": [BRIEF_TEXT, True],
+    "second question": BRIEF_SECOND,
+    "tool loop": BRIEF_WEATHER,
+    "streamed tool loop": [BRIEF_WEATHER, True],
     "structured output": DATA,
 }
 PYDANTIC_AI: Cases = {
@@ -134,12 +139,19 @@ RESPONSES_PROGRAMS: Mapping[Program, Cases] = {
         "create": [TEXT, "completed"],
         "stream": [TEXT, "response.created", "response.completed", True],
         "concurrent async responses": [TEXT] * 3,
+        "second question": SECOND,
         "tool loop with previous_response_id": CALLED,
         "tool loop with all items": CALLED,
         "parse": DATA,
         "parse a stream": DATA,
         "reasoning": [["reasoning", "message"], REASONED],
         "retrieve and delete": TEXT,
+        "background": ["queued", "completed", TEXT],
+        "input items": [
+            ["message", "user", [QUESTION]],
+            ["function_call", "get_weather", CITY_TEXT],
+            ["function_call_output", True, "21 degrees"],
+        ],
     },
     _python("langchain-openai", RESPONSES, "langchain_chain.py", "responses"): LANGCHAIN,
     _python("litellm", RESPONSES, "litellm_responses.py"): {
@@ -165,7 +177,7 @@ RESPONSES_PROGRAMS: Mapping[Program, Cases] = {
 
 MESSAGES_PROGRAMS: Mapping[Program, Cases] = {
     _python("anthropic", MESSAGES, "anthropic_messages.py"): {
-        "create": [[TEXT], "end_turn", "assistant"],
+        "create": [[BRIEF_TEXT], "end_turn", "assistant"],
         "stream": [TEXT, True, True],
         "concurrent async messages": [TEXT] * 3,
         "tool loop": ["get_weather", CITY, "tool_use", WEATHER],

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer
 
-from tests.clients.chat_template import ANSWER_OF_TOOL, CHAT_TEMPLATE
+from tests.clients.chat_template import ANSWER_OF_TOOL, ANSWER_WITHOUT, CHAT_TEMPLATE
 
 BASE_TOKENIZER = Path(__file__).parents[2] / "baton" / "models" / "demo" / "tokenizer.json"
 EOS = "<|im_end|>"
@@ -28,7 +28,11 @@ HEAD_SIZE = 32
 
 TEXT = "Hello! I am a scripted model, and each word of mine was written in advance."
 STORY = "One day a small robot counted: two, three, four, five, six, seven, eight, nine. The end."
+BRIEF_TEXT = "A scripted model is here."
 WEATHER = "It is 21 degrees in Paris."
+BRIEF_WEATHER = "21 degrees, sunny."
+SECOND = "In Rome it is warmer."
+BRIEF_SECOND = "Warmer."
 COMMAND_DONE = "The command has printed hello."
 REASONING = "The user wants to know what is sunny."
 REASONED = "Paris is the sunny place."
@@ -43,6 +47,9 @@ CALLS: Mapping[str, Mapping[str, Any]] = {
 }
 """The arguments with which the model calls each tool that it knows."""
 
+PARTS = ("instructions", "question", "call", "result", "answer")
+"""Parts of a conversation. If one is missing, the answer says so."""
+
 
 def _call(name: str) -> str:
     call = json.dumps({"name": name, "arguments": CALLS[name]})
@@ -51,10 +58,15 @@ def _call(name: str) -> str:
 
 ANSWERS: Mapping[str, str] = {
     "text": TEXT,
+    "brief-text": BRIEF_TEXT,
     "weather": WEATHER,
+    "brief-weather": BRIEF_WEATHER,
+    "second": SECOND,
+    "brief-second": BRIEF_SECOND,
     "command-done": COMMAND_DONE,
     "reasoned": f"<think>\n{REASONING}\n</think>\n\n{REASONED}",
     **{ANSWER_OF_TOOL.format(name=name): _call(name) for name in CALLS},
+    **{ANSWER_WITHOUT.format(part=part): f"The conversation has no {part}." for part in PARTS},
 }
 """The answers by the names that the chat template uses."""
 
@@ -97,10 +109,11 @@ def _chains() -> dict[str, list[str]]:
 
 
 def _split(text: str, used: set[str], shortest: int = 5) -> list[str]:
+    """Split a text into new pieces of at least ``shortest`` characters."""
     pieces = []
     while text:
         size = shortest
-        while text[:size] in used:
+        while text[:size] in used or 0 < len(text) - size < shortest:
             size += 1
             assert size <= len(text), f"the end of an answer is another's piece: {text!r}"
         pieces.append(text[:size])

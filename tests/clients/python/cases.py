@@ -11,6 +11,7 @@ MODEL = os.environ["MODEL"]
 MODEL_PATH = os.environ["MODEL_PATH"]
 
 QUESTION = "What is the weather in Paris?"
+SECOND_QUESTION = "And in Rome?"
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 PARAMETERS = {
     "type": "object",

@@ -16,7 +16,7 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
-from cases import MODEL, QUESTION, TOOL_RESULT, URL, run
+from cases import MODEL, QUESTION, SECOND_QUESTION, TOOL_RESULT, URL, run
 from pydantic import BaseModel
 
 MODELS = {"chat": OpenAIChatCompletionsModel, "responses": OpenAIResponsesModel}
@@ -56,7 +56,7 @@ async def stream(**fields: Any) -> Any:
 async def two_questions() -> str:
     async with make_agent() as agent:
         first = await Runner.run(agent, QUESTION)
-        following = [*first.to_input_list(), {"role": "user", "content": QUESTION}]
+        following = [*first.to_input_list(), {"role": "user", "content": SECOND_QUESTION}]
         return (await Runner.run(agent, following)).final_output
 
 

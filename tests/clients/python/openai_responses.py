@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import openai
-from cases import MODEL, PARAMETERS, QUESTION, TOOL_RESULT, URL, run
+from cases import MODEL, PARAMETERS, QUESTION, SECOND_QUESTION, TOOL_RESULT, URL, run
 from pydantic import BaseModel
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
@@ -16,6 +16,7 @@ TOOL: Any = {
     "parameters": PARAMETERS,
     "strict": True,
 }
+POLLING_SECONDS = 30.0
 
 
 class Report(BaseModel):
@@ -49,6 +50,12 @@ def concurrent_responses() -> list[str]:
             return [response.output_text for response in await asyncio.gather(*asked)]
 
     return asyncio.run(ask_all())
+
+
+def second_question() -> str:
+    first = responses.create(model=MODEL, input=QUESTION)
+    second = responses.create(model=MODEL, input=SECOND_QUESTION, previous_response_id=first.id)
+    return second.output_text
 
 
 def tool_loop(continued: bool) -> Any:
@@ -89,16 +96,47 @@ def stored_response() -> Any:
     return "still there"
 
 
+def background() -> Any:
+    async def poll() -> Any:
+        async with openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key="none") as client:
+            first = await client.responses.create(model=MODEL, input=QUESTION, background=True)
+            response = first
+            async with asyncio.timeout(POLLING_SECONDS):
+                while response.status in ("queued", "in_progress"):
+                    await asyncio.sleep(0.05)
+                    response = await client.responses.retrieve(first.id)
+            return [first.status, response.status, response.output_text]
+
+    return asyncio.run(poll())
+
+
+def input_items() -> Any:
+    """List the items of a request with a call and its result, in pages of one item."""
+    [call] = responses.create(model=MODEL, input=QUESTION, tools=[TOOL]).output
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": TOOL_RESULT}
+    items = [{"role": "user", "content": QUESTION}, call, result]
+    response = responses.create(model=MODEL, input=items, tools=[TOOL])
+    asked, called, returned = responses.input_items.list(response.id, order="asc", limit=1)
+    return [
+        [asked.type, asked.role, [part.text for part in asked.content]],
+        [called.type, called.name, called.arguments],
+        [returned.type, returned.call_id == called.call_id, returned.output],
+    ]
+
+
 run(
     {
         "create": create,
         "stream": stream,
         "concurrent async responses": concurrent_responses,
+        "second question": second_question,
         "tool loop with previous_response_id": lambda: tool_loop(continued=True),
         "tool loop with all items": lambda: tool_loop(continued=False),
         "parse": parse,
         "parse a stream": stream_helper,
         "reasoning": reasoning,
         "retrieve and delete": stored_response,
+        "background": background,
+        "input items": input_items,
     }
 )
