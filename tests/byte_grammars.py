@@ -1,5 +1,5 @@
-"""Builds grammars over a vocabulary of bytes, and generates outputs that follow them with an engine
-whose model is a fake."""
+"""Builds grammars over a vocabulary of bytes, and lets an engine with a fake model generate outputs
+that follow them."""
 
 import json
 from collections.abc import Sequence

@@ -116,7 +116,8 @@ class ConnectionHarness:
 
     @staticmethod
     async def _wait_until_idle(transport: MemoryTransport, state: ServerState) -> None:
-        """Return once nothing has changed for NUM_IDLE_ITERATIONS iterations of the event loop."""
+        """Return once the connection has written nothing, and has begun and ended no task, for
+        NUM_IDLE_ITERATIONS iterations of the event loop."""
         before, num_quiet = (-1, False, False, 0), 0
         while num_quiet < NUM_IDLE_ITERATIONS:
             await asyncio.sleep(0)

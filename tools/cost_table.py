@@ -147,8 +147,9 @@ async def decode_rows(
 async def _batch(
     client: httpx.AsyncClient, prompts: RandomPrompts, context: int, count: int
 ) -> list[Timed]:
-    """Return ``count`` concurrent answers. If all tokens after the first quarter of an answer have
-    arrived at once, try again."""
+    """Send ``count`` requests at once, and return their answers. Repeat this if the tokens after
+    the first quarter of an answer have arrived all at once, since its decode time is then
+    unknown."""
     for _ in range(MOST_TRIES):
         answers = await asyncio.gather(
             *(timed(client, prompts.fresh(context), ANSWER_TOKENS) for _ in range(count))

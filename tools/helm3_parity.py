@@ -36,7 +36,7 @@ Objects = Mapping[tuple[str, str], Any]
 
 
 class HelmUnavailable(Exception):
-    """Says that Helm 3 is not available, or why it failed."""
+    """Raised if Helm 3 is not available, or if it fails; the message gives the reason."""
 
 
 def fetch_helm3(folder: Path) -> Path:

@@ -279,7 +279,7 @@ def attack_from_subprocess(
             attacker.kill()
             return {name: {"did not exit in time": 1} for name in names}
     if attacker.returncode != 0:
-        raise RuntimeError(f"the attack failed:\n{errors[-3000:]}")
+        raise RuntimeError(f"the attacking program failed:\n{errors[-3000:]}")
     counts: dict[str, dict[str, int]] = json.loads(output.splitlines()[-1])
     return counts
 

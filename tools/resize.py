@@ -5,9 +5,9 @@
 
 While answers stream, ``baton scale`` resizes the pools from 1 prefill and 1 decode worker to the
 sizes of ``--grow``, and then to those of ``--shrink``. Every token is compared with the answer of
-the undisturbed cluster. Prints how long it took until a new worker served, the longest inter-token
-latency, and JSON as the last line. Exits with 1 if an answer failed or differs. The dtype is
-float32, in which an answer does not depend on the other answers of a batch.
+the undisturbed cluster. Prints how long it took for a new worker to start serving, the longest
+inter-token latency, and JSON as the last line. Exits with 1 if an answer failed or differs. The
+dtype is float32, in which an answer does not depend on the other answers of a batch.
 """
 
 import argparse

@@ -77,9 +77,9 @@ def reload_settings(settings: Settings, content: bytes, warn: OnWarning) -> Sett
 
 
 def pinned_settings(settings: Settings) -> frozenset[str]:
-    """Return the names of the settings that are given by flags, the environment or secret files, so
-    that changing the config file does not change them. If ``redis_password`` is one of them, so is
-    ``redis_url``, which contains the password."""
+    """Return the names of the settings that are given by flags, the environment or secret files.
+    These take precedence, so changing the config file has no effect on them. If ``redis_password``
+    is one of them, so is ``redis_url``, which contains the password."""
     environment = use_new_names(environment_values(), "environment", str)
     pinned = {*settings.flags, *environment, *settings.secret_files}
     return frozenset(pinned | ({"redis_url"} if "redis_password" in pinned else set()))

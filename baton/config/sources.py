@@ -122,11 +122,12 @@ def use_files(files: SettingsFiles) -> Iterator[None]:
 def read_config_file(
     path: str | None, known: Collection[str], warn: OnWarning, content: bytes | None
 ) -> dict[str, Any]:
-    """Read a YAML file of settings, or parse ``content`` as its content. Old names of renamed
-    settings are accepted. If the file was written for a newer version of Baton, settings that are
-    not in ``known`` are left out, with a warning (:mod:`baton.config.config_version`); otherwise
-    they raise Invalid. Also raises Invalid if the file can't be read or is not a mapping. Error
-    messages may name an unknown setting, but never show a value, which may be secret."""
+    """Return the settings in a YAML file. If ``content`` is given, it is parsed instead of the
+    file. Old names of renamed settings are accepted. If the file was written for a newer version of
+    Baton, settings that are not in ``known`` are left out, with a warning
+    (:mod:`baton.config.config_version`); otherwise, Invalid is raised. Also raises Invalid if the
+    file can't be read or is not a mapping. Error messages may name an unknown setting, but never
+    show a value, which may be secret."""
     if not path:
         return {}
     where = f"config file {path}"

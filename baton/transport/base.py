@@ -113,7 +113,8 @@ class Transport(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     def register(self, region: Region) -> None:
-        """Make ``region`` readable by peers and writable by this transport's reads. Call it once.
+        """Let peers read from ``region``, and let this transport's own reads store into it what
+        they fetch. Call this once, with the only region.
 
         Raises Invalid when the backend cannot serve that kind of memory, Unavailable when
         the backend itself cannot start.

@@ -110,14 +110,15 @@ class NixlTransfer:
 @dataclass(eq=False)
 class NixlTransport:
     """Reads from peers through a few lanes, each of which has a NIXL agent; peers read from the
-    agent of the first lane. ``post`` keeps its lane locked while UCX copies, which within a host
-    may take as long as the whole transfer. ``prepare``, ``poll`` and ``release`` never wait for
-    such a copy: ``prepare`` uses no agent; while the transfer's lane is locked, ``poll`` returns
-    the last known state, and ``release`` returns False. NIXL's own progress threads serve the
+    agent of the first lane. ``post`` keeps its lane locked until UCX returns; within a host, UCX
+    may do the whole transfer in that call. ``prepare``, ``poll`` and ``release`` never wait for it:
+    ``prepare`` uses no agent; while the transfer's lane is locked, ``poll`` returns the last known
+    state, and ``release`` returns False. NIXL's own progress threads serve the
     peers' reads.
 
     ``interfaces`` are the network devices that UCX may use, by their UCX names (``eth1``,
-    ``mlx5_0:1``). If there are none, UCX reaches only its own host, and listens on no network."""
+    ``mlx5_0:1``). If ``interfaces`` is empty, UCX reaches only its own host, and listens on no
+    network."""
 
     owner: str
     generation: int

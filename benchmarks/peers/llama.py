@@ -147,7 +147,8 @@ class LlamaCppEngine:
         return found
 
     def prepare(self, work: dict[str, Any]) -> str:
-        """Prepare a case; return its fastest method, which ``step`` will use."""
+        """Prepare a case: try the settings of attention and batch size that llama.cpp has, and
+        return the fastest, with which ``step`` runs the case."""
         best = min(_attention_configs(512), key=lambda attention: self._try(work, attention))
         if work["kind"] == "prefill" and work["context"] > 512:
             large = replace(best, ubatch=min(2048, work["context"]))

@@ -1,8 +1,8 @@
-"""Reimplements the placement policies of other systems, as they are published, for comparison.
+"""Reimplements the placement policies of other systems, as published, for comparison.
 
 Each policy is a pure function, like Baton's own policy. State that a policy needs (the round-robin
-turn, a tree of placed prompts) is in the snapshot. Only Mooncake's policy (``min_ttft`` and
-``min_ttft_no_reject``) fetches from a peer's store.
+turn, a tree of placed prompts) is in the snapshot. Only the two variants of Mooncake's policy
+(``min_ttft`` and ``min_ttft_no_reject``) may decide to fetch KV from another worker's store.
 """
 
 import hashlib

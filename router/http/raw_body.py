@@ -93,8 +93,8 @@ class RawBody:
         self._data = b""
 
     def detach(self) -> Callable[[], None]:
-        """Let the counted bytes outlast the ``with`` block. Call the result to return them to the
-        budget."""
+        """Keep the bytes charged to the budget after the ``with`` block. Return a function that
+        gives them back."""
         self._is_detached = True
         return self.release
 

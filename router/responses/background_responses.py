@@ -130,7 +130,8 @@ class BackgroundResponses:
                 tasks.create_task(self._give_up(job))
 
     def _admit(self, tenant: TenantId, size_bytes: int, held: ExitStack) -> None:
-        """Count one more response until ``held`` is closed. Raises Overloaded."""
+        """Count one more running response, until ``held`` is closed. Raises Overloaded if too many
+        are running."""
         running, directory = self._limiter.num_in_use_by(tenant), self._directory()
         if running >= MAX_RUNNING_PER_TENANT:
             raise Overloaded(

@@ -54,5 +54,6 @@ def failure(error: ApiError) -> dict[str, str]:
 
 
 def router_ended(stored: StoredResponse) -> StoredResponse:
-    """Return the response as a failed one, whose error is that its router has ended."""
+    """Return the response with the status failed, and an error that says that the router which
+    generated it has stopped."""
     return failed_with(stored, ApiError(500, ROUTER_ENDED))

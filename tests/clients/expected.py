@@ -1,4 +1,5 @@
-"""Lists the clients' programs, and the exact result that is expected of each case."""
+"""Lists the test programs of the client libraries, with the exact result expected from each of
+their cases."""
 
 from collections.abc import Mapping
 from typing import Any

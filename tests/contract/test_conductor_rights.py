@@ -47,7 +47,7 @@ AUTOSCALED = make_values(conductor__autoscale__mode="on", pools__decode__replica
 
 
 class AnyWorkerReach(FakeWorkerAdmin):
-    """A worker admin that accepts any worker id."""
+    """A stand-in for the component that drains and converts workers; any worker id is valid."""
 
     def _name(self, worker_id: WorkerId) -> str:
         return worker_id

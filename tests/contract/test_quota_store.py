@@ -171,7 +171,7 @@ quota_requests = st.builds(
 async def test_both_stores_grant_the_same(
     valkey_url: str, requests: list[tuple[str, QuotaRequest]]
 ) -> None:
-    """A router's share changes with time, so the clock of the in-memory store follows that of the
+    """A router's share changes with time, so the in-memory store gets the clock of the Redis
     server."""
     clock = ManualClock(1000.0)
     in_memory = MemoryQuotaStore(clock)

@@ -173,8 +173,8 @@ def _other_files() -> Iterator[list[int]]:
 
 
 def _memory_file(size: int) -> int:
-    """Return a memory file that can be shrunk. A process that then reads beyond the file's end in a
-    mapping is killed by SIGBUS."""
+    """Return a memory file (memfd) that is not sealed against shrinking. A process that has mapped
+    the file is killed by SIGBUS if it reads beyond the end of the shrunk file."""
     file = os.memfd_create("shrinks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, size)
     return file

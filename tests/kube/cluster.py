@@ -82,8 +82,8 @@ class Cluster:
         return f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"
 
     def wait(self, until: Callable[[], object], seconds: float, what: str) -> None:
-        """Wait until ``until`` returns a true value. Raises TimeoutError after ``seconds``; its
-        message has ``what``, which says what is awaited, and the state of all pods."""
+        """Wait until ``until`` returns a true value. Raises TimeoutError after ``seconds``, with
+        the state of all pods and ``what``, a description of what was awaited."""
         clock = self.api.clock
         end = clock.monotonic() + seconds
         while not until():

@@ -331,11 +331,11 @@ def test_partial_blocks_of_other_tenants_are_not_copied() -> None:
 
 
 def test_copied_partial_block_is_never_full() -> None:
-    """A request that fills a block seals it, so it must compute the block's last token itself, and
-    copies at most the tokens before that one. Here b has a full block whose key is not in the pool,
-    so c and d can't share it, and copy all of its tokens but the last. In the next step, only one
-    of them computes the last token. The other one waits until that one has sealed its block, and
-    then shares it."""
+    """A block is sealed by the request that computes its last token. So a request copies at most
+    the tokens before the last one from another request's block. Here b has a full block whose key
+    is not in the pool, so c and d can't share it, and copy all of its tokens but the last. In the
+    next step, only one of c and d computes the last token and seals its block; the other waits for
+    that, and then shares the sealed block."""
     bench = Bench(num_blocks=12)
     bench.engine.add(spec("a", max_tokens=1), Task.PREFILL_AND_DECODE)
     bench.run()

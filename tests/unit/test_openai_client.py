@@ -1,5 +1,5 @@
 """Tests OpenAI's Python client against a router with in-memory workers: errors, failing streams and
-reasoning, which the demo model in a shared cluster can't produce."""
+reasoning. The cluster that the end-to-end tests share can't produce these with its demo model."""
 
 import asyncio
 from collections.abc import AsyncIterator

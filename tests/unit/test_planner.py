@@ -101,7 +101,8 @@ def test_load_is_scaled_by_the_number_of_conductors() -> None:
 
 
 def test_refused_requests_count_as_load() -> None:
-    """The cached share of refused prompts is assumed to equal that of the placed prompts."""
+    """For a refused prompt, the planner assumes the same share of cached tokens as for the prompts
+    that were placed on workers, and so estimates the load that it would have been."""
     planner = Planner(CONFIG, 0.0)
     for _ in range(50):
         planner.record_placed(snapshot(1.0), 1000, decision(0.05, blocks=31))

@@ -306,7 +306,8 @@ async def test_stored_items_count_against_the_memory_for_bodies(
 
 
 async def test_items_are_charged_once_per_reference() -> None:
-    """Items of the same response to which the input does not refer are neither kept nor charged."""
+    """A stored item is charged once for each reference to it. The other items of its response are
+    neither kept nor charged."""
     store, charges = TracingStore(), list[int]()
     item = store.stored[ANONYMOUS, "resp_old"].input_items[3]
     size = len(orjson.dumps(item))

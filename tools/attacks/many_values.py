@@ -25,7 +25,7 @@ def bodies() -> list[tuple[str, bytes]]:
 
 
 async def attack(target: AttackTarget) -> None:
-    """Post the bodies in turn, a few at a time."""
+    """Post the bodies again and again, with a few requests in progress at once."""
     requests = itertools.cycle(bodies())
     async with target.client() as client:
 

@@ -21,8 +21,8 @@ _SERVER_TOOL = re.compile(
 
 
 class CustomTool(StrictModel):
-    """A tool of the client, with a JSON schema. ``defer_loading``, ``eager_input_streaming`` and
-    ``input_examples`` are hints without effect."""
+    """A tool that the client runs, with a JSON schema of its input. ``defer_loading``,
+    ``eager_input_streaming`` and ``input_examples`` are hints without effect."""
 
     unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = MappingProxyType(
         {

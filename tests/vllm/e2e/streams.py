@@ -39,7 +39,7 @@ def stream(cluster: LocalCluster, tokens: list[int], started: Event) -> list[int
 
 
 def wait_until_restarted(cluster: LocalCluster) -> None:
-    """Wait until each worker has a living process and is serving. The test's timeout bounds the
+    """Wait until each worker has a running process and is serving. The test's timeout bounds the
     wait."""
     while True:
         workers = [*cluster.processes("prefill"), *cluster.processes("decode")]
