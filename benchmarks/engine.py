@@ -14,10 +14,10 @@ run with the same number of threads, and are printed too: matrix products whose 
 registers, and sequential memory reads.
 
 ``--llama`` is the interpreter of another environment that has llama-cpp-python and gguf
-(benchmarks/peers/llama.py). All KV and weights take ``--most-gib`` in total at most: contenders
-that don't fit are left out of a case, beginning with the last in the list; a case that fits for no
-contender is left out. ``--instructions`` limits Baton's kernels to the instruction set of a smaller
-processor. Prints a table, and JSON as the last line.
+(benchmarks/peers/llama.py). ``--most-gib`` limits the memory for the weights and KV of all
+contenders together: contenders that don't fit are left out of a case, beginning with the last one
+listed above, and a case in which no contender fits is skipped. ``--instructions`` limits Baton's
+kernels to the instruction set of a smaller processor. Prints a table, and JSON as the last line.
 """
 
 import argparse

@@ -128,8 +128,8 @@ def record_whole_request(
 
 
 async def span_microseconds(times: int) -> dict[str, float]:
-    """Measure how many microseconds of an event loop a request's spans cost, in a router and in a
-    worker."""
+    """Measure how many microseconds of the event loop's time the tracing of a request takes, in a
+    router and in a worker."""
     with run_collector() as (_, url):
         spans = OtlpSpanSink(url, {"service.name": "bench"}, CLOCK)
         trace, _ = finished_record()

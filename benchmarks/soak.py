@@ -167,7 +167,8 @@ def _growth(sizes: Sequence[float]) -> float:
 
 
 def run_ramp(cluster: LocalCluster) -> list[SoakRun]:
-    """Run the ramp until more users no longer raise the rate of answers."""
+    """Add users step by step until more users no longer increase the number of answers per
+    second."""
     ramp: list[SoakRun] = []
     for users in RAMP_USERS:
         ramp.append(run(cluster, users, RAMP_SECONDS))

@@ -12,8 +12,8 @@ page."""
 
 
 class StoreFeed:
-    """Reports to watchers what a store contains. ``generation`` is the incarnation of the node; the
-    numbers of changes are unique within it."""
+    """Reports to watchers what a store contains. ``generation`` is the incarnation of the node;
+    each change has a number that is unique within the incarnation."""
 
     def __init__(self, generation: Incarnation, tiers: TieredStore) -> None:
         self._generation = generation

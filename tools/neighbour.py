@@ -164,7 +164,8 @@ class SharedCluster:
         self._questions = record_answers(cluster.url, bodies, 2, NEIGHBOUR)
 
     def measure_streams(self, seconds: float) -> StreamStats:
-        """Run the neighbour's streams, one after the other, for ``seconds``."""
+        """Request streamed answers for the neighbour, another tenant of the cluster, one after the
+        other for ``seconds``, and summarize the times between their tokens."""
         with StealTime() as stolen, self.run_streams() as answers:
             pause(seconds)
         return summarize_streams(answers, stolen.share)

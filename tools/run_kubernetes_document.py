@@ -1,12 +1,13 @@
-"""Run the commands for Kubernetes of a documentation page, to check that they work.
+"""Run the Kubernetes commands in a documentation page, to check that they work.
 
     python -m tools.run_kubernetes_document [docs/operations.md]
 
 Runs the page's code blocks that are marked ``sh kubernetes`` in order, on the test cluster of
-``tests/kube``, which needs root. ``helm`` is Helm 3 from npm, ``kubectl`` must be installed, and
-``baton`` is the command in the environment of the running Python. ``$NS`` is a namespace, and
-``my-values.yaml`` has the reader's own values: a KV store, and two decode workers. Exits with 1 if
-a block fails, and with 2 if this machine can't run the commands.
+``tests/kube``, which must be run as root. The commands use ``helm`` (Helm 3, installed from an npm
+package), ``kubectl`` (which must be installed), ``baton`` (from the environment of the running
+Python), ``$NS`` (a namespace), and ``my-values.yaml``, in place of the values that a reader of the
+page would write: a KV store, and two decode workers. Exits with 1 if a block fails, and with 2 if
+this machine can't run the commands.
 """
 
 import os

@@ -146,9 +146,9 @@ def live_settings(reader: Reader) -> frozenset[str]:
 
 
 def restarting_settings(reader: Reader, names: Iterable[str]) -> list[str]:
-    """Return those of ``names`` for which ``reader`` has to be started again, sorted. The
-    supervisor has to be started again for any setting that is not live in all programs that read
-    it, since the supervisor keeps the values that it passes to the processes that it starts."""
+    """Return, sorted, those of ``names`` whose changes take effect only after ``reader`` is started
+    again. For the supervisor, these are all settings that are not live in every program that reads
+    them, since the supervisor keeps the values that it passes to the processes it starts."""
     if reader is Reader.SUPERVISOR:
         return sorted(n for n in names if SETTING_SCOPES[n].readers > SETTING_SCOPES[n].live)
     return sorted(

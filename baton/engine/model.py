@@ -77,7 +77,8 @@ class Model:
         return hidden
 
     def layers(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Compute :meth:`hidden` for the batch for which ``self.ops`` was prepared."""
+        """Run the layers, and return the hidden states. Unlike :meth:`hidden`, this needs
+        ``self.ops`` to be prepared for the batch already."""
         x = self._weights.embedding[token_ids]
         update: torch.Tensor | None = None
         for index, layer in enumerate(self._weights.layers):

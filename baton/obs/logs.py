@@ -42,8 +42,9 @@ def configure_logging(level: str, style: str, **fields: str) -> None:
 
 
 def set_log_level(level: str) -> None:
-    """From now on, write lines of this level (debug, info, warning or error) and above. Lines of
-    third-party libraries are never written below the level warning, even if ``level`` is lower."""
+    """From now on, write lines of this level (debug, info, warning or error) and above. Of the
+    lines of third-party libraries, only warnings and errors are written, even if ``level`` is
+    lower."""
     number = getattr(logging, level.upper())
     for name, method in vars(structlog.make_filtering_bound_logger(number)).items():
         if not name.startswith("__"):

@@ -102,7 +102,8 @@ class SamplingWorker:
         return ""
 
     def send_heartbeats(self, path: str) -> None:
-        """Send heartbeats to the :class:`RankMonitor` through the memory file at ``path``."""
+        """Send heartbeats to the :class:`RankMonitor` through the shared memory file at
+        ``path``."""
         send_heartbeats(path, self.rank)
 
     def sample_step(self, rows: StepRows) -> SampledStep:

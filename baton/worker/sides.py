@@ -38,9 +38,11 @@ class KvExports(Protocol):
         ...
 
     def finish_prefill(self, job: Job, token_id: TokenId, finished: bool) -> None:
-        """Record that all KV is computed. ``token_id`` is the answer's next token. If ``finished``,
-        the answer ended with that token and needs no other worker: the export closes at once or, if
-        a worker is already importing, when that worker disconnects."""
+        """Record that all of the request's KV is computed. ``token_id`` is the token that was
+        sampled after it: the answer's first, or its next if the request was resumed. If
+        ``finished``, that token ended the answer, so no decode worker needs the KV: the export
+        closes at once or, if a worker is already importing the KV, when that worker
+        disconnects."""
         ...
 
     def unread_jobs(self) -> list[Job]:

@@ -34,8 +34,8 @@ def check_json_size(data: bytes, max_values: int = MAX_VALUES) -> None:
 
 
 def _check_outside_strings(data: bytes, max_values: int) -> None:
-    """Raise ApiError (400) for too many strings or values. Commas and brackets inside of strings
-    are not counted as values."""
+    """Raise ApiError (400) for too many strings or values. Values are counted by their commas and
+    brackets, except for those inside of strings."""
     bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     num_strings = bare.count(b'"') // 2
     if num_strings > MAX_STRINGS:

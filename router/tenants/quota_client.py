@@ -82,8 +82,8 @@ class QuotaClient:
 
     def notify_change(self, tenant: TenantId, quota: Quota, *, is_due: bool) -> None:
         """Record that some of a quota was used or given back, so that :meth:`run` includes the
-        quota in the next periodic exchange with the store, or in an earlier one if ``is_due`` is
-        True."""
+        quota in the next periodic exchange with the store. If ``is_due`` is True, there is an
+        exchange before the period ends."""
         self._quotas[tenant] = quota
         if is_due:
             self._schedule_early(tenant)

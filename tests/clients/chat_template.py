@@ -2,9 +2,11 @@
 does, and ends the prompt with a special token that tells the model which of its answers to give.
 
 The answer to a tool's result or to a second question depends on the whole conversation: the
-question, the call with the result's id, the result, the first answer, and the instructions. If one
-of them is lost, the answer says so (``missing-…``). The instructions "Answer briefly." have answers
-of their own (``brief-…``), because a template can't notice that instructions did not arrive."""
+question, the call with the result's id, the result, and the first answer. If one of them is lost,
+the answer names it (``missing-…``). The loss of instructions can't be noticed in this way, since a
+request may have none. So the model answers differently (``brief-…``) if the instructions are
+"Answer briefly.", and the tests expect those answers. Codex and Claude Code always send
+instructions."""
 
 ANSWER_OF_TOOL = "call-{name}"
 ANSWER_WITHOUT = "missing-{part}"

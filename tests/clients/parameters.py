@@ -10,8 +10,9 @@ from tests.clients.programs import Program
 
 
 def each_case(programs: Mapping[Program, Cases]) -> list[Any]:
-    """Return the program, the name and the expected result of each case. The cases of a program
-    whose client is not installed are skipped."""
+    """Return a pytest parameter for each case: the test program that runs it, its name and its
+    expected result. If the client library that a program uses is not installed, the program's cases
+    are marked to be skipped."""
     return [
         _parameter(program, case, expected)
         for program, cases in programs.items()

@@ -54,8 +54,8 @@ class AnyWorkerReach(FakeWorkerAdmin):
 
 
 class ConductorUnderRole:
-    """The conductor's pools backend with the settings and the permissions of the Role that the
-    chart renders."""
+    """The conductor's pools backend, with the settings that the chart renders, and with the
+    permissions of the chart's Role and no others."""
 
     def __init__(self, server: KubeServer, folder: Path, values: Object) -> None:
         self.server, release = server, render(values)

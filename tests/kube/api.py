@@ -304,8 +304,8 @@ class Api:
                 raise Refused(403, "Forbidden", text)
 
     def _missing_references(self, pod: Object) -> Iterator[str]:
-        """Yield an error for each missing object that must exist before a pod that refers to it can
-        be created."""
+        """Yield an error for each object that the pod refers to and that must exist before the pod
+        is created, but does not."""
         spec, namespace = pod["spec"], pod["metadata"]["namespace"]
         account, runtime = spec["serviceAccountName"], spec.get("runtimeClassName")
         priority = spec.get("priorityClassName") or "system-"

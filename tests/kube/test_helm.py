@@ -1,5 +1,5 @@
 """Tests how Helm 3 and Helm 4 install, upgrade, roll back and uninstall the chart on the API server
-of this package, and who owns the numbers of replicas.
+of this package, and which field manager owns the numbers of replicas.
 
 Pods become ready immediately in these tests. ``test_lifecycle.py`` runs them as processes.
 """

@@ -418,9 +418,9 @@ def products_keep_their_bits(place: DeviceUnderTest) -> Iterator[str]:
 
 
 def fp8_products_agree(place: DeviceUnderTest) -> Iterator[str]:
-    """Check that products with FP8 weights agree with products with the decoded weights: for few
-    rows, whose kernel reads the codes, and for many rows, for which the weights are decoded
-    first."""
+    """Check that matrix products with FP8 weights agree with products with the decoded weights:
+    with few rows, where the kernel reads the FP8 values, and with many rows, where the weights are
+    decoded first."""
     from baton.engine.cuda import fp8
 
     chance = torch.Generator().manual_seed(SEED)

@@ -301,9 +301,9 @@ async def test_absurd_retry_after_of_a_worker_becomes_one_second(reported: str) 
 
 
 async def test_restarted_source_is_dropped_from_the_placement() -> None:
-    """The prefill worker has restarted, so it no longer has the request's KV. The registry still
-    reports its earlier incarnation, and there is no other prefill worker. Nevertheless, the next
-    placement leaves it out."""
+    """The prefill worker, from which the KV was to come, has restarted and lost the KV. The
+    registry still lists the worker's previous incarnation. The next placement must not use that
+    incarnation, although there is no other prefill worker."""
     scene = GenerationHarness(automatic=False)
     scene.placer.prefill, scene.placer.decode = [scene.p0], [scene.d0]
     task = asyncio.create_task(scene.collect())

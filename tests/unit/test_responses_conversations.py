@@ -219,8 +219,9 @@ async def test_unusable_ids_and_statuses_are_replaced(reader: Tokenizer, status:
 
 
 class TracingStore(DictStore):
-    """A store that records in ``reads`` the ids of the responses that are read. It contains two
-    responses of 20 items and about 2,400 bytes each; ``resp_new`` continues ``resp_old``."""
+    """A store that records in ``reads`` the id of each response that is read. It contains two
+    responses, each with 20 items and about 2,400 bytes in all; ``resp_new`` continues
+    ``resp_old``."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -102,8 +102,8 @@ def production_stack() -> list[str]:
 
 
 class Recorded:
-    """Records the call stack of each write to a socket and of each placement query. A query is
-    written to its socket later, together with other queries."""
+    """Records the call stack of each write to a socket and of each placement query. Queries
+    are recorded when they are made, because they are written to the socket later, in batches."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.writes: list[tuple[bytes, list[str]]] = []

@@ -171,8 +171,8 @@ async def test_refusal_of_a_long_prompt_in_a_short_body_does_not_affect_shorter_
 async def test_computed_prompt_is_charged_even_without_an_answer(
     tokenizer: Tokenizer, details: dict[str, str], num_answers: int, paid: int
 ) -> None:
-    """A computed prompt has no answer if, for example, its grammar allows no first token. Several
-    choices share their prompt, which is charged once."""
+    """A prompt that was computed is charged even if no token was generated, for example because
+    the request's grammar allows no first token. With several choices, it is charged once."""
     body: dict[str, Any] = {"prompt": "abcdefg", "max_tokens": 5, "n": num_answers}
     async with open_router(tokenizer, tenant("a", None, 50), automatic=False) as (router, client):
         task = asyncio.create_task(client.post(COMPLETE, json=body, headers=of("a")))

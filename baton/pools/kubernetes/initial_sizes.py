@@ -108,10 +108,10 @@ class InitialSizes:
         its UID) and has Kubernetes' default size; any other size is kept. Return its UID, which the
         caller records, so that the Deployment no longer counts as new.
 
-        There is one exception: if a new Deployment has the wanted size already at its first check,
-        and this is not the default size, return None, so that the Deployment is checked again. An
-        upgrade may be about to remove ``replicas`` from its manifest, and Kubernetes would then
-        reset its size to the default."""
+        There is one exception: return None, so that the Deployment is checked once more, if a new
+        Deployment already has the wanted size when it is first checked and that is not the default
+        size. The size may come from ``replicas`` in an old manifest, from which an upgrade is about
+        to remove it; Kubernetes then resets the size to the default."""
         scale = await self._scales.read(DEPLOYMENT, name)
         if sized.uids.get(name) == scale.uid:
             return scale.uid
@@ -124,7 +124,8 @@ class InitialSizes:
         return scale.uid
 
     async def _forget_all(self) -> None:
-        """Empty the record of sized Deployments, since no initial sizes are configured now. If some
+        """Empty the Lease's record of the Deployments that were given their initial size, since no
+        initial sizes are configured now. If some
         are configured again later, all Deployments count as new. Do nothing if the Lease does not
         exist or may not be read."""
         try:

@@ -19,8 +19,8 @@ from baton.pools.leader_election import LEASE_SECONDS, NO_HOLDER, LeaseRecord
 
 
 class KubernetesLease:
-    """Implements :class:`baton.pools.leader_election.LeaseStore`. The times that the lease contains
-    are only informative."""
+    """Implements :class:`baton.pools.leader_election.LeaseStore`. The times in the lease are for
+    information only."""
 
     def __init__(self, kubernetes: KubernetesClient, name: str, clock: Clock) -> None:
         self._kubernetes = kubernetes

@@ -123,8 +123,8 @@ def limits(found: Object) -> tuple[int, int]:
 
 
 def resolve_count(value: int | str, of: int, up: bool) -> int:
-    """Return ``value`` as a number of pods. If it is a percentage, it refers to ``of`` pods, and
-    the result is rounded up if ``up`` is set, or else down."""
+    """Return ``value`` as a number of pods. A percentage is taken of ``of``, the total number of
+    pods; the result is rounded up if ``up`` is set, otherwise down."""
     if isinstance(value, int):
         return value
     exact = int(value.removesuffix("%")) * of / 100
