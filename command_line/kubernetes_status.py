@@ -72,9 +72,9 @@ def _report_object(
     report: "PoolsReport",
     pending: Mapping[str, Mapping[str, Any]] | None,
 ) -> dict[str, Any]:
-    """Return what ``--json`` prints. Scripts rely on all keys. The first three keys also exist for
-    clusters of ``baton up``. There, a process has a pid and an address; a pod's are not known, so
-    they are 0 and empty."""
+    """Return what ``--json`` prints. Scripts rely on its keys, so none may be renamed or removed.
+    The first three keys are the same as for clusters of ``baton up``. The pid and the address of a
+    process, which are printed there, are not known for pods: here they are 0 and empty."""
     workers = [pod.as_worker() for pod in report.pods]
     return {
         "ready": report.is_ready,

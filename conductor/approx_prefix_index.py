@@ -119,8 +119,8 @@ class ApproxPrefixIndex:
         return list(found)
 
     def _deepest_shared_by(self, keys: Sequence[AnyBlockKey], num_lives: int) -> int:
-        """Return how many leading blocks were in requests to more than ``num_lives``
-        incarnations."""
+        """Return the length, in blocks, of the longest prefix of the prompt that was sent to more
+        than ``num_lives`` incarnations of workers."""
         return _deepest_indexed(keys, lambda key: len(self._incarnations_with(key)) > num_lives)
 
     def _incarnations_with(self, key: AnyBlockKey) -> Collection[int]:

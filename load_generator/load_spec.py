@@ -31,8 +31,9 @@ loop starts again from the first, with different prompts."""
 @dataclass(frozen=True, kw_only=True)
 class RequestLengths:
     """The lengths, in tokens, of the prompts and answers of kind ``plain``. Lengths have a
-    log-normal distribution: ``input_tokens`` and ``output_tokens`` are the means, and a spread is
-    the sigma. If a spread is 0, all lengths equal the mean. The first ``shared_tokens`` tokens are
+    log-normal distribution: ``input_tokens`` and ``output_tokens`` are the means;
+    ``input_spread`` and ``output_spread`` are the standard deviations of the logarithm. If a spread
+    is 0, all lengths equal the mean. The first ``shared_tokens`` tokens are
     the same in all prompts."""
 
     input_tokens: int

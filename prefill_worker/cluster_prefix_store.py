@@ -154,8 +154,8 @@ class ClusterPrefixStore:
     # -- fetching before the prefill -------------------------------------------------------
 
     async def _lease_and_fetch(self, fetch: PrefixFetch, node: Member, cached: int) -> None:
-        """Lease the first piece; the lease says how many blocks are stored. Then choose the
-        :class:`ReloadMode`, and if it is FETCH, fetch all pieces."""
+        """Lease the first piece of the prefix; the answer says how many of the prefix's blocks are
+        stored. Then choose the :class:`ReloadMode`, and if it is FETCH, fetch all pieces."""
         keys = fetch.keys
         lease = await self._client.lease(node, keys[cached:], self._piece_bytes(node, False))
         if lease is None:

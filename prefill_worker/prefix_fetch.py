@@ -10,7 +10,8 @@ from baton.worker.prefix_fetch_stats import PrefixFetchStats
 
 @dataclass(slots=True)
 class PrefixFetch:
-    """Store node ``node`` has the first ``num_stored_blocks`` of ``keys``. ``split_range`` is the
+    """A prompt's prefix that is fetched from the store node ``node``, which has the first
+    ``num_stored_blocks`` of the blocks ``keys``. ``split_range`` is the
     half-open range of block indices in ``keys`` that is fetched while the prompt is prefilled."""
 
     request_id: RequestId

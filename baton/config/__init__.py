@@ -4,7 +4,7 @@ The sources, in order of precedence, the highest first:
 
 1. command-line flags
 2. environment variables, ``BATON_<NAME>``
-3. files in the folder ``BATON_SECRETS_DIRECTORY``, each named like its setting
+3. files in the folder ``BATON_SECRETS_DIRECTORY``, each named after its setting
 4. a YAML file, ``--config`` or ``BATON_CONFIG``
 5. the defaults
 

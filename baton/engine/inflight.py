@@ -1,4 +1,5 @@
-"""Keeps the steps in flight: those that are submitted to the executor and not applied yet."""
+"""Keeps the steps in flight: those that have been submitted to the executor, but whose results
+have not been applied yet."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq

@@ -168,7 +168,10 @@ class CheckpointShards:
         flat = [name for each in names for name in each]
         parts = [self._view(name, rows // len(each), ins) for each in names for name in each]
         if len({part.dtype for part in parts}) > 1:
-            raise Invalid(f"{self.path}: {names[0][0]} and other experts have different dtypes")
+            raise Invalid(
+                f"{self.path}: {names[0][0]} and the tensors of other experts have different "
+                "dtypes; all experts must have the same dtype"
+            )
         return StoredTensor(
             parts, (len(names), rows, ins), self._mark_used, self._scales(flat, parts)
         )

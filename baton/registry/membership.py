@@ -30,9 +30,9 @@ class Membership:
     """Polls the registry. While the registry can't be reached, the last known members stay for
     ``grace_seconds``: an outage of Redis makes the data stale, but doesn't interrupt service.
     Missing members stay for ``REJOIN_SECONDS``, so that they can announce themselves again, in
-    three cases: after an outage, when the registry's ``database_id`` has changed, and when the
-    registry has lost most members at once because their leases expired while they could not be
-    renewed."""
+    three cases: the registry was unreachable and is back; its ``database_id`` has changed, so its
+    data was lost; or most members vanished at once, because their leases expired while they could
+    not be renewed."""
 
     def __init__(
         self,

@@ -35,8 +35,9 @@ ShowProgress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchResult:
-    """The results of a run. There is at least one figure. ``left_out`` describes the cases that
-    were not measured because their KV does not fit into memory, and the memory that they need."""
+    """The results of a run, in which at least one case was measured. ``left_out`` describes the
+    cases that were not measured because their KV does not fit into memory, and says how much memory
+    each needs."""
 
     model: str
     dtype: str

@@ -50,10 +50,10 @@ class PrefillView:
 
 @dataclass(slots=True)
 class DecodeView:
-    """A decode worker as the policies see it, at the time ``as_of_seconds``. Once all requests that
-    were placed on it have arrived, they have ``context_tokens`` tokens of KV, which are expected to
-    grow to ``projected_tokens``. If ``is_measured`` is False, its cost is a guess: see
-    :class:`PrefillView`."""
+    """A decode worker as the policies see it, at the time ``as_of_seconds``. ``context_tokens`` is
+    the KV, in tokens, of all requests placed on it, including those that have not arrived yet; it
+    is expected to grow to ``projected_tokens``. If ``is_measured`` is False, ``cost`` is a guess:
+    see :class:`PrefillView`."""
 
     id: WorkerId
     cost: DecodeCost

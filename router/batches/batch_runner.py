@@ -49,8 +49,8 @@ SendRequest = Callable[[TenantId, str, bytes], Awaitable[BatchResponse]]
 
 class BatchRunner:
     """Runs batches while :meth:`run` runs. If several routers share a folder, one of them runs the
-    batches, and another takes over when that one exits. ``max_running`` takes the number of running
-    batch requests and returns how many may run.
+    batches, and another takes over when that one exits. ``max_running`` is a function: given the
+    number of batch requests that run now, it returns how many may run in all.
 
     An error in a request fails only that request; an error in a batch's files fails only that
     batch.

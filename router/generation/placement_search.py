@@ -150,8 +150,8 @@ class PlacementSearch:
 
 
 def _wait_jitter(spec: RequestSpec) -> float:
-    """Return a factor from 0.75 to 1.25 by which a waiting request's pauses are multiplied, so that
-    waiting requests don't all query the conductors at once. It depends only on the request's id and
-    its epoch (the number of the placement)."""
+    """Return a factor from 0.75 to 1.25 for the pauses between a waiting request's placement
+    queries, so that waiting requests don't all query the conductors at once. It depends only on the
+    request's id and its epoch, which counts the request's placements."""
     name = f"{spec.request_id}/{spec.epoch}".encode()
     return 0.75 + 0.5 * (zlib.crc32(name) / 2**32)

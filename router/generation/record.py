@@ -88,7 +88,7 @@ class GenerationRecord:
     Durations count from the request's arrival; ``queue_seconds`` is the time until the first
     placement. ``cached_tokens`` is None until the prompt has been computed. ``has_slo`` says
     whether the SLO applies to the request. ``pending_query`` is the epoch and the time of the
-    placement query that is not answered yet, or None. ``trace`` is the trace context of the
+    placement query that has not been answered yet, or None. ``trace`` is the trace context of the
     request's span, or None if the request is not traced.
     """
 

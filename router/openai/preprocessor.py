@@ -294,7 +294,7 @@ def render_chat(
 def count_prompt_tokens(
     body: ChatBody, tokenizer: Tokenizer, output_format: ModelOutputFormat, limits: ModelLimits
 ) -> int:
-    """Return the number of tokens of a chat's prompt. Raises ApiError or Invalid, which name the
+    """Return the number of tokens in a chat's prompt. Raises ApiError or Invalid, which name the
     invalid field."""
     text = render_chat(body, body.offered_tools, tokenizer, output_format)
     special = bool(body.add_special_tokens)

@@ -1,4 +1,4 @@
-"""Tests clients of OpenAI's chat completions and completions."""
+"""Tests Baton with clients of OpenAI's chat completions and completions."""
 
 from typing import Any
 

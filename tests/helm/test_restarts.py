@@ -102,8 +102,8 @@ def test_each_setting_restarts_the_roles_that_read_it_and_where_it_is_not_live()
 
 
 def default_value(name: str) -> Any:
-    """Return a setting's default, or another value if the default is None or the chart has a
-    default of its own."""
+    """Return a valid value for a setting: its default, or an arbitrary number if the default is
+    None or differs from the chart's."""
     default = Settings.model_fields[name].get_default(call_default_factory=True)
     if default is None:
         return 512

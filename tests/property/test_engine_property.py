@@ -56,8 +56,8 @@ class Job:
 
 
 class TimedRunner(FakeRunner):
-    """A runner whose steps advance the clock, so that the engine measures its speed and deadlines
-    pass."""
+    """A runner whose steps advance the clock, so that deadlines pass and the engine can measure how
+    fast the steps are."""
 
     def __init__(self, clock: ManualClock, num_blocks: int, block_tokens: int) -> None:
         super().__init__(num_blocks, block_tokens, VOCAB_SIZE)

@@ -1,5 +1,5 @@
-"""Tests for every prefill order of the engine that no request starves, tenants get equal shares,
-and the memory forecast prevents preemptions."""
+"""Tests that no request starves with any of the engine's prefill orders, that tenants get equal
+shares, and that the memory forecast prevents preemptions."""
 
 import pytest
 from hypothesis import given, settings

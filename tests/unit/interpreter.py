@@ -4,7 +4,8 @@ Triton's own functions multiply the bit patterns of BF16, truncate where GPUs ro
 carries when they round to FP8, and compute products with a library whose sums depend on a row's
 position. The replacements round to nearest, ties to even; values too large for FP8 become its
 largest value. They sum products in FP64, so that a row's products have the same bits at any
-position. FP8 by FP8 products, which torch supports on GPUs only, multiply the decoded values.
+position. For products of FP8 by FP8, which torch supports on GPUs only, they decode the values
+before they multiply them.
 """
 
 from typing import Any

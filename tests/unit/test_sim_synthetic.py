@@ -28,8 +28,9 @@ def sessions_of(trace: Trace) -> list[list[TraceRequest]]:
 
 
 def hit_share(trace: Trace) -> float:
-    """Return the share of all prompts' blocks that an unbounded prefix cache would have. A block
-    counts only if all blocks before it in the prompt are cached, too."""
+    """Return the hit rate of an unbounded prefix cache: the share of all prompts' blocks that are
+    already cached when their prompt arrives. A block counts only if all blocks before it in the
+    prompt are cached, too."""
     known, hits = set[int](), 0
     for arrival in trace.requests:
         hits += next(

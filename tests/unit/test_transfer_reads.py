@@ -1,5 +1,5 @@
-"""Tests reading ranges when transfers can't be aborted, and when the caller is cancelled more
-than once."""
+"""Tests how ranges of KV are read if a transfer can't be aborted, and if the caller is cancelled
+more than once."""
 
 import asyncio
 

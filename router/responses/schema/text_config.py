@@ -11,8 +11,8 @@ FORMAT_FIELD = "text.format"
 
 
 class TextFormat(StrictModel):
-    """The form of the answer's text: a chat's ``response_format``, but with the fields of
-    ``json_schema`` beside ``type``."""
+    """The format of the answer's text: like the ``response_format`` of a chat request, but with the
+    fields of ``json_schema`` at the top level, next to ``type``."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: SchemaName | None = None
