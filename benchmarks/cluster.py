@@ -71,7 +71,8 @@ class Alone:
 def cluster_times(
     client: httpx.Client, prompt: list[int]
 ) -> tuple[float, float, dict[str, dict[str, str]]]:
-    """Return the seconds to the first and second token over HTTP, and the request's explanation."""
+    """Send a request over HTTP. Return the seconds until its first and until its second token, and
+    what the router's ``/admin/requests`` reports about it, such as the exposed KV transfer."""
     body = {
         "prompt": prompt,
         "max_tokens": ANSWER_TOKENS,

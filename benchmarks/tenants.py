@@ -99,7 +99,8 @@ def _order(rounds: int) -> list[str]:
 
 
 async def _quiet(url: str, seconds: float, rate: float, num_tokens: int, seed: int) -> list[float]:
-    """Return the TTFT of requests that are sent at even intervals (an open loop)."""
+    """Send the quiet tenant's requests at even intervals (an open loop). Return the TTFT of
+    each."""
     generator = np.random.default_rng([7, seed])
     began = SYSTEM_CLOCK()
     async with asyncio.TaskGroup() as tasks:

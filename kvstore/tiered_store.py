@@ -163,9 +163,9 @@ class TieredStore:
         return self.disk is not None and self._clock.monotonic() >= self._disk_backoff_until
 
     async def demote(self, slots: Sequence[DramBlock]) -> int:
-        """Copy referenced blocks to the disk unless they are there already, and return how many
-        were written. Blocks for which the disk has no space are left out. If a write fails, the
-        blocks after it are left out, too."""
+        """Copy blocks, to which the caller holds references, to the disk unless they are there
+        already, and return how many were written. Blocks for which the disk has no space are left
+        out. If a write fails, the blocks after it are left out, too."""
         assert self.disk is not None
         await self._add_segments(slots)
         pairs = []

@@ -6,15 +6,15 @@ Starts a cluster with the demo model and two tenants, the attacker and the neigh
 tools/attacks runs for ``--seconds`` with the attacker's key, which allows 60 requests a minute,
 while the neighbour reads one stream after another. The guarantee: the neighbour's longest
 inter-token latency is at most 250 ms longer than without the attack, each of its answers equals
-that of an undisturbed cluster, no process exits, and a minute later each process's private memory
-has grown by at most a tenth. Before the attacks, each kind of request is sent once.
+that of an undisturbed cluster, no process exits, and ``--rest`` seconds later each process's
+private memory has grown by at most a tenth. To warm up the cluster, each kind of request is sent
+once before the first attack.
 
 The attacker is a separate process with a low priority (nice), so that the CPU time that it uses on
-the same machine disturbs the cluster little. The figures ``alone`` are measured before each attack,
-also for ``--seconds``. After a violation, the next attack gets a new cluster. With ``--tree``, the
-cluster runs another version's source. Prints a table, and JSON as the last line. Exits with 1 if
-the guarantee was violated.
-"""
+the same machine disturbs the cluster little. The neighbour's latency without an attack (``alone``)
+is measured for ``--seconds`` before each attack. After a violation, the next attack gets a new
+cluster. With ``--tree``, the cluster runs another version's source. Prints a table, and JSON as the
+last line. Exits with 1 if the guarantee was violated."""
 
 import argparse
 import json

@@ -1,4 +1,5 @@
-"""A request as all programs see it: token ids in, token ids out."""
+"""The request and its outputs as Baton's programs send them to each other: with token ids instead
+of text."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -9,8 +9,8 @@ from baton.engine.result import StepWork
 
 
 class MeasuredCosts:
-    """The cost model of prefill, the cost model of decoding, and the limit of prefill tokens in a
-    step that also decodes. Each is fitted to the last recorded steps of its kind: prefill-only
+    """The cost model of prefill, the cost model of decoding, and the limit on prefill tokens in a
+    step that also decodes. Each is fitted to the most recent steps of its kind: prefill-only
     steps, decode-only steps, or steps with both."""
 
     def __init__(self, config: EngineConfig) -> None:

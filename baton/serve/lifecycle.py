@@ -250,8 +250,8 @@ async def _raise_when_stalled() -> None:
 
 
 async def _send_heartbeats() -> None:
-    """Send heartbeats from the event loop. A process whose event loop is blocked, or that waits for
-    a device that never answers, sends no heartbeats, since it can't serve either."""
+    """Send heartbeats from the event loop while the process can serve. So there are none while the
+    event loop is blocked, and none while the engine waits for a device that does not answer."""
     while True:
         STATUS.health.record_heartbeat()
         if not STATUS.health.describe_unanswered_wait():

@@ -138,9 +138,9 @@ class GenerationRecord:
             self._record_details(output.details)
 
     def record_error_output(self, output: RequestOutput) -> None:
-        """Take the number of cached tokens from an output with which a worker ended the request
-        early. It is set only if the worker had computed the prompt, and the tenant is then charged
-        for the prompt."""
+        """Record the number of cached tokens from the output with which a worker ended the request
+        early. The output has this number only if the worker had computed the prompt; the tenant is
+        then charged for the prompt."""
         if self.cached_tokens is None and PROMPT_PREFILLED in output.details:
             self.cached_tokens = min(max(output.cached_tokens, 0), self.num_prompt_tokens)
 

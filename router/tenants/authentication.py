@@ -57,10 +57,10 @@ class Authenticator:
         return self._admin_key is not None
 
     def allows_without_key(self, path: str) -> bool:
-        """Whether anyone may use ``path`` because no key is configured for it; False for
-        ``PUBLIC_PATHS``. If True, clients are trusted because of where they connect from. A web
-        page in a browser on such a host could exploit that, so :mod:`router.http.browser_check`
-        lets only pages of allowed origins use such paths."""
+        """Whether anyone may use ``path``, which would need a key, because no key is configured.
+        False for ``PUBLIC_PATHS``, which never need one. If True, a client is trusted because it
+        can reach this address. A web page in a browser on a trusted machine could exploit that, so
+        :mod:`router.http.browser_check` lets only pages of allowed origins use such paths."""
         if path in PUBLIC_PATHS:
             return False
         is_admin_path = path.startswith(ADMIN_PATH_PREFIX)

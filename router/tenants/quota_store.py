@@ -104,8 +104,9 @@ class QuotaStore(Protocol):
 
 @dataclass(slots=True)
 class _RouterState:
-    """One router's use of one tenant's limits. ``seen_at`` is the time when the router last sent an
-    exchange for the tenant, and ``drew_at`` the time when it last requested more quota."""
+    """One router's use of one tenant's limits. ``seen_at`` is the time of the router's last message
+    about the tenant: a request for quota, or a report of what it used or gave back. ``drew_at`` is
+    the time of its last request for quota."""
 
     seen_at: float = float("-inf")
     drew_at: float = float("-inf")

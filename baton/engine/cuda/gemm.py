@@ -77,7 +77,7 @@ def gemm_linear(
 
 
 def depth_step(most: int, group: int) -> int:
-    """Return the number of inputs that are summed at once. All of them must have the same scale: if
-    ``group`` inputs share a scale (0: all do), the number is the largest power of two that divides
-    ``group``, but at most ``most``."""
+    """Return how many elements along the inner dimension are summed in a step. They must share a
+    scale. If each ``group`` of elements has a scale, the result is the largest power of two that
+    divides ``group``, but at most ``most``; if all share one (``group`` is 0), it is ``most``."""
     return min(most, group & -group) if group else most

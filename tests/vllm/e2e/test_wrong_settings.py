@@ -1,4 +1,4 @@
-"""Tests that `baton up` soon exits with an error of one line if a setting prevents its workers from
+"""Tests that `baton up` soon exits with a one-line error if a setting prevents its workers from
 running."""
 
 import json
