@@ -257,7 +257,8 @@ class _Json:
         self._values = value
 
     def part(self, key: str) -> "_Json":
-        """Return the object under ``key``, or this object if there is none."""
+        """Return the object under ``key``. If there is none, return this object itself: a model
+        that is only a language model has its values at the top level, not in such an object."""
         values = self._values.get(key)
         if not isinstance(values, dict):
             return self

@@ -1,14 +1,18 @@
-"""Compare the conductor's predicted TTFT with the measured TTFT, and measure exposed KV transfers.
+"""Compare the conductor's predicted TTFT with the measured TTFT, and time exposed KV transfers.
 
     python -m benchmarks.prediction [--engine vllm] [--loads 64-2048x1,64-2048x4] [--requests 40]
 
-A load is SHORTEST-LONGESTxCONCURRENCY: that many concurrent streams, each of which sends one
-request after the other. A prompt is random and has SHORTEST to LONGEST tokens. Warm-up requests let
-the workers measure their steps. Prints, for each load, percentiles of the predicted and the
-measured TTFT and of the ratio between them, and JSON as the last line. The measured TTFT is the
-router's: until the first token reached it. ``exposed_share`` is the time by which the KV transfer
-delays the second token, divided by the measured TTFT (medians over the requests whose KV was
-transferred). The delay lasts from the announcement of the last chunk until all KV has been read.
+A load is SHORTEST-LONGESTxCONCURRENCY: CONCURRENCY clients send requests, each client its next one
+when the previous one has been answered. A prompt is random and has SHORTEST to LONGEST tokens.
+Warm-up requests let the workers measure their steps. Prints, for each load, percentiles of the
+predicted and the measured TTFT and of the ratio between them, and JSON as the last line. The
+measured TTFT ends when the first token reaches the router. Requests without a predicted TTFT are
+left out.
+
+The exposed time of a KV transfer is the time by which it delays the request's second token: from
+the moment when the decode worker learns of the last chunk, at the end of the prefill, until it has
+read all KV. ``exposed_share`` is the median exposed time of the requests whose KV was transferred,
+divided by the median measured TTFT of all requests.
 """
 
 import argparse

@@ -48,7 +48,8 @@ app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
-    """Run the command line; print one of Baton's own errors as one line on stderr."""
+    """Run the command line. If the command raises a BatonError, print its message in one line on
+    stderr, and exit with 2 if the error is Invalid, else with 1."""
     try:
         app(prog_name="baton")
     except BatonError as error:

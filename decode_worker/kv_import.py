@@ -309,4 +309,4 @@ async def _deadline(seconds: float, what: str) -> AsyncIterator[None]:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError as error:
-        raise DeadlineExceeded(f"{what} for {seconds:g} s") from error
+        raise DeadlineExceeded(f"the KV transfer timed out after {seconds:g} s: {what}") from error

@@ -77,7 +77,8 @@ class SupervisedPools(ABC):
         """Raise Unavailable if ``sizes`` has more workers than this backend can ever run."""
 
     def _change_role(self, process: SupervisedProcess, role: Role) -> None:
-        """Set the role in the process's state. If the worker restarts, it starts in that role."""
+        """Set the worker's role in ``process.state``. If the worker restarts, it starts in that
+        role. A running worker is only notified of it by :meth:`_convert`."""
         raise NotImplementedError
 
     async def _convert(self, process: SupervisedProcess) -> None:

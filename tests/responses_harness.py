@@ -47,7 +47,8 @@ class FailingStore(DictStore):
 
 
 def response_of(answer: httpx.Response) -> dict[str, Any]:
-    """Check the response, and return the response object in its body."""
+    """Check that the HTTP response has status 200, and that its body is a valid response object of
+    the Responses API. Return that object."""
     assert answer.status_code == 200, answer.text
     data: dict[str, Any] = answer.json()
     check(Response.model_validate(data, strict=True))

@@ -4,12 +4,14 @@
 
 Decodes greedily with randomly initialised models of every supported architecture, prompts of mixed
 length, chunk sizes 16, 128 and 512, block sizes 16 and 64, batch sizes 1 and 16, and a cold and a
-warm prefix cache. If a token differs where the reference's two best logits are closer than 1e-4,
-this counts as a tie. After any difference, the comparison continues from the reference's token.
-Prints a table, and JSON as the last line. In FP32, it exits with 1 if a token differs without a
-tie, or if more than 1 in 10,000 tokens are ties. In a 16-bit format, the result of a sum depends on
-its order, so there the rate of differences is only measured, and compared with the rate between
-transformers' eager and default attention.
+warm prefix cache. A token that differs from the reference's counts as a tie if the reference's two
+best logits are closer than 1e-4, and as a difference otherwise. After either, the comparison
+continues from the reference's token. Prints a table, and JSON as the last line.
+
+In FP32, it exits with 1 if there is a difference, or if more than 1 in 10,000 tokens are ties. In a
+16-bit format, rounding is so coarse that adding in another order often changes a token. So there,
+the differences are only counted, and the table also has those between transformers' eager and
+default attention.
 """
 
 import argparse

@@ -143,8 +143,9 @@ class MultiHostCluster:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Terminate a role. The signal is sent to the children of ``process``, one of which is the
-    role, because ``process`` itself would not forward it."""
+    """Terminate the program (a role, or Redis) that ``process`` runs as its child. SIGTERM is sent
+    to the children of ``process``, because ``process`` itself (``unshare``) would not forward it.
+    If the program is still running after 45 s, kill it."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     for child in children.read_text().split() if children.exists() else ():
         os.kill(int(child), signal.SIGTERM)

@@ -49,7 +49,8 @@ def _uses(expr: promql.Expr, grouped: frozenset[str]) -> Iterator[MetricUse]:
 
 
 def _labels_made_by(call: promql.Call) -> frozenset[str]:
-    """Return the label that label_replace creates, which the metric itself need not have."""
+    """Return the labels that the call adds to the series of its argument: one for
+    ``label_replace``, none for any other function. The metric itself need not have them."""
     if call.func.name != "label_replace":
         return frozenset()
     label = call.args[1]

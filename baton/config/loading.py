@@ -51,10 +51,11 @@ def load_settings(
 
 
 def load_ops_settings(config: Path | None = None) -> Settings:
-    """Load the settings that a command needs to call the ops server of the program in its own
-    container. If the config file has become invalid since the program started, only the environment
-    variables of ``OPS_SETTINGS`` are used: ``ops_port`` must be among them, and all other settings
-    have their defaults. Raises Invalid if neither way succeeds."""
+    """Load the settings for a command that runs in the same container as a program and calls that
+    program's ops server. The program may still run with settings that have become invalid since it
+    started, e.g. in the config file. If they are invalid, only the environment variables of
+    ``OPS_SETTINGS`` are used: ``ops_port`` must be among them, and all other settings have their
+    defaults. Raises Invalid if neither way succeeds."""
     try:
         return load_settings(config)
     except Invalid as error:

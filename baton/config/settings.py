@@ -62,8 +62,9 @@ class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSetti
         return self.served_model_name or Path(self.model).name
 
     def accepted_hosts(self, host: str) -> tuple[str, ...] | None:
-        """Return the host names that a server listening at ``host`` accepts besides those of
-        loopback; None means that it accepts any name."""
+        """Return the names that a server listening at ``host`` accepts in the ``Host`` header of a
+        request. The names of loopback, such as localhost, are always accepted, and are not
+        returned. None means that any name is accepted."""
         if "*" in self.allowed_hosts or not (self.allowed_hosts or host in LOOPBACK):
             return None
         return (*self.allowed_hosts, *filter(None, [self.advertise_address]))

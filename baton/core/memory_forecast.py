@@ -45,9 +45,11 @@ class MemoryForecast:
 
     def _suffices(self, candidate: KvDemand) -> bool:
         """Return whether memory suffices at the predicted end of each request, up to the
-        candidate's end. (Later ends don't matter: the candidate has freed its memory by then.) The
-        last end is checked first. For each end, ``count`` is the number of requests that run until
-        then or longer, and ``held`` the sum of their current tokens."""
+        candidate's end. (Later ends don't matter: the candidate has freed its memory by then.)
+
+        The candidate's end is checked first, and then the earlier ends, from the latest to the
+        earliest. At each end, the local variable ``count`` is the number of requests that run until
+        then or longer, and the local variable ``held`` is the sum of their current tokens."""
         end = bisect_left(self._running, candidate.remaining_tokens, key=_remaining_tokens)
         later = self._running[end:]
         held = candidate.current_tokens + sum(each.current_tokens for each in later)

@@ -35,10 +35,11 @@ class InflightStep:
 class InflightSteps:
     """The steps in flight, at most two.
 
-    If ``schedules_ahead`` is set (async scheduling), the second step is planned while the first is
-    computed, whenever it can be planned without the sampled tokens; it then stays in flight between
-    two calls of :meth:`collect`. Otherwise, no step is in flight between two calls. ``sequences``
-    are all sequences of the engine."""
+    If ``schedules_ahead`` is set (async scheduling), :meth:`collect` plans and submits the next
+    step before it waits for the current one, if the next step can be planned without the tokens
+    that the current one samples. The next step is then still in flight when ``collect`` returns. If
+    the next step can't be planned yet, or ``schedules_ahead`` is not set, no step is in flight when
+    ``collect`` returns. ``sequences`` are all sequences of the engine."""
 
     def __init__(
         self,

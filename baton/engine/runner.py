@@ -314,8 +314,8 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dtype:
-    """Return the dtype to compute in. "auto" means FP32 on the CPU (so that results are exact
-    enough to be compared) and the checkpoint's dtype on a GPU."""
+    """Return the dtype to compute in. "auto" means the checkpoint's dtype on a GPU, and FP32 on the
+    CPU, so that tokens can be compared with those of the library ``transformers``."""
     if name == "auto":
         name = "float32" if device.type == "cpu" else config.dtype
     if name not in DTYPES:

@@ -138,13 +138,14 @@ def _pop_prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprob, ...]:
 
 
 def collect_sealed_run(sequence: Sequence, num_sealed: int) -> list[SealedRun]:
-    """Return the sealed blocks that no earlier call has returned, as a list with one
-    :class:`SealedRun`. The list is empty if there are no such blocks, or if they are not due yet.
+    """Return the request's sealed blocks that have not been published yet, as a list with one
+    :class:`SealedRun`. Return an empty list if there are none, or if it is too early to publish
+    them.
 
-    Blocks are due either when the prompt is computed and at least :data:`PUBLISH_INTERVAL_BLOCKS`
-    blocks are new, or when the request has ended or is exported. ``num_sealed`` is the number of
-    the request's sealed blocks; it is passed in because a request that has ended has already
-    released its blocks."""
+    If the request has ended or is exported, all unpublished blocks are returned. If it is still
+    running, they are returned once its prompt is computed and there are at least
+    :data:`PUBLISH_INTERVAL_BLOCKS` of them. ``num_sealed`` is the number of the request's sealed
+    blocks; it is passed in because a request that has ended has already released its blocks."""
     num_new = num_sealed - sequence.num_published_blocks
     has_ended = sequence.phase in (Phase.EXPORTED, Phase.FINISHED)
     is_due = num_new >= PUBLISH_INTERVAL_BLOCKS and sequence.num_uncomputed_tokens == 1

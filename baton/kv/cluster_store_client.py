@@ -300,8 +300,9 @@ class ClusterStoreClient:
         return node.link
 
     async def _connect_transport(self, transport: Transport, endpoint: Endpoint) -> Peer:
-        """Connect in a thread. Connecting may take long and can't be interrupted: if it takes
-        longer than ``call_seconds``, raise DeadlineExceeded while the thread still completes it."""
+        """Connect in a thread. If that takes longer than ``call_seconds``, raise DeadlineExceeded.
+        The thread can't be interrupted, so it then finishes in the background, and its result is
+        ignored."""
         connecting = asyncio.ensure_future(run_in_thread(lambda: transport.connect(endpoint)))
         done, _ = await asyncio.wait([connecting], timeout=self._call_seconds)
         if not done:

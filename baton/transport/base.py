@@ -161,8 +161,8 @@ class Transport(Protocol):
     def poll(self, transfer: Transfer) -> TransferState: ...
 
     def release(self, transfer: Transfer) -> bool:
-        """End the transfer in any state. Return False if it may still write to the local blocks,
-        which must then be quarantined."""
+        """End the transfer, whatever its state is. Return False if it may still write to the local
+        blocks; the caller must then quarantine them."""
         ...
 
     def estimate_seconds(self, peer: Peer, size_bytes: int) -> float:

@@ -54,8 +54,9 @@ InlineConsumer = Callable[[RequestOutput], bool]
 
 @dataclass(frozen=True, slots=True)
 class InlineDelivery:
-    """Delivers tokens to the client without waking the task that reads the attempt's outputs:
-    ``record`` is called with each output that ``consume`` has accepted."""
+    """Delivers tokens to the client without waking the task that reads the attempt's outputs. The
+    :class:`Attempt` calls ``consume`` with an output; if that returns True, the client has been
+    served, and the attempt calls ``record`` with the same output."""
 
     consume: InlineConsumer
     record: Callable[[RequestOutput], None]

@@ -26,8 +26,8 @@ dropped first."""
 @dataclass(slots=True)
 class _BreakerState:
     """One worker's breaker. While ``open_until`` is 0, the breaker is closed; otherwise it is open
-    until that monotonic time, after which one request passes as a probe. ``next_open_seconds`` is
-    how long the breaker will be open after it opens the next time."""
+    until that monotonic time, after which one request passes as a probe. When it opens the
+    next time, it opens for ``next_open_seconds``, which then doubles up to ``MAX_OPEN_SECONDS``."""
 
     num_failures: int = 0
     open_until: float = 0.0
@@ -37,11 +37,16 @@ class _BreakerState:
 class WorkerCircuitBreakers:
     """Circuit breakers by worker.
 
-    While its breaker is closed, a worker gets requests as usual. While its breaker is open, the
-    worker gets none, unless there are no other workers. When the pause is over, one request passes
-    as a probe, and the breaker stays open for others until the probe succeeds or fails, or for
-    ``PROBE_TIMEOUT_SECONDS``. The first success of any request closes the breaker. Failures while
-    the breaker is open belong to requests that began earlier, and don't extend the pause."""
+    While its breaker is closed, a worker gets requests as usual. ``FAILURES_TO_OPEN`` consecutive
+    failures open the breaker, at first for ``INITIAL_OPEN_SECONDS``. While the breaker is open, the
+    worker gets no requests, unless there are no other workers. When the time is over, one request
+    passes as a probe, and the breaker stays open for other requests until the probe succeeds or
+    fails. If neither happens within ``PROBE_TIMEOUT_SECONDS``, another request passes as a probe.
+
+    If the probe fails, the breaker opens again, for twice as long as before, but at most for
+    ``MAX_OPEN_SECONDS``. The first success of any request closes the breaker. A failure between the
+    opening and the probe does not keep the breaker open longer: as a rule, it belongs to a request
+    that began before the breaker opened."""
 
     def __init__(self) -> None:
         self._breakers: dict[WorkerId, _BreakerState] = {}

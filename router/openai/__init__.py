@@ -1,8 +1,8 @@
 """OpenAI's API: request bodies, chat templates, parsers of model output, response encoders.
 
 - :class:`~router.openai.request_handler.RequestHandler` handles one HTTP request: authentication,
-  admission, body, errors; :class:`~router.openai.request_handler.GenerationHandler` answers chats
-  and completions.
+  admission, body, errors. :class:`~router.openai.request_handler.GenerationHandler` is its
+  subclass for requests that generate answers, such as chat completions.
 - :class:`~router.openai.context.RouterContext` has all components of a router that handlers need.
 - :class:`~router.openai.preprocessor.Preprocessor` turns a body into prompts: chat template, token
   ids, grammar.

@@ -181,7 +181,7 @@ def _named_function(choice: Any, offered: OfferedTools, path: str) -> dict[str, 
         raise ApiError(400, message, param=path, code="invalid_value")
     name = function_name(reader.text("name"), reader.optional_text("namespace"))
     if name not in offered.identities:
-        raise reader.error("name", f"{name!r} is not one of the tools")
+        raise reader.error("name", f"the field `tools` has no tool named {name!r}")
     return {"type": "function", "function": {"name": name}}
 
 

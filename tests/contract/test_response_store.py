@@ -65,7 +65,7 @@ async def stores(request: pytest.FixtureRequest, valkey_url: str) -> AsyncIterat
 
 
 async def held(store: ResponseStore, tenant: TenantId = A, last: int = 6) -> list[int]:
-    """Return the numbers of the responses that the store holds."""
+    """Return each number from 1 to ``last`` for which the store has ``resp_<number>``."""
     return [
         number
         for number in range(1, last + 1)

@@ -326,7 +326,7 @@ async def test_a_placement_stream_ends_with_its_conductor() -> None:
 
         def place(self, query: PlacementQuery) -> Placement:
             self.was_called.set()
-            raise AssertionError("a bug in the conductor")
+            raise AssertionError("simulated bug in the conductor")
 
     core = Crashing()
     async with (

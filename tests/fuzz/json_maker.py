@@ -69,7 +69,8 @@ class JsonMaker(ValueMaker):
         return {"content-type": kind.decode()}, self.broken(data) if self._chance(0.3) else data
 
     def lines(self) -> bytes:
-        """Return a batch file."""
+        """Return the content of a batch file: up to three lines, each of which is a request, or a
+        broken request."""
         return b"\n".join(self._line() for _ in range(self._below(4)))
 
     def _line(self) -> bytes:

@@ -1,4 +1,5 @@
-"""Tests that the files, links and classes to which documents refer exist."""
+"""Tests that the files and classes that the Markdown documents name exist, and that the documents'
+links to other files work."""
 
 import re
 from pathlib import Path

@@ -84,8 +84,10 @@ async def open_kubernetes_cluster(
     on_note: Callable[[str], None],
     on_progress: "Callable[[Sequence[LeavingPod]], None]" = lambda leaving: None,
 ) -> AsyncIterator[OpenKubernetesCluster]:
-    """Open a cluster like :func:`open_kubernetes_pools`. ``on_progress`` is called with the pods
-    that a change waits for."""
+    """Open the cluster ``settings.cluster`` in ``settings.kubernetes_namespace``. ``on_note`` is
+    called with messages for the administrator. While pods drain or are being deleted because a pool
+    is resized, ``on_progress`` is called repeatedly with these pods. Raises Invalid when the
+    Kubernetes client is not installed or not configured."""
     client = kubernetes_client_for(settings)
     from baton.pools.kubernetes.api import KubernetesApi
     from baton.pools.kubernetes.location import location_of

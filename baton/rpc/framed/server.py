@@ -72,7 +72,7 @@ class FramedServer:
         self.unauthenticated = UnauthenticatedConnections(MAX_UNAUTHENTICATED)
 
     async def listen(self, host: str, port: int) -> int:
-        """Start to listen, and return the port. Raises Unavailable if the port can't be bound, and
+        """Start listening, and return the port. Raises Unavailable if the port can't be bound, and
         Invalid if the certificates can't be read."""
         loop, context = asyncio.get_running_loop(), server_context(self._trust)
         try:
