@@ -6,7 +6,10 @@ question, the call with the result's id, the result, and the first answer. If on
 the answer names it (``missing-…``). The loss of instructions can't be noticed in this way, since a
 request may have none. So the model answers differently (``brief-…``) if the instructions are
 "Answer briefly.", and the tests expect those answers. Codex and Claude Code always send
-instructions."""
+instructions.
+
+A request all of whose tools are unknown to the model is refused: a forced call of such a tool would
+be random."""
 
 ANSWER_OF_TOOL = "call-{name}"
 ANSWER_WITHOUT = "missing-{part}"
@@ -49,9 +52,14 @@ CHAT_TEMPLATE = r"""
   {%- endif -%}
   {%- if message.role in ('user', 'tool') -%}{%- set seen.last = message -%}{%- endif -%}
 {%- endfor -%}
-{%- for name in ('final_result', 'Report', 'Bash', 'exec_command', 'get_weather') -%}
+{%- for name in (
+  'final_result', 'Report', 'PartialReport', 'Bash', 'exec_command', 'get_weather'
+) -%}
   {%- if name in offered -%}{%- set seen.call = name -%}{%- endif -%}
 {%- endfor -%}
+{%- if offered and not seen.call -%}
+  {{- raise_exception('The scripted model knows none of these tools: ' + offered | join(', ')) -}}
+{%- endif -%}
 {%- set brief = 'brief-' if 'Answer briefly.' in seen.system else '' -%}
 {%- if not seen.last.content -%}
   {%- set answer = 'missing-' + ('result' if seen.last.role == 'tool' else 'question') -%}

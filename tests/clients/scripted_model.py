@@ -10,7 +10,7 @@ starts again after its end if EOS is ignored.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ CALLS: Mapping[str, Mapping[str, Any]] = {
     "exec_command": {"cmd": "echo hello"},
     "Bash": {"command": "echo hello", "description": "Say hello"},
     "Report": DATA,
+    "PartialReport": DATA,
     "final_result": DATA,
 }
 """The arguments with which the model calls each tool that it knows."""
@@ -72,6 +73,9 @@ ANSWERS: Mapping[str, str] = {
 
 DATA_TEXT = json.dumps(DATA)
 """The answer to a request with a JSON schema: a grammar forbids all other answers."""
+
+SHORTEST_PIECE = 5
+"""Minimum number of characters of an answer that become one token."""
 
 CHOICES = (60.0, 40.0, 20.0)
 """Logits of a token's successors; those of all other tokens are 0. A successor that a grammar or a
@@ -108,16 +112,27 @@ def _chains() -> dict[str, list[str]]:
     return {name: _split(text, used) for name, text in texts.items()}
 
 
-def _split(text: str, used: set[str], shortest: int = 5) -> list[str]:
-    """Split a text into new pieces of at least ``shortest`` characters."""
-    pieces = []
+def _split(text: str, used: set[str]) -> list[str]:
+    """Split a text into new pieces, and add them to ``used``."""
+    for shortest in range(SHORTEST_PIECE, len(text)):
+        pieces = _split_in_pieces(text, shortest, used)
+        if len(set(pieces)) == len(pieces) and used.isdisjoint(pieces):
+            used.update(pieces)
+            return pieces
+    raise AssertionError(f"each end of this answer is another answer's piece: {text!r}")
+
+
+def _split_in_pieces(text: str, shortest: int, used: Set[str]) -> list[str]:
+    """Split a text into pieces of at least ``shortest`` characters. All of them are new, except
+    perhaps the last."""
+    pieces: list[str] = []
     while text:
         size = shortest
-        while text[:size] in used or 0 < len(text) - size < shortest:
+        while text[:size] in {*used, *pieces} or 0 < len(text) - size < shortest:
             size += 1
-            assert size <= len(text), f"the end of an answer is another's piece: {text!r}"
+            if size >= len(text):
+                break
         pieces.append(text[:size])
-        used.add(text[:size])
         text = text[size:]
     return pieces
 

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from baton.clock import SystemClock
+from baton.errors import Invalid
 from baton.text.chat_template import ChatTemplate
 from tests.clients.chat_template import CHAT_TEMPLATE
-from tests.clients.scripted_model import ANSWERS
+from tests.clients.scripted_model import ANSWERS, CALLS
 
 SYSTEM = {"role": "system", "content": "Answer briefly."}
 QUESTION = {"role": "user", "content": "What is the weather in Paris?"}
@@ -23,9 +24,11 @@ ANSWER = {"role": "assistant", "content": ANSWERS["brief-text"]}
 SECOND = {"role": "user", "content": "And in Rome?"}
 
 
-def answer_to(messages: Any) -> str:
+def answer_to(messages: Any, tool: str = "") -> str:
+    """Return the answer to a request that offers no tool, or the one named ``tool``."""
     template = ChatTemplate({"default": CHAT_TEMPLATE}, {}, SystemClock())
-    rendered = template.render(messages, None, add_generation_prompt=True)
+    tools = [{"type": "function", "function": {"name": tool}}] if tool else None
+    rendered = template.render(messages, tools, add_generation_prompt=True)
     return rendered.rpartition("<|answer:")[2].removesuffix("|>")
 
 
@@ -63,3 +66,13 @@ def test_an_agent_needs_its_instructions() -> None:
     system = {"role": "system", "content": "You are a Claude agent."}
     assert answer_to(messages) == "missing-instructions"
     assert answer_to([system, *messages]) == "command-done"
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_tool_that_the_model_knows_is_called(name: str) -> None:
+    assert answer_to([QUESTION], tool=name) == f"call-{name}"
+
+
+def test_tools_that_the_model_does_not_know_are_refused() -> None:
+    with pytest.raises(Invalid, match="knows none of these tools: unknown"):
+        answer_to([QUESTION], tool="unknown")
