@@ -9,12 +9,12 @@ from baton.errors import Invalid
 from command_line.common_options import (
     ComputeOptions,
     Deterministic,
-    ModelPath,
     Name,
     NoWait,
     SettingSources,
     TargetCluster,
     cluster_name,
+    model_settings,
 )
 from command_line.option_groups import with_option_groups
 
@@ -23,7 +23,13 @@ from command_line.option_groups import with_option_groups
 class EngineOptions:
     """Options for the model, and for the engine of the workers."""
 
-    model: ModelPath = None
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Model directory, or Hugging Face hub id. Repeatable: the cluster then serves all "
+            "of them, by the last parts of their paths, or by the names in NAME=PATH.",
+        ),
+    ] = None
     engine: Annotated[
         str | None, typer.Option(help="What computes in the workers: baton or vllm.")
     ] = None
@@ -83,6 +89,7 @@ def up(
     flags = {
         "cluster": name,
         **vars(engine),
+        **model_settings(engine.model or []),
         **vars(cluster),
         **compute.settings,
         "transports": transports,

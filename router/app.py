@@ -41,9 +41,11 @@ from router.openai.request_handler import (
     RequestHandler,
     TokenizeHandler,
 )
+from router.openai.served_model import ServedModel
 from router.responses.request_handler import InputTokensHandler, ResponsesHandler
 from router.responses.response_service import ResponseService
 from router.responses.routes import add_response_routes
+from router.tenants.tenant import Tenant
 
 HandlerFactory = Callable[[], RequestHandler]
 
@@ -123,20 +125,23 @@ def _handler_endpoint(new_handler: HandlerFactory) -> Callable[[], Coroutine[Non
 def _add_models(app: FastAPI, context: RouterContext) -> None:
     created = context.clock.wall_nanoseconds() // 1_000_000_000
 
-    def describe() -> dict[str, object]:
-        model, max_tokens = context.config.model, context.cluster.max_model_tokens
-        return describe_model(model, created, max_tokens)
+    def tenant_of(request: Request) -> Tenant:
+        authenticator = context.tenants.authenticator
+        return authenticator.directory.tenant(
+            authenticator.tenant_of(api_key_header(request.scope))
+        )
+
+    def describe(model: ServedModel) -> dict[str, object]:
+        return describe_model(model.name, created, model.workers.max_model_tokens)
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        context.tenants.authenticator.tenant_of(api_key_header(request.scope))
-        return _json(describe_models([describe()]))
+        models = context.models.of_tenant(tenant_of(request))
+        return _json(describe_models([describe(model) for model in models]))
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
-        context.tenants.authenticator.tenant_of(api_key_header(request.scope))
-        context.check_model(name)
-        return _json(describe())
+        return _json(describe(context.models.find(name, tenant_of(request))))
 
 
 def _add_probes(app: FastAPI, context: RouterContext) -> None:
@@ -154,8 +159,11 @@ def _add_probes(app: FastAPI, context: RouterContext) -> None:
     async def ready() -> Response:
         if context.draining:
             return _json({"ready": False, "reason": "draining"}, 503)
-        if not context.cluster.is_ready:
+        models = {model.name: model.workers.is_ready for model in context.models.all}
+        if not any(models.values()):
             return _json({"ready": False, "reason": "no decode worker is ready"}, 503)
+        if not all(models.values()):
+            return _json({"ready": True, "models": models})
         return _json({"ready": True})
 
     @app.get("/load")

@@ -1,13 +1,20 @@
 """Settings of workers, of placement on them, and of the KV store."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from baton.values import AsSwitch, Count, Names, PrefillOrderName, Size, SizeOrZero, Transports
-
-DEMO_MODEL = Path(__file__).parents[1] / "models" / "demo"
+from baton.checkpoint import DEMO_MODEL
+from baton.values import (
+    AsSwitch,
+    Count,
+    ModelPaths,
+    Names,
+    PrefillOrderName,
+    Size,
+    SizeOrZero,
+    Transports,
+)
 
 
 class WorkerSettings(BaseModel):
@@ -16,6 +23,10 @@ class WorkerSettings(BaseModel):
     # The model
     model: str = str(DEMO_MODEL)
     served_model_name: str | None = None
+    models: ModelPaths = Field(default_factory=dict)
+    """The models of a cluster that serves several, as NAME=PATH,NAME2=PATH2: a router serves all of
+    them, and ``baton up`` starts workers for each. Requests that name no model go to the first. If
+    this is set, ``model`` and ``served_model_name`` are for workers only."""
     engine: Literal["baton", "vllm"] = "baton"
     """What computes in a worker (docs/vllm.md). ``baton``: Baton's own engine; ``vllm``: vLLM,
     which runs many more models."""
