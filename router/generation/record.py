@@ -111,6 +111,7 @@ class GenerationRecord:
     error: str = ""
     pending_query: tuple[Epoch, float] | None = None
     trace: TraceContext | None = None
+    model: str = ""
 
     def record_query(self, epoch: Epoch, now: float) -> None:
         self.pending_query = (epoch, now)

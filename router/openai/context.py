@@ -227,7 +227,12 @@ class RouterContext:
                 name = request_id if total == 1 else f"{request_id}-{len(choices)}"
                 size = len(prompt.token_ids)
                 record = GenerationRecord(
-                    RequestId(name), arrived_at, size, tenant, attributes.has_slo
+                    RequestId(name),
+                    arrived_at,
+                    size,
+                    tenant,
+                    attributes.has_slo,
+                    model=model.name,
                 )
                 if prompt.prefix_pins and number == 0 and model.prefix_pinner is not None:
                     model.prefix_pinner.pin_when_stored(record, prompt.prefix_pins)
