@@ -79,8 +79,8 @@ class RequestContext:
 
 
 def make_session_id(tenant: TenantId, cache_key: str | None) -> str:
-    """Return a short id for the tenant's session with this cache key, or an empty string if there
-    is no key."""
+    """Return a short id for the session of all of the tenant's requests with this
+    ``prompt_cache_key``, or an empty string if there is no key."""
     if not cache_key:
         return ""
     salted_key = f"{tenant}/{cache_key}".encode(errors="replace")
