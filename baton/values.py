@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode
 
+from baton.core.adapter import MAX_ADAPTER_NAME, is_adapter_name
 from baton.core.prefill_order import PREFILL_ORDERS
 
 TRANSPORTS = ("shm", "nixl", "grpc")
@@ -116,6 +117,16 @@ def _check_pool_targets(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
+def _check_adapters(value: dict[str, str]) -> dict[str, str]:
+    for name in value:
+        if not is_adapter_name(name):
+            raise ValueError(
+                "an adapter's name must begin with a letter, a digit or _, and have at most "
+                f"{MAX_ADAPTER_NAME} characters of A-Za-z0-9_.:/@+-; {name!r} does not"
+            )
+    return value
+
+
 AsSize, AsSwitch = BeforeValidator(_size), BeforeValidator(_switch)
 """For types with additional constraints, such as a minimum."""
 
@@ -132,5 +143,6 @@ Transports = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_transports)]
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
 Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hosts)]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
+Adapters = Annotated[Pairs, AfterValidator(_check_adapters)]
 Counts = Annotated[dict[str, Annotated[int, Field(ge=0)]], NoDecode, BeforeValidator(_pairs)]
 PoolTargets = Annotated[Pairs, AfterValidator(_check_pool_targets)]

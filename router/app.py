@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from baton.errors import BatonError
 from baton.network.browser_guard import BrowserGuard
 from baton.network.call_signing import PROOF_HEADER
+from router.admin.adapter_routes import add_adapter_routes
 from router.admin.routes import add_admin_routes, check_admin
 from router.admin.usage_routes import add_usage_routes
 from router.anthropic.request_handler import CountTokensHandler, MessagesHandler
@@ -33,7 +34,7 @@ from router.http.frontend import HttpFrontend, open_access_log
 from router.http.peer_routers import PEER_HEADER, explain_path
 from router.http.unsupported_paths import unsupported_reason
 from router.openai.context import RouterContext
-from router.openai.model_description import describe_model, describe_models
+from router.openai.model_description import describe_adapter, describe_model, describe_models
 from router.openai.request_handler import (
     ChatHandler,
     CompletionHandler,
@@ -105,6 +106,8 @@ def build_routes(
     _add_pages(app)
     _add_operations(app, context)
     add_admin_routes(app, context)
+    if context.adapters is not None:
+        add_adapter_routes(app, context, context.adapters)
     add_usage_routes(app, context)
     add_response_routes(app, context, response_service)
     if batch_service is not None:
@@ -123,20 +126,24 @@ def _handler_endpoint(new_handler: HandlerFactory) -> Callable[[], Coroutine[Non
 def _add_models(app: FastAPI, context: RouterContext) -> None:
     created = context.clock.wall_nanoseconds() // 1_000_000_000
 
-    def describe() -> dict[str, object]:
+    def describe(name: str | None = None) -> dict[str, object]:
         model, max_tokens = context.config.model, context.cluster.max_model_tokens
-        return describe_model(model, created, max_tokens)
+        base = describe_model(model, created, max_tokens)
+        adapter = context.find_adapter(name)
+        return base if adapter is None else describe_adapter(adapter.ref.name, base)
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
         context.tenants.authenticator.tenant_of(api_key_header(request.scope))
-        return _json(describe_models([describe()]))
+        adapters = [] if context.adapters is None else context.adapters.list()
+        names = [None, *(adapter.ref.name for adapter in adapters)]
+        return _json(describe_models([describe(name) for name in names]))
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
         context.tenants.authenticator.tenant_of(api_key_header(request.scope))
         context.check_model(name)
-        return _json(describe())
+        return _json(describe(name))
 
 
 def _add_probes(app: FastAPI, context: RouterContext) -> None:

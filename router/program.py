@@ -4,12 +4,14 @@ import asyncio
 import gc
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import structlog
 from prometheus_client import CollectorRegistry
 
-from baton.checkpoint import ModelLimits, load_model_limits, resolve_model
+from baton.adapter_checkpoint import adapter_digest
+from baton.checkpoint import ModelLimits, load_model_config, load_model_limits, resolve_model
 from baton.clock import Clock, SystemClock
 from baton.config import Settings, baton_home
 from baton.core.ids import Incarnation, WorkerId
@@ -18,6 +20,7 @@ from baton.core.states import Role, WorkerState
 from baton.core.worker_load import WorkerLoad
 from baton.obs.span import SpanSink
 from baton.obs.tracing import SpanExport
+from baton.registry.adapters import RedisAdapterRegistry
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
 from baton.registry.startup import wait_for_registry
@@ -30,6 +33,7 @@ from router.app import build_app
 from router.batches.batch_store import BatchStore
 from router.batches.file_limits import FileLimits
 from router.batches.service import BatchService
+from router.generation.adapter_directory import AdapterDirectory
 from router.generation.attempt import TokenTimeouts
 from router.generation.cluster import Cluster
 from router.generation.conductor_placer import ConductorPlacer
@@ -77,6 +81,9 @@ class RouterProgram:
         self._registry = RedisRegistry(
             settings.required_redis_url, settings.cluster, settings.cluster_secret, self._clock
         )
+        self._adapter_registry = RedisAdapterRegistry(
+            settings.required_redis_url, settings.cluster, settings.cluster_secret, self._clock
+        )
         self._worker_connections = WorkerConnectionPool(settings.trust)
         self._metrics = RouterMetrics(_slo_targets(settings))
         self._usage_store = RedisUsageStore(settings.required_redis_url, settings.cluster)
@@ -120,6 +127,12 @@ class RouterProgram:
         self._context = self._build_context(
             tokenizer, model, GrammarValidator(self._grammar_checker.check)
         )
+        self._context.adapters = AdapterDirectory(
+            self._cluster,
+            self._adapter_registry,
+            self._clock,
+            partial(_read_adapter_digest, model_dir, settings.max_lora_rank),
+        )
         self._usage_flusher = self._context.tenants.usage_flusher = self._build_usage_flusher()
         self._batch_service = self._build_batch_service()
         self._response_service = self._build_response_service()
@@ -140,6 +153,8 @@ class RouterProgram:
             tasks.create_task(self._usage_flusher.run())
             tasks.create_task(self._context.tenants.admission.run())
             tasks.create_task(self._prefix_pinner.run())
+            assert self._context.adapters is not None, "start() comes first"
+            tasks.create_task(self._context.adapters.run())
             assert self._listeners is not None, "start() comes first"
             tasks.create_task(self._listeners.run(self._on_listening))
             tasks.create_task(self._heartbeat.run())
@@ -178,6 +193,7 @@ class RouterProgram:
         await self._response_store.close()
         await self._response_leases.close()
         await self._registry.close()
+        await self._adapter_registry.close()
 
     async def apply_settings(self, settings: Settings) -> None:
         """From now on, use the new values of those settings that can change while the router runs.
@@ -352,6 +368,12 @@ class RouterProgram:
             load=WorkerLoad(running=self._context.tenants.request_limiter.num_in_use),
             pending_settings=STATUS.health.pending_settings,
         )
+
+
+def _read_adapter_digest(model: Path, max_rank: int, path: Path) -> bytes:
+    """Read and validate the adapter in the folder ``path`` for ``model``, and return its digest.
+    Raises Invalid."""
+    return adapter_digest(path, load_model_config(model), max_rank)
 
 
 def tune_garbage_collector() -> None:

@@ -5,7 +5,17 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from baton.values import AsSwitch, Count, Names, PrefillOrderName, Size, SizeOrZero, Transports
+from baton.core.adapter import MAX_ADAPTERS
+from baton.values import (
+    Adapters,
+    AsSwitch,
+    Count,
+    Names,
+    PrefillOrderName,
+    Size,
+    SizeOrZero,
+    Transports,
+)
 
 DEMO_MODEL = Path(__file__).parents[1] / "models" / "demo"
 
@@ -39,6 +49,13 @@ class WorkerSettings(BaseModel):
     they run, else torch; ``on``: refuse to start without them."""
     cuda_graphs: bool = True
     """Whether a GPU runs decode steps from CUDA graphs (docs/cuda.md)."""
+    adapters: Adapters = Field(default_factory=dict)
+    """LoRA adapters to load at the start, name → folder (docs/adapters.md). Others can be loaded
+    and unloaded at run time."""
+    max_adapters: Annotated[int, Field(ge=0, le=MAX_ADAPTERS)] = 16
+    """Maximum number of LoRA adapters that a worker has in memory."""
+    max_lora_rank: Annotated[int, Field(ge=1, le=1024)] = 64
+    """Maximum rank of a LoRA adapter. Adapters of a higher rank are refused."""
     deterministic: bool = False
     """Make a request's logits bit-identical in any batch, chunking and placement
     (docs/engine.md). A worker that can't guarantee this refuses to start, and workers with

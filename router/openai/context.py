@@ -11,11 +11,13 @@ from functools import partial
 import structlog
 
 from baton.clock import Clock
+from baton.core.adapter import AdapterRef
 from baton.core.ids import Epoch, RequestId, TenantId
 from baton.core.request import RequestSpec
 from baton.errors import BatonError, Invalid, Overloaded, Unavailable
 from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
+from router.generation.adapter_directory import AdapterDirectory, ServedAdapter
 from router.generation.block_key_hasher import BlockKeyHasher
 from router.generation.cluster import Cluster
 from router.generation.generation import Generation
@@ -45,6 +47,10 @@ from router.tenants.tenant_services import TenantServices
 from router.tenants.usage_store import UsageStore
 
 log = structlog.get_logger(__name__)
+
+
+ADAPTER_RETRY_SECONDS = "2"
+"""When to retry a request whose adapter no worker has loaded. Loading takes a second or so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +83,14 @@ class RouterConfig:
 class RequestContext:
     """The tenant of a request, and the tenant's attributes as of the request's arrival. ``hasher``
     computes the block keys of the request's prompts; it is None while there are no workers.
-    ``session`` is the id of the client's session, or empty if the client named none."""
+    ``session`` is the id of the client's session, or empty if the client named none. ``adapter`` is
+    the LoRA adapter that the client named as the model; None means the base model."""
 
     tenant: TenantId
     attributes: TenantAttributes
     hasher: BlockKeyHasher | None
     session: str = ""
+    adapter: AdapterRef | None = None
 
 
 def make_session_id(tenant: TenantId, cache_key: str | None) -> str:
@@ -127,6 +135,8 @@ class RouterContext:
     ids: RouterIds
     prefix_pinner: PrefixPinner | None = None
     draining: bool = False
+    adapters: AdapterDirectory | None = None
+    """The adapters that requests may name; None if there are none."""
     refuses_when_draining: bool = True
     """False if new connections reach other routers, through a shared port or a load balancer. Then
     clients that are still connected to this router are served while it drains."""
@@ -187,11 +197,25 @@ class RouterContext:
             raise Unavailable("this router is draining")
 
     def check_model(self, name: str | None) -> None:
-        """Raise ApiError (404) unless the client names the served model or one of its aliases. None
-        is accepted, since a body may leave the model out."""
-        if name is not None and name != self.config.model and name not in self.config.aliases:
+        """Raise ApiError (404) unless the client names the served model, one of its aliases, or an
+        adapter. None is accepted, since a body may leave the model out."""
+        if not self.is_base_model(name) and self.find_adapter(name) is None:
             message = f"The model {name!r} does not exist; this server has {self.config.model!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
+
+    def is_base_model(self, name: str | None) -> bool:
+        return name is None or name == self.config.model or name in self.config.aliases
+
+    def find_adapter(self, name: str | None) -> ServedAdapter | None:
+        """Return the adapter with this name; None if the name is that of the base model."""
+        if name is None or self.adapters is None or self.is_base_model(name):
+            return None
+        return self.adapters.find(name)
+
+    def shown_model(self, name: str | None) -> str:
+        """Return the model's name for an answer: the adapter's if the client named one."""
+        adapter = self.find_adapter(name)
+        return self.config.model if adapter is None else adapter.ref.name
 
     def ignored_fields(self, tenant_id: TenantId) -> IgnoredFields:
         """Return an object that will collect the ignored fields of one of the tenant's requests.
@@ -209,17 +233,18 @@ class RouterContext:
         )
 
     def request_context(self, tenant: TenantId, body: ChatBody | CompletionBody) -> RequestContext:
-        """Return the context of a request. It keeps the tenant's attributes and the hasher as they
-        are now, since the tenants file and the workers may change later."""
+        """Return the context of a request. It keeps the tenant's attributes, the adapter and the
+        hasher as they are now, since the tenants file, the adapters and the workers may change
+        later. Raises ApiError (503) if the request names an adapter that no worker has loaded."""
         standing = self.tenants.authenticator.directory.tenant(tenant).attributes(
             self.config.tenant_secret, body.cache_salt, body.priority or 0
         )
         session = (
             make_session_id(tenant, body.prompt_cache_key) if isinstance(body, ChatBody) else ""
         )
-        return RequestContext(
-            tenant, standing, self.cluster.block_key_hasher(standing.salt), session
-        )
+        adapter = usable_adapter(self.find_adapter(body.model))
+        hasher = self.cluster.block_key_hasher(standing.salt, adapter)
+        return RequestContext(tenant, standing, hasher, session, adapter)
 
     @property
     def limits(self) -> ModelLimits:
@@ -260,6 +285,7 @@ class RouterContext:
                 if prompt.prefix_pins and number == 0 and self.prefix_pinner is not None:
                     self.prefix_pinner.pin_when_stored(record, prompt.prefix_pins)
                 spec = _request_spec(prompt, name, number, attributes, self.config.slo_ttft_seconds)
+                spec = replace(spec, adapter=request_context.adapter)
                 model = self.config.model
                 generation = Generation(
                     self.generation_context,
@@ -365,6 +391,23 @@ def _request_spec(
         priority=attributes.priority,
         weight=attributes.weight,
     )
+
+
+def usable_adapter(adapter: ServedAdapter | None) -> AdapterRef | None:
+    """Return the reference of an adapter. Raises ApiError (503) if no ready worker has loaded
+    it."""
+    if adapter is None:
+        return None
+    if not adapter.loaded_on:
+        reason = next(iter(adapter.errors.values()), "no worker has loaded it yet")
+        raise ApiError(
+            503,
+            f"the adapter {adapter.ref.name} is not loaded: {reason}",
+            error_type="service_unavailable_error",
+            code="adapter_not_loaded",
+            headers={"retry-after": ADAPTER_RETRY_SECONDS},
+        )
+    return adapter.ref
 
 
 def _log_failure(record: GenerationRecord, error: BatonError) -> None:

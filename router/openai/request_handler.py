@@ -396,7 +396,7 @@ class GenerationHandler(RequestHandler):
         return ResponseMetadata(
             id=request_id,
             created=self._context.clock.wall_nanoseconds() // 1_000_000_000,
-            model=self._context.config.model,
+            model=self._context.shown_model(body.model),
             return_token_ids=bool(body.return_token_ids),
             has_usage_chunk=body.wants_usage_chunk,
             has_running_usage=body.wants_running_usage,
