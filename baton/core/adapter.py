@@ -51,9 +51,11 @@ class AdapterEntry:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAdapter:
-    """An adapter as a worker announces it: loaded, or not loadable, with the reason in
-    ``error``."""
+    """An adapter as a worker announces it: loaded, or not loadable, with the reason in ``error``.
+    ``in_settings`` says that it is in the worker's settings, so that it exists although it is not
+    in the registry."""
 
     name: str
     digest: bytes
     error: str = ""
+    in_settings: bool = False

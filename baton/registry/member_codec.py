@@ -46,10 +46,7 @@ of this version and of the previous one can read each other's entries during an 
 
 def member_to_json(member: Member) -> bytes:
     fields = asdict(member)
-    fields["adapters"] = [
-        {"name": each.name, "digest": each.digest.hex(), "error": each.error}
-        for each in member.adapters
-    ]
+    fields["adapters"] = [asdict(each) | {"digest": each.digest.hex()} for each in member.adapters]
     return orjson.dumps(fields | {old: fields[new] for old, new in RENAMED_FIELDS.items()})
 
 
@@ -117,7 +114,8 @@ def _adapter(raw: Any) -> WorkerAdapter:
     name, digest = _text(raw, "name"), bytes.fromhex(_text(raw, "digest"))
     if not is_adapter_name(name) or len(digest) != ADAPTER_DIGEST_BYTES:
         raise ValueError(f"{raw!r} does not describe an adapter")
-    return WorkerAdapter(name, digest, _text(raw, "error")[:MAX_ADAPTER_ERROR])
+    error = _text(raw, "error")[:MAX_ADAPTER_ERROR]
+    return WorkerAdapter(name, digest, error, raw["in_settings"] is True)
 
 
 def _load(raw: Any) -> WorkerLoad:

@@ -93,7 +93,10 @@ class WorkerAdapters:
     @property
     def announced(self) -> tuple[WorkerAdapter, ...]:
         """The adapters that requests may use, and those that could not be loaded, by name."""
-        loaded = {name: WorkerAdapter(name, e.digest) for name, e in self._books.loaded.items()}
+        loaded = {
+            name: WorkerAdapter(name, entry.digest, in_settings=name in self._settings)
+            for name, entry in self._books.loaded.items()
+        }
         failed = {
             name: WorkerAdapter(name, each.entry.digest, each.error)
             for name, each in self._books.failures.items()

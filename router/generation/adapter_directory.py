@@ -1,5 +1,6 @@
 """The LoRA adapters that requests may name as their model."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from baton.core.member import Member
 from baton.core.states import WORKER_ROLES
 from baton.errors import BatonError
 from baton.registry.adapters import AdapterRegistry
+from baton.registry.membership import REJOIN_SECONDS
 from router.generation.cluster import Cluster
 
 REFRESH_SECONDS = 0.5
@@ -34,8 +36,9 @@ class ServedAdapter:
 
 
 class AdapterDirectory:
-    """Resolves adapters' names. An adapter exists if it is in the registry, or if a worker
-    announces it."""
+    """Resolves adapters' names. An adapter exists if it is in the registry, or if a worker has it
+    in its settings. If the registry has lost its data, its adapters stay for ``REJOIN_SECONDS``, so
+    that workers can write them again."""
 
     def __init__(
         self,
@@ -53,6 +56,8 @@ class AdapterDirectory:
         self._served: dict[str, ServedAdapter] = {}
         self._served_of: tuple[object, object] | None = None
         self._last_error = ""
+        self._database_id = ""
+        self._keep_until = -math.inf
 
     async def run(self) -> None:
         """Keep reading the registry until cancelled."""
@@ -63,13 +68,20 @@ class AdapterDirectory:
     async def refresh(self) -> None:
         """Read the registry. If it can't be reached, the last known entries stay."""
         try:
-            self._entries = {entry.name: entry for entry in await self.registry.adapters()}
+            found = {entry.name: entry for entry in await self.registry.adapters()}
         except BatonError as error:
             if str(error) != self._last_error:
                 log.warning("adapters_stale", error=str(error))
             self._last_error = str(error)
-        else:
-            self._last_error = ""
+            return
+        self._last_error = ""
+        now, database_id = self._clock.monotonic(), self.registry.database_id
+        if self._database_id not in ("", database_id):
+            self._keep_until = now + REJOIN_SECONDS
+        self._database_id = database_id
+        found = {**self._entries, **found} if now < self._keep_until else found
+        if found != self._entries:
+            self._entries = found
 
     def find(self, name: str) -> ServedAdapter | None:
         return self._all().get(name)
@@ -88,7 +100,8 @@ class AdapterDirectory:
         ):
             self._served_of = now_of
             workers = [each for role in WORKER_ROLES for each in self._cluster.ready_members(role)]
-            names = {each.name for worker in workers for each in worker.adapters}
+            announced = [each for worker in workers for each in worker.adapters]
+            names = {each.name for each in announced if each.in_settings}
             self._served = {
                 name: _served(name, self._entries.get(name), workers)
                 for name in sorted(names | self._entries.keys())
@@ -110,7 +123,9 @@ def _served(name: str, entry: AdapterEntry | None, workers: Sequence[Member]) ->
         digest = min((d for d, count in counts.items() if count == most), default=bytes(16))
     return ServedAdapter(
         AdapterRef(name, digest),
-        tuple(worker for worker, each in announced if each.digest == digest and not each.error),
+        tuple(
+            sorted(worker for worker, each in announced if each.digest == digest and not each.error)
+        ),
         {worker: each.error for worker, each in announced if each.error},
         entry,
     )

@@ -215,10 +215,13 @@ async def test_registry_that_lost_its_data_gets_it_again() -> None:
 async def test_adapters_of_the_settings_are_always_loaded() -> None:
     bench = Bench(settings={"s": "folder"})
     bench.adapters.load_settings(bench.engine)
-    assert bench.adapters.announced == (WorkerAdapter("s", digest("folder")),)
+    assert bench.adapters.announced == (WorkerAdapter("s", digest("folder"), in_settings=True),)
     bench.clock.advance(UNLOAD_DELAY_SECONDS)
     announced = await bench.refresh(entry("a"), entry("s", "elsewhere"))
-    assert announced == (WorkerAdapter("a", digest("a")), WorkerAdapter("s", digest("folder")))
+    assert announced == (
+        WorkerAdapter("a", digest("a")),
+        WorkerAdapter("s", digest("folder"), in_settings=True),
+    )
     assert bench.loads == ["folder", "a"]
 
 
