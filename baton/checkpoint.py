@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "MistralForCausalLM": "mistral",
 }
+DEMO_MODEL = Path(__file__).parent / "models" / "demo"
 ROPE_TYPES = ("default", "linear", "llama3")
 DTYPES = ("float32", "bfloat16", "float16")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
@@ -107,7 +108,8 @@ class ModelLimits:
 
 def resolve_model(model: str | Path) -> Path:
     """Return the model's directory. A model that is given by its hub id, ``owner/name``, is fetched
-    from the Hugging Face hub.
+    from the Hugging Face hub. ``demo`` is the model that comes with Baton, unless there is a
+    directory of that name.
 
     Raises Invalid if ``model`` is neither a directory nor a hub id, and Unavailable if the hub
     can't be reached.
@@ -116,6 +118,8 @@ def resolve_model(model: str | Path) -> Path:
     if path.is_dir():
         return path
     name = str(model)
+    if name == "demo":
+        return DEMO_MODEL
     if path.is_absolute() or name.startswith(".") or name.count("/") != 1:
         raise Invalid(
             f"model is {name!r}; it must be a directory or a hub id of the form owner/name"

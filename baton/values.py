@@ -107,6 +107,16 @@ def _hosts(value: Any) -> Any:
     return names
 
 
+def _check_model_names(value: dict[str, str]) -> dict[str, str]:
+    for name in value:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+            raise ValueError(
+                "a model's name must be at most 64 letters, digits, dots, underscores and hyphens, "
+                f"which {name!r} is not"
+            )
+    return value
+
+
 def _check_pool_targets(value: dict[str, str]) -> dict[str, str]:
     for pool, target in value.items():
         if not re.fullmatch(r"(prefill|decode)/[a-z0-9]([a-z0-9.-]*[a-z0-9])?", target):
@@ -145,4 +155,5 @@ Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hosts)]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
 Adapters = Annotated[Pairs, AfterValidator(_check_adapters)]
 Counts = Annotated[dict[str, Annotated[int, Field(ge=0)]], NoDecode, BeforeValidator(_pairs)]
+ModelPaths = Annotated[Pairs, AfterValidator(_check_model_names)]
 PoolTargets = Annotated[Pairs, AfterValidator(_check_pool_targets)]

@@ -42,6 +42,7 @@ from router.http.connection_limits import ConnectionLimits
 from router.http.listeners import RESERVED_OPEN_FILES, raise_open_file_limit
 from router.http.server import HttpServer, open_listener
 from router.openai.context import RouterConfig, RouterContext
+from router.openai.served_model import ServedModel
 from router.program import tune_garbage_collector
 from router.tenants.authentication import Authenticator
 
@@ -147,17 +148,17 @@ def build_service(worker: FakeWorker, num_streams: int) -> RouterContext:
     deadlines = TokenTimeouts(HOLD_SECONDS, HOLD_SECONDS, HOLD_SECONDS)
     placer, links = MemoryPlacer([], [worker]), MemoryWorkerConnections(worker)
     placer.queries = DiscardingList()
+    cluster = Cluster(StaticMembers(), clock)
+    model = ServedModel.build(
+        Tokenizer.load(folder, clock),
+        cluster.workers_of("demo", 32_768),
+        GenerationContext(placer, links, clock, FailoverConfig(timeouts=deadlines)),
+        vocab_size=load_model_config(folder).vocab_size,
+    )
     return RouterContext.build(
-        config=RouterConfig(
-            model="demo",
-            vocab_size=load_model_config(folder).vocab_size,
-            max_concurrent_requests=num_streams + 100,
-        ),
-        tokenizer=Tokenizer.load(folder, clock),
-        cluster=Cluster(StaticMembers(), clock, 32_768),
-        generation_context=GenerationContext(
-            placer, links, clock, FailoverConfig(timeouts=deadlines)
-        ),
+        config=RouterConfig(max_concurrent_requests=num_streams + 100),
+        cluster=cluster,
+        models=[model],
         authenticator=Authenticator({}, None),
         clock=clock,
     )

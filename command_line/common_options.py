@@ -1,5 +1,7 @@
 """Options that several commands share, and how they become settings."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +29,9 @@ Deterministic = Annotated[
     ),
 ]
 ModelPath = Annotated[str | None, typer.Option(help="Model directory, or Hugging Face hub id.")]
+
+
+_NAMED_MODEL = r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +109,24 @@ class TargetCluster:
         if (own.cluster, own.kubernetes_namespace) == (named.cluster, named.kubernetes_namespace):
             return named
         return named.model_copy(update={"kubernetes_pools": {}})
+
+
+def model_settings(models: Sequence[str]) -> dict[str, Any]:
+    """Return the settings for the models on the command line, each of which is a path or
+    NAME=PATH. Raises Invalid if two models have the same name."""
+    if len(models) < 2 and not any(re.match(_NAMED_MODEL, model) for model in models):
+        return {"model": models[0] if models else None}
+    named: dict[str, str] = {}
+    for model in models:
+        match = re.match(_NAMED_MODEL, model)
+        name, path = (match[1], match[2]) if match else (Path(model).name, model)
+        if name in named:
+            raise Invalid(
+                f"two models are named {name!r}: give one of them another name, as in "
+                f"--model NAME={path}"
+            )
+        named[name] = path
+    return {"model": None, "models": named}
 
 
 def cluster_name(name: str | None) -> str:

@@ -214,7 +214,7 @@ async def _model_tag(state: ClusterState, model: str) -> bytes:
     if re.fullmatch(r"[0-9a-f]{32}([0-9a-f]{2})*", model):
         return bytes.fromhex(model)[:16]
     for member in await _ready_members(state, WORKER_ROLES):
-        if model in (member.model, Path(member.model).name):
+        if member.model in (model, Path(model).name):
             return bytes.fromhex(member.model_digest)[:16]
     raise NotFound(
         f"no worker serves {model!r}; a model that is not served must be named by its digest in hex"

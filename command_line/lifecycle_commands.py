@@ -10,12 +10,12 @@ from baton.errors import Invalid
 from command_line.common_options import (
     ComputeOptions,
     Deterministic,
-    ModelPath,
     Name,
     NoWait,
     SettingSources,
     TargetCluster,
     cluster_name,
+    model_settings,
 )
 from command_line.option_groups import with_option_groups
 
@@ -24,10 +24,20 @@ from command_line.option_groups import with_option_groups
 class EngineOptions:
     """Options for the model, and for the engine of the workers."""
 
-    model: ModelPath = None
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Model directory, or Hugging Face hub id. Repeatable: the cluster then serves all "
+            "of them, by the last parts of their paths, or by the names in NAME=PATH.",
+        ),
+    ] = None
     adapter: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=DIR", help="A LoRA adapter to load at the start. Repeatable."),
+        typer.Option(
+            metavar="NAME=DIR",
+            help="A LoRA adapter to load at the start; of one of several models: "
+            "NAME=MODEL:DIR. Repeatable.",
+        ),
     ] = None
     engine: Annotated[
         str | None, typer.Option(help="What computes in the workers: baton or vllm.")
@@ -93,6 +103,7 @@ def up(
     flags = {
         "cluster": name,
         **engine.settings,
+        **model_settings(engine.model or []),
         **vars(cluster),
         **compute.settings,
         "transports": transports,
@@ -102,7 +113,8 @@ def up(
 
 
 def parse_adapters(pairs: list[str] | None) -> dict[str, str] | None:
-    """Return the ``--adapter NAME=DIR`` pairs as the setting ``adapters``, with absolute folders.
+    """Return the options NAME=DIR and NAME=MODEL:DIR as the setting ``adapters``, with absolute
+    folders.
     Raises Invalid for a pair of another form, or a name that is given twice."""
     adapters: dict[str, str] = {}
     for pair in pairs or []:
@@ -111,7 +123,8 @@ def parse_adapters(pairs: list[str] | None) -> dict[str, str] | None:
             raise Invalid(f"--adapter takes NAME=DIR, not {pair!r}")
         if name in adapters:
             raise Invalid(f"--adapter {name} is given twice")
-        adapters[name] = str(Path(folder).expanduser().absolute())
+        model, colon, path = folder.rpartition(":")
+        adapters[name] = model + colon + str(Path(path).expanduser().absolute())
     return adapters or None
 
 

@@ -13,7 +13,7 @@ from baton.core.ids import WorkerId
 from baton.core.member import Member
 from baton.core.states import Role
 from baton.errors import Invalid, NotFound, Unavailable
-from baton.pools.base import PoolWorker, parse_pool_sizes
+from baton.pools.base import MAX_POOL, PoolWorker
 from baton.pools.control_client import send_control_command
 from command_line.status import fetch_members
 from command_line.status_line import StatusLine
@@ -28,19 +28,16 @@ up waiting."""
 def run_scale(name: str, sizes: list[str], wait: bool) -> None:
     """Resize a local cluster's pools. Raises Invalid for wrong sizes, and Unavailable if a worker
     fails to start."""
-    wanted = parse_role_pool_sizes(sizes)
+    wanted = parse_pool_counts(sizes)
     folder = ClusterFolder(baton_home(), name)
     state = folder.read_running()
     before = send_control_command(folder.control_socket, {"command": "pools"})["sizes"]
-    send_control_command(
-        folder.control_socket,
-        {"command": "scale", "pools": {r.value: n for r, n in wanted.items()}},
-    )
-    changes = [f"{role.value} {before.get(role, 0)} → {count}" for role, count in wanted.items()]
+    send_control_command(folder.control_socket, {"command": "scale", "pools": wanted})
+    changes = [f"{pool} {before.get(pool, 0)} → {count}" for pool, count in wanted.items()]
     if not wait:
         print(", ".join(changes))
         return
-    scaling = ScaleProgress(wanted, {role: before.get(role, 0) for role in wanted})
+    scaling = ScaleProgress(wanted, {pool: before.get(pool, 0) for pool in wanted})
     if _watch_until_done(folder.control_socket, state, scaling.describe_progress):
         print(f"{', '.join(changes)}: done")
 
@@ -62,15 +59,19 @@ def run_drain(name: str, worker: str, wait: bool) -> None:
         print(f"{worker} is gone")
 
 
-def parse_role_pool_sizes(texts: list[str]) -> dict[Role, int]:
-    """Parse texts like ``decode=3`` into sizes by role. Raises Invalid for any other text."""
+def parse_pool_counts(texts: list[str]) -> dict[str, int]:
+    """Parse texts like ``decode=3`` or ``MODEL/decode=3`` into sizes by the pools' names. Raises
+    Invalid for a text of another form, and for a size out of bounds."""
     wanted: dict[str, int] = {}
     for text in texts:
-        role, _, count = text.partition("=")
-        if not (role and count.isdecimal()):
-            raise Invalid(f"scale takes prefill=N and decode=N, not {text!r}")
-        wanted[role] = int(count)
-    return parse_pool_sizes(wanted)
+        pool, _, count = text.rpartition("=")
+        if not (pool and count.isdecimal() and 0 < int(count) <= MAX_POOL):
+            raise Invalid(
+                f"scale takes prefill=N and decode=N (if the cluster serves several models: "
+                f"MODEL/decode=N) with N from 1 to {MAX_POOL}, not {text!r}"
+            )
+        wanted[pool] = int(count)
+    return wanted
 
 
 class DrainProgress:
@@ -88,7 +89,7 @@ class DrainProgress:
 class ScaleProgress:
     """Describes the progress of pools that are resized from ``before`` to ``wanted``."""
 
-    def __init__(self, wanted: dict[Role, int], before: dict[Role, int]) -> None:
+    def __init__(self, wanted: dict[str, int], before: dict[str, int]) -> None:
         self._wanted = wanted
         self._before = before
         self._num_stuck_polls = 0
@@ -96,32 +97,32 @@ class ScaleProgress:
     def describe_progress(self, workers: list[PoolWorker], members: dict[str, Member]) -> str:
         """Return the progress as text; empty once every worker has started or left. Raises
         Unavailable if a worker fails to start, or stays pending for too long."""
-        concerned = [worker for worker in workers if worker.role in self._wanted]
+        concerned = [worker for worker in workers if worker.pool in self._wanted]
         self._check_progress(concerned)
         parts = [self._describe_conversions(concerned)]
-        parts += [self._describe_pool(role, concerned, members) for role in self._wanted]
+        parts += [self._describe_pool(pool, concerned, members) for pool in self._wanted]
         return "; ".join(filter(None, parts))
 
     def _describe_conversions(self, workers: list[PoolWorker]) -> str:
         names = [worker.id for worker in workers if worker.state == "converting"]
-        changes = ", ".join(self._describe_resize(role) for role in self._wanted)
+        changes = ", ".join(self._describe_resize(pool) for pool in self._wanted)
         verb = "changes" if len(names) == 1 else "change"
         return f"{changes}: {', '.join(names)} {verb} role" if names else ""
 
-    def _describe_resize(self, role: Role) -> str:
-        return f"{role.value} {self._before[role]} → {self._wanted[role]}"
+    def _describe_resize(self, pool: str) -> str:
+        return f"{pool} {self._before[pool]} → {self._wanted[pool]}"
 
     def _describe_pool(
-        self, role: Role, workers: list[PoolWorker], members: dict[str, Member]
+        self, pool: str, workers: list[PoolWorker], members: dict[str, Member]
     ) -> str:
-        pool = [worker for worker in workers if worker.role == role]
-        starting = [worker for worker in pool if worker.is_staying and worker.state != "serving"]
+        own = [worker for worker in workers if worker.pool == pool]
+        starting = [worker for worker in own if worker.is_staying and worker.state != "serving"]
         parts = [
             _describe_starting(starting, state) for state in ("starting", "restarting", "pending")
         ]
-        parts += [_describe_draining(worker, members) for worker in pool if not worker.is_staying]
+        parts += [_describe_draining(worker, members) for worker in own if not worker.is_staying]
         text = ", ".join(filter(None, parts))
-        return text and f"{self._describe_resize(role)}: {text}"
+        return text and f"{self._describe_resize(pool)}: {text}"
 
     def _check_progress(self, workers: list[PoolWorker]) -> None:
         for worker in workers:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
@@ -14,9 +14,11 @@ from baton.clock import SystemClock
 from baton.config import baton_home
 from baton.console import open_console
 from baton.core.member import Member
+from baton.core.pool_name import pool_name
 from baton.core.states import WORKER_ROLES, Role
 from baton.errors import BatonError, DeadlineExceeded, NotFound, Unavailable
 from baton.network.pinned_tls import pinned_tls_context
+from baton.registry.member_list import MemberList
 from command_line.explain import render_explanation
 from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
 
@@ -70,7 +72,7 @@ def show_status(name: str, as_json: bool) -> None:
         print(f"{state.url}  {'ready' if state.ready else 'not ready'}")
         members = asyncio.run(fetch_members(state))
         open_console().print(_table(state, members))
-        plans = asyncio.run(_pool_plan_lines(state))
+        plans = asyncio.run(_pool_plan_lines(state, MemberList(members.values()).models))
         adapters = adapter_lines(members)
         for line in [*engine_lines(members), *adapters, *plans, *settings_lines(state)]:
             open_console().print(line, highlight=False, markup=False)
@@ -207,23 +209,25 @@ def show_explanation(address: RouterAdminAddress, request_id: str, as_json: bool
         )
 
 
-async def _pool_plan_lines(state: ClusterState) -> list[str]:
-    """Describe the plan of each conductor that has one for the pools' sizes. Return an empty list
-    if a conductor does not respond."""
+async def _pool_plan_lines(state: ClusterState, models: Collection[str]) -> list[str]:
+    """Describe the plan of each conductor for the pools of each model, if it has one. Return an
+    empty list if a conductor does not respond."""
     from baton.rpc.conductor_client import fetch_pool_plan
 
     addresses = [each.address for each in state.processes if each.role == Role.CONDUCTOR]
     try:
         plans = [
-            await fetch_pool_plan(a, state.credentials, PLAN_TIMEOUT_SECONDS)
+            (model, await fetch_pool_plan(a, state.credentials, PLAN_TIMEOUT_SECONDS, model))
             for a in addresses
+            for model in sorted(models)
             if a
         ]
     except BatonError:
         return []
     return [
-        f"planned: prefill={plan.prefill} decode={plan.decode} ({plan.reason})"
-        for plan in plans
+        f"planned: {pool_name(model, Role.PREFILL, models)}={plan.prefill} "
+        f"{pool_name(model, Role.DECODE, models)}={plan.decode} ({plan.reason})"
+        for model, plan in plans
         if plan is not None
     ]
 

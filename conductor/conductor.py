@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from baton.clock import Clock
 from baton.core.ids import BlockKey, WorkerId
+from baton.core.member import Member
 from baton.core.placement import MAX_ALTERNATIVES, Placement, PlacementQuery
 from baton.core.pool_plan import PoolPlan
 from baton.core.states import WORKER_ROLES
 from baton.errors import Overloaded
 from baton.registry.member_codec import member_to_json
-from baton.registry.membership import Membership
+from baton.registry.membership import MemberView
 from conductor.admission_rates import AdmissionTracker
 from conductor.cache_index import CacheIndex
 from conductor.load_tracker import LoadTracker
@@ -43,12 +44,19 @@ class ConductorConfig:
     planner: PlannerConfig = field(default_factory=PlannerConfig)
 
 
+def describe_members(members: Sequence[Member]) -> tuple[Sequence[str], str]:
+    """Return the members, each as JSON, and the hash ring: the ids of all workers, sorted and
+    separated by spaces."""
+    workers = [member.id for member in members if member.role in WORKER_ROLES]
+    return [member_to_json(member).decode() for member in members], " ".join(sorted(workers))
+
+
 class Conductor:
-    """Implements :class:`baton.rpc.conductor_service.ConductorCore`. Raises Invalid for an unknown
-    policy."""
+    """Places the requests of one model. Implements
+    :class:`baton.rpc.conductor_service.ConductorCore`. Raises Invalid for an unknown policy."""
 
     def __init__(
-        self, membership: Membership, mirror: StoreMirror, clock: Clock, config: ConductorConfig
+        self, membership: MemberView, mirror: StoreMirror, clock: Clock, config: ConductorConfig
     ) -> None:
         self._membership = membership
         self._clock = clock
@@ -133,13 +141,12 @@ class Conductor:
         the last plan. Return None before the first request."""
         return self._planner.plan(self.snapshot(), self._load_tracker.num_conductors)
 
-    def pool_plan(self) -> PoolPlan | None:
+    def pool_plan(self, model: str = "") -> PoolPlan | None:
+        """Return the latest plan. ``model`` is not used, since a conductor serves one model."""
         return self._planner.last_plan
 
     def describe(self) -> tuple[Sequence[str], str]:
-        members = self._membership.members
-        workers = [m.id for m in members if m.role in WORKER_ROLES]
-        return [member_to_json(member).decode() for member in members], " ".join(sorted(workers))
+        return describe_members(self._membership.current.members)
 
     def _may_reject(self, now: float) -> bool:
         if now - self._membership.last_answer_seconds > MAX_REGISTRY_AGE_SECONDS:

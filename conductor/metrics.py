@@ -1,7 +1,7 @@
 """Prometheus metrics of a conductor's decisions and of its view of the cluster."""
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from baton.clock import Clock
 from baton.core.placement import Placement
+from baton.core.pool_name import pool_name
 from baton.core.pool_plan import PoolPlan
 from baton.core.states import Role, WorkerState
 from baton.errors import BatonError, Invalid, Overloaded, Unavailable
@@ -98,13 +99,13 @@ class ClusterGauges(Collector):
         self,
         membership: Membership,
         mirror: StoreMirror,
-        plan: Callable[[], PoolPlan | None],
+        plans: Callable[[], Mapping[str, PoolPlan]],
         clock: Clock,
         is_leader: Callable[[], bool] = lambda: False,
     ) -> None:
         self._membership = membership
         self._mirror = mirror
-        self._plan = plan
+        self._plans = plans
         self._clock = clock
         self._is_leader = is_leader
 
@@ -146,18 +147,20 @@ class ClusterGauges(Collector):
     def _plan_metrics(self) -> Iterator[Metric]:
         wanted = GaugeMetricFamily(
             "baton_conductor_planned_workers",
-            "Number of workers that a pool should have according to the last plan.",
+            "Number of workers that a pool should have according to the last plan. Pools are named "
+            "prefill and decode, or MODEL/prefill and MODEL/decode if there are several models.",
             labels=["pool"],
         )
         rate = GaugeMetricFamily(
             "baton_conductor_forecast_requests_per_second",
             "Request rate that was forecast for the last plan.",
         )
-        plan = self._plan()
-        if plan is not None:
-            wanted.add_metric(["prefill"], plan.prefill)
-            wanted.add_metric(["decode"], plan.decode)
-            rate.add_metric([], plan.requests_per_second)
+        plans, models = self._plans(), self._membership.current.models
+        for model, plan in plans.items():
+            for role, count in ((Role.PREFILL, plan.prefill), (Role.DECODE, plan.decode)):
+                wanted.add_metric([pool_name(model, role, models)], count)
+        if plans:
+            rate.add_metric([], sum(plan.requests_per_second for plan in plans.values()))
         yield wanted
         yield rate
 

@@ -28,9 +28,10 @@ from baton.rpc.kvstore_client import KvStoreClient
 from baton.rpc.server import build_server, listen
 from baton.serve.lifecycle import Program
 from baton.serve.status_pipe import STATUS
-from conductor.conductor import Conductor, ConductorConfig
+from conductor.conductor import ConductorConfig
 from conductor.leader_autoscaler import LeaderAutoscaler
 from conductor.metrics import ClusterGauges, ConductorMetrics
+from conductor.model_conductors import ModelConductors
 from conductor.planner import PLAN_SECONDS, PlannerConfig
 from conductor.policy.policies import get_policy
 from conductor.policy.sizing import SizingConfig
@@ -83,7 +84,7 @@ class ConductorProgram:
         await wait_for_registry(self._registry, self._clock, settings.redis_wait_seconds)
         await self._membership.refresh()
         mirror = StoreMirror()
-        self._conductor = Conductor(self._membership, mirror, self._clock, _config(settings))
+        self._conductor = ModelConductors(self._membership, mirror, self._clock, _config(settings))
         if settings.kubernetes_watch:
             self._pod_watcher = TerminatingPodWatcher(settings, self._conductor.set_leaving_workers)
         telemetry = self._telemetry = self._build_telemetry(mirror)
@@ -146,9 +147,9 @@ class ConductorProgram:
 
     def _build_telemetry(self, mirror: StoreMirror) -> ConductorTelemetry:
         clock = self._clock
-        plan, autoscaler = self._conductor.pool_plan, self._autoscaler
+        plans, autoscaler = self._conductor.pool_plans, self._autoscaler
         is_leader = (lambda: autoscaler.is_leader) if autoscaler is not None else (lambda: False)
-        self.metrics.register(ClusterGauges(self._membership, mirror, plan, clock, is_leader))
+        self.metrics.register(ClusterGauges(self._membership, mirror, plans, clock, is_leader))
         self._span_export.open(self._settings.trace_endpoint)
         metrics, spans = ConductorMetrics(self.metrics), self._span_export.sink
         return ConductorTelemetry(self._conductor, metrics, clock, self._id, spans)

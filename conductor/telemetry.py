@@ -68,8 +68,8 @@ class ConductorTelemetry:
     def describe(self) -> tuple[Sequence[str], str]:
         return self._core.describe()
 
-    def pool_plan(self) -> PoolPlan | None:
-        return self._core.pool_plan()
+    def pool_plan(self, model: str = "") -> PoolPlan | None:
+        return self._core.pool_plan(model)
 
     def _emit_span(
         self,

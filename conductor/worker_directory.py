@@ -14,7 +14,8 @@ from baton.core.member import Member
 from baton.core.states import WORKER_ROLES, Role, WorkerState
 from baton.core.worker_load import WorkerLoad
 from baton.errors import Unavailable
-from baton.registry.membership import Membership
+from baton.registry.member_list import MemberList
+from baton.registry.membership import MemberView
 from baton.transport.link_meter import PRIOR_BYTES_PER_SECOND
 from conductor.cache_index import CacheIndex
 from conductor.load_tracker import DecodeLoadReport, LoadTracker, PrefillLoadReport
@@ -41,7 +42,7 @@ class WorkerDirectory:
 
     def __init__(
         self,
-        membership: Membership,
+        membership: MemberView,
         load_tracker: LoadTracker,
         cache_index: CacheIndex,
         clock: Clock,
@@ -59,7 +60,7 @@ class WorkerDirectory:
         self._clock = clock
         self._local_prefill = local_prefill
         self._leaving: frozenset[WorkerId] = frozenset()
-        self._seen_members: list[Member] | None = None
+        self._seen_members: MemberList | None = None
         self._refreshed_at = -math.inf
         self._ready: dict[WorkerId, Member] = {}
         self._without_adapter: dict[bytes, frozenset[WorkerId]] = {}
@@ -74,10 +75,10 @@ class WorkerDirectory:
 
     def refresh(self) -> None:
         """Apply the current members to the load tracker and the cache index."""
-        members = self._membership.members
-        if members is self._seen_members:
+        current = self._membership.current
+        if current is self._seen_members:
             return
-        before, self._seen_members = self._refreshed_at, members
+        before, self._seen_members, members = self._refreshed_at, current, current.members
         self._refreshed_at = min(self._membership.last_answer_seconds, self._clock.monotonic())
         known = self._ready
         workers = [member for member in members if member.role in WORKER_ROLES]
@@ -122,8 +123,10 @@ class WorkerDirectory:
 
     def _is_ready(self, member: Member) -> bool:
         """Whether a worker is ready, is not about to terminate, and computes the same logits as the
-        other workers (see :attr:`baton.registry.membership.Membership.incompatible_ids`)."""
-        unwanted = member.id in self._leaving or member.id in self._membership.incompatible_ids
+        other workers (see :mod:`baton.core.numerics`)."""
+        unwanted = (
+            member.id in self._leaving or member.id in self._membership.current.incompatible_ids
+        )
         return member.state is WorkerState.READY and not unwanted
 
     # -- joining and leaving workers -------------------------------------------------------

@@ -29,18 +29,22 @@ def check_backend(settings: Settings) -> None:
         raise Invalid(f"ray_address is {settings.ray_address!r}, which needs --on ray")
     if settings.mock and (settings.on == "ray" or settings.autoscale != "off"):
         raise Invalid("mock is true, but mock workers need on=local and autoscale=off")
+    if settings.mock and len(settings.served_models) > 1:
+        raise Invalid("mock is true, but mock workers serve one model only: name one model")
 
 
 def check_model(settings: Settings) -> None:
-    """Raise Invalid if the engine can't run the model, or if the engine is vLLM and the workers'
+    """Raise Invalid if the engine can't run a model, or if the engine is vLLM and the workers'
     Python has no supported vLLM. A model from the Hugging Face hub is downloaded here, so that not
     every process downloads it."""
-    path = resolve_model(settings.model)
-    if settings.engine == "baton":
-        load_model_config(path)
-        return
-    load_model_limits(path)
-    probe_vllm(settings)
+    for model in settings.served_models.values():
+        path = resolve_model(model)
+        if settings.engine == "baton":
+            load_model_config(path)
+        else:
+            load_model_limits(path)
+    if settings.engine == "vllm":
+        probe_vllm(settings)
 
 
 @asynccontextmanager
@@ -55,9 +59,11 @@ async def open_supervisor(
             yield supervisor
     elif settings.mock:
         recipe = LaunchSpecs(settings, folder)
-        pools = MockPools(
-            recipe, clock, settings.drain_timeout_seconds, settings.hang_timeout_seconds
-        )
+        pools = {
+            settings.model_name: MockPools(
+                recipe, clock, settings.drain_timeout_seconds, settings.hang_timeout_seconds
+            )
+        }
         yield Supervisor(settings, folder, clock, on_change, recipe, pools)
     else:
         yield Supervisor(settings, folder, clock, on_change)
@@ -77,7 +83,9 @@ async def _open_on_ray(
         if cluster.spans_machines:
             settings = _for_network(settings, cluster.supervisor_host)
         recipe = LaunchSpecs(settings, folder, redis_host=cluster.supervisor_host)
-        pools = RayPools(recipe, cluster, clock)
+        pools = {
+            model: RayPools(specs, cluster, clock) for model, specs in recipe.by_model().items()
+        }
         yield Supervisor(settings, folder, clock, on_change, recipe, pools)
     finally:
         await cluster.close()

@@ -14,11 +14,11 @@ from typing import Any
 
 from baton.core.ids import WorkerId
 from baton.errors import BatonError, Invalid, error_mapping
-from baton.pools.base import Pools, parse_pool_sizes
 from baton.pools.control_client import MAX_LINE_BYTES, TIMEOUT_SECONDS, short_socket_path
+from baton.pools.model_pools import ModelPools
 
 
-async def start_control_server(path: Path, pools: Pools) -> asyncio.Server:
+async def start_control_server(path: Path, pools: ModelPools) -> asyncio.Server:
     """Listen on the Unix socket ``path``, and execute commands on ``pools``."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -42,7 +42,7 @@ async def start_control_server(path: Path, pools: Pools) -> asyncio.Server:
     return await asyncio.start_unix_server(handle, sock=listener, limit=MAX_LINE_BYTES)
 
 
-async def _respond(pools: Pools, line: bytes) -> dict[str, Any]:
+async def _respond(pools: ModelPools, line: bytes) -> dict[str, Any]:
     try:
         return {"answer": await _execute(pools, json.loads(line))}
     except BatonError as error:
@@ -54,18 +54,17 @@ async def _respond(pools: Pools, line: bytes) -> dict[str, Any]:
         }
 
 
-async def _execute(pools: Pools, request: dict[str, Any]) -> dict[str, Any]:
+async def _execute(pools: ModelPools, request: dict[str, Any]) -> dict[str, Any]:
     """Execute one command. Return the sizes of the pools and the workers after it."""
     if request["command"] == "scale":
-        await pools.scale(parse_pool_sizes({str(k): int(v) for k, v in request["pools"].items()}))
+        await pools.scale({str(name): int(size) for name, size in request["pools"].items()})
     elif request["command"] == "drain":
         await pools.remove(WorkerId(str(request["worker"])))
     elif request["command"] != "pools":
         raise Invalid(
             f"unknown command {request['command']!r}; known commands: scale, drain, pools"
         )
-    sizes = await pools.sizes()
     return {
-        "sizes": {role.value: count for role, count in sizes.items()},
+        "sizes": await pools.sizes(),
         "workers": [asdict(worker) for worker in await pools.workers()],
     }

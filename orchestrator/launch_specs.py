@@ -1,8 +1,9 @@
 """The commands, settings and environments with which a local cluster's processes are started."""
 
+import copy
 import os
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -84,7 +85,23 @@ class LaunchSpecs:
         embedded = f"redis://:{self._password}@{redis_host}:{self._embedded_port}/0"
         self.redis_url = settings.redis_url or embedded
         self.port = settings.port or free_port(settings.host)
+        self._id_prefix = ""
         self._next_numbers = dict.fromkeys(WORKER_ROLES, 0)
+
+    def by_model(self) -> Mapping[str, "LaunchSpecs"]:
+        """Return the specs for the workers of each model. If there are several models, the ids of
+        their workers begin with the model's name. All else is as in this object."""
+        names = list(self._settings.served_models)
+        return {name: self._of_model(name, is_only=len(names) == 1) for name in names}
+
+    def _of_model(self, name: str, *, is_only: bool) -> "LaunchSpecs":
+        if is_only:
+            return self
+        specs = copy.copy(self)
+        specs._settings = self._settings.for_model(name)
+        specs._id_prefix = f"{name}-"
+        specs._next_numbers = dict.fromkeys(WORKER_ROLES, 0)
+        return specs
 
     @property
     def has_embedded_redis(self) -> bool:
@@ -177,7 +194,7 @@ class LaunchSpecs:
     def _next_id(self, role: Role) -> str:
         number = self._next_numbers[role]
         self._next_numbers[role] += 1
-        return f"{role.value}-{number}"
+        return f"{self._id_prefix}{role.value}-{number}"
 
     def _program_spec(
         self,

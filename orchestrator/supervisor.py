@@ -3,7 +3,7 @@ order."""
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from baton.core.pool_plan import PoolPlan
 from baton.core.states import WORKER_ROLES, Role
 from baton.errors import Unavailable
 from baton.pools import autoscaler
-from baton.pools.base import Pools
+from baton.pools.model_pools import ModelPools
 from baton.rpc.conductor_client import fetch_pool_plan
 from baton.rpc.worker_client import convert_worker
 from orchestrator.child_process import ChildProcess, ChildProcessSpec
@@ -36,7 +36,8 @@ process needs is still running."""
 
 
 class Supervisor:
-    """Owns the processes of one cluster, except for the workers, which ``pools`` owns.
+    """Owns the processes of one cluster, except for the workers, which ``pools`` owns: each model
+    has pools of its own.
     ``on_change`` is called with every new state of the cluster.
 
     Before the supervisor starts anything, it checks that the router's port is free, that the
@@ -50,20 +51,23 @@ class Supervisor:
         clock: Clock,
         on_change: Callable[[ClusterState], None] = lambda state: None,
         launch_specs: LaunchSpecs | None = None,
-        pools: SupervisedPools | None = None,
+        pools: Mapping[str, SupervisedPools] | None = None,
     ) -> None:
         self._settings = settings
         self._folder = folder
         self._clock = clock
         self._on_change = on_change
         self._launch_specs = launch_specs or LaunchSpecs(settings, folder)
-        self._pools = pools or LocalPools(
-            self._launch_specs,
-            clock,
-            settings.drain_timeout_seconds,
-            settings.hang_timeout_seconds,
-            partial(convert_worker, trust=settings.trust),
-        )
+        self._pools = pools or {
+            model: LocalPools(
+                specs,
+                clock,
+                settings.drain_timeout_seconds,
+                settings.hang_timeout_seconds,
+                partial(convert_worker, trust=settings.trust),
+            )
+            for model, specs in self._launch_specs.by_model().items()
+        }
         self._children: dict[str, ChildProcess] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._changed = asyncio.Event()
@@ -72,8 +76,8 @@ class Supervisor:
         self._settings_status: dict[str, Any] = {}
 
     @property
-    def pools(self) -> Pools:
-        return self._pools
+    def pools(self) -> ModelPools:
+        return ModelPools(self._pools)
 
     @property
     def is_ready(self) -> bool:
@@ -94,9 +98,7 @@ class Supervisor:
         check_port(self._settings.host, self._settings.port)
         if not self._launch_specs.has_embedded_redis:
             await asyncio.to_thread(check_redis, self._launch_specs.redis_url)
-        await self._pools.check_capacity(
-            {role: getattr(self._settings, role.value) for role in WORKER_ROLES}
-        )
+        await self._check_capacity()
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -109,6 +111,17 @@ class Supervisor:
             self._publish_state()
         if self._failure:
             raise Unavailable(self._failure)
+
+    @property
+    def _initial_sizes(self) -> Mapping[Role, int]:
+        """The sizes of each model's pools at the start."""
+        return {role: getattr(self._settings, role.value) for role in WORKER_ROLES}
+
+    async def _check_capacity(self) -> None:
+        """Raise Unavailable if the backend can't run all models' workers."""
+        any_pools = next(iter(self._pools.values()))
+        sizes = {role: len(self._pools) * count for role, count in self._initial_sizes.items()}
+        await any_pools.check_capacity(sizes)
 
     # -- starting and stopping --------------------------------------------------------------
 
@@ -124,10 +137,9 @@ class Supervisor:
             self._start(self._launch_specs.store())
         self._start(self._launch_specs.conductor())
         assert self._tasks is not None
-        self._pools.open(self._tasks, self._on_process_change)
-        await self._pools.scale(
-            {role: getattr(self._settings, role.value) for role in WORKER_ROLES}
-        )
+        for pools in self._pools.values():
+            pools.open(self._tasks, self._on_process_change)
+            await pools.scale(self._initial_sizes)
         for router in self._launch_specs.routers():
             self._start(router)
         await self._wait_until(self._all_serve, stop)
@@ -144,18 +156,26 @@ class Supervisor:
             following.cancel()
 
     async def _autoscale(self) -> None:
-        if self._settings.autoscale_pools == "supervisor":
-            await autoscaler.run_autoscaler(
-                self._settings,
-                self._pools,
-                self._fetch_pool_plan,
-                self._clock,
-                self._pools.can_convert,
-            )
+        """Run an autoscaler for the pools of each model."""
+        if self._settings.autoscale_pools != "supervisor":
+            return
+        async with asyncio.TaskGroup() as tasks:
+            for model, pools in self._pools.items():
+                tasks.create_task(
+                    autoscaler.run_autoscaler(
+                        self._settings,
+                        pools,
+                        partial(self._fetch_pool_plan, model),
+                        self._clock,
+                        pools.can_convert,
+                    )
+                )
 
-    async def _fetch_pool_plan(self) -> PoolPlan | None:
+    async def _fetch_pool_plan(self, model: str) -> PoolPlan | None:
         address = self._children[Role.CONDUCTOR].state.address
-        return await fetch_pool_plan(address, self._settings.trust) if address else None
+        if not address:
+            return None
+        return await fetch_pool_plan(address, self._settings.trust, model=model)
 
     async def _wait_for_routers(self, stop: asyncio.Event) -> None:
         """Wait until every router is ready, ``stop`` is set, or the cluster can't start. A router
@@ -179,10 +199,11 @@ class Supervisor:
 
     async def _stop_all(self, stop_now: asyncio.Event) -> None:
         hurrying = asyncio.ensure_future(self._kill_all_on(stop_now))
-        self._pools.close()
+        for pools in self._pools.values():
+            pools.close()
         try:
             await asyncio.gather(*(router.stop() for router in self._routers()))
-            await self._pools.stop()
+            await asyncio.gather(*(pools.stop() for pools in self._pools.values()))
             for role in STOPPED_AFTER_POOLS:
                 await self._stop_child(role)
         finally:
@@ -226,7 +247,8 @@ class Supervisor:
         """Return all processes in the order in which they start."""
         children = list(self._children.values())
         first = [child for child in children if child.spec.role != Role.ROUTER]
-        return [*first, *self._pools.processes, *self._routers()]
+        workers = [process for pools in self._pools.values() for process in pools.processes]
+        return [*first, *workers, *self._routers()]
 
     def _all_serve(self) -> bool:
         staying = [

@@ -42,9 +42,11 @@ from router.openai.request_handler import (
     RequestHandler,
     TokenizeHandler,
 )
+from router.openai.served_model import ServedModel
 from router.responses.request_handler import InputTokensHandler, ResponsesHandler
 from router.responses.response_service import ResponseService
 from router.responses.routes import add_response_routes
+from router.tenants.tenant import Tenant
 
 HandlerFactory = Callable[[], RequestHandler]
 
@@ -106,8 +108,8 @@ def build_routes(
     _add_pages(app)
     _add_operations(app, context)
     add_admin_routes(app, context)
-    if context.adapters is not None:
-        add_adapter_routes(app, context, context.adapters)
+    if context.models.adapters is not None:
+        add_adapter_routes(app, context, context.models.adapters)
     add_usage_routes(app, context)
     add_response_routes(app, context, response_service)
     if batch_service is not None:
@@ -126,24 +128,32 @@ def _handler_endpoint(new_handler: HandlerFactory) -> Callable[[], Coroutine[Non
 def _add_models(app: FastAPI, context: RouterContext) -> None:
     created = context.clock.wall_nanoseconds() // 1_000_000_000
 
-    def describe(name: str | None = None) -> dict[str, object]:
-        model, max_tokens = context.config.model, context.cluster.max_model_tokens
-        base = describe_model(model, created, max_tokens)
-        adapter = context.find_adapter(name)
-        return base if adapter is None else describe_adapter(adapter.ref.name, base)
+    def tenant_of(request: Request) -> Tenant:
+        authenticator = context.tenants.authenticator
+        return authenticator.directory.tenant(
+            authenticator.tenant_of(api_key_header(request.scope))
+        )
+
+    def describe(model: ServedModel) -> dict[str, object]:
+        return describe_model(model.name, created, model.workers.max_model_tokens)
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        context.tenants.authenticator.tenant_of(api_key_header(request.scope))
-        adapters = [] if context.adapters is None else context.adapters.list()
-        names = [None, *(adapter.ref.name for adapter in adapters)]
-        return _json(describe_models([describe(name) for name in names]))
+        tenant = tenant_of(request)
+        models = [describe(model) for model in context.models.of_tenant(tenant)]
+        adapters = [
+            describe_adapter(each.ref.name, describe(context.models.by_name(each.model)))
+            for each in context.models.adapters_of_tenant(tenant)
+        ]
+        return _json(describe_models([*models, *adapters]))
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
-        context.tenants.authenticator.tenant_of(api_key_header(request.scope))
-        context.check_model(name)
-        return _json(describe(name))
+        found = context.models.find(name, tenant_of(request))
+        described = describe(found)
+        if found.adapter is not None:
+            described = describe_adapter(found.adapter.name, described)
+        return _json(described)
 
 
 def _add_probes(app: FastAPI, context: RouterContext) -> None:
@@ -161,8 +171,11 @@ def _add_probes(app: FastAPI, context: RouterContext) -> None:
     async def ready() -> Response:
         if context.draining:
             return _json({"ready": False, "reason": "draining"}, 503)
-        if not context.cluster.is_ready:
+        models = {model.name: model.workers.is_ready for model in context.models.all}
+        if not any(models.values()):
             return _json({"ready": False, "reason": "no decode worker is ready"}, 503)
+        if not all(models.values()):
+            return _json({"ready": True, "models": models})
         return _json({"ready": True})
 
     @app.get("/load")

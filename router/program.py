@@ -3,15 +3,15 @@
 import asyncio
 import gc
 import os
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from baton.adapter_checkpoint import adapter_digest
-from baton.checkpoint import ModelLimits, load_model_config, load_model_limits, resolve_model
+from baton.checkpoint import load_model_config, load_model_limits, resolve_model
 from baton.clock import Clock, SystemClock
 from baton.config import Settings, baton_home
 from baton.core.ids import Incarnation, WorkerId
@@ -46,6 +46,7 @@ from router.http.listeners import HttpListeners
 from router.http.peer_routers import PeerRouters
 from router.openai.context import RouterConfig, RouterContext
 from router.openai.grammar_validator import GrammarValidator
+from router.openai.served_model import ServedModel
 from router.responses.background_responses import BackgroundResponses
 from router.responses.redis_response_leases import RedisResponseLeases
 from router.responses.redis_response_store import RedisResponseStore
@@ -103,7 +104,7 @@ class RouterProgram:
         self._usage_flusher: UsageFlusher | None = None
         self._conductor_placer: ConductorPlacer | None = None
         self._listeners: HttpListeners | None = None
-        self._grammar_checker: GrammarChecker | None = None
+        self._grammar_checkers: list[GrammarChecker] = []
         self._state = WorkerState.JOINING
 
     # -- Program ------------------------------------------------------------------------
@@ -113,25 +114,21 @@ class RouterProgram:
         Unavailable if a component can't start."""
         settings = self._settings
         await wait_for_registry(self._registry, self._clock, settings.redis_wait_seconds)
-        model_dir = await asyncio.to_thread(resolve_model, settings.model)
-        model = load_model_limits(model_dir)
-        tokenizer = await asyncio.to_thread(Tokenizer.load, model_dir, self._clock)
-        self._cluster = self._build_cluster(model)
-        await self._cluster.refresh()
-        await self._wait_for_worker()
+        self._cluster = Cluster(self._registry, self._clock)
+        self._conductor_placer = ConductorPlacer(self._cluster, self._clock, settings.trust)
         pin_client = GrpcPinClient(settings.trust)
         self._prefix_pinner = PrefixPinner(self._cluster, pin_client, self._clock)
-        eos_token_ids = model.eos_token_ids
-        self._grammar_checker = GrammarChecker.for_model(model_dir, model.vocab_size, eos_token_ids)
-        self._grammar_checker.start_helper()
-        self._context = self._build_context(
-            tokenizer, model, GrammarValidator(self._grammar_checker.check)
-        )
-        self._context.adapters = AdapterDirectory(
-            self._cluster,
-            self._adapter_registry,
-            self._clock,
-            partial(_read_adapter_digest, model_dir, settings.max_lora_rank),
+        models = [
+            await asyncio.to_thread(self._load_model, name, path)
+            for name, path in settings.served_models.items()
+        ]
+        await self._cluster.refresh()
+        await self._wait_for_workers(models)
+        for checker in self._grammar_checkers:
+            checker.start_helper()
+        self._context = self._build_context(models)
+        self._adapters = self._context.models.adapters = AdapterDirectory(
+            self._cluster, self._adapter_registry, self._clock, self._read_adapter_digest
         )
         self._usage_flusher = self._context.tenants.usage_flusher = self._build_usage_flusher()
         self._batch_service = self._build_batch_service()
@@ -153,8 +150,7 @@ class RouterProgram:
             tasks.create_task(self._usage_flusher.run())
             tasks.create_task(self._context.tenants.admission.run())
             tasks.create_task(self._prefix_pinner.run())
-            assert self._context.adapters is not None, "start() comes first"
-            tasks.create_task(self._context.adapters.run())
+            tasks.create_task(self._adapters.run())
             assert self._listeners is not None, "start() comes first"
             tasks.create_task(self._listeners.run(self._on_listening))
             tasks.create_task(self._heartbeat.run())
@@ -183,8 +179,8 @@ class RouterProgram:
             await self._response_service.background.stop()
         if self._conductor_placer is not None:
             await self._conductor_placer.close()
-        if self._grammar_checker is not None:
-            self._grammar_checker.close()
+        for checker in self._grammar_checkers:
+            checker.close()
         if self._usage_flusher is not None:
             await self._usage_flusher.stop()
         await self._span_export.close()
@@ -200,10 +196,12 @@ class RouterProgram:
         Requests in progress keep their timeouts."""
         self._settings, context = settings, self._context
         context.config = _with_live_limits(context.config, settings)
-        context.generation_context = replace(
-            context.generation_context, config=_failover_config(settings)
-        )
+        for model in context.models.all:
+            model.generation_context = replace(
+                model.generation_context, config=_failover_config(settings)
+            )
         context.tenants.request_limiter.set_limit(settings.max_concurrent_requests)
+        context.models.limiter.set_limit(settings.max_concurrent_requests)
         context.resources.body_budget.set_limit(settings.max_inflight_body_bytes)
         assert self._listeners is not None, "start() comes first"
         self._listeners.set_max_body_bytes(settings.max_body_bytes)
@@ -224,35 +222,60 @@ class RouterProgram:
     def metrics(self) -> CollectorRegistry:
         return self._metrics.registry
 
-    async def _wait_for_worker(self) -> None:
-        """Wait until a worker is ready, but at most ``worker_wait_seconds``. The router also starts
-        without a worker, and ``/ready`` then reports that none is ready."""
+    async def _wait_for_workers(self, models: Sequence[ServedModel]) -> None:
+        """Wait until each model has a ready worker, but at most ``worker_wait_seconds``. The router
+        also starts without workers, and ``/ready`` then reports which models have none."""
         give_up_at = self._clock.monotonic() + self._settings.worker_wait_seconds
-        while not self._cluster.is_ready and self._clock.monotonic() < give_up_at:
+        while (
+            not all(model.workers.is_ready for model in models)
+            and self._clock.monotonic() < give_up_at
+        ):
             await self._clock.sleep(WORKER_POLL_SECONDS)
             await self._cluster.refresh()
 
     # -- parts ----------------------------------------------------------------------------
 
-    def _build_cluster(self, model: ModelLimits) -> Cluster:
-        limit = model.max_position_embeddings
-        return Cluster(
-            self._registry, self._clock, min(self._settings.max_model_tokens or limit, limit)
+    def _load_model(self, name: str, path: str) -> ServedModel:
+        """Load what the router needs of a model: its limits and its tokenizer. Raises Invalid."""
+        settings, folder = self._settings, resolve_model(path)
+        limits = load_model_limits(folder)
+        tokenizer = Tokenizer.load(folder, self._clock)
+        context_tokens = limits.max_position_embeddings
+        workers = self._cluster.workers_of(
+            name, min(settings.max_model_tokens or context_tokens, context_tokens)
         )
-
-    def _build_context(
-        self, tokenizer: Tokenizer, model: ModelLimits, grammar_validator: GrammarValidator
-    ) -> RouterContext:
-        settings = self._settings
-        self._conductor_placer = ConductorPlacer(self._cluster, self._clock, settings.trust)
-        placer = FallbackPlacer([self._conductor_placer, RingPlacer(self._cluster)])
-        config = RouterConfig(
-            model=settings.model_name,
-            vocab_size=model.vocab_size,
-            aliases=frozenset({settings.model}),
-            tenant_secret=settings.tenant_secret,
+        checker = GrammarChecker.for_model(folder, limits.vocab_size, limits.eos_token_ids)
+        self._grammar_checkers.append(checker)
+        assert self._conductor_placer is not None, "start() creates it"
+        generation_context = GenerationContext(
+            FallbackPlacer([self._conductor_placer, RingPlacer(workers)]),
+            self._worker_connections,
+            self._clock,
+            _failover_config(settings),
+            vocab_size=limits.vocab_size,
+        )
+        return ServedModel.build(
+            tokenizer,
+            workers,
+            generation_context,
+            vocab_size=limits.vocab_size,
+            aliases=frozenset({path}),
             tool_parser=settings.tool_parser,
             reasoning_parser=settings.reasoning_parser,
+            grammar_validator=GrammarValidator(checker.check),
+            prefix_pinner=self._prefix_pinner,
+        )
+
+    def _read_adapter_digest(self, model: str, path: Path) -> bytes:
+        """Read and validate the LoRA adapter in the folder ``path`` for the model with this name,
+        and return its digest. Raises Invalid."""
+        config = load_model_config(resolve_model(self._settings.served_models[model]))
+        return adapter_digest(path, config, self._settings.max_lora_rank)
+
+    def _build_context(self, models: Sequence[ServedModel]) -> RouterContext:
+        settings = self._settings
+        config = RouterConfig(
+            tenant_secret=settings.tenant_secret,
             control_socket=settings.control_socket,
             cors_origins=settings.cors_origins,
             known_hosts=settings.accepted_hosts(settings.host),
@@ -261,22 +284,13 @@ class RouterProgram:
         )
         return RouterContext.build(
             config=_with_live_limits(config, settings),
-            tokenizer=tokenizer,
             cluster=self._cluster,
-            generation_context=GenerationContext(
-                placer,
-                self._worker_connections,
-                self._clock,
-                _failover_config(settings),
-                vocab_size=model.vocab_size,
-            ),
+            models=models,
             authenticator=Authenticator(settings.api_keys, settings.admin_key),
             clock=self._clock,
             usage_store=self._usage_store,
             quota_store=self._quota_store,
-            prefix_pinner=self._prefix_pinner,
             telemetry=self._build_telemetry(),
-            grammar_validator=grammar_validator,
             refuses_when_draining=not _is_behind_load_balancer(settings),
         )
 
@@ -368,12 +382,6 @@ class RouterProgram:
             load=WorkerLoad(running=self._context.tenants.request_limiter.num_in_use),
             pending_settings=STATUS.health.pending_settings,
         )
-
-
-def _read_adapter_digest(model: Path, max_rank: int, path: Path) -> bytes:
-    """Read and validate the adapter in the folder ``path`` for ``model``, and return its digest.
-    Raises Invalid."""
-    return adapter_digest(path, load_model_config(model), max_rank)
 
 
 def tune_garbage_collector() -> None:

@@ -30,6 +30,7 @@ from router.http.connection_limits import ConnectionLimits
 from router.http.server import HttpServer, open_listener
 from router.openai.context import RouterConfig, RouterContext, RouterIds
 from router.openai.grammar_validator import GrammarValidator
+from router.openai.served_model import ServedModel
 from router.responses.background_responses import BackgroundResponses
 from router.responses.memory_response_leases import MemoryResponseLeases
 from router.responses.memory_response_store import MemoryResponseStore
@@ -96,7 +97,8 @@ class StaticMembers:
 def member(name: str, role: Role, **fields: Any) -> Member:
     return Member(
         WorkerId(name), role, f"{name}:1", Incarnation(1), WorkerState.READY,
-        model_digest="ab", block_tokens=4, kv_dtype="f32", max_model_tokens=CONTEXT, **fields,
+        model_digest="ab", block_tokens=4, kv_dtype="f32", max_model_tokens=CONTEXT,
+        **{"model": "demo", **fields},
     )  # fmt: skip
 
 
@@ -120,25 +122,35 @@ class RouterHarness:
         self.batch_service: BatchService | None = None
         self.response_store: ResponseStore | None = settings.pop("response_store", None)
         clock = SystemClock()
-        cluster = Cluster(self.members, clock, 4096)
+        cluster = Cluster(self.members, clock)
         links = MemoryWorkerConnections(self.prefill, self.decode)
         config = FailoverConfig(max_worker_wait_seconds=0.05, retry_pause_seconds=0.001)
+        parsers = ("tool_parser", "reasoning_parser")
+        model = ServedModel.build(
+            tokenizer,
+            cluster.workers_of("demo", 4096),
+            GenerationContext(self.placer, links, clock, config),
+            vocab_size=VOCAB,
+            aliases=frozenset({"/models/demo"}),
+            grammar_validator=GrammarValidator(CHECKER.check),
+            **{name: settings.pop(name) for name in parsers if name in settings},
+        )
         ids = iter(range(10**6))
         self.service = RouterContext.build(
-            config=RouterConfig(
-                model="demo", vocab_size=VOCAB, aliases=frozenset({"/models/demo"}), **settings
-            ),
-            tokenizer=tokenizer,
+            config=RouterConfig(**settings),
             cluster=cluster,
-            generation_context=GenerationContext(self.placer, links, clock, config),
+            models=[model],
             authenticator=Authenticator(keys, admin_key),
             clock=clock,
             ids=RouterIds(lambda: f"{next(ids):x}", lambda: 77),
-            grammar_validator=GrammarValidator(CHECKER.check),
         )
         self.response_service: ResponseService | None = None
         if stores_responses:
             self.response_store = MemoryResponseStore(ResponseLimits(), clock)
+
+    @property
+    def model(self) -> ServedModel:
+        return self.service.models.all[0]
 
     def _make_response_service(self, store: ResponseStore) -> ResponseService:
         clock, authenticator = self.service.clock, self.service.tenants.authenticator

@@ -14,6 +14,7 @@ valid. Unknown names are ignored only in a YAML file that was written for a newe
 (:mod:`baton.config.setting_scopes`). No other module reads settings from the environment.
 """
 
+from baton.checkpoint import DEMO_MODEL
 from baton.config.environment import (
     baton_home,
     child_environment,
@@ -31,7 +32,6 @@ from baton.config.setting_scopes import Reader, live_settings, restarting_settin
 from baton.config.setting_warning import SettingWarning
 from baton.config.settings import LOOPBACK, Settings
 from baton.config.sources import read_config_bytes
-from baton.config.worker_settings import DEMO_MODEL
 
 __all__ = [
     "DEMO_MODEL",

@@ -65,12 +65,12 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
     _GRPC_SERVERS: "grpc_port",
     (Reader.CONDUCTOR, Reader.WORKER): "framed_port max_sequences",
     (Reader.ROUTER, Reader.CONDUCTOR): "slo_ttft_seconds",
-    (Reader.ROUTER, Reader.WORKER): "served_model_name max_lora_rank",
+    (Reader.ROUTER, Reader.WORKER): "max_lora_rank",
     (Reader.ROUTER, Reader.WORKER, Reader.MOCK): "max_model_tokens",
-    (Reader.ROUTER, Reader.WORKER, Reader.MOCK, Reader.SUPERVISOR): "model",
+    (Reader.ROUTER, Reader.WORKER, Reader.MOCK, Reader.SUPERVISOR): "model served_model_name",
     (Reader.WORKER, Reader.MOCK, Reader.SUPERVISOR): "engine",
     (Reader.ROUTER, Reader.SUPERVISOR): """
-        host port reuse_port tls_certificate admin_key tenant_secret""",
+        models host port reuse_port tls_certificate admin_key tenant_secret""",
     _ROUTER: """
         worker_wait_seconds trace_sample tls_key control_socket api_keys tenants_file
         allow_open_http max_body_bytes

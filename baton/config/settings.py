@@ -61,6 +61,29 @@ class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSetti
         """The model's name in the API."""
         return self.served_model_name or Path(self.model).name
 
+    @property
+    def served_models(self) -> Mapping[str, str]:
+        """The folders (or names on the Hugging Face hub) of all models that the cluster serves, by
+        their names in the API. The first model is the default."""
+        return self.models or {self.model_name: self.model}
+
+    def for_model(self, name: str) -> "Settings":
+        """Return the settings of the workers of one of the ``served_models``."""
+        model = {"model": self.served_models[name], "served_model_name": name, "models": {}}
+        return self.model_copy(update=model | {"adapters": self._adapters_of(name)})
+
+    def _adapters_of(self, model: str) -> Mapping[str, str]:
+        """Return the ``adapters`` of one of the ``served_models``: those whose folder is given as
+        MODEL:FOLDER, or without a model for the first one."""
+        adapters: dict[str, str] = {}
+        for name, value in self.adapters.items():
+            base, _, folder = value.partition(":")
+            if base not in self.served_models:
+                base, folder = next(iter(self.served_models)), value
+            if base == model:
+                adapters[name] = folder
+        return adapters
+
     def accepted_hosts(self, host: str) -> tuple[str, ...] | None:
         """Return the names that a server listening at ``host`` accepts in the ``Host`` header of a
         request. The names of loopback, such as localhost, are always accepted, and are not

@@ -1,23 +1,22 @@
 """Settings of workers, of placement on them, and of the KV store."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from baton.checkpoint import DEMO_MODEL
 from baton.core.adapter import MAX_ADAPTERS
 from baton.values import (
     Adapters,
     AsSwitch,
     Count,
+    ModelPaths,
     Names,
     PrefillOrderName,
     Size,
     SizeOrZero,
     Transports,
 )
-
-DEMO_MODEL = Path(__file__).parents[1] / "models" / "demo"
 
 
 class WorkerSettings(BaseModel):
@@ -26,6 +25,10 @@ class WorkerSettings(BaseModel):
     # The model
     model: str = str(DEMO_MODEL)
     served_model_name: str | None = None
+    models: ModelPaths = Field(default_factory=dict)
+    """The models of a cluster that serves several, as NAME=PATH,NAME2=PATH2: a router serves all of
+    them, and ``baton up`` starts workers for each. Requests that name no model go to the first. If
+    this is set, ``model`` and ``served_model_name`` are for workers only."""
     engine: Literal["baton", "vllm"] = "baton"
     """What computes in a worker (docs/vllm.md). ``baton``: Baton's own engine; ``vllm``: vLLM,
     which runs many more models."""
@@ -50,8 +53,9 @@ class WorkerSettings(BaseModel):
     cuda_graphs: bool = True
     """Whether a GPU runs decode steps from CUDA graphs (docs/cuda.md)."""
     adapters: Adapters = Field(default_factory=dict)
-    """LoRA adapters to load at the start, name → folder (docs/adapters.md). Others can be loaded
-    and unloaded at run time."""
+    """LoRA adapters to load at the start, name → folder (docs/adapters.md). If there are several
+    ``models``, MODEL:FOLDER names the adapter's; without it, that is the first. Other adapters can
+    be loaded and unloaded at run time."""
     max_adapters: Annotated[int, Field(ge=0, le=MAX_ADAPTERS)] = 16
     """Maximum number of LoRA adapters that a worker has in memory."""
     max_lora_rank: Annotated[int, Field(ge=1, le=1024)] = 64

@@ -23,13 +23,20 @@ class PoolWorker:
     restarting, pending, stopped or failed. ``role`` of a converting worker is its new role,
     although the worker still drains in its old role. A worker keeps its ``id`` when its role
     changes. ``node`` is the machine's name, empty for this machine. ``message`` is a human-readable
-    note on what the worker waits for, or on its progress."""
+    note on what the worker waits for, or on its progress. ``model`` is the model that it serves,
+    empty if the cluster serves one model only."""
 
     id: WorkerId
     role: Role
     state: str
     node: str = ""
     message: str = ""
+    model: str = ""
+
+    @property
+    def pool(self) -> str:
+        """The name of the worker's pool (:mod:`baton.core.pool_name`)."""
+        return f"{self.model}/{self.role.value}" if self.model else self.role.value
 
     @property
     def is_staying(self) -> bool:
@@ -37,7 +44,7 @@ class PoolWorker:
 
 
 class Pools(Protocol):
-    """The worker pools of a cluster. Sizes don't count workers that are being removed. All methods
+    """The worker pools of one model. Sizes don't count workers that are being removed. All methods
     raise Unavailable when the backend can't be reached."""
 
     async def sizes(self) -> Mapping[Role, int]:

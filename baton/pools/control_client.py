@@ -19,8 +19,9 @@ TIMEOUT_SECONDS = 10.0
 def send_control_command(path: Path, request: dict[str, Any]) -> dict[str, Any]:
     """Send one command: ``scale`` (with the argument ``pools``), ``drain`` (with the argument
     ``worker``) or ``pools`` (without arguments). Wait for the reply, and return the state of the
-    pools: ``{"sizes": {role: count}, "workers": [{"id", "role", "state", "node", "message"}]}``.
-    Raises the supervisor's errors, and Unavailable if the supervisor doesn't answer."""
+    pools: ``{"sizes": {pool: count}, "workers": [{"id", "role", "state", "node", "message",
+    "model"}]}``. A pool is named ``decode``, or ``MODEL/decode`` if the cluster serves several
+    models. Raises the supervisor's errors, and Unavailable if the supervisor doesn't answer."""
     try:
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(TIMEOUT_SECONDS)

@@ -6,11 +6,10 @@ from typing import Protocol
 import structlog
 
 from baton.clock import Clock
-from baton.core.ids import WorkerId
 from baton.core.member import Member
-from baton.core.numerics import incompatible_workers
 from baton.core.states import Role, WorkerState
 from baton.errors import BatonError
+from baton.registry.member_list import MemberList
 
 REJOIN_SECONDS = 6.0
 """Time for members to announce themselves again to a registry that has lost its data."""
@@ -24,6 +23,19 @@ class MemberSource(Protocol):
     database_id: str
 
     async def members(self) -> list[Member]: ...
+
+
+class MemberView(Protocol):
+    """The members that a program knows: of the whole cluster (:class:`Membership`), or those that
+    matter for one model (:class:`ModelMembership`)."""
+
+    @property
+    def current(self) -> MemberList: ...
+
+    @property
+    def last_answer_seconds(self) -> float:
+        """The monotonic time when the registry last answered."""
+        ...
 
 
 class Membership:
@@ -45,11 +57,8 @@ class Membership:
         self._clock = clock
         self._interval_seconds = interval_seconds
         self._grace_seconds = grace_seconds
-        self._members: list[Member] = []
-        self._ready_of: list[Member] = self._members
-        self._ready: dict[Role, list[Member]] = {}
+        self._current = MemberList()
         self._last_found: list[Member] = []
-        self._incompatible_ids: frozenset[WorkerId] = frozenset()
         self._last_answer_seconds = float("-inf")
         self._rejoin_until = float("-inf")
         self._database_id = ""
@@ -64,21 +73,18 @@ class Membership:
     async def refresh(self) -> None:
         now = self._clock.monotonic()
         try:
-            found = sorted(await self._registry.members(), key=lambda member: member.id)
+            found = await self._registry.members()
         except BatonError as error:
             log.warning("membership_stale", error=str(error))
             if now - self._last_answer_seconds > self._grace_seconds:
-                self._members = []
+                self._current = MemberList()
             self._had_outage = True
             return
         self._last_answer_seconds = now
-        self._members = self._with_missing(found, now)
-        self._set_incompatible_ids(incompatible_workers(self._members))
-
-    def _set_incompatible_ids(self, odd: frozenset[WorkerId]) -> None:
-        if odd - self._incompatible_ids:
-            log.warning("numerics_differ", excluded=sorted(odd))
-        self._incompatible_ids = odd
+        known_ids = self._current.incompatible_ids
+        self._current = MemberList(self._with_missing(found, now))
+        if self._current.incompatible_ids - known_ids:
+            log.warning("numerics_differ", excluded=sorted(self._current.incompatible_ids))
 
     def _with_missing(self, found: list[Member], now: float) -> list[Member]:
         """Return ``found`` and, during the rejoin period, also the known members that it lacks."""
@@ -94,8 +100,7 @@ class Membership:
         self._had_outage = False
         if now >= self._rejoin_until:
             return found
-        missing = [member for member in self._members if member.id not in present]
-        return sorted([*found, *missing], key=lambda member: member.id)
+        return [*found, *(member for member in self.members if member.id not in present)]
 
     @property
     def last_answer_seconds(self) -> float:
@@ -103,24 +108,34 @@ class Membership:
         return self._last_answer_seconds
 
     @property
+    def current(self) -> MemberList:
+        """The members as of the last refresh. A refresh replaces the list by a new one."""
+        return self._current
+
+    @property
     def members(self) -> list[Member]:
         """All members, ordered by id."""
-        return self._members
+        return self._current.members
 
     def ready(self, role: Role) -> Sequence[Member]:
         """Return the members of ``role`` in state READY, ordered by id, without incompatible
         workers."""
-        if self._ready_of is not self._members:  # cached: this is called several times per request
-            self._ready_of, self._ready = self._members, {}
-        known = self._ready.get(role)
-        if known is None:
-            odd = self.incompatible_ids
-            members = (m for m in self._members if m.role is role and m.id not in odd)
-            known = self._ready[role] = [m for m in members if m.state is WorkerState.READY]
-        return known
+        return self._current.ready(role)
+
+
+class ModelMembership:
+    """The workers of one model, and all members that are not workers, as another
+    :class:`Membership` knows them."""
+
+    def __init__(self, membership: Membership, model: str) -> None:
+        self._membership = membership
+        self._model = model
 
     @property
-    def incompatible_ids(self) -> frozenset[WorkerId]:
-        """The ids of workers that must not be used, whatever their state: their logits may differ
-        in bits from those of the oldest worker (:mod:`baton.core.numerics`)."""
-        return self._incompatible_ids
+    def current(self) -> MemberList:
+        return self._membership.current.of_model(self._model)
+
+    @property
+    def last_answer_seconds(self) -> float:
+        """The monotonic time when the registry last answered."""
+        return self._membership.last_answer_seconds

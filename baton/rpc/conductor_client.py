@@ -33,12 +33,16 @@ async def request_placement(
 
 
 async def fetch_pool_plan(
-    address: str, trust: ClusterCredentials | str | None = None, timeout_seconds: float = 5.0
+    address: str,
+    trust: ClusterCredentials | str | None = None,
+    timeout_seconds: float = 5.0,
+    model: str = "",
 ) -> PoolPlan | None:
-    """Return a conductor's plan of the pools' sizes, or None if the conductor has seen no request
-    yet. Raises Unavailable, DeadlineExceeded."""
+    """Return a conductor's plan for the sizes of a model's pools, or None if the conductor has seen
+    no request for it yet. ``model`` may be empty if the cluster serves one model. Raises
+    Unavailable, DeadlineExceeded."""
     async with open_channel(address, trust) as channel:
         with translated_rpc_errors():
             stub = pb_grpc.ConductorStub(channel)
-            answer = await stub.Describe(pb.DescribeRequest(), timeout=timeout_seconds)
+            answer = await stub.Describe(pb.DescribeRequest(model=model), timeout=timeout_seconds)
     return pool_plan_from_proto(answer)

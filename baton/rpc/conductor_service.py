@@ -31,9 +31,10 @@ class ConductorCore(Protocol):
         sorted and separated by spaces."""
         ...
 
-    def pool_plan(self) -> PoolPlan | None:
-        """Return the latest plan of the pools' sizes. Return None if there is none yet: no plan is
-        made before the first request to place."""
+    def pool_plan(self, model: str = "") -> PoolPlan | None:
+        """Return the latest plan for the sizes of a model's pools. Return None if there is none
+        yet: no plan is made before the first request to place. ``model`` may be empty if the
+        cluster serves one model."""
         ...
 
 
@@ -55,7 +56,7 @@ class ConductorService(pb_grpc.ConductorServicer):
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
         members, ring = self._core.describe()
-        plan = pool_plan_to_proto(self._core.pool_plan())
+        plan = pool_plan_to_proto(self._core.pool_plan(request.model))
         return pb.DescribeResponse(members_json=members, ring=ring, plan=plan)
 
 

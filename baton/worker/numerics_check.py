@@ -1,5 +1,5 @@
 """Checks at startup that a worker computes bitwise the same logits as the other workers of its
-cluster."""
+model."""
 
 from collections.abc import Iterable
 
@@ -9,11 +9,14 @@ from baton.core.numerics import incompatible_peer
 from baton.errors import Invalid
 
 
-def check_same_numerics(members: Iterable[Member], own: WorkerId, fingerprint: str) -> None:
-    """Raise Invalid, with advice, if the oldest other worker of the cluster has different numerics.
+def check_same_numerics(
+    members: Iterable[Member], own: WorkerId, model: str, fingerprint: str
+) -> None:
+    """Raise Invalid, with advice, if the oldest other worker of ``model`` has different numerics.
     ``fingerprint`` identifies the numerics of this worker (``own``); it is empty if this worker is
-    not deterministic. Does nothing if neither this worker nor any other is deterministic."""
-    other = incompatible_peer(members, own, fingerprint)
+    not deterministic. Does nothing if neither this worker nor any other worker of the model is
+    deterministic."""
+    other = incompatible_peer(members, own, model, fingerprint)
     if other is None:
         return
     if not fingerprint:
@@ -26,7 +29,7 @@ def check_same_numerics(members: Iterable[Member], own: WorkerId, fingerprint: s
         why = f"computes bitwise different results (in {other.kv_dtype})"
         advice = f"Start {own} with the same dtype, model and version of Baton, or"
     raise Invalid(
-        f"worker {own} can't join: worker {other.id} of this cluster {why}. {advice} in a cluster "
-        "of its own (cluster=NAME)",
+        f"worker {own} can't join: worker {other.id} of the same model {why}. {advice} in a "
+        "cluster of its own (cluster=NAME)",
         param="deterministic",
     )

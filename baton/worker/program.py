@@ -117,7 +117,10 @@ class WorkerProgram:
         await wait_for_registry(self._registry, self._clock, self._settings.redis_wait_seconds)
         self._model = model = await asyncio.to_thread(load_model, self._settings)
         check_same_numerics(
-            await self._registry.members(), self._id, model.runner.numerics_fingerprint
+            await self._registry.members(),
+            self._id,
+            self._settings.model_name,
+            model.runner.numerics_fingerprint,
         )
         self._transports = self._open_transports(model)
         self._stale_peer_sweeper = StalePeerSweeper(
@@ -343,7 +346,7 @@ class WorkerProgram:
             state=self._worker.state if self._server else WorkerState.GONE,
             host=context.host,
             pid=os.getpid(),
-            model=self._settings.model,
+            model=self._settings.model_name,
             model_digest=runner.model_digest.hex(),
             block_tokens=runner.block_tokens,
             kv_dtype=runner.kv_dtype,

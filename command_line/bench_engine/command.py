@@ -68,9 +68,7 @@ def bench_engine(
     from baton.config import set_thread_environment
     from command_line.bench_engine.config import EngineBenchConfig, parse_counts
 
-    settings = sources.load(
-        {"model": _model(model), "device": device, "dtype": dtype, "threads": threads}
-    )
+    settings = sources.load({"model": model, "device": device, "dtype": dtype, "threads": threads})
     contexts = measurement.contexts
     bench_config = EngineBenchConfig(
         settings=settings,
@@ -87,9 +85,3 @@ def bench_engine(
     from command_line.bench_engine.run import run_engine_bench
 
     run_engine_bench(bench_config)
-
-
-def _model(name: str | None) -> str | None:
-    from baton.config import DEMO_MODEL
-
-    return str(DEMO_MODEL) if name == "demo" else name

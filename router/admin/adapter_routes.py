@@ -20,9 +20,9 @@ MAX_LOADING_SECONDS = 30.0
 
 
 def add_adapter_routes(app: FastAPI, context: RouterContext, adapters: AdapterDirectory) -> None:
-    """Add the routes. A request to load an adapter validates it here, adds it to the registry, from
-    which all workers load it, and returns when the first worker has loaded or refused it, or
-    after ``MAX_LOADING_SECONDS``."""
+    """Add the routes. A request to load an adapter validates it here, and adds it to the registry,
+    from which all workers of its model load it. It returns when the first worker has loaded or
+    refused it, or after ``MAX_LOADING_SECONDS``."""
 
     @app.get("/admin/adapters")
     async def list_adapters(request: Request) -> Response:
@@ -33,8 +33,10 @@ def add_adapter_routes(app: FastAPI, context: RouterContext, adapters: AdapterDi
     @app.post("/admin/adapters")
     async def load(request: Request) -> Response:
         check_admin(context, request)
-        name, path = _fields(await read_json_object(request), "name", "path")
-        return _json(describe_adapter(await load_adapter(name, path)))
+        body = await read_json_object(request)
+        model = body.pop("model", None)
+        name, path = _fields(body, "name", "path")
+        return _json(describe_adapter(await load_adapter(name, path, model)))
 
     @app.delete("/admin/adapters/{name:path}")
     async def unload(request: Request, name: str) -> Response:
@@ -56,12 +58,15 @@ def add_adapter_routes(app: FastAPI, context: RouterContext, adapters: AdapterDi
         await unload_adapter(name)
         return Response(f"Success: LoRA adapter '{name}' removed successfully.")
 
-    async def load_adapter(name: str, path: str) -> ServedAdapter:
+    async def load_adapter(name: str, path: str, model: Any = None) -> ServedAdapter:
         _check_name(context, name)
+        base = context.models.all[0].name if model is None else model
+        if base not in [each.name for each in context.models.all]:
+            raise ApiError(400, f"the model {base!r} does not exist", param="model")
         if not Path(path).is_absolute():
             raise ApiError(400, "the path must be absolute, and valid on every worker")
-        digest = await asyncio.to_thread(adapters.read_digest, Path(path))
-        await adapters.registry.put_adapter(AdapterEntry(name, path, digest, context.config.model))
+        digest = await asyncio.to_thread(adapters.read_digest, base, Path(path))
+        await adapters.registry.put_adapter(AdapterEntry(name, path, digest, base))
         return await wait_until_loaded(name, digest)
 
     async def wait_until_loaded(name: str, digest: bytes) -> ServedAdapter:
@@ -91,6 +96,7 @@ def add_adapter_routes(app: FastAPI, context: RouterContext, adapters: AdapterDi
 def describe_adapter(adapter: ServedAdapter) -> dict[str, Any]:
     return {
         "name": adapter.ref.name,
+        "model": adapter.model,
         "path": None if adapter.entry is None else adapter.entry.path,
         "digest": adapter.ref.digest.hex(),
         "loaded_on": adapter.loaded_on,
@@ -106,8 +112,8 @@ def _check_name(context: RouterContext, name: str) -> None:
             "A-Za-z0-9_.:/@+-",
             param="name",
         )
-    if name in (context.config.model, *context.config.aliases):
-        raise ApiError(400, f"{name} is the name of the base model", param="name")
+    if any(name in (model.name, *model.aliases) for model in context.models.all):
+        raise ApiError(400, f"{name} is the name of a model", param="name")
 
 
 def _fields(body: dict[str, Any], *names: str) -> list[str]:

@@ -62,7 +62,7 @@ class MessagesHandler(AnthropicHandler, ChatHandler):
     def _create_encoder(
         self, metadata: ResponseMetadata, body: ChatBody | CompletionBody
     ) -> AnswerEncoder:
-        output_format = self._context.text.output_format
+        output_format = self._model.text.output_format
 
         def call_id(call: int) -> str:
             return output_format.call_id(metadata.id, 0, call, CALL_ID_PREFIX)
@@ -84,8 +84,7 @@ class CountTokensHandler(AnthropicHandler):
         context = self._context
         body = await self._parse(CountTokensBody, raw, tenant)
         self._report_ignored_fields(tenant, body.ignored_fields)
-        context.check_model(body.model)
-        text, limits = context.text, context.limits
+        text, limits = self._model.text, self._model.limits
         count = await context.resources.offload_executor.run(
             tenant,
             raw.size_bytes,

@@ -27,9 +27,10 @@ class ServedAdapter:
     """An adapter as clients and admins see it. ``loaded_on`` are the ids of the ready workers that
     have loaded the weights of ``ref``, and ``errors`` the reasons of those that can't, by worker.
     ``entry`` is the adapter's entry in the registry; None if it comes from the workers'
-    settings."""
+    settings. ``model`` is the name of the base model."""
 
     ref: AdapterRef
+    model: str
     loaded_on: tuple[str, ...]
     errors: Mapping[str, str]
     entry: AdapterEntry | None = None
@@ -45,9 +46,10 @@ class AdapterDirectory:
         cluster: Cluster,
         registry: AdapterRegistry,
         clock: Clock,
-        read_digest: Callable[[Path], bytes],
+        read_digest: Callable[[str, Path], bytes],
     ) -> None:
-        """``read_digest`` reads and validates the adapter in a folder, and returns its digest."""
+        """``read_digest`` reads and validates the adapter in a folder for the model with a name,
+        and returns its digest."""
         self.registry = registry
         self.read_digest = read_digest
         self._cluster = cluster
@@ -112,8 +114,12 @@ class AdapterDirectory:
 def _served(name: str, entry: AdapterEntry | None, workers: Sequence[Member]) -> ServedAdapter:
     """Return the adapter with this name. While workers replace its weights, requests use the new
     weights as soon as a worker has loaded them."""
+    model = entry.model if entry is not None else _model_in_settings(name, workers)
     announced = [
-        (worker.id, each) for worker in workers for each in worker.adapters if each.name == name
+        (worker.id, each)
+        for worker in workers
+        for each in worker.adapters
+        if worker.model == model and each.name == name
     ]
     counts = Counter(each.digest for _, each in announced if not each.error)
     if entry is not None and (entry.digest in counts or not counts):
@@ -123,9 +129,19 @@ def _served(name: str, entry: AdapterEntry | None, workers: Sequence[Member]) ->
         digest = min((d for d, count in counts.items() if count == most), default=bytes(16))
     return ServedAdapter(
         AdapterRef(name, digest),
+        model,
         tuple(
             sorted(worker for worker, each in announced if each.digest == digest and not each.error)
         ),
         {worker: each.error for worker, each in announced if each.error},
         entry,
+    )
+
+
+def _model_in_settings(name: str, workers: Sequence[Member]) -> str:
+    """Return the model of the first worker that has this adapter in its settings."""
+    return next(
+        worker.model
+        for worker in workers
+        if any(each.name == name and each.in_settings for each in worker.adapters)
     )

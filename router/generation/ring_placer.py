@@ -9,7 +9,7 @@ from baton.core.placement import Placement, PlacementQuery
 from baton.core.states import Role
 from baton.errors import Unavailable
 from baton.hash_ring import ring_successors
-from router.generation.cluster import Cluster
+from router.generation.model_workers import ModelWorkers
 
 RING_KEY_BLOCKS = 8
 """The prefill worker is picked by the key of the prompt's eighth block or, if the prompt is
@@ -31,8 +31,8 @@ class RingPlacer:
     """Places requests by a hash ring. A placement depends only on the query, on which workers are
     ready, and on the loads of these workers."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, workers: ModelWorkers) -> None:
+        self._workers = workers
 
     async def place(self, query: PlacementQuery) -> Placement:
         prefills = self._candidates(Role.PREFILL, query)
@@ -40,7 +40,7 @@ class RingPlacer:
         if not decodes and not prefills:
             if query.adapter is not None:
                 raise Unavailable(f"no worker has loaded the adapter {query.adapter.name}")
-            raise Unavailable("no worker is ready")
+            raise Unavailable(f"no worker is ready for model {self._workers.model!r}")
         request = query.request_id.encode()
         if not decodes:
             return _build_placement(
@@ -52,7 +52,7 @@ class RingPlacer:
         return _build_placement(pick_with_bounded_load(prefills, _ring_key(query)), decode, "ring")
 
     def _candidates(self, role: Role, query: PlacementQuery) -> list[Member]:
-        ready = self._cluster.ready_members(role)
+        ready = self._workers.ready_members(role)
         return [
             member
             for member in ready

@@ -11,18 +11,13 @@ from functools import partial
 import structlog
 
 from baton.clock import Clock
-from baton.core.adapter import AdapterRef
 from baton.core.ids import Epoch, RequestId, TenantId
 from baton.core.request import RequestSpec
 from baton.errors import BatonError, Invalid, Overloaded, Unavailable
 from baton.text.tokenizer import Tokenizer
-from router.errors import ApiError
-from router.generation.adapter_directory import AdapterDirectory, ServedAdapter
 from router.generation.block_key_hasher import BlockKeyHasher
 from router.generation.cluster import Cluster
 from router.generation.generation import Generation
-from router.generation.generation_context import GenerationContext
-from router.generation.prefix_pinner import PrefixPinner
 from router.generation.record import GenerationRecord
 from router.http.ignored_fields import IgnoredFields
 from router.http.raw_body import BodyBudget, RawBody
@@ -32,13 +27,12 @@ from router.openai.choice_stream import (
     InlineSink,
     PromptLogprobsBuilder,
 )
-from router.openai.grammar_validator import GrammarValidator
 from router.openai.model_text import ModelText
-from router.openai.parsers.model_output_format import ModelOutputFormat
-from router.openai.preprocessor import ModelLimits, Preprocessor, Prompt
+from router.openai.preprocessor import Preprocessor, Prompt
 from router.openai.prompt_logprobs import build_prompt_token_entries
 from router.openai.request_resources import RequestResources
 from router.openai.schema import ChatBody, CompletionBody
+from router.openai.served_model import ModelDirectory, ServedModel
 from router.telemetry.router_telemetry import RouterTelemetry
 from router.tenants.authentication import Authenticator
 from router.tenants.quota_store import QuotaStore
@@ -49,26 +43,17 @@ from router.tenants.usage_store import UsageStore
 log = structlog.get_logger(__name__)
 
 
-ADAPTER_RETRY_SECONDS = "2"
-"""When to retry a request whose adapter no worker has loaded. Loading takes a second or so."""
-
-
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """The router's settings. ``aliases`` are other names that clients may use for ``model``.
-    ``control_socket`` is the path of the supervisor's socket, or None if there is no supervisor."""
+    """The router's settings. ``control_socket`` is the path of the supervisor's socket, or None if
+    there is no supervisor."""
 
-    model: str
-    vocab_size: int
-    aliases: frozenset[str] = frozenset()
     max_body_bytes: int = 8 * 1024 * 1024
     max_inflight_body_bytes: int = 128 * 1024 * 1024
     max_concurrent_requests: int = 1024
     body_timeout_seconds: float = 60.0
     tenant_secret: str | None = None
     slo_ttft_seconds: float = 0.0
-    tool_parser: str = "auto"
-    reasoning_parser: str = "auto"
     control_socket: str | None = None
     request_timeout_seconds: float = 3600.0
     cors_origins: tuple[str, ...] = ()
@@ -81,16 +66,16 @@ class RouterConfig:
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """The tenant of a request, and the tenant's attributes as of the request's arrival. ``hasher``
-    computes the block keys of the request's prompts; it is None while there are no workers.
-    ``session`` is the id of the client's session, or empty if the client named none. ``adapter`` is
-    the LoRA adapter that the client named as the model; None means the base model."""
+    """The model and the tenant of a request, and the tenant's attributes as of the request's
+    arrival. ``hasher`` computes the block keys of the request's prompts; it is None while the model
+    has no workers. ``session`` is the id of the client's session, or empty if the client named
+    none."""
 
+    model: ServedModel
     tenant: TenantId
     attributes: TenantAttributes
     hasher: BlockKeyHasher | None
     session: str = ""
-    adapter: AdapterRef | None = None
 
 
 def make_session_id(tenant: TenantId, cache_key: str | None) -> str:
@@ -127,16 +112,12 @@ class RouterContext:
     config: RouterConfig
     clock: Clock
     cluster: Cluster
-    generation_context: GenerationContext
-    text: ModelText
+    models: ModelDirectory
     tenants: TenantServices
     resources: RequestResources
     telemetry: RouterTelemetry
     ids: RouterIds
-    prefix_pinner: PrefixPinner | None = None
     draining: bool = False
-    adapters: AdapterDirectory | None = None
-    """The adapters that requests may name; None if there are none."""
     refuses_when_draining: bool = True
     """False if new connections reach other routers, through a shared port or a load balancer. Then
     clients that are still connected to this router are served while it drains."""
@@ -147,25 +128,19 @@ class RouterContext:
         config: RouterConfig,
         clock: Clock,
         cluster: Cluster,
-        generation_context: GenerationContext,
-        tokenizer: Tokenizer,
+        models: Sequence[ServedModel],
         authenticator: Authenticator,
         *,
-        grammar_validator: GrammarValidator | None = None,
         telemetry: RouterTelemetry | None = None,
         ids: RouterIds | None = None,
         usage_store: UsageStore | None = None,
         quota_store: QuotaStore | None = None,
-        prefix_pinner: PrefixPinner | None = None,
         refuses_when_draining: bool = True,
     ) -> "RouterContext":
         """Wire the components of a router together. Defaults: telemetry and usage are kept in
-        memory, ids are random, and grammars are checked; without ``quota_store`` and
-        ``prefix_pinner``, quotas are not shared between routers and prefixes are not pinned."""
+        memory, and ids are random; without ``quota_store``, quotas are not shared between
+        routers."""
         telemetry, ids = telemetry or RouterTelemetry(), ids or RouterIds()
-        output_format = ModelOutputFormat.detect(
-            tokenizer, config.tool_parser, config.reasoning_parser
-        )
         tenants = TenantServices(
             authenticator,
             config.max_concurrent_requests,
@@ -180,13 +155,11 @@ class RouterContext:
             config,
             clock,
             cluster,
-            generation_context,
-            ModelText(tokenizer, output_format, grammar_validator or GrammarValidator()),
+            ModelDirectory(models, config.max_concurrent_requests),
             tenants,
             RequestResources(BodyBudget(config.max_inflight_body_bytes)),
             telemetry,
             ids,
-            prefix_pinner,
             refuses_when_draining=refuses_when_draining,
         )
 
@@ -195,27 +168,6 @@ class RouterContext:
         through a shared port or a load balancer."""
         if self.draining and self.refuses_when_draining:
             raise Unavailable("this router is draining")
-
-    def check_model(self, name: str | None) -> None:
-        """Raise ApiError (404) unless the client names the served model, one of its aliases, or an
-        adapter. None is accepted, since a body may leave the model out."""
-        if not self.is_base_model(name) and self.find_adapter(name) is None:
-            message = f"The model {name!r} does not exist; this server has {self.config.model!r}"
-            raise ApiError(404, message, param="model", code="model_not_found")
-
-    def is_base_model(self, name: str | None) -> bool:
-        return name is None or name == self.config.model or name in self.config.aliases
-
-    def find_adapter(self, name: str | None) -> ServedAdapter | None:
-        """Return the adapter with this name; None if the name is that of the base model."""
-        if name is None or self.adapters is None or self.is_base_model(name):
-            return None
-        return self.adapters.find(name)
-
-    def shown_model(self, name: str | None) -> str:
-        """Return the model's name for an answer: the adapter's if the client named one."""
-        adapter = self.find_adapter(name)
-        return self.config.model if adapter is None else adapter.ref.name
 
     def ignored_fields(self, tenant_id: TenantId) -> IgnoredFields:
         """Return an object that will collect the ignored fields of one of the tenant's requests.
@@ -232,29 +184,26 @@ class RouterContext:
             tenant_id, weight, shared=self.tenants.admission.is_shared
         )
 
-    def request_context(self, tenant: TenantId, body: ChatBody | CompletionBody) -> RequestContext:
-        """Return the context of a request. It keeps the tenant's attributes, the adapter and the
-        hasher as they are now, since the tenants file, the adapters and the workers may change
-        later. Raises ApiError (503) if the request names an adapter that no worker has loaded."""
+    def request_context(
+        self, model: ServedModel, tenant: TenantId, body: ChatBody | CompletionBody
+    ) -> RequestContext:
+        """Return the context of a request. It keeps the tenant's attributes and the hasher as they
+        are now, since the tenants file and the workers may change later."""
         standing = self.tenants.authenticator.directory.tenant(tenant).attributes(
             self.config.tenant_secret, body.cache_salt, body.priority or 0
         )
         session = (
             make_session_id(tenant, body.prompt_cache_key) if isinstance(body, ChatBody) else ""
         )
-        adapter = usable_adapter(self.find_adapter(body.model))
-        hasher = self.cluster.block_key_hasher(standing.salt, adapter)
-        return RequestContext(tenant, standing, hasher, session, adapter)
-
-    @property
-    def limits(self) -> ModelLimits:
-        return ModelLimits(self.cluster.max_model_tokens, self.config.vocab_size)
+        hasher = model.workers.block_key_hasher(standing.salt, model.adapter)
+        return RequestContext(model, tenant, standing, hasher, session)
 
     def preprocessor(self, request_context: RequestContext) -> Preprocessor:
+        model = request_context.model
         return Preprocessor(
-            self.text.tokenizer,
-            self.text.output_format,
-            self.limits,
+            model.text.tokenizer,
+            model.text.output_format,
+            model.limits,
             request_context.hasher,
             self.ids.new_seed(),
         )
@@ -268,11 +217,8 @@ class RouterContext:
         arrived_at: float,
     ) -> list[ChoiceStream]:
         """Create a stream for each answer to each prompt, in the order of the answers' indexes."""
-        tenant, attributes, hasher = (
-            request_context.tenant,
-            request_context.attributes,
-            request_context.hasher,
-        )
+        model, tenant = request_context.model, request_context.tenant
+        attributes, hasher = request_context.attributes, request_context.hasher
         total = len(prompts) * body.num_candidates
         choices: list[ChoiceStream] = []
         for prompt in prompts:
@@ -282,60 +228,59 @@ class RouterContext:
                 record = GenerationRecord(
                     RequestId(name), arrived_at, size, tenant, attributes.has_slo
                 )
-                if prompt.prefix_pins and number == 0 and self.prefix_pinner is not None:
-                    self.prefix_pinner.pin_when_stored(record, prompt.prefix_pins)
+                if prompt.prefix_pins and number == 0 and model.prefix_pinner is not None:
+                    model.prefix_pinner.pin_when_stored(record, prompt.prefix_pins)
                 spec = _request_spec(prompt, name, number, attributes, self.config.slo_ttft_seconds)
-                spec = replace(spec, adapter=request_context.adapter)
-                model = self.config.model
+                spec = replace(spec, adapter=model.adapter) if model.adapter is not None else spec
                 generation = Generation(
-                    self.generation_context,
+                    model.generation_context,
                     spec,
                     tenant,
-                    model,
+                    model.name,
                     hasher,
                     prompt.block_keys,
                     record,
                     request_context.session,
                 )
-                choices.append(self._create_choice_stream(len(choices), generation, body, prompt))
+                choices.append(
+                    self._create_choice_stream(model.text, len(choices), generation, body, prompt)
+                )
         self.telemetry.history.add_records(request_id, [choice.record for choice in choices])
         return choices
 
     def _create_choice_stream(
-        self, index: int, generation: Generation, body: ChatBody | CompletionBody, prompt: Prompt
+        self,
+        text: ModelText,
+        index: int,
+        generation: Generation,
+        body: ChatBody | CompletionBody,
+        prompt: Prompt,
     ) -> ChoiceStream:
         parser, shown_special_ids = None, frozenset[int]()
         if isinstance(body, ChatBody):
-            parser = self.text.output_format.create_parser(
+            parser = text.output_format.create_parser(
                 body.offered_tools,
                 forced=body.forces_tool_call,
                 in_reasoning=prompt.starts_in_reasoning,
                 max_calls=body.max_tool_calls,
             )
             shown_special_ids = (
-                self.text.output_format.visible_special_ids
-                if parser is not None
-                else shown_special_ids
+                text.output_format.visible_special_ids if parser is not None else shown_special_ids
             )
         if body.skip_special_tokens is False:
-            shown_special_ids = self.text.tokenizer.special_ids
+            shown_special_ids = text.tokenizer.special_ids
         return ChoiceStream(
             index,
             generation,
-            self.text.tokenizer.make_detokenizer(shown_special_ids),
+            text.tokenizer.make_detokenizer(shown_special_ids),
             body.stop,
             emit_every_step=bool(body.return_token_ids) or body.num_logprobs is not None,
             parser=parser,
             include_stop=bool(body.include_stop_str_in_output),
-            build_prompt_logprobs=self._prompt_logprobs_builder(prompt),
+            build_prompt_logprobs=_prompt_logprobs_builder(prompt, text.tokenizer),
             offset=len(prompt.echo_text),
             prompt_only=prompt.prompt_only,
         )
-
-    def _prompt_logprobs_builder(self, prompt: Prompt) -> PromptLogprobsBuilder | None:
-        if prompt.sampling.prompt_logprobs is None:
-            return None
-        return partial(build_prompt_token_entries, prompt.token_ids, self.text.tokenizer)
 
     async def run_choices(
         self, choices: Sequence[ChoiceStream], emit: DeltaHandler, sink: InlineSink | None = None
@@ -375,6 +320,12 @@ class RouterContext:
             self.telemetry.metrics.record_answer(record)
 
 
+def _prompt_logprobs_builder(prompt: Prompt, tokenizer: Tokenizer) -> PromptLogprobsBuilder | None:
+    if prompt.sampling.prompt_logprobs is None:
+        return None
+    return partial(build_prompt_token_entries, prompt.token_ids, tokenizer)
+
+
 def _request_spec(
     prompt: Prompt, name: str, number: int, attributes: TenantAttributes, ttft_slo_seconds: float
 ) -> RequestSpec:
@@ -391,23 +342,6 @@ def _request_spec(
         priority=attributes.priority,
         weight=attributes.weight,
     )
-
-
-def usable_adapter(adapter: ServedAdapter | None) -> AdapterRef | None:
-    """Return the reference of an adapter. Raises ApiError (503) if no ready worker has loaded
-    it."""
-    if adapter is None:
-        return None
-    if not adapter.loaded_on:
-        reason = next(iter(adapter.errors.values()), "no worker has loaded it yet")
-        raise ApiError(
-            503,
-            f"the adapter {adapter.ref.name} is not loaded: {reason}",
-            error_type="service_unavailable_error",
-            code="adapter_not_loaded",
-            headers={"retry-after": ADAPTER_RETRY_SECONDS},
-        )
-    return adapter.ref
 
 
 def _log_failure(record: GenerationRecord, error: BatonError) -> None:

@@ -31,5 +31,9 @@ def describe_adapter(name: str, parent: Mapping[str, Any]) -> dict[str, Any]:
 def describe_models(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the list of all models as a single page."""
     ids = [model["id"] for model in models]
-    page = {"has_more": False, "first_id": ids[0], "last_id": ids[-1]}
+    page = {
+        "has_more": False,
+        "first_id": ids[0] if ids else None,
+        "last_id": ids[-1] if ids else None,
+    }
     return {"object": "list", "data": list(models), **page}

@@ -5,7 +5,8 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import structlog
 from starlette.responses import Response
@@ -17,7 +18,7 @@ from baton.core.priority import MAX_PRIORITY_STEPS
 from baton.errors import BatonError, DeadlineExceeded
 from router.errors import ApiError, to_api_error
 from router.http.api_key_header import api_key_header
-from router.http.body_parser import Body, parse_body
+from router.http.body_parser import parse_body
 from router.http.ignored_fields import IgnoredFields
 from router.http.json_limits import max_json_values
 from router.http.raw_body import RawBody
@@ -55,6 +56,8 @@ from router.openai.preprocessor import (
     encode_tokenize_response,
 )
 from router.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from router.openai.schema.strict_model import RequestBody
+from router.openai.served_model import ServedModel
 from router.openai.system_fingerprint import system_fingerprint
 from router.telemetry.tracing import RequestTrace
 from router.tenants.admission import (
@@ -73,6 +76,8 @@ budget until the answer ends: nothing else bounds how many such bodies stay in m
 take a multiple of their size."""
 
 log = structlog.get_logger(__name__)
+
+Body = TypeVar("Body", bound=RequestBody)
 
 
 class RequestHandler(Response, ABC):
@@ -94,6 +99,7 @@ class RequestHandler(Response, ABC):
         self._admission: RequestAdmission
         self._raw: RawBody
         self._ignored: IgnoredFields
+        self._model: ServedModel
         self._min_priority = 0
         self._traceparent: str | None = None
         self._trace: RequestTrace | None = None
@@ -196,10 +202,10 @@ class RequestHandler(Response, ABC):
             self._context.telemetry.tracer.end(trace, self.endpoint, status)
 
     async def _parse(self, schema: type[Body], raw: RawBody, tenant: TenantId) -> Body:
-        """Parse the body, and free its bytes. The response's headers will name the fields that were
-        ignored. Raises ApiError (400)."""
+        """Parse the body, free its bytes, and find the model that it names. The response's headers
+        will name the fields that were ignored. Raises ApiError (400, 404)."""
         context, data = self._context, raw.take()
-        max_values = max_json_values(context.cluster.max_model_tokens)
+        max_values = max_json_values(context.models.max_model_tokens)
         self._ignored = ignored = context.ignored_fields(tenant)
         rounds_integers = self.repeats_values
         body = await context.resources.offload_executor.run(
@@ -208,6 +214,8 @@ class RequestHandler(Response, ABC):
             lambda: parse_body(schema, data, max_values, ignored, rounds_integers=rounds_integers),
         )
         self._report_ignored_fields(tenant)
+        directory = context.tenants.authenticator.directory
+        self._model = context.models.find(body.model, directory.tenant(tenant))
         return body
 
     def _report_ignored_fields(self, tenant: TenantId, names: Iterable[str] = ()) -> None:
@@ -239,9 +247,8 @@ class GenerationHandler(RequestHandler):
         if context.telemetry.tracer is not None:
             self._trace = context.telemetry.tracer.begin(request_id, self._traceparent)
         body = await self._read_body(raw, tenant)
-        context.check_model(body.model)
         body.priority = max(body.priority or 0, self._min_priority)
-        request_context = context.request_context(tenant, body)
+        request_context = context.request_context(self._model, tenant, body)
         preprocessor = context.preprocessor(request_context)
         prompts = await context.resources.offload_executor.run(
             tenant, raw.size_bytes, lambda: self._build_prompts(preprocessor, body)
@@ -250,7 +257,8 @@ class GenerationHandler(RequestHandler):
         raw.release(kept_bytes=raw.size_bytes - num_tokens * MAX_BYTES_PER_PROMPT_TOKEN)
         self._report_ignored_fields(tenant)
         field = body.format[0] if body.format is not None else TOOLS_FIELD
-        await context.text.grammar_validator.check(prompts[0].sampling.grammar, field, tenant)
+        grammar = prompts[0].sampling.grammar
+        await self._model.text.grammar_validator.check(grammar, field, tenant)
         self._admission.set_size(raw.size_bytes)
         await self._reserve_tokens(prompts, body)
         choices = context.create_choice_streams(
@@ -287,6 +295,10 @@ class GenerationHandler(RequestHandler):
             num_reserved_tokens(sizes, body.num_candidates, answer)
         )
         self._admission.reserve_tokens(sizes, body.num_candidates, answer)
+        self._admission.take_model_slots(
+            partial(self._context.models.acquire, self._model),
+            partial(self._context.models.release, self._model),
+        )
         self._response_headers |= self._admission.headers()
 
     def encode_error_event(self, error: ApiError) -> bytes:
@@ -396,7 +408,7 @@ class GenerationHandler(RequestHandler):
         return ResponseMetadata(
             id=request_id,
             created=self._context.clock.wall_nanoseconds() // 1_000_000_000,
-            model=self._context.shown_model(body.model),
+            model=self._model.shown_name,
             return_token_ids=bool(body.return_token_ids),
             has_usage_chunk=body.wants_usage_chunk,
             has_running_usage=body.wants_running_usage,
@@ -404,7 +416,7 @@ class GenerationHandler(RequestHandler):
             prompt_logprobs=body.prompt_logprobs is not None,
             is_obfuscated=body.wants_obfuscation,
             tokens_as_ids=bool(body.return_tokens_as_token_ids),
-            system_fingerprint=system_fingerprint(self._context.cluster.any_worker),
+            system_fingerprint=system_fingerprint(self._model.workers.any_worker),
             service_tier="default" if isinstance(body, ChatBody) and body.service_tier else None,
         )
 
@@ -429,21 +441,21 @@ class ChatHandler(GenerationHandler):
 
     def _build_prompts(self, preprocessor: Preprocessor, body: Any) -> list[Prompt]:
         if self._context.config.refuses_special_tokens:
-            self._context.text.special_tokens.check(body.messages)
-        ChatRenderer(self._context.text.tokenizer).drop_ineffective_fields(body, self._ignored)
+            self._model.text.special_tokens.check(body.messages)
+        ChatRenderer(self._model.text.tokenizer).drop_ineffective_fields(body, self._ignored)
         return preprocessor.prepare_chat(body, caps_max_tokens=self.caps_max_tokens)
 
     def _create_encoder(
         self, metadata: ResponseMetadata, body: ChatBody | CompletionBody
     ) -> AnswerEncoder:
         with_logprobs = body.num_logprobs is not None
-        dialect = self._context.text.output_format
+        dialect = self._model.text.output_format
 
         def call_id(choice: int, call: int) -> str:
             return dialect.call_id(metadata.id, choice, call)
 
         return ChatEncoder(
-            metadata, self._context.text.tokenizer, with_logprobs=with_logprobs, call_id=call_id
+            metadata, self._model.text.tokenizer, with_logprobs=with_logprobs, call_id=call_id
         )
 
 
@@ -461,9 +473,7 @@ class CompletionHandler(GenerationHandler):
         self, metadata: ResponseMetadata, body: ChatBody | CompletionBody
     ) -> AnswerEncoder:
         with_logprobs = body.num_logprobs is not None
-        return CompletionEncoder(
-            metadata, self._context.text.tokenizer, with_logprobs=with_logprobs
-        )
+        return CompletionEncoder(metadata, self._model.text.tokenizer, with_logprobs=with_logprobs)
 
 
 class TokenizeHandler(RequestHandler):
@@ -472,8 +482,7 @@ class TokenizeHandler(RequestHandler):
     async def answer(self, writer: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
         context = self._context
         body = await self._parse(TokenizeBody, raw, tenant)
-        context.check_model(body.model)
-        tokenizer, limits = context.text.tokenizer, context.limits
+        tokenizer, limits = self._model.text.tokenizer, self._model.limits
         ChatRenderer(tokenizer).drop_ineffective_fields(body, self._ignored)
         self._report_ignored_fields(tenant)
         answer = await context.resources.offload_executor.run(
@@ -488,8 +497,7 @@ class DetokenizeHandler(RequestHandler):
     async def answer(self, writer: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
         context = self._context
         body = await self._parse(DetokenizeBody, raw, tenant)
-        context.check_model(body.model)
-        tokenizer, limits = context.text.tokenizer, context.limits
+        tokenizer, limits = self._model.text.tokenizer, self._model.limits
         answer = await context.resources.offload_executor.run(
             tenant, raw.size_bytes, lambda: encode_detokenize_response(body, tokenizer, limits)
         )

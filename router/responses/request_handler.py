@@ -119,7 +119,7 @@ class ResponsesHandler(_ChatSource, ChatHandler):
     def _create_encoder(
         self, metadata: ResponseMetadata, body: ChatBody | CompletionBody
     ) -> AnswerEncoder:
-        request, dialect = self._body, self._context.text.output_format
+        request, dialect = self._body, self._model.text.output_format
         options = OutputOptions(
             metadata.id,
             self._request.tools.identities,
@@ -130,7 +130,7 @@ class ResponsesHandler(_ChatSource, ChatHandler):
         return ResponsesEncoder(
             response_fields(metadata, request, self._request.tools, is_stored=self._is_stored),
             options,
-            self._context.text.tokenizer if body.num_logprobs is not None else None,
+            self._model.text.tokenizer if body.num_logprobs is not None else None,
             is_obfuscated=metadata.is_obfuscated,
         )
 
@@ -214,9 +214,8 @@ class InputTokensHandler(_ChatSource):
     async def answer(self, writer: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
         context = self._context
         body = await self._parse(InputTokensBody, raw, tenant)
-        context.check_model(body.model)
         request = await self._build_chat(body, raw, tenant)
-        text, limits = context.text, context.limits
+        text, limits = self._model.text, self._model.limits
         count = await context.resources.offload_executor.run(
             tenant,
             raw.size_bytes,

@@ -35,6 +35,10 @@ MAX_QUOTAS = 65_536
 quotas of tenants that are not in the tenants file are dropped."""
 
 
+SlotCount = Callable[[int], None]
+"""Acquires or releases this many slots."""
+
+
 class UsageSink(Protocol):
     """Records what tenants used."""
 
@@ -62,6 +66,7 @@ class RequestAdmission:
         "_num_slots",
         "_quota",
         "_records",
+        "_release_model_slots",
         "_reserved_tokens",
         "_share",
         "_size_bytes",
@@ -87,6 +92,7 @@ class RequestAdmission:
         self._reserved_tokens: int | None = None
         self._records: Sequence[GenerationRecord] = ()
         self._answers_per_prompt = 1
+        self._release_model_slots: SlotCount | None = None
         self._is_detached = False
 
     async def draw_request_quota(self) -> None:
@@ -194,6 +200,17 @@ class RequestAdmission:
         self._reserved_tokens = tokens
         self._notify_quota_client()
 
+    def take_model_slots(self, acquire: SlotCount, release: SlotCount) -> None:
+        """Take as many slots of the model's limit as the request holds of the request limiter, with
+        ``acquire``, and return them with ``release`` when the request ends. Call this once, after
+        :meth:`reserve_tokens`. Raises Overloaded."""
+        try:
+            acquire(self._num_slots)
+        except Overloaded as refusal:
+            self._controller.record_refusal(self.tenant, refusal)
+            raise
+        self._release_model_slots = release
+
     def set_records(self, records: Sequence[GenerationRecord], per_prompt: int) -> None:
         """Set the records of the answers in progress; when the request ends, its usage is computed
         from them."""
@@ -212,6 +229,9 @@ class RequestAdmission:
         self._num_slots += count
 
     def _release_slots(self) -> None:
+        if self._release_model_slots is not None:
+            self._release_model_slots(self._num_slots)
+            self._release_model_slots = None
         if self._num_slots:
             self._controller.request_limiter.release(self._num_slots, self.tenant.id)
             self._num_slots = 0

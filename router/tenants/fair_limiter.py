@@ -24,15 +24,19 @@ class FairLimiter:
     with ``n`` above 1 or with several prompts counts once per answer. ``counted`` is the name of
     the unit in error messages.
 
+    The limit can also be shared by other things than tenants, such as models: ``user`` is what one
+    of them is called in error messages, and ``tenant`` in the methods is then its id.
+
     The limit is divided by weighted max-min fairness among the tenants that use any of it now. A
     tenant below its fair share is admitted while the total is within the limit; other tenants are
     admitted while the total is within ``1 - RESERVED_FRACTION`` of the limit. If only one tenant is
     configured, it is admitted while the total is within the limit.
     """
 
-    def __init__(self, limit: int, counted: str = "answers") -> None:
+    def __init__(self, limit: int, counted: str = "answers", user: str = "tenant") -> None:
         self._limit = limit
         self._counted = counted
+        self._user = user
         self._usage_by_tenant: dict[TenantId, _TenantShare] = {}
         """Contains only tenants that use part of the limit now."""
         self._weights = 0.0
@@ -101,13 +105,13 @@ class FairLimiter:
         share = self._fair_share(tenant, weight)
         if own + count > share:
             reason = (
-                f"{count} more would exceed the tenant's fair share of {share:.0f}; all tenants "
-                f"together use {self.num_in_use} of at most {self._limit}"
+                f"{count} more would exceed the {self._user}'s fair share of {share:.0f}; all "
+                f"{self._user}s together use {self.num_in_use} of at most {self._limit}"
                 if share
-                else f"the rest of the limit of {self._limit} is reserved for other tenants"
+                else f"the rest of the limit of {self._limit} is reserved for other {self._user}s"
             )
             raise Overloaded(
-                f"this router handles {own} {self._counted} of this tenant now, and {reason}",
+                f"this router handles {own} {self._counted} of this {self._user} now, and {reason}",
                 retry_after_seconds=1.0,
             )
 

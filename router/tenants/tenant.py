@@ -75,6 +75,8 @@ class Tenant:
     prices: TokenPrices = FREE
     strict_fields: bool | None = None
     """Whether unknown fields of requests are refused. If None, the settings decide."""
+    models: frozenset[str] | None = None
+    """The names of the models that the tenant may use. If None, it may use all."""
 
     @property
     def is_limited(self) -> bool:

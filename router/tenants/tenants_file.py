@@ -19,6 +19,8 @@ MAX_FILE_BYTES = 16 * 2**20
 TENANT_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$"
 """Names appear in metrics, logs and usage, so they contain nothing that must be escaped there."""
 
+MAX_MODELS_PER_TENANT = 1024
+
 MAX_KEYS_PER_TENANT = 64
 """The maximum number of API keys of a tenant. Several are needed to rotate keys; more than this is
 a mistake."""
@@ -41,6 +43,7 @@ def _key(value: Any) -> Any:
 
 Limit = Annotated[int, Field(ge=1, le=10**12)] | None
 Price = Annotated[float, Field(ge=0, le=10**9)]
+ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class _StrictSchema(BaseModel):
@@ -72,6 +75,9 @@ class _TenantDefaults(_StrictSchema):
     limits: _LimitsSchema = Field(default_factory=_LimitsSchema)
     prices: _PricesSchema = Field(default_factory=_PricesSchema)
     strict_fields: bool | None = None
+    models: (
+        Annotated[list[ModelName], Field(min_length=1, max_length=MAX_MODELS_PER_TENANT)] | None
+    ) = None
 
 
 class _TenantSchema(_TenantDefaults):
@@ -172,6 +178,7 @@ def _tenant(name: str, entry: _TenantSchema) -> Tenant:
         TenantLimits(**entry.limits.model_dump()),
         TokenPrices(**entry.prices.model_dump()),
         entry.strict_fields,
+        None if entry.models is None else frozenset(entry.models),
     )
 
 

@@ -469,7 +469,7 @@ async def test_a_conductor_serves_its_pool_plan() -> None:
         def describe(self) -> tuple[list[str], str]:
             return [], ""
 
-        def pool_plan(self) -> PoolPlan | None:
+        def pool_plan(self, model: str = "") -> PoolPlan | None:
             return self.plan
 
     core = Planning()

@@ -111,7 +111,7 @@ def test_vllm_names_of_the_routes(served: Served) -> None:
         ({"name": "x", "path": "relative"}, "must be absolute"),
         ({"name": "x", "path": "/nowhere"}, "adapter_config.json: the file is missing"),
         ({"name": "-", "path": "/nowhere"}, "the name must begin"),
-        ({"name": "model", "path": "/nowhere"}, "is the name of the base model"),
+        ({"name": "model", "path": "/nowhere"}, "is the name of a model"),
         ({"name": "x"}, "the body must be like"),
     ],
 )

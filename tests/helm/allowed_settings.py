@@ -15,8 +15,8 @@ CHART_SETTINGS = frozenset({
     "tls_certificate", "tls_key", "rpc_tls_certificate", "rpc_tls_key", "rpc_tls_ca", "api_keys",
     "tenants_file", "admin_key", "tenant_secret", "allow_open_http", "control_socket",
     # Settings with their own place in the values.
-    "model", "served_model_name", "drain_timeout_seconds", "endpoint_grace_seconds", "store_bytes",
-    "store_disk_bytes", "store_folder", "batch_folder", "log_level", "log_format",
+    "model", "models", "served_model_name", "drain_timeout_seconds", "endpoint_grace_seconds",
+    "store_bytes", "store_disk_bytes", "store_folder", "batch_folder", "log_level", "log_format",
     "trace_endpoint", "trace_sample", "autoscale", "autoscale_pools", "autoscale_prefill_pool",
     "autoscale_decode_pool", "kubernetes_namespace", "kubernetes_pools", "kubernetes_lease",
     "kubernetes_initial_replicas", "kubernetes_watch", "min_prefill", "max_prefill", "min_decode",

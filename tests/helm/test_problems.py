@@ -54,6 +54,39 @@ def problems(values: Object) -> list[str]:
             make_values(pools__decode__model__source="pvc"),
             "pools.decode.model has no model: its source is pvc, so set model.pvc.claimName",
         ),
+        # Several models
+        (
+            make_values(pools__decode__modelName="chat"),
+            "pools.decode.modelName is chat: set models.chat to that model's values",
+        ),
+        (
+            make_values(models__chat__source="hub", pools__decode__modelName="chat"),
+            "pools.decode.model has no model: its source is hub, so set models.chat.hub.id",
+        ),
+        (
+            make_values(models__chat={}, pools__more={"role": "decode", "modelName": "chat"}),
+            "the model chat has no prefill pool: add one, with the same modelName",
+        ),
+        (
+            make_values(
+                models__chat={},
+                pools__more={"role": "decode", "modelName": "chat"},
+                pools__prefill__modelName="chat",
+            ),
+            "the model demo has no prefill pool: add one, with the same modelName",
+        ),
+        (
+            make_values(
+                models__chat={},
+                pools__more={"role": "decode", "modelName": "chat"},
+                pools__first={"role": "prefill", "modelName": "chat"},
+                conductor__autoscale={
+                    "mode": "dry_run", "prefill": {"pool": "first"}, "decode": {"pool": "more"}
+                },
+            ),
+            "conductor.autoscale.mode is dry_run, which several models do not support: set it to"
+            " off, and use hpa or keda of the pools",
+        ),
         # NIXL on a network
         (
             make_values(nixl__interfaces=["net1"]),

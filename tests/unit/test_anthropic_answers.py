@@ -231,7 +231,7 @@ async def test_failover_repeats_and_loses_no_event(
     async with open_harness(hermes, answer, automatic=False) as (router, client):
         spare = FakeWorker("d1", model_saying(answer), eos=EOS, automatic=False)
         router.placer.decode.append(spare)
-        router.service.generation_context.connections.workers[spare.ref.id] = spare  # type: ignore[attr-defined]
+        router.model.generation_context.connections.workers[spare.ref.id] = spare  # type: ignore[attr-defined]
         task = asyncio.create_task(client.post(MESSAGES, json=request(stream=True, **fields)))
         await eventually(lambda: bool(router.decode.jobs))
         router.prefill.step()

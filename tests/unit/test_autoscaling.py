@@ -34,8 +34,8 @@ async def test_the_supervisor_follows_its_conductors_plan(
 ) -> None:
     calls = []
 
-    async def ask(address: str, trust: ClusterCredentials) -> PoolPlan:
-        calls.append((address, trust.secret))
+    async def ask(address: str, trust: ClusterCredentials, model: str) -> PoolPlan:
+        calls.append((address, trust.secret, model))
         return PLAN
 
     monkeypatch.setattr(supervisor_module, "fetch_pool_plan", ask)
@@ -50,7 +50,7 @@ async def test_the_supervisor_follows_its_conductors_plan(
 
     async with cluster.running():
         await cluster.wait_until(lambda: sizes() == (1, 2))
-    assert set(calls) == {("127.0.0.1:1009", "s")}
+    assert set(calls) == {("127.0.0.1:1009", "s", "demo")}
 
 
 class Pools:

@@ -42,7 +42,7 @@ def baton(
     [
         (["status"], 1, "no cluster named 'default' is running here: start it with `baton up`"),
         (["scale", "prefill=2"], 1, "no cluster named 'default'"),
-        (["scale", "prefill"], 2, "scale takes prefill=N and decode=N, not 'prefill'"),
+        (["scale", "prefill"], 2, "with N from 1 to 256, not 'prefill'"),
         (["scale", "decode=-1"], 2, "not 'decode=-1'"),
         (["serve", "cook"], 2, "unknown role 'cook'; known roles: router, conductor"),
         (["serve", "conductor"], 2, "redis_url is not set; set it, e.g. BATON_REDIS_URL="),

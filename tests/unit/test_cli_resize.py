@@ -10,7 +10,7 @@ from baton.core.worker_load import WorkerLoad
 from baton.errors import Invalid, Unavailable
 from baton.pools.base import PoolWorker
 from command_line import scale
-from command_line.scale import DrainProgress, ScaleProgress, parse_role_pool_sizes
+from command_line.scale import DrainProgress, ScaleProgress, parse_pool_counts
 
 NOBODY: dict[str, Member] = {}
 
@@ -28,7 +28,7 @@ def busy(name: str, running: int, waiting: int) -> dict[str, Member]:
 
 
 def growing() -> ScaleProgress:
-    return ScaleProgress({Role.PREFILL: 3, Role.DECODE: 1}, {Role.PREFILL: 1, Role.DECODE: 2})
+    return ScaleProgress({"prefill": 3, "decode": 1}, {"prefill": 1, "decode": 2})
 
 
 def test_progress_of_both_pools_is_shown_until_their_sizes_are_reached() -> None:
@@ -47,7 +47,7 @@ def test_progress_of_both_pools_is_shown_until_their_sizes_are_reached() -> None
 
 
 def test_role_conversion_is_shown_for_both_pools() -> None:
-    scaling = ScaleProgress({Role.PREFILL: 1, Role.DECODE: 3}, {Role.PREFILL: 3, Role.DECODE: 1})
+    scaling = ScaleProgress({"prefill": 1, "decode": 3}, {"prefill": 3, "decode": 1})
     changing = [
         PoolWorker(WorkerId(f"prefill-{number}"), Role.DECODE, "converting") for number in (2, 1)
     ]
@@ -63,7 +63,7 @@ def test_role_conversion_is_shown_for_both_pools() -> None:
 
 
 def test_pool_that_is_not_resized_is_not_watched() -> None:
-    scaling = ScaleProgress({Role.PREFILL: 1}, {Role.PREFILL: 1})
+    scaling = ScaleProgress({"prefill": 1}, {"prefill": 1})
     assert scaling.describe_progress([worker("decode-0", "failed", "no")], NOBODY) == ""
 
 
@@ -96,8 +96,18 @@ def test_drain_is_over_when_its_worker_has_gone() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["prefill", "=2", "decode=-1", "decode=x", "router=2", "decode=0"]
+    "wrong", ["prefill", "=2", "decode=-1", "decode=x", "decode=257", "decode=0"]
 )
 def test_invalid_sizes_are_rejected(wrong: str) -> None:
     with pytest.raises(Invalid, match="scale takes prefill=N and decode=N"):
-        parse_role_pool_sizes(["prefill=2", wrong])
+        parse_pool_counts(["prefill=2", wrong])
+
+
+def test_pools_of_several_models_are_named_with_their_model() -> None:
+    assert parse_pool_counts(["a/prefill=2", "b=c/decode=3"]) == {"a/prefill": 2, "b=c/decode": 3}
+    scaling = ScaleProgress({"a/decode": 2}, {"a/decode": 1})
+    workers = [
+        PoolWorker(WorkerId(f"{model}-decode-1"), Role.DECODE, "starting", model=model)
+        for model in "ab"
+    ]
+    assert scaling.describe_progress(workers, NOBODY) == "a/decode 1 → 2: 1 starting"

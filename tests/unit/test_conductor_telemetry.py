@@ -59,7 +59,7 @@ class Core:
     def describe(self) -> tuple[Sequence[str], str]:
         return ["{}"], "ring"
 
-    def pool_plan(self) -> PoolPlan | None:
+    def pool_plan(self, model: str = "") -> PoolPlan | None:
         return None
 
 
@@ -139,11 +139,11 @@ async def test_cluster_gauges_are_read_at_scrape_time() -> None:
         prefill_member("p0"), gone, decode_member("d0"), member("s", Role.KVSTORE)
     )
     cluster.add_stored_blocks("s", *(BlockKey(bytes([number]) * 16) for number in range(3)))
-    plans: list[PoolPlan | None] = [None]
+    plans: dict[str, PoolPlan] = {}
     registry = CollectorRegistry()
     leading = [False]
     gauges = ClusterGauges(
-        cluster.membership, cluster.mirror, lambda: plans[0], cluster.clock, lambda: leading[0]
+        cluster.membership, cluster.mirror, lambda: plans, cluster.clock, lambda: leading[0]
     )
     registry.register(gauges)
 
@@ -159,7 +159,7 @@ async def test_cluster_gauges_are_read_at_scrape_time() -> None:
     assert value("registry_age_seconds") == 4.0
     assert (value("mirror_blocks"), value("mirror_nodes")) == (3, 1)
     assert value("planned_workers", pool="decode") is None  # no plan exists yet
-    plans[0] = PoolPlan(3, 5, "why", 1, 1, 12.5, 100.0, 10.0, 0.5)
+    plans[""] = PoolPlan(3, 5, "why", 1, 1, 12.5, 100.0, 10.0, 0.5)
     assert value("planned_workers", pool="prefill") == 3
     assert value("planned_workers", pool="decode") == 5
     assert value("forecast_requests_per_second") == 12.5

@@ -195,17 +195,18 @@ def test_workers_that_differ_from_the_oldest_are_incompatible(
 def test_incompatible_worker_does_not_join() -> None:
     """The error names the other worker, and what to change."""
     promising, plain = [member("a", 1, ONE)], [member("a", 1, "")]
-    check_same_numerics([], WorkerId("b"), ONE)
-    check_same_numerics(promising, WorkerId("b"), ONE)
-    check_same_numerics(plain, WorkerId("b"), "")
-    check_same_numerics(promising, WorkerId("a"), OTHER)  # the same worker before its restart
-    with pytest.raises(Invalid, match="b can't join: worker a of this cluster is deterministic"):
-        check_same_numerics(promising, WorkerId("b"), "")
+    check_same_numerics([], WorkerId("b"), "", ONE)
+    check_same_numerics(promising, WorkerId("b"), "", ONE)
+    check_same_numerics(plain, WorkerId("b"), "", "")
+    check_same_numerics(promising, WorkerId("a"), "", OTHER)  # the worker before its restart
+    check_same_numerics(promising, WorkerId("b"), "another", OTHER)
+    with pytest.raises(Invalid, match="b can't join: worker a of the same model is deterministic"):
+        check_same_numerics(promising, WorkerId("b"), "", "")
     with pytest.raises(Invalid, match="Start a with deterministic=true first, or b in a cluster"):
-        check_same_numerics(plain, WorkerId("b"), ONE)
-    with pytest.raises(Invalid, match="a of this cluster computes bitwise different results"):
-        check_same_numerics(promising, WorkerId("b"), OTHER)
-    oldest = incompatible_peer([*promising, member("c", 0, OTHER)], WorkerId("b"), ONE)
+        check_same_numerics(plain, WorkerId("b"), "", ONE)
+    with pytest.raises(Invalid, match="a of the same model computes bitwise different results"):
+        check_same_numerics(promising, WorkerId("b"), "", OTHER)
+    oldest = incompatible_peer([*promising, member("c", 0, OTHER)], WorkerId("b"), "", ONE)
     assert oldest is not None and oldest.id == "c"
 
 
@@ -219,7 +220,7 @@ async def test_incompatible_worker_that_joined_concurrently_is_left_out() -> Non
     for each in (first, second):
         await registry.announce(each, 60.0)
     await mirror.refresh()
-    assert mirror.ready(Role.DECODE) == [first] and mirror.incompatible_ids == {"a"}
+    assert mirror.ready(Role.DECODE) == [first] and mirror.current.incompatible_ids == {"a"}
     assert mirror.members == [second, first]
     await registry.withdraw(WorkerId("b"), Incarnation(1))
     clock.advance(60.0)
@@ -227,7 +228,7 @@ async def test_incompatible_worker_that_joined_concurrently_is_left_out() -> Non
     await mirror.refresh()
     clock.advance(30.0)
     await mirror.refresh()
-    assert mirror.ready(Role.DECODE) == [second] and mirror.incompatible_ids == set()
+    assert mirror.ready(Role.DECODE) == [second] and mirror.current.incompatible_ids == set()
 
 
 def test_fingerprint_is_part_of_the_member_record() -> None:

@@ -205,7 +205,7 @@ async def test_placer_reconnects_when_its_framed_connection_breaks() -> None:
         WorkerState.READY,
         framed_address=address,
     )
-    cluster = Cluster(Registry(conductor), SystemClock(), 100)
+    cluster = Cluster(Registry(conductor), SystemClock())
     await cluster.refresh()
     placer = ConductorPlacer(cluster, SystemClock(), TRUST)
     running = asyncio.create_task(placer.run())
@@ -241,7 +241,7 @@ async def test_placer_falls_back_to_grpc_if_the_framed_connection_fails() -> Non
         WorkerState.READY,
         framed_address="127.0.0.1:9",
     )
-    cluster = Cluster(Registry(conductor), SystemClock(), 100)
+    cluster = Cluster(Registry(conductor), SystemClock())
     await cluster.refresh()
     placer = ConductorPlacer(cluster, SystemClock(), TRUST)
     running = asyncio.create_task(placer.run())

@@ -86,7 +86,7 @@ async def test_router_without_a_conductor_places_like_an_idle_conductor() -> Non
     decodes = [member(f"decode-{n}", Role.DECODE) for n in range(4)]
     for one in (*prefills, *decodes):
         await registry.announce(one, 60.0)
-    cluster = Cluster(registry, ManualClock(), max_model_tokens=4096)
+    cluster = Cluster(registry, ManualClock())
     await cluster.refresh()
     cluster_snapshot = snapshot(
         [prefill(one.id) for one in prefills], [decode(one.id) for one in decodes]
@@ -100,7 +100,7 @@ async def test_router_without_a_conductor_places_like_an_idle_conductor() -> Non
             PolicyQuery(name, 16 * len(keys), 32, keys, excluded=excluded),
             BatonPolicyConfig(),
         )
-        alone = await RingPlacer(cluster).place(
+        alone = await RingPlacer(cluster.workers_of("", 4096)).place(
             PlacementQuery(name, Epoch(1), TenantId("t"), 16 * len(keys), 32, keys, excluded, "m")
         )
         assert alone.prefill is not None

@@ -10,7 +10,9 @@ import pytest
 
 from baton.clock import ManualClock, SystemClock
 from baton.config import Reader, Settings, live_settings
-from baton.core.states import Role
+from baton.core.ids import Incarnation, WorkerId
+from baton.core.member import Member
+from baton.core.states import Role, WorkerState
 from baton.registry.memory import MemoryRegistry
 from baton.serve.lifecycle import AppliesSettings, Lifecycle
 from baton.worker.program import WorkerProgram
@@ -61,7 +63,7 @@ NEW_CONDUCTOR_VALUES: dict[str, Any] = {
 def router_values(program: RouterProgram) -> dict[str, Any]:
     """Return the values of live settings in a router, read from the objects that requests use."""
     context, batches = program._context, program._batch_service
-    failover, files = context.generation_context.config, batches._file_limits
+    failover, files = context.models.all[0].generation_context.config, batches._file_limits
     tracer, slo = context.telemetry.tracer, program._metrics._slo
     assert isinstance(slo, SloTargets)
     assert context.config.max_body_bytes == batches._runner.max_line_bytes
@@ -69,6 +71,7 @@ def router_values(program: RouterProgram) -> dict[str, Any]:
     assert context.config.max_body_bytes == program._listeners._server._limits.max_body_bytes
     assert context.config.slo_ttft_seconds == slo.ttft_seconds
     assert context.config.max_concurrent_requests == context.tenants.request_limiter._limit
+    assert context.config.max_concurrent_requests == context.models.limiter._limit
     assert failover.timeouts.kv_transfer_timeout_seconds == (
         failover.timeouts.first_token_timeout_seconds
     )
@@ -143,13 +146,17 @@ async def test_a_conductor_uses_all_its_live_settings(
     fake = MemoryRegistry(SystemClock())
     monkeypatch.setattr("conductor.program.RedisRegistry", lambda *_: fake)
     program = ConductorProgram(settings)
+    worker = Member(WorkerId("w"), Role.DECODE, "w:1", Incarnation(1), WorkerState.READY, model="m")
+    await fake.announce(worker, 60)
     await program.start()
     try:
+        conductor = program._conductor._add_model("m")
         new = settings.model_copy(
             update=NEW_CONDUCTOR_VALUES | {"placement_policy": "full_scan", "local_prefill": True}
         )
         await program.apply_settings(new)
-        config, planner = program._conductor._config, program._conductor._planner.config
+        config, planner = conductor._config, conductor._planner.config
+        assert program._conductor._config.admission is True  # that of models to come
         assert (config.admission, config.ttft_slo_seconds, config.itl_slo_seconds) == (
             True, 0.25, 0.125,
         )  # fmt: skip

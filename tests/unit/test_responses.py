@@ -82,7 +82,7 @@ async def test_response_object(tokenizer: Tokenizer) -> None:
             await client.post(RESPOND, json=request(instructions="Be kind", metadata={"a": "b"}))
         )
     text = b"<|im_start|>system\nBe kind<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
-    prompt = router.service.text.tokenizer.encode(f"{text.decode()}<|im_start|>assistant\n")
+    prompt = router.model.text.tokenizer.encode(f"{text.decode()}<|im_start|>assistant\n")
     assert list(router.prefill.submitted[0].spec.token_ids) == prompt
     part = {"type": "output_text", "text": "Hello, wörld!", "annotations": [], "logprobs": []}
     assert response.pop("created_at") > 0
@@ -461,7 +461,7 @@ async def test_failover_is_invisible_to_the_client(tokenizer: Tokenizer, stream:
     async with open_harness(tokenizer, automatic=False) as (router, client):
         spare = FakeWorker("d1", model_saying("Hello, wörld!"), eos=EOS, automatic=False)
         router.placer.decode.append(spare)
-        router.service.generation_context.connections.workers[spare.ref.id] = spare  # type: ignore[attr-defined]
+        router.model.generation_context.connections.workers[spare.ref.id] = spare  # type: ignore[attr-defined]
         task = asyncio.create_task(client.post(RESPOND, json=request(stream=stream)))
         await eventually(lambda: bool(router.decode.jobs))
         router.prefill.step()

@@ -9,8 +9,9 @@ import pytest
 
 from baton.core.ids import WorkerId
 from baton.core.states import Role
-from baton.errors import Invalid, NotFound, Overloaded
+from baton.errors import Invalid, Overloaded
 from baton.pools.base import PoolWorker
+from baton.pools.model_pools import ModelPools
 from baton.text.tokenizer import Tokenizer
 from orchestrator.control_server import start_control_server
 from tests import router_harness
@@ -27,6 +28,7 @@ class FakePools:
     def __init__(self) -> None:
         self.scaled: list[Mapping[Role, int]] = []
         self.removed: list[str] = []
+        self.is_last = False
 
     async def sizes(self) -> Mapping[Role, int]:
         return {Role.PREFILL: 1, Role.DECODE: 2}
@@ -40,10 +42,8 @@ class FakePools:
         self.scaled.append(wanted)
 
     async def remove(self, worker_id: WorkerId) -> None:
-        if worker_id == "decode-0":
-            raise Invalid("decode-0 is the last decode worker")
-        if worker_id != "decode-1":
-            raise NotFound(f"there is no worker {worker_id!r}")
+        if self.is_last:
+            raise Invalid(f"{worker_id} is the last decode worker")
         self.removed.append(worker_id)
 
 
@@ -58,14 +58,14 @@ async def test_pools_are_listed_scaled_and_drained(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "control.sock"
-    control = await start_control_server(path, pools)
+    control = await start_control_server(path, ModelPools({"demo": pools}))
     async with control, open_harness(tokenizer, control_socket=str(path)) as (_, client):
         expected = {
             "sizes": {"prefill": 1, "decode": 2},
             "workers": [
                 {
                     "id": "decode-1", "role": "decode", "state": "starting", "node": "10.0.0.2",
-                    "message": "soon",
+                    "message": "soon", "model": "",
                 }
             ],
         }  # fmt: skip
@@ -83,7 +83,12 @@ async def test_pools_are_listed_scaled_and_drained(
         ("scale", b"{}", 400, 'like {"prefill": 2, "decode": 3}'),
         ("scale", b'{"prefill": true}', 400, "like"),
         ("scale", b'{"prefill": "2"}', 400, "like"),
-        ("scale", b'{"router": 2}', 400, "scale takes prefill=N and decode=N"),
+        (
+            "scale",
+            b'{"router": 2}',
+            400,
+            "there is no pool 'router'; the pools are prefill, decode",
+        ),
         ("scale", b'{"decode": 0}', 400, "not decode=0"),
         ("scale", b'{"decode": 9}', 429, "somebody else"),
         ("scale", b"[1]", 400, "must be a JSON object"),
@@ -92,7 +97,6 @@ async def test_pools_are_listed_scaled_and_drained(
         ("drain", b'{"worker": 1}', 400, 'like {"worker": "decode-1"}'),
         ("drain", b'{"worker": "decode-1", "now": true}', 400, "like"),
         ("drain", b'{"worker": "decode-7"}', 404, "no worker 'decode-7'"),
-        ("drain", b'{"worker": "decode-0"}', 400, "the last decode worker"),
     ],
 )
 async def test_invalid_requests_are_rejected(
@@ -105,13 +109,25 @@ async def test_invalid_requests_are_rejected(
     message: str,
 ) -> None:
     socket = tmp_path / "control.sock"
-    control = await start_control_server(socket, pools)
+    control = await start_control_server(socket, ModelPools({"demo": pools}))
     async with control, open_harness(tokenizer, control_socket=str(socket)) as (_, client):
         answer = await client.post(f"/admin/{path}", content=body, headers=JSON)
         assert (answer.status_code, pools.scaled, pools.removed) == (status, [], [])
         assert message in answer.json()["error"]["message"]
         plain = await client.post(f"/admin/{path}", content=body)
         assert plain.status_code == 415
+
+
+async def test_the_last_worker_of_a_pool_is_not_drained(
+    tokenizer: Tokenizer, pools: FakePools, tmp_path: Path
+) -> None:
+    pools.is_last = True
+    socket = tmp_path / "control.sock"
+    control = await start_control_server(socket, ModelPools({"demo": pools}))
+    async with control, open_harness(tokenizer, control_socket=str(socket)) as (_, client):
+        answer = await client.post("/admin/drain", json={"worker": "decode-1"})
+        assert (answer.status_code, pools.removed) == (400, [])
+        assert "the last decode worker" in answer.json()["error"]["message"]
 
 
 async def test_missing_supervisor_is_reported(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -410,9 +410,13 @@ def member(name: str, role: Role, address: str = "", **fields: Any) -> Member:
 
 
 async def cluster_of(*members: Member) -> Cluster:
-    cluster = Cluster(StaticMembers(members), SystemClock(), 100)
+    cluster = Cluster(StaticMembers(members), SystemClock())
     await cluster.refresh()
     return cluster
+
+
+async def ring_of(*members: Member) -> RingPlacer:
+    return RingPlacer((await cluster_of(*members)).workers_of("", 100))
 
 
 def query(
@@ -487,7 +491,7 @@ async def test_silent_conductor_is_skipped_for_a_while(
     monkeypatch.setattr("router.generation.conductor_placer.CONDUCTOR_TIMEOUT_SECONDS", 0.25)
     async with conductor() as (fake, placer, clock):
         fake.delay_seconds = 5
-        both = FallbackPlacer([placer, RingPlacer(await cluster_of(member("d", Role.DECODE)))])
+        both = FallbackPlacer([placer, await ring_of(member("d", Role.DECODE))])
         for _ in range(2):
             assert (await both.place(query())).reason.startswith("ring")
         assert len(fake.requests) == 1
@@ -528,8 +532,8 @@ async def test_placement_without_a_conductor_fails() -> None:
 async def test_ring_keeps_prefixes_together_and_spreads_the_rest() -> None:
     names = [f"p{n}" for n in range(4)]
     members = [*(member(n, Role.PREFILL) for n in names), member("d0", Role.DECODE)]
-    ring = RingPlacer(await cluster_of(*members))
-    again = RingPlacer(await cluster_of(*reversed(members)))
+    ring = await ring_of(*members)
+    again = await ring_of(*reversed(members))
     by_prefix = set()
     for number in range(64):
         first = await ring.place(query("a", 9, bytes([number])))
@@ -543,17 +547,17 @@ async def test_ring_keeps_prefixes_together_and_spreads_the_rest() -> None:
 
 async def test_ring_avoids_an_overloaded_worker() -> None:
     idle = [member("p0", Role.PREFILL), member("p1", Role.PREFILL), member("d0", Role.DECODE)]
-    favourite = (await RingPlacer(await cluster_of(*idle)).place(query("r", 8))).prefill
+    favourite = (await (await ring_of(*idle)).place(query("r", 8))).prefill
     assert favourite is not None
     busy = [replace(m, load=WorkerLoad(running=50)) if m.id == favourite.id else m for m in idle]
-    other = (await RingPlacer(await cluster_of(*busy)).place(query("r", 8))).prefill
+    other = (await (await ring_of(*busy)).place(query("r", 8))).prefill
     assert other is not None and other.id != favourite.id
 
 
 async def test_ring_with_an_empty_pool() -> None:
-    alone = RingPlacer(await cluster_of(member("d0", Role.DECODE)))
+    alone = await ring_of(member("d0", Role.DECODE))
     assert (await alone.place(query())).prefill is None
-    prefill_only = RingPlacer(await cluster_of(member("p0", Role.PREFILL)))
+    prefill_only = await ring_of(member("p0", Role.PREFILL))
     placement = await prefill_only.place(query())
     assert (placement.prefill, placement.decode.id) == (None, "p0")
     with pytest.raises(Unavailable, match="no worker is ready"):
@@ -570,9 +574,10 @@ async def test_cluster_view_survives_an_unreachable_registry() -> None:
             return self.list
 
     registry = Members([member("d0", Role.DECODE, max_model_tokens=50)])
-    cluster = Cluster(registry, SystemClock(), 100)
-    assert (cluster.is_ready, cluster.max_model_tokens) == (False, 100)
+    cluster = Cluster(registry, SystemClock())
+    workers = cluster.workers_of("", 100)
+    assert (workers.is_ready, workers.max_model_tokens) == (False, 100)
     await cluster.refresh()
     registry.broken = True
     await cluster.refresh()
-    assert (cluster.is_ready, cluster.max_model_tokens) == (True, 50)
+    assert (workers.is_ready, workers.max_model_tokens) == (True, 50)

@@ -173,8 +173,8 @@ async def framed_router(tokenizer: Tokenizer) -> AsyncIterator[tuple[FakeCore, h
         router.members.list.append(member)
         conductors = ConductorPlacer(router.service.cluster, clock, None)
         placing = asyncio.create_task(conductors.run())
-        placer = FallbackPlacer([conductors, RingPlacer(router.service.cluster)])
-        router.service.generation_context = GenerationContext(placer, connections, clock)
+        placer = FallbackPlacer([conductors, RingPlacer(router.model.workers)])
+        router.model.generation_context = GenerationContext(placer, connections, clock)
         async with await router.client() as client:
             yield core, client
         placing.cancel()

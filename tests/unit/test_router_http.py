@@ -109,7 +109,7 @@ async def test_failover_is_invisible_to_the_client(tokenizer: Tokenizer, stream:
     async with open_harness(tokenizer, automatic=False) as (router, client):
         spare = FakeWorker("d1", model_saying("Hello, wörld!"), eos=EOS, automatic=False)
         router.placer.decode.append(spare)
-        router.service.generation_context.connections.workers[spare.ref.id] = spare  # type: ignore[attr-defined]
+        router.model.generation_context.connections.workers[spare.ref.id] = spare  # type: ignore[attr-defined]
         task = asyncio.create_task(client.post(COMPLETE, json={"prompt": "x", "stream": stream}))
         await eventually(lambda: bool(router.decode.jobs))
         router.prefill.step()

@@ -142,7 +142,7 @@ class Bench:
         self.clock = ManualClock()
         members = [on("h1", "k1", Role.KVSTORE), on("h2", "k2", Role.KVSTORE)]
         self.members = StaticMembers([*members, on("h2", "p0", Role.PREFILL)])
-        self.cluster = Cluster(self.members, self.clock, 64)
+        self.cluster = Cluster(self.members, self.clock)
         self.pinner = PrefixPinner(self.cluster, stores, self.clock)
         self.record = GenerationRecord(RequestId("r"), 0.0, 20)
         prefill = WorkerRef(WorkerId("p0"), "p0:1", Incarnation(1))
@@ -235,8 +235,9 @@ async def test_prefix_of_an_answered_chat_is_pinned(tokenizer: Tokenizer) -> Non
         router.members.list.append(member("k0", Role.KVSTORE))
         await router.service.cluster.refresh()
         stores = FakeStores(k0=64)
-        router.service.prefix_pinner = PrefixPinner(router.service.cluster, stores, SystemClock())
-        running = asyncio.create_task(router.service.prefix_pinner.run())
+        pinner = PrefixPinner(router.service.cluster, stores, SystemClock())
+        router.model.prefix_pinner = pinner
+        running = asyncio.create_task(pinner.run())
         await settle()
         content = [part("a long document", SHORT), part("?")]
         body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8}

@@ -66,7 +66,9 @@ async def wait_until_ready(registry: MemoryRegistry) -> None:
 
 async def test_router_serves_and_drains(settings: Settings, registry: MemoryRegistry) -> None:
     async with worker() as (core, ref, _), httpx.AsyncClient() as client:
-        await registry.announce(member("w", Role.DECODE, ref.address), 60)
+        await registry.announce(
+            member("w", Role.DECODE, ref.address, model=settings.model_name), 60
+        )
         program = RouterProgram(settings)
         lifecycle = Lifecycle(program, 5)
         living = asyncio.create_task(lifecycle.run())
@@ -107,7 +109,9 @@ async def test_new_router_waits_for_a_worker(settings: Settings, registry: Memor
         living = asyncio.create_task(lifecycle.run())
         await clock.asleep.wait()
         assert not lifecycle.has_served
-        await registry.announce(member("w", Role.DECODE, ref.address), 60)
+        await registry.announce(
+            member("w", Role.DECODE, ref.address, model=settings.model_name), 60
+        )
         clock.over.set()
         await wait_until_ready(registry)
         lifecycle.request_stop()
@@ -168,7 +172,9 @@ async def test_draining_router_accepts_requests_during_the_grace_period(
     program = RouterProgram(settings.model_copy(update={"endpoint_grace_seconds": 77.0}), clock)
     lifecycle = Lifecycle(program, 100)
     async with worker() as (core, ref, _), httpx.AsyncClient() as client:
-        await registry.announce(member("w", Role.DECODE, ref.address), 60)
+        await registry.announce(
+            member("w", Role.DECODE, ref.address, model=settings.model_name), 60
+        )
         living = asyncio.create_task(lifecycle.run())
         await wait_until_ready(registry)
         url = f"http://{program.address}"
@@ -220,7 +226,9 @@ async def test_two_routers_can_share_a_port(settings: Settings, registry: Memory
     lives = [Lifecycle(program, 5) for program in programs]
     url, admin = f"http://127.0.0.1:{port}", {"authorization": "Bearer root"}
     async with worker() as (core, ref, _), httpx.AsyncClient() as client:
-        await registry.announce(member("w", Role.DECODE, ref.address), 60)
+        await registry.announce(
+            member("w", Role.DECODE, ref.address, model=settings.model_name), 60
+        )
         living = [asyncio.create_task(life.run()) for life in lives]
         while {life.state for life in lives} != {ProgramState.SERVING}:
             await asyncio.sleep(0.01)

@@ -36,7 +36,7 @@ async def test_client_that_does_not_read_is_cancelled_and_others_are_served(
         replace(member(name, role), max_model_tokens=2 * LONG)
         for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE))
     ]
-    router.service.cluster._max_model_tokens = 2 * LONG
+    router.model.workers = router.service.cluster.workers_of("demo", 2 * LONG)
     refusals: list[str] = []
     limits = ConnectionLimits(write_timeout_seconds=0.3)
     async with serve_over_tcp(router, limits, refusals) as url, httpx.AsyncClient() as client:

@@ -61,7 +61,7 @@ class Core:
     def describe(self) -> tuple[list[str], str]:
         return [], ""
 
-    def pool_plan(self) -> PoolPlan | None:
+    def pool_plan(self, model: str = "") -> PoolPlan | None:
         return None
 
     def on_message(self, payload: bytes) -> None: ...

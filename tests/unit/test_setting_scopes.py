@@ -35,6 +35,8 @@ PROPERTIES = {
     "trust": "cluster_secret rpc_tls_certificate rpc_tls_key rpc_tls_ca",
     "kv_block_tokens": "block_tokens engine",
     "model_name": "model served_model_name",
+    "served_models": "models model served_model_name",
+    "for_model": "models model served_model_name",
     "required_redis_url": "redis_url",
     "accepted_hosts": "allowed_hosts advertise_address",
 }

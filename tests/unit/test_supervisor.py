@@ -275,7 +275,7 @@ async def test_added_worker_that_fails_to_start_reports_why(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"router": 2}, "scale takes prefill=N and decode=N with N from 1 to 256, not router=2"),
+        ({"router": 2}, "there is no pool 'router'; the pools are prefill, decode"),
         ({"prefill": 0}, "not prefill=0"),
         ({"decode": 257}, "not decode=257"),
     ],

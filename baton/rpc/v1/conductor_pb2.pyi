@@ -104,8 +104,10 @@ class Alternative(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., score: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., service_seconds: _Optional[float] = ..., local_blocks: _Optional[int] = ..., fetched_blocks: _Optional[int] = ..., late_seconds: _Optional[float] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
     __slots__ = ("members_json", "ring", "plan")

@@ -170,7 +170,7 @@ class MockProgram:
             state=worker.state,
             host=self._host,
             pid=os.getpid(),
-            model=settings.model,
+            model=settings.model_name,
             model_digest=hashlib.sha256(f"mock {settings.model}".encode()).hexdigest(),
             block_tokens=settings.kv_block_tokens,
             kv_dtype=KV_DTYPE,

@@ -18,7 +18,7 @@ from router.anthropic.schema.tool import CustomTool, ServerTool, ToolParams
 from router.anthropic.schema.tool_choice import ToolChoiceParam
 from router.openai.schema import ChatBody
 from router.openai.schema.strict_model import (
-    StrictModel,
+    RequestBody,
     field_validation_error,
 )
 
@@ -31,10 +31,9 @@ DEFAULT_EFFORT = "high"
 API."""
 
 
-class PromptBody(StrictModel):
+class PromptBody(RequestBody):
     """A request, and the chat that it is converted to."""
 
-    model: str | None = None
     messages: MessageParams
     system: TextContent | None = None
     tools: ToolParams | None = None

@@ -13,6 +13,7 @@ from router.openai.schema.response_format import ResponseFormatFields
 from router.openai.schema.sampling_fields import SamplingFields
 from router.openai.schema.strict_model import (
     INTEGRAL,
+    RequestBody,
     StrictModel,
     field_validation_error,
     validation_error,
@@ -45,12 +46,11 @@ class StreamOptions(StrictModel):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationBody(ResponseFormatFields, SamplingFields, ABC):
+class GenerationBody(RequestBody, ResponseFormatFields, SamplingFields, ABC):
     """The common request fields, with OpenAI's defaults."""
 
     unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_FIELDS
 
-    model: str | None = None
     max_tokens: Annotated[int, Field(ge=1), INTEGRAL] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES), INTEGRAL] | None = None
     stream: bool | None = None

@@ -28,6 +28,12 @@ class StrictModel(BaseModel):
     a list of fallbacks for routers in front of several providers."""
 
 
+class RequestBody(StrictModel):
+    """The base class of the bodies of requests that name a model."""
+
+    model: str | None = None
+
+
 def _to_integer(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 

@@ -6,14 +6,13 @@ from pydantic import Field, model_validator
 
 from router.openai.schema.chat import Variables
 from router.openai.schema.message import Messages, check_continuation
-from router.openai.schema.strict_model import StrictModel, field_validation_error
+from router.openai.schema.strict_model import RequestBody, field_validation_error
 from router.openai.schema.tool import Tools
 
 
-class TokenizeBody(StrictModel):
+class TokenizeBody(RequestBody):
     """The body of POST /tokenize, which has either a prompt or messages."""
 
-    model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
     tools: Tools | None = None
@@ -31,6 +30,5 @@ class TokenizeBody(StrictModel):
         return self
 
 
-class DetokenizeBody(StrictModel):
-    model: str | None = None
+class DetokenizeBody(RequestBody):
     tokens: Annotated[list[int], Field(fail_fast=True)]

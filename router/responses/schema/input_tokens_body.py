@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field
 
 from router.openai.schema.chat import Variables
 from router.openai.schema.strict_model import (
-    StrictModel,
+    RequestBody,
     ignored_unless,
     unsupported_field,
     validation_error,
@@ -33,11 +33,10 @@ Input = Annotated[Any, AfterValidator(_check_input)]
 Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
 
 
-class InputTokensBody(StrictModel):
+class InputTokensBody(RequestBody):
     """The fields that become the prompt. ``tool_choice`` and each of the ``tools`` are checked
     later, when they are read."""
 
-    model: str | None = None
     input: Input = None
     instructions: str | None = None
     previous_response_id: Id | None = None

@@ -10,7 +10,8 @@ from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.rpc.conductor_service import place_all
 from baton.rpc.framed.conductor_service import framed_conductor_services
-from conductor.conductor import Conductor, ConductorConfig
+from conductor.conductor import ConductorConfig
+from conductor.model_conductors import ModelConductors
 from conductor.store_mirror import StoreMirror, StoreWatcher
 from tests.sim.whole.framed_connections import serve_framed
 from tests.sim.whole.network import StreamEnd
@@ -39,7 +40,7 @@ class SimConductor:
         registry = SimRegistryClient(environment.registry, self.process)
         membership = Membership(registry, environment.clock)
         mirror = StoreMirror()
-        self.conductor = Conductor(membership, mirror, environment.clock, CONFIG)
+        self.conductor = ModelConductors(membership, mirror, environment.clock, CONFIG)
         heartbeat = Heartbeat(registry, self._member, environment.clock)
         for coroutine in (membership.run(), heartbeat.run()):
             self.process.start_task(coroutine)

@@ -187,8 +187,8 @@ class SimRouter:
         self.cluster = Cluster(
             SimRegistryClient(environment.registry, self.process),
             environment.clock,
-            max_model_tokens,
         )
+        self._workers = self.cluster.workers_of("toy", max_model_tokens)
         self.worker_connections = WorkerConnectionPool(environment.credentials)
         self._conductors = ConductorPlacer(
             self.cluster,
@@ -196,7 +196,7 @@ class SimRouter:
             environment.credentials,
             lambda address, trust: peers.SimChannel(address),  # type: ignore[arg-type, return-value]
         )
-        placer = FallbackPlacer([self._conductors, RingPlacer(self.cluster)])
+        placer = FallbackPlacer([self._conductors, RingPlacer(self._workers)])
         self._generation_context = GenerationContext(
             placer, self.worker_connections, environment.clock, FAILOVER_CONFIG
         )
@@ -233,7 +233,7 @@ class SimRouter:
     async def choice(self, answer: ClientResponse) -> ChoiceStream:
         await asyncio.wait([self._started])
         ask, spec = answer.request, answer.request.spec
-        chain = self.cluster.block_key_hasher(spec.tenant_salt)
+        chain = self._workers.block_key_hasher(spec.tenant_salt)
         keys = await compute_block_keys(chain, spec.token_ids)
         record = GenerationRecord(spec.request_id, self._clock.monotonic(), spec.num_prompt_tokens)
         generation = CheckedGeneration(

@@ -34,15 +34,48 @@ pools.{{ $key }} asks for {{ $pool.gpu.count }} GPUs with an image that can't us
 {{- if and (gt (int $pool.gpu.count) 0) (eq $device "cpu") }}
 pools.{{ $key }} asks for {{ $pool.gpu.count }} GPUs, and its settings.device is cpu: leave that out, or set pools.{{ $key }}.gpu.count=0
 {{- end -}}
-{{- include "baton.modelProblems" (dict "model" $pool.model "where" (printf "pools.%s.model" $key) "or" "model") -}}
 {{- end -}}
 {{- range list "prefill" "decode" -}}
 {{- if not (hasKey $roles .) }}
 no pool has the role {{ . }}: set pools.{{ . }}.enabled=true and pools.{{ . }}.role={{ . }}
 {{- end -}}
 {{- end -}}
-{{- if not .Values.ray.enabled -}}
+{{- $problems := include "baton.poolModelProblems" . -}}
+{{- $problems -}}
+{{- if not (trim $problems) -}}{{- include "baton.modelPoolProblems" . -}}{{- end -}}
+{{- end -}}
+
+{{/* Pools whose model is unknown, or has no weights. */}}
+{{- define "baton.poolModelProblems" -}}
+{{- range $key, $pool := include "baton.pools" . | fromJson -}}
+{{- if and $pool.modelName (not (hasKey $.Values.models $pool.modelName)) }}
+pools.{{ $key }}.modelName is {{ $pool.modelName }}: set models.{{ $pool.modelName }} to that model's values
+{{- else -}}
+{{- $or := ternary (printf "models.%s" $pool.modelName) "model" (ne $pool.modelName "") -}}
+{{- include "baton.modelProblems" (dict "model" $pool.model "where" (printf "pools.%s.model" $key) "or" $or) -}}
+{{- end -}}
+{{- end -}}
+{{- if not (or .Values.ray.enabled (include "baton.servedModels" . | fromJson)) -}}
 {{- include "baton.modelProblems" (dict "model" .Values.model "where" "the router's model" "or" "model") -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Models, of several, that lack a pool. */}}
+{{- define "baton.modelPoolProblems" -}}
+{{- $served := include "baton.servedModels" . | fromJson -}}
+{{- if and $served .Values.ray.enabled }}
+pools have a modelName, which ray.enabled does not support: leave it out, and set model
+{{- end -}}
+{{- range $name := keys $served | sortAlpha -}}
+{{- $roles := list -}}
+{{- range $key, $pool := include "baton.pools" $ | fromJson -}}
+{{- if eq (include "baton.modelName" $pool.model) $name -}}{{- $roles = append $roles $pool.role -}}{{- end -}}
+{{- end -}}
+{{- range list "prefill" "decode" -}}
+{{- if not (has . $roles) }}
+the model {{ $name }} has no {{ . }} pool: add one, with the same modelName
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -88,6 +121,9 @@ the replicas of the router have two owners: router.hpa.enabled and this chart; s
 
 {{- define "baton.autoscaleProblems" -}}
 {{- $mode := include "baton.autoscaleMode" . -}}
+{{- if and (ne $mode "off") (gt (len (include "baton.servedModels" . | fromJson)) 1) }}
+conductor.autoscale.mode is {{ $mode }}, which several models do not support: set it to off, and use hpa or keda of the pools
+{{- end -}}
 {{- $autoscale := .Values.conductor.autoscale -}}
 {{- range list "prefill" "decode" -}}
 {{- $bounds := get $autoscale . -}}

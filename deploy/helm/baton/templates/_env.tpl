@@ -56,22 +56,40 @@ The URL of Redis, unless it has a password, and the folder from which Baton read
 
 {{/* Where the model is, for roles that need it. Takes model. */}}
 {{- define "baton.modelEnv" -}}
-{{- if eq .model.source "hub" }}
+{{- if ne .model.source "demo" }}
 - name: BATON_MODEL
-  value: {{ .model.hub.id | quote }}
-- name: HF_HOME
-  value: /var/cache/huggingface
-{{- if .model.hub.existingSecret }}
-- name: HF_TOKEN_PATH
-  value: /etc/baton-hub/token
+  value: {{ include "baton.modelPath" .model | quote }}
 {{- end }}
-{{- else if ne .model.source "demo" }}
-- name: BATON_MODEL
-  value: {{ list "/models" (trimAll "/" .model.path) | compact | join "/" | quote }}
-{{- end }}
+{{- include "baton.hubEnv" .model }}
 {{- with .model.servedName }}
 - name: BATON_SERVED_MODEL_NAME
   value: {{ . | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* All models of a router that serves several, `model` first. Takes their values by name. */}}
+{{- define "baton.modelsEnv" -}}
+{{- $paths := list -}}
+{{- $hub := dict "source" "" -}}
+{{- range $name, $model := . -}}
+{{- $path := printf "%s=%s" $name (include "baton.modelPath" $model) -}}
+{{- $paths = ternary (append $paths $path) (prepend $paths $path) (hasKey $model "volume") -}}
+{{- if eq $model.source "hub" -}}{{- $hub = $model -}}{{- end -}}
+{{- end }}
+- name: BATON_MODELS
+  value: {{ join "," $paths | quote }}
+{{- include "baton.hubEnv" $hub }}
+{{- end -}}
+
+{{/* Where the Hugging Face hub's client keeps files, and its token. Takes a model's values. */}}
+{{- define "baton.hubEnv" -}}
+{{- if eq .source "hub" }}
+- name: HF_HOME
+  value: /var/cache/huggingface
+{{- if .hub.existingSecret }}
+- name: HF_TOKEN_PATH
+  value: /etc/baton-hub/token
+{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -92,7 +110,9 @@ Where `baton drain --self` reaches the program: also while baton.yaml, which has
 {{ include "baton.opsEnv" .root }}
 - name: BATON_DRAIN_TIMEOUT_SECONDS
   value: {{ .v.drainSeconds | quote }}
-{{- if .model }}
+{{- if .models }}
+{{- include "baton.modelsEnv" .models }}
+{{- else if .model }}
 {{- include "baton.modelEnv" . }}
 {{- end }}
 {{- with .settings }}

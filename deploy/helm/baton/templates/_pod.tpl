@@ -6,6 +6,7 @@ The pod template that all Baton roles share. Its context:
   v       the role's (or pool's) values
   kind    which image: cpu, cuda, vllm or vllmCuda
   model   its values, if the role needs one
+  models  the values of all models by name, if the role needs several
   settings, env, volumes, mounts, ports   this role's own, in addition to the common ones
 */}}
 {{- define "baton.podTemplate" -}}

@@ -4,12 +4,64 @@
 {{- range $key, $own := .Values.pools -}}
 {{- $pool := include "baton.overlay" (list $.Values.poolDefaults ($own | default dict)) | fromJson -}}
 {{- if $pool.enabled -}}
-{{- $_ := set $pool "model" (include "baton.overlay" (list $.Values.model ($pool.model | default dict)) | fromJson) -}}
+{{- $model := include "baton.namedModel" (dict "root" $ "name" $pool.modelName) | fromJson -}}
+{{- $_ := set $pool "model" (include "baton.overlay" (list $model ($pool.model | default dict)) | fromJson) -}}
+{{- /* A pool may have other weights, but routers know all pools of a model by one name. */ -}}
+{{- $name := include "baton.modelName" $model -}}
+{{- if ne (include "baton.modelName" $pool.model) $name -}}{{- $_ := set $pool.model "servedName" $name -}}{{- end -}}
 {{- $_ := set $pool "replicasManagedBy" ($pool.replicasManagedBy | default $.Values.replicasManagedBy) -}}
 {{- $_ := set $pools $key $pool -}}
 {{- end -}}
 {{- end -}}
 {{- $pools | toJson -}}
+{{- end -}}
+
+{{/* The values of a model in `models`, or of `model` if the name is empty; as JSON. Takes root and name. */}}
+{{- define "baton.namedModel" -}}
+{{- $model := .root.Values.model -}}
+{{- if .name -}}
+{{- $own := get .root.Values.models .name | default dict -}}
+{{- $model = include "baton.overlay" (list $model $own) | fromJson -}}
+{{- $_ := set $model "servedName" .name -}}
+{{- end -}}
+{{- $model | toJson -}}
+{{- end -}}
+
+{{/*
+The models of all pools if at least one pool has a named one, as JSON: their values by name. `model` has its name in the API.
+*/}}
+{{- define "baton.servedModels" -}}
+{{- $served := dict -}}
+{{- $hasNamed := false -}}
+{{- range $key, $pool := include "baton.pools" . | fromJson -}}
+{{- $model := include "baton.namedModel" (dict "root" $ "name" $pool.modelName) | fromJson -}}
+{{- with $pool.modelName -}}
+{{- $_ := set $model "volume" (printf "model-%s" (sha256sum . | trunc 8)) -}}
+{{- $_ := set $model "mount" (printf "/other-models/%s" .) -}}
+{{- end -}}
+{{- $_ := set $served (include "baton.modelName" $model) $model -}}
+{{- $hasNamed = or $hasNamed (ne $pool.modelName "") -}}
+{{- end -}}
+{{- ternary $served dict $hasNamed | toJson -}}
+{{- end -}}
+
+{{/* A model's name in the API. Takes the model's values. */}}
+{{- define "baton.modelName" -}}
+{{- if .servedName -}}{{ .servedName }}
+{{- else if eq .source "demo" -}}demo
+{{- else if eq .source "hub" -}}{{ base .hub.id }}
+{{- else -}}{{ base (list "models" (trimAll "/" .path) | compact | join "/") }}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Where a model is in a pod. Takes the model's values, with the folder at which its volume is mounted as `mount`.
+*/}}
+{{- define "baton.modelPath" -}}
+{{- if eq .source "hub" -}}{{ .hub.id }}
+{{- else if eq .source "demo" -}}demo
+{{- else -}}{{ list (.mount | default "/models") (trimAll "/" .path) | compact | join "/" }}
+{{- end -}}
 {{- end -}}
 
 {{/*

@@ -18,9 +18,7 @@ Each template for volumes has a matching one for mounts.
     medium: Memory
     sizeLimit: {{ . }}
 {{- end }}
-{{- with .model }}
-{{- include "baton.modelVolume" . }}
-{{- end }}
+{{- include "baton.modelVolumes" . }}
 {{- if .root.Values.tls.rpc.enabled }}
 - name: rpc-tls
   secret:
@@ -47,9 +45,7 @@ Each template for volumes has a matching one for mounts.
 - name: shm
   mountPath: /dev/shm
 {{- end }}
-{{- with .model }}
-{{- include "baton.modelMount" . }}
-{{- end }}
+{{- include "baton.modelMounts" . }}
 {{- if .root.Values.tls.rpc.enabled }}
 - name: rpc-tls
   mountPath: /etc/baton-rpc-tls
@@ -63,20 +59,40 @@ Each template for volumes has a matching one for mounts.
 {{- end }}
 {{- end -}}
 
-{{/* The model's weights. Takes the model's values. The demo model is in the image. */}}
+{{/* The volumes of a pod's model, or of all models of a router that serves several. Models from the hub share a cache. */}}
+{{- define "baton.modelVolumes" -}}
+{{- $hub := dict -}}
+{{- range .models | default (ternary (dict "" .model) dict (not (empty .model))) -}}
+{{- if eq .source "hub" -}}{{- $hub = . -}}{{- else -}}{{- include "baton.modelVolume" . -}}{{- end -}}
+{{- end -}}
+{{- with $hub -}}{{- include "baton.modelVolume" . -}}{{- end -}}
+{{- end -}}
+
+{{- define "baton.modelMounts" -}}
+{{- $hub := dict -}}
+{{- range .models | default (ternary (dict "" .model) dict (not (empty .model))) -}}
+{{- if eq .source "hub" -}}{{- $hub = . -}}{{- else -}}{{- include "baton.modelMount" . -}}{{- end -}}
+{{- end -}}
+{{- with $hub -}}{{- include "baton.modelMount" . -}}{{- end -}}
+{{- end -}}
+
+{{/*
+The model's weights. Takes the model's values, with the names of the volume and of the folder as `volume` and `mount` if there
+are several models. The demo model is in the image.
+*/}}
 {{- define "baton.modelVolume" -}}
 {{- if eq .source "pvc" }}
-- name: model
+- name: {{ .volume | default "model" }}
   persistentVolumeClaim:
     claimName: {{ .pvc.claimName }}
     readOnly: true
 {{- else if eq .source "image" }}
-- name: model
+- name: {{ .volume | default "model" }}
   image:
     reference: {{ .image.reference }}
     pullPolicy: {{ .image.pullPolicy }}
 {{- else if eq .source "hostPath" }}
-- name: model
+- name: {{ .volume | default "model" }}
   hostPath:
     path: {{ .hostPath.path }}
     type: Directory
@@ -110,8 +126,8 @@ Each template for volumes has a matching one for mounts.
   readOnly: true
 {{- end }}
 {{- else if ne .source "demo" }}
-- name: model
-  mountPath: /models
+- name: {{ .volume | default "model" }}
+  mountPath: {{ .mount | default "/models" }}
   readOnly: true
 {{- if and (eq .source "pvc") .pvc.subPath }}
   subPath: {{ .pvc.subPath }}
