@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -184,3 +185,38 @@ def test_stream_with_an_adapter_continues_when_its_worker_dies(served: Served) -
                 os.kill(process["pid"], signal.SIGKILL)
     assert killed
     assert tokens == served.answers["first"]
+
+
+def test_three_adapters_with_two_models(served: Served, tmp_path: Path) -> None:
+    """All at once, from several clients, each answer is the one that it would be alone. An adapter
+    of the settings belongs to the first model, unless another one is named."""
+    root = served.folders["first"].parent
+    other = make_model(tmp_path / "other", "llama", seed=5)
+    fourth = make_adapter(tmp_path / "fourth", other, seed=6)
+    names = ["model", "first", "second", "other", "fourth"]
+    adapters = f"first={root / 'first'},second={root / 'second'},fourth=other:{fourth}"
+    settings: dict[str, object] = {
+        "models": f"model={root / 'model'},other={other}",
+        "adapters": adapters,
+    }
+    with local_cluster(prefill=1, decode=1, settings=settings) as cluster:
+
+        def complete(name: str) -> list[int]:
+            return cluster.complete(PROMPT, 48, model=name, **FIELDS)
+
+        alone = {name: complete(name) for name in names}
+        assert len({tuple(tokens) for tokens in alone.values()}) == len(names)
+        for name in ("model", "first", "second"):
+            assert alone[name] == served.answers[name][:48]
+        with ThreadPoolExecutor(10) as pool:
+            together = list(pool.map(complete, names * 6))
+        assert together == [alone[name] for name in names * 6]
+        listed = cluster.get("/v1/models")["data"]
+        parents = {each["id"]: each.get("parent") for each in listed}
+        assert parents == {
+            "model": None,
+            "other": None,
+            "first": "model",
+            "second": "model",
+            "fourth": "other",
+        }
