@@ -131,6 +131,7 @@ def main() -> int:
     parser.add_argument("--shape", default="50m")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--adapters", type=int, nargs="+", default=[0, 1, 4, 16])
