@@ -7,6 +7,7 @@ This module doesn't import torch, because the router reads adapters, too.
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -171,20 +172,20 @@ def _digest(config: bytes, data: bytes) -> bytes:
 
 
 def _read_bounded(path: Path, max_bytes: int) -> bytes:
-    """Read a whole file, so that later changes of the file don't matter."""
+    """Read a whole regular file, so that later changes of the file don't matter."""
+    if not path.is_file():  # opening a FIFO would block
+        raise Invalid(f"{path}: the file is missing")
     try:
         with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
-    except FileNotFoundError as error:
-        raise Invalid(f"{path}: the file is missing") from error
+            size = os.fstat(file.fileno()).st_size
+            if size <= max_bytes:
+                return file.read(size)
     except OSError as error:
         raise Invalid(f"{path}: {error}") from error
-    if len(data) > max_bytes:
-        raise Invalid(
-            f"{path}: the file is larger than {max_bytes} bytes, the maximum for this model "
-            "(see max_lora_rank)"
-        )
-    return data
+    raise Invalid(
+        f"{path}: the file is larger than {max_bytes} bytes, the maximum for this model "
+        "(see max_lora_rank)"
+    )
 
 
 def _max_weights_bytes(modules: Iterable[TargetModule], max_rank: int) -> int:

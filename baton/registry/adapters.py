@@ -101,8 +101,10 @@ class RedisAdapterRegistry:
         self._ignored: set[str] = set()  # names of rejected entries, which have been logged
 
     async def adapters(self) -> list[AdapterEntry]:
-        found: dict[bytes, bytes] = await self._call(self._redis.hgetall(self._key))
-        database_id = await self._call(self._redis.get(self._database_id_key))
+        pipeline = self._redis.pipeline()
+        pipeline.hgetall(self._key)
+        pipeline.get(self._database_id_key)
+        found, database_id = await self._call(pipeline.execute())
         self.database_id = (database_id or b"").decode("utf-8", "replace")
         names = sorted(found)[:MAX_ADAPTERS]
         entries = [self._entry(name.decode("utf-8", "replace"), found[name]) for name in names]

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from baton.clock import SystemClock
@@ -23,14 +25,18 @@ from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.executor import ThreadedExecutor
+from baton.engine.native.decoder import NativeModel
 from baton.engine.plan import Plan, Row
 from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
-from baton.errors import Unavailable
+from baton.errors import Invalid, Unavailable
 from tests.engine_state import cached_tokens
 from tests.lora_zoo import ATTENTION, MLP, make_adapter
 from tests.model_zoo import make_model
+from tests.unit.native_helpers import each_instruction_set, needs_kernels
 from tools.exactness import Reference, greedy_spec, reference_of
+
+__all__ = ["each_instruction_set"]
 
 SEED = 20261121
 TOKENS = 12
@@ -358,6 +364,67 @@ def logits_of(runner: ModelRunner, rows: Sequence[Row]) -> list[torch.Tensor]:
     tokens = torch.tensor([token for row in rows for token in row.token_ids])
     hidden = runner._model.hidden(tokens, prepared.batch, lora=prepared.lora)
     return list(runner._model.logits(hidden, prepared.last_token_indices).unbind())
+
+
+@needs_kernels
+@pytest.mark.usefixtures("each_instruction_set")
+def test_each_instruction_set_has_the_tokens_of_peft(qwen3: LoraModel) -> None:
+    runner = load(qwen3.model)
+    assert isinstance(runner._model, NativeModel)
+    engine = make_engine(runner)
+    cases = qwen3.load_adapters(runner, engine)
+    assert run(engine, specs_of(cases))[0] == tokens_of(cases)
+
+
+def test_steps_with_adapters_use_no_cuda_graph(qwen3: LoraModel) -> None:
+    """The graphs were captured without adapters. Here they are replaced with a function that counts
+    its calls, and has no graph for any batch."""
+    runner = load(qwen3.model)
+    engine = make_engine(runner)
+    cases = qwen3.load_adapters(runner, engine)
+    graphs = Mock(logits=Mock(return_value=None))
+    runner._graphs = graphs
+    for case in (cases[0], cases[-1]):
+        graphs.logits.reset_mock()
+        run(engine, [case.spec("x")])
+        assert graphs.logits.called == (case.adapter is None)
+
+
+def test_gpu_refuses_adapters_if_it_must_be_deterministic(qwen3: LoraModel) -> None:
+    runner = load(qwen3.model, deterministic=True)
+    runner.load_adapter(qwen3.folders[0])
+    runner._device = torch.device("cuda")
+    with pytest.raises(Invalid, match="not supported with deterministic=true"):
+        runner.load_adapter(qwen3.folders[0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": "all-linear"},
+        {"target_modules": r".*\.(q|down)_proj", "use_rslora": True},
+        {"target_modules": ["q_proj", "v_proj"], "rank_pattern": {"v_proj": 3}, "alpha_pattern":
+            {"layers.1.self_attn.q_proj": 5}, "layers_to_transform": [1]},
+    ],
+)  # fmt: skip
+def test_folder_that_peft_has_written(
+    qwen3: LoraModel, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """peft writes all its options, most of them with their defaults."""
+    model = AutoModelForCausalLM.from_pretrained(qwen3.model, dtype=torch.float32)
+    config = LoraConfig(
+        task_type="CAUSAL_LM", r=4, lora_alpha=8, init_lora_weights=False, **options
+    )
+    torch.manual_seed(SEED)
+    adapted = get_peft_model(model, config).eval()
+    adapted.save_pretrained(tmp_path)
+    reference = reference_of(adapted, list(range(3, 40)), TOKENS)
+    runner = load(qwen3.model)
+    adapter = runner.load_adapter(tmp_path)
+    engine = make_engine(runner)
+    engine.add_adapter(adapter)
+    case = Case(AdapterRef("saved", adapter.digest), reference)
+    assert run(engine, [case.spec("x")])[0] == [reference.tokens]
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
