@@ -56,7 +56,7 @@ APIS: Mapping[str, Callable[[str], tuple[str, dict[str, Any]]]] = {
 
 
 def requests(api: str, prompts: ChatPrompts, count: int) -> list[bytes]:
-    """Make streaming requests of one API. Each has a prompt of its own."""
+    """Return the bytes of ``count`` streaming requests to one API, each with another prompt."""
     made = []
     for _ in range(count):
         path, body = APIS[api](prompts.text())

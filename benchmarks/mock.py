@@ -57,7 +57,7 @@ async def addresses(cluster: LocalCluster) -> list[str]:
 
 
 async def listen(address: str, first: int, streams: int, counts: list[int]) -> None:
-    """Request ``streams`` answers from one worker, and add the number of their outputs to
+    """Request as many answers from one worker as ``streams`` says, and count their outputs in
     ``counts[0]`` until cancelled."""
     async with open_channel(address) as channel:
         call: Any = channel.stream_stream(RUN, None, pb.WorkerMessage.FromString)()

@@ -44,8 +44,8 @@ computed when the turn begins."""
 
 
 class SchedulingMode:
-    """One of the two modes. It has its own model and requests; the requests progress only in
-    :meth:`steps`."""
+    """The engine with async scheduling (``overlaps``), or without it. Each of the two has requests
+    of its own, which progress only in :meth:`steps`."""
 
     def __init__(self, runner: ModelRunner, overlaps: bool) -> None:
         pipeline = ThreadedExecutor(runner) if overlaps else None

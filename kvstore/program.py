@@ -125,7 +125,7 @@ class KvStoreProgram:
         self._state = WorkerState.DRAINING
         self._heartbeat.announce_now()
         flushed = await self._node.demoter.demote_all()
-        log.info("store_flushed", num_blocks=flushed)
+        log.info("store_blocks_saved", num_blocks=flushed)
 
     async def stop(self) -> None:
         if self._local_rpc is not None:

@@ -40,7 +40,8 @@ class _PutInProgress:
 
 
 class PutHandler:
-    """Handles puts. If a failed read may still write to its slots, the slots stay allocated until
+    """Handles puts, for which the store reads the blocks from the worker. If such a read fails, but
+    may still write to the slots that were allocated for it, the slots stay allocated until
     :meth:`sweep` finds that the read has ended."""
 
     def __init__(

@@ -69,8 +69,8 @@ def split_load(load: LoadSpec, trace: Trace, processes: int) -> list[LoadPart]:
 
 
 def run_processes(parts: Sequence[LoadPart], drive: RunPart) -> DriverResult:
-    """Send each part from its own process; return the combined measurements. Raises BatonError when
-    a process dies."""
+    """Send each part of the load from a process of its own; return the combined measurements.
+    Raises BatonError when a process dies."""
     running = [_fork(part, drive) for part in parts]
     # Ctrl-C reaches the children, too, and they still report their results.
     previous_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)

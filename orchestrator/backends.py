@@ -29,8 +29,6 @@ def check_backend(settings: Settings) -> None:
         raise Invalid(f"ray_address is {settings.ray_address!r}, which needs --on ray")
     if settings.mock and (settings.on == "ray" or settings.autoscale != "off"):
         raise Invalid("mock is true, but mock workers need on=local and autoscale=off")
-    if settings.mock and len(settings.served_models) > 1:
-        raise Invalid("mock is true, but mock workers serve one model only: name one model")
 
 
 def check_model(settings: Settings) -> None:
@@ -60,9 +58,10 @@ async def open_supervisor(
     elif settings.mock:
         recipe = LaunchSpecs(settings, folder)
         pools = {
-            settings.model_name: MockPools(
-                recipe, clock, settings.drain_timeout_seconds, settings.hang_timeout_seconds
+            model: MockPools(
+                specs, clock, settings.drain_timeout_seconds, settings.hang_timeout_seconds
             )
+            for model, specs in recipe.by_model().items()
         }
         yield Supervisor(settings, folder, clock, on_change, recipe, pools)
     else:

@@ -152,11 +152,11 @@ class LaunchSpecs:
         ]
 
     def mock(self) -> ChildProcessSpec:
-        """Return the spec of the process that runs all mock workers of both pools."""
+        """Return the spec of the process that runs all mock workers of a model."""
         pools = {
             f"mock_{role.value}": str(getattr(self._settings, role.value)) for role in WORKER_ROLES
         }
-        return self._program_spec(Role.MOCK, "mock", NO_MODEL_ENVIRONMENT, pools)
+        return self._program_spec(Role.MOCK, f"{self._id_prefix}mock", NO_MODEL_ENVIRONMENT, pools)
 
     def worker(self, role: Role) -> ChildProcessSpec:
         """Return the spec of a new worker, with a number that no worker of its pool had before."""

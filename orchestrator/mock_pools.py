@@ -1,4 +1,4 @@
-"""Pools of mock workers, which all run in one supervised process."""
+"""Pools of mock workers. All mock workers of a model run in one supervised process."""
 
 from collections.abc import Mapping
 
@@ -13,8 +13,8 @@ from orchestrator.supervised_pools import OnChange, SupervisedPools, SupervisedP
 
 
 class MockPools(SupervisedPools):
-    """Pools of mock workers, whose sizes are set once, when they start. All workers of both pools
-    run in one process."""
+    """Pools of mock workers, whose sizes are set once, when they start. All workers of a model's
+    pools run in one process."""
 
     def __init__(
         self,

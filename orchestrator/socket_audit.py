@@ -219,7 +219,8 @@ def _mapped_files(process: psutil.Process) -> str:
 
 def _has_token(process: psutil.Process) -> bool:
     """Whether Ray uses token authentication. The supervisor (Ray's driver) sets ``RAY_AUTH_MODE``
-    after its start, so only the environments of the processes that it starts show it."""
+    while it runs. Its own environment is read as it was at its start, so only the environments of
+    its children show the variable."""
     for each in (process, *process.children()):
         with contextlib.suppress(psutil.Error):
             if each.environ().get("RAY_AUTH_MODE") == "token":

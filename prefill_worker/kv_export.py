@@ -113,7 +113,8 @@ class KvExport:
 
     async def events(self) -> AsyncGenerator[KvTransferEvent]:
         """Yield the events for the reader, in order; end after the last acknowledgement. If the
-        answer ended with its first token, the blocks that were not announced are left out."""
+        answer ended with its first token, no KV is needed any more, and the blocks that had not
+        been announced by then never are."""
         assert self._endpoint is not None, "call attach_reader() first"
         await self._wait_until(lambda: self._nearly_done)
         yield KvTransferScheduled(self._endpoint, self._num_tokens, self._layout.checksum_algorithm)

@@ -313,7 +313,8 @@ class RouterProgram:
         return RequestTracer(spans, self._settings.trace_sample, self._clock)
 
     def _build_usage_flusher(self) -> UsageFlusher:
-        """Build the usage flusher, and read the tenants file if there is one. Raises Invalid."""
+        """Build the task that writes the tenants' usage to Redis and watches the tenants file, and
+        read that file, if there is one. Raises Invalid if the file is invalid."""
         context, path = self._context, self._settings.tenants_file
         watcher = None
         if path is not None:

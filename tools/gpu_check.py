@@ -221,7 +221,8 @@ def parts_of(rounds: int) -> Parts:
 
 
 def run(parts: Parts, show: Callable[[str], None] = print) -> list[GpuTableRow]:
-    """Run the parts, and show each row and the time that each part took. Return all rows."""
+    """Run the parts of the check. Show each row of the results, and the time that each part took.
+    Return all rows."""
     lines = []
     for name, part in parts.items():
         begun = time.perf_counter()

@@ -164,6 +164,11 @@ def two_owners(release: Release) -> dict[str, Any]:
     return release.two_owners("decode")
 
 
+def two_models(release: Release) -> dict[str, Any]:
+    """Serve a second model for a while, with pools of its own."""
+    return release.serve_two_models("chat")
+
+
 def drain_node(release: Release) -> dict[str, Any]:
     return release.drain_node()
 
@@ -195,6 +200,7 @@ STEPS: dict[str, Callable[[Release], dict[str, Any]]] = {
     "roll_back": roll_back,
     "hpa": hpa,
     "two_owners": two_owners,
+    "two_models": two_models,
     "drain_node": drain_node,
     "autoscale": autoscale,
     "reinstall": reinstall,

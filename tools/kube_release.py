@@ -196,10 +196,12 @@ class Release:
         assert again["choices"][0]["token_ids"] == first["choices"][0]["token_ids"]
         return {"prompt": len(prompt), "cached": cached}
 
-    def _complete(self, prompt: list[int], count: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def _complete(
+        self, prompt: list[int], count: int, model: str | None = None
+    ) -> tuple[dict[str, Any], dict[str, str]]:
         body = {
             "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True,
-            "return_token_ids": True,
+            "return_token_ids": True, "model": model,
         }  # fmt: skip
         request = urllib.request.Request(
             self.url + "/v1/completions", json.dumps(body).encode(),
@@ -207,6 +209,29 @@ class Release:
         )  # fmt: skip
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
             return json.load(response), {k.lower(): v for k, v in response.headers.items()}
+
+    # -- models ----------------------------------------------------------------------------
+
+    def serve_two_models(self, second: str) -> dict[str, Any]:
+        """Add the demo model under another name, with pools of its own, resize one of these, and
+        remove the model again. It must give the same answers as the first model, from its own
+        workers."""
+        pools = {f"{role}-{second}": role for role in ("prefill", "decode")}
+        own = {name: {"role": role, "modelName": second} for name, role in pools.items()}
+        added = self.upgrade({"models": {second: {}}, "pools": own})
+        self.wait_for_sizes(dict.fromkeys(pools, 1))
+        prompt = np.random.default_rng(13).integers(3, 4000, size=64).tolist()
+        expected, _ = self._complete(prompt, 32)
+        self.scale({f"decode-{second}": 2})
+        for _ in range(8):
+            answer, headers = self._complete(prompt, 32, second)
+            assert answer["model"] == second, answer["model"]
+            assert answer["choices"][0]["token_ids"] == expected["choices"][0]["token_ids"]
+            assert f"decode-{second}" in headers["x-baton-decode"], headers["x-baton-decode"]
+        scaled = self.baton("scale", f"decode-{second}=1", "--on", "kubernetes")
+        self.wait_for_sizes({f"decode-{second}": 1})
+        removed = self.upgrade({"models": {second: None}, "pools": dict.fromkeys(pools)})
+        return {"added": added, "removed": removed, "output": scaled}
 
     # -- releases and nodes ----------------------------------------------------------------
 

@@ -33,7 +33,8 @@ WAYS = ("device", "dram", "ssd", "peer nixl", "peer grpc", "split", "answer")
 
 
 def longer(spec: RequestSpec, tokens: Sequence[int], name: str) -> RequestSpec:
-    """Return the request of a second turn, whose prompt continues the answer ``tokens``."""
+    """Return the request of a second turn: its prompt is that of ``spec``, the answer ``tokens``,
+    and 40 more tokens."""
     ids = (*spec.token_ids, *[TokenId(token) for token in tokens], *spec.token_ids[:40])
     return replace(spec, request_id=RequestId(name), token_ids=ids, num_prompt_tokens=len(ids))
 

@@ -93,8 +93,8 @@ def _outcomes(seed: int, runs: int, processes: int) -> Iterator[Outcome]:
 
 
 def _begin() -> None:
-    """Initialize a process of the pool: prepare the production code for simulations, and make
-    garbage collections less frequent."""
+    """Initialize a process of the multiprocessing pool: replace what the production code can't use
+    in a simulation, and make garbage collections less frequent."""
     PROCESS_CONTEXTS.enter_context(simulation_environment())
     gc.set_threshold(GC_THRESHOLD)
 

@@ -78,8 +78,8 @@ class RedisScripts:
                     await self._send()
 
     async def _send(self) -> None:
-        """Send the waiting calls, as many as fit into a round trip, and set their replies. If this
-        is cancelled, the calls wait again."""
+        """Send the first calls of the queue, as many as fit into a round trip, and set their
+        replies. If this is cancelled, the calls go back to the front of the queue."""
         calls = self._take()
         try:
             await self._execute(calls, by_digest=True)

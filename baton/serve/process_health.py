@@ -115,8 +115,9 @@ class ProcessHealth:
 
     def describe_hang(self, hang_timeout_seconds: float) -> str:
         """Describe what hangs, or return an empty string if nothing does. The event loop hangs if
-        it has been blocked for more than ``hang_timeout_seconds``; if that is 0, neither the event
-        loop nor other threads are checked, but only the progress of loading."""
+        it has been blocked for more than ``hang_timeout_seconds``; other threads and the loading of
+        a model have checks of their own. If ``hang_timeout_seconds`` is 0, only the loading is
+        checked."""
         beat, now = self._beat_at, self._clock.monotonic()
         if hang_timeout_seconds and beat is not None and now - beat > hang_timeout_seconds:
             return f"the event loop has been blocked for {now - beat:.0f} s"

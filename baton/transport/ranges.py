@@ -1,4 +1,4 @@
-"""Checks that every backend makes before a transfer."""
+"""The checks of a transfer's memory ranges, which every backend makes before the transfer."""
 
 from collections.abc import Sequence
 

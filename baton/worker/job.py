@@ -34,12 +34,11 @@ class Job:
     ``spec.request_id`` is the placement's id, made of the request's id and its epoch. So a
     placement that is being ended and its successor never have the same id, neither in the engine
     nor between workers. ``keys`` are the block keys of the prompt's full blocks; it is empty until
-    they have been computed. ``is_answered`` means that the answer ended with its first token, so
-    that the job only waits for the end of its KV transfer.
+    they have been computed. ``is_answered`` means that the answer ended with its first token:
+    nothing will be decoded, and the job only waits for the end of the KV transfer that has begun.
     ``admission_task`` adds the job to the engine. ``prefilled_at`` is the time at which all KV that
     the job exports had been computed. ``error`` is the reason for a failure; ``trace`` is set only
-    if the request is traced.
-    """
+    if the request is traced. """
 
     request_id: RequestId
     spec: RequestSpec

@@ -185,8 +185,9 @@ class BatchRunner:
         return True
 
     def _check_folder(self) -> None:
-        """Begin the oldest unfinished batch of each tenant that has no batch running, check whether
-        the folder is full, and delete expired files."""
+        """Look into the folder of files and batches: begin the oldest unfinished batch of each
+        tenant that has no batch running, check whether the folder is full, and delete expired
+        files."""
         now = self._now()
         if not self._must_check and now < self._checked_at + POLL_SECONDS:
             return

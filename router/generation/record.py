@@ -111,6 +111,7 @@ class GenerationRecord:
     error: str = ""
     pending_query: tuple[Epoch, float] | None = None
     trace: TraceContext | None = None
+    model: str = ""
 
     def record_query(self, epoch: Epoch, now: float) -> None:
         self.pending_query = (epoch, now)
@@ -216,9 +217,9 @@ class GenerationRecord:
 
     def explain(self) -> dict[str, Any]:
         """Return the record as a JSON object. ``tbt_seconds`` and ``bytes_shipped`` are the old
-        names of ``itl_seconds`` and ``kv_transfer_bytes``, kept for one version. ``actual``
-        counts from the request's arrival, so ``predicted`` is the prediction for the first
-        placement, not for the last one."""
+        names of ``itl_seconds`` and ``kv_transfer_bytes``, kept for one version. The
+        latencies in ``actual`` count from the request's arrival. To be comparable with them,
+        ``predicted`` is the prediction for the first placement, not for the last one."""
         placements = [each.explain() for each in self.placements]
         first = placements[0] if placements else {}
         last = placements[-1] if placements else {}
@@ -253,8 +254,8 @@ class GenerationRecord:
         }
 
     def _record_details(self, details: Mapping[str, str]) -> None:
-        """Record a worker's details. Workers of the previous version call the KV transfer's size
-        ``bytes_shipped``."""
+        """Record what a worker has reported about the request, such as the size of its KV transfer.
+        Workers of the previous version call that size ``bytes_shipped``."""
         size = details.get("kv_transfer_bytes", details.get("bytes_shipped", ""))
         if size.isdecimal() and len(size) < MAX_DIGITS:
             self.kv_bytes_transferred += int(size)

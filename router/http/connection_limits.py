@@ -1,4 +1,4 @@
-"""The bounds of an HTTP connection."""
+"""The limits on HTTP connections: their number, the sizes of what they send, and timeouts."""
 
 from dataclasses import dataclass
 

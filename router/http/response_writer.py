@@ -45,7 +45,8 @@ class InlineBodyWriter(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the body has begun and the client keeps up with it."""
+        """Whether more of the body can be written now: the body has begun and has not ended, and
+        the client has neither disconnected nor fallen behind in reading."""
         ...
 
     def write(self, data: bytes) -> None:

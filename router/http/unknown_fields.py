@@ -48,8 +48,8 @@ def find_refusal(
     harmless: Collection[str] = (),
 ) -> FieldRefusal | None:
     """Return why the unknown field at ``path`` is refused; None if it is ignored. ``known`` are the
-    fields that the object around it may have; ``harmless`` are names that are not typos of known
-    names."""
+    fields that the object around it may have. A name that looks like a typo of one of them is
+    refused, unless it is one of ``harmless``."""
     name = path.rpartition(".")[2]
     if value is None or name in harmless:
         return None

@@ -79,8 +79,8 @@ class RequestContext:
 
 
 def make_session_id(tenant: TenantId, cache_key: str | None) -> str:
-    """Return a short id for the tenant's session with this cache key, or an empty string if there
-    is no key."""
+    """Return a short id for the session of all of the tenant's requests with this
+    ``prompt_cache_key``, or an empty string if there is no key."""
     if not cache_key:
         return ""
     salted_key = f"{tenant}/{cache_key}".encode(errors="replace")
@@ -226,7 +226,12 @@ class RouterContext:
                 name = request_id if total == 1 else f"{request_id}-{len(choices)}"
                 size = len(prompt.token_ids)
                 record = GenerationRecord(
-                    RequestId(name), arrived_at, size, tenant, attributes.has_slo
+                    RequestId(name),
+                    arrived_at,
+                    size,
+                    tenant,
+                    attributes.has_slo,
+                    model=model.name,
                 )
                 if prompt.prefix_pins and number == 0 and model.prefix_pinner is not None:
                     model.prefix_pinner.pin_when_stored(record, prompt.prefix_pins)

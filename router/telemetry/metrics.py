@@ -42,25 +42,29 @@ class RouterMetrics:
         )
         self.request_seconds = Histogram(
             "baton_request_seconds",
-            "From a request's arrival to the end of its answer.",
+            "From a request's arrival to the end of its answer, by model.",
+            ["model"],
             buckets=LATENCY_BUCKETS,
             registry=registry,
         )
         self.placement_seconds = Histogram(
             "baton_placement_seconds",
-            "From a request's arrival to its placement.",
+            "From a request's arrival to its placement, by model.",
+            ["model"],
             buckets=LATENCY_BUCKETS,
             registry=registry,
         )
         self.ttft_seconds = Histogram(
             "baton_time_to_first_token_seconds",
-            "From a request's arrival to its first token.",
+            "From a request's arrival to its first token, by model.",
+            ["model"],
             buckets=LATENCY_BUCKETS,
             registry=registry,
         )
         self.itl_seconds = Histogram(
             "baton_inter_token_latency_seconds",
-            "Mean time between the tokens of an answer.",
+            "Mean time between the tokens of an answer, by model.",
+            ["model"],
             buckets=INTER_TOKEN_BUCKETS,
             registry=registry,
         )
@@ -148,11 +152,11 @@ class RouterMetrics:
 
     def _record_latencies(self, record: GenerationRecord) -> None:
         if record.total_seconds is not None:
-            self.request_seconds.observe(record.total_seconds)
+            self.request_seconds.labels(record.model).observe(record.total_seconds)
         if record.queue_seconds is not None:
-            self.placement_seconds.observe(record.queue_seconds)
+            self.placement_seconds.labels(record.model).observe(record.queue_seconds)
         if record.ttft_seconds is None:
             return
-        self.ttft_seconds.observe(record.ttft_seconds)
+        self.ttft_seconds.labels(record.model).observe(record.ttft_seconds)
         if record.mean_itl_seconds is not None:
-            self.itl_seconds.observe(record.mean_itl_seconds)
+            self.itl_seconds.labels(record.model).observe(record.mean_itl_seconds)

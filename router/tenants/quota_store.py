@@ -27,10 +27,10 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class RateRequest:
-    """A router's request concerning one limit per minute. First, ``settled`` is charged: the amount
-    that was used without having been drawn, minus the amount that was drawn and not used. Then at
-    least ``min_amount`` is drawn, and up to ``max_amount`` if enough is left. Nothing is drawn if
-    ``min_amount`` is not available."""
+    """A router's request for a part of one of a tenant's limits per minute. First, ``settled`` is
+    charged: the amount that was used without having been drawn, minus the amount that was drawn and
+    not used. Then at least ``min_amount`` is drawn, and up to ``max_amount`` if enough is left.
+    Nothing is drawn if ``min_amount`` is not available."""
 
     per_minute: int
     settled: int = 0

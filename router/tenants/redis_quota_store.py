@@ -176,8 +176,8 @@ def _parse_grant(request: QuotaRequest, reply: Sequence[Any]) -> QuotaGrant:
 
 
 def _parse_rate_grant(unit: str, request: RateRequest | None, granted: Any, left: Any) -> RateGrant:
-    """Parse the grant for one limit per minute. Raises ValueError or TypeError if the values are
-    impossible."""
+    """Parse the grant for one of the limits per minute. Raises ValueError or TypeError if the
+    values are impossible."""
     grant = RateGrant(int(granted), float(left))
     most = max(request.min_amount, request.max_amount) if request is not None else 0
     if not (0 <= grant.granted <= most and math.isfinite(grant.remaining)):

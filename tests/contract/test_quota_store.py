@@ -212,7 +212,7 @@ def _counts(grant: QuotaGrant) -> tuple[int, int, int]:
 async def test_malformed_values_in_redis_never_grant_more_than_was_requested(
     valkey_url: str, field: str, value: str
 ) -> None:
-    """The store must either raise Unavailable or grant an amount that is possible."""
+    """The store must either raise Unavailable or grant 0 to 3, the requested maximum."""
     request = QuotaRequest(
         A, 2, requests=RateRequest(LIMIT, min_amount=1, max_amount=3), slots=SlotRequest(4, 1, 2)
     )

@@ -49,7 +49,8 @@ SECRET = "a secret of the cluster"
 
 @dataclass
 class Served:
-    """A prefill and a decode worker. ``answer`` returns the expected tokens of a request."""
+    """A prefill and a decode worker. ``answer`` computes the tokens that they must
+    generate for a request."""
 
     prefill: Any
     decode: Any

@@ -152,8 +152,9 @@ def reference(data: bytes) -> list[tuple[str, str, bytes]]:
 
 
 def _first(data: bytes) -> tuple[list[tuple[str, str, bytes]], bytes | None]:
-    """Parse one request. Return it in a list, which is empty if the request is incomplete or
-    invalid, and the bytes that follow it, or None if no further request can be parsed."""
+    """Parse one request. Return two values: a list with the request, which is empty if the request
+    is incomplete or invalid, and the bytes that follow the request. The bytes are None if no
+    further request can be parsed."""
     while data.startswith(b"\r\n"):  # RFC 9112 asks servers to ignore empty lines; h11 does not
         data = data[2:]
     parser = h11.Connection(h11.SERVER, max_incomplete_event_size=2**20)

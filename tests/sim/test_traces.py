@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 from baton.core.trace_context import TraceContext
 from baton.obs.span import MemorySpanSink, Span
 from baton.worker.telemetry import WorkerTelemetry
-from conductor.conductor import Conductor
 from conductor.metrics import ConductorMetrics
+from conductor.model_conductors import ModelConductors
 from conductor.telemetry import ConductorTelemetry
 from router.generation.record import GenerationRecord
 from router.telemetry.tracing import RequestTrace, build_request_spans
@@ -43,7 +43,7 @@ class SpanCollector:
     def conductor(
         self, membership: Any, mirror: Any, clock: Any, config: Any
     ) -> ConductorTelemetry:
-        core = Conductor(membership, mirror, clock, config)
+        core = ModelConductors(membership, mirror, clock, config)
         metrics = ConductorMetrics(CollectorRegistry())
         return ConductorTelemetry(core, metrics, clock, self._next_process_name(), self.spans)
 
@@ -60,7 +60,7 @@ class SpanCollector:
         with (
             simulation_environment(),
             patch("tests.sim.whole.worker.telemetry_for", self.worker_telemetry),
-            patch("tests.sim.whole.conductor.Conductor", self.conductor),
+            patch("tests.sim.whole.conductor.ModelConductors", self.conductor),
             patch("tests.sim.whole.router.GenerationRecord", self.record),
         ):
             yield

@@ -82,7 +82,9 @@ async def test_each_model_answers_its_own_requests(tokenizer: Tokenizer) -> None
             answer = (await client.post(CHAT, json=named(name))).json()
             assert answer["model"] == expected
             assert answer["choices"][0]["message"]["content"] == expected
-    assert {job.spec.request_id for job in two.decode.jobs} == set()
+        metrics = (await client.get("/metrics")).text
+        for name, count in (("demo", 2), (OTHER, 1)):
+            assert f'baton_time_to_first_token_seconds_count{{model="{name}"}} {count}.0' in metrics
 
 
 async def test_models_are_listed_with_their_own_contexts(tokenizer: Tokenizer) -> None:

@@ -178,7 +178,7 @@ TRUE_DECODE = DecodeCost(0.006, 2e-5, 5e-8)
 
 
 def table(**changed: object) -> dict[str, object]:
-    """Return a table whose rows equal the true costs exactly."""
+    """Return a table of measurements that equal ``TRUE_PREFILL`` and ``TRUE_DECODE`` exactly."""
     prefill = [
         {"new_tokens": n, "cached_tokens": c, "seconds": TRUE_PREFILL.seconds(n, c)}
         for n in (1, 100, 5000)

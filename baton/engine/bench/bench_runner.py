@@ -67,7 +67,7 @@ class BenchRunner:
             yield Plan(0, tuple(rows))
 
     def _row(self, n: int, work: BenchCase, start: int, end: int) -> Row:
-        """Return a row for tokens [start, end) of the n-th request."""
+        """Return the row of the batch that computes tokens [start, end) of the n-th request."""
         return Row(
             RequestId(str(n)),
             tuple(TokenId((1 + n + token) % self._vocabulary) for token in range(start, end)),

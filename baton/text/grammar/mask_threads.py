@@ -84,7 +84,9 @@ class MaskThreadPool:
         return job
 
     def abandon_slow_threads(self) -> None:
-        """End jobs that have exceeded their time limit, and replace their threads by new ones."""
+        """Fail the jobs that have exceeded their time limit: :meth:`MaskJob.result` raises
+        MaskTimeout. Their threads can't be stopped; they end when the computation does, and new
+        threads take their places at once."""
         with self._lock:
             self._abandoned = [each for each in self._abandoned if each.is_alive()]
             for index, thread in enumerate(self._threads):

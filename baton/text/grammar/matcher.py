@@ -194,7 +194,7 @@ class GrammarMatcher:
         return self._mask
 
     def check(self) -> None:
-        """Raise Invalid when the grammar does not match the answer's tokens."""
+        """Raise Invalid if the grammar does not accept the tokens that the answer already has."""
         if self._is_rejected and not self.mask():
             raise Invalid(self.error, param="response_format")
 

@@ -24,7 +24,7 @@ def block_hashes(spec: RequestSpec, block_tokens: int) -> tuple[int, ...]:
 
 
 class MockPrefixCache:
-    """An LRU cache of at most ``capacity`` block hashes, some 100 bytes each."""
+    """An LRU cache of at most ``capacity`` block hashes. An entry takes some 100 bytes."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

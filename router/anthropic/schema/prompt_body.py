@@ -59,18 +59,18 @@ class PromptBody(RequestBody):
     def chat(self) -> ChatBody:
         return self._chat
 
-    def build(self, build: Callable[[ChatBody], Result]) -> Result:
-        """Call ``build`` with the chat. If the template refuses the chat, and there are system
-        messages within the conversation, call ``build`` again with a chat in which these messages
-        are part of the user's turns."""
+    def build(self, render: Callable[[ChatBody], Result]) -> Result:
+        """Return ``render(chat)``. If the template refuses the chat, and there are system messages
+        within the conversation, return ``render`` of a chat in which these messages are part of the
+        user's turns."""
         try:
-            return build(self._chat)
+            return render(self._chat)
         except Invalid:
             if not any(message.role == "system" for message in self.messages):
                 raise
         folded = self._chat_messages(folds_system=True)
         self._sources = folded.sources
-        return build(self._create_chat(folded))
+        return render(self._create_chat(folded))
 
     def source_of(self, param: str) -> str:
         """Return the request's field from which the chat's field ``param`` comes, such as
