@@ -38,7 +38,7 @@ class Job:
     nothing will be decoded, and the job only waits for the end of the KV transfer that has begun.
     ``admission_task`` adds the job to the engine. ``prefilled_at`` is the time at which all KV that
     the job exports had been computed. ``error`` is the reason for a failure; ``trace`` is set only
-    if the request is traced. """
+    if the request is traced."""
 
     request_id: RequestId
     spec: RequestSpec

@@ -49,14 +49,14 @@ def add_adapter_routes(app: FastAPI, context: RouterContext, adapters: AdapterDi
         check_admin(context, request)
         name, path = _fields(await read_json_object(request), "lora_name", "lora_path")
         await load_adapter(name, path)
-        return Response(f"Success: LoRA adapter '{name}' added successfully.")
+        return _text(f"Success: LoRA adapter '{name}' added successfully.")
 
     @app.post("/v1/unload_lora_adapter")
     async def unload_as_vllm(request: Request) -> Response:
         check_admin(context, request)
         (name,) = _fields(await read_json_object(request), "lora_name")
         await unload_adapter(name)
-        return Response(f"Success: LoRA adapter '{name}' removed successfully.")
+        return _text(f"Success: LoRA adapter '{name}' removed successfully.")
 
     async def load_adapter(name: str, path: str, model: Any = None) -> ServedAdapter:
         _check_name(context, name)
@@ -125,3 +125,7 @@ def _fields(body: dict[str, Any], *names: str) -> list[str]:
 
 def _json(value: Any) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")
+
+
+def _text(text: str) -> Response:
+    return Response(text, media_type="text/plain")
