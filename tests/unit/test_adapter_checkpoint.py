@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,6 +18,7 @@ from baton.errors import Invalid
 from tests.lora_zoo import ATTENTION, make_adapter
 from tests.model_zoo import make_model
 
+SEED = 20261124
 CPU = torch.device("cpu")
 QUERY = "base_model.model.model.layers.0.self_attn.q_proj"
 
@@ -252,6 +254,30 @@ def test_files_that_are_too_large_are_refused(adapter: Path, model: Path) -> Non
     (adapter / CONFIG_FILE).write_text(" " * (2**20 + 1))
     with pytest.raises(Invalid, match="larger than 1048576 bytes"):
         read(adapter, model)
+
+
+def test_damaged_bytes_are_refused_with_a_reason(adapter: Path, model: Path) -> None:
+    """Whatever bytes of the two files are overwritten, removed or repeated, reading raises nothing
+    but Invalid."""
+    chance = np.random.default_rng(SEED)
+    config = load_model_config(model)
+    originals = {name: (adapter / name).read_bytes() for name in (CONFIG_FILE, WEIGHTS_FILE)}
+    num_refused = 0
+    for _ in range(600):
+        name = (CONFIG_FILE, WEIGHTS_FILE)[chance.integers(2)]
+        data = bytearray(originals[name])
+        # Most of the weights file is numbers; the header is at its beginning.
+        start = int(chance.integers(min(len(data), 2500)))
+        end = min(start + int(chance.integers(1, 9)), len(data))
+        old, noise = bytes(data[start:end]), chance.bytes(end - start)
+        data[start:end] = (b"", noise, old * 2, b'"', b"9" * 20, b"[]")[chance.integers(6)]
+        (adapter / name).write_bytes(data)
+        try:
+            join_adapter(read_adapter(adapter, config, 16), config, CPU, torch.float32)
+        except Invalid:
+            num_refused += 1
+        (adapter / name).write_bytes(originals[name])
+    assert num_refused > 300
 
 
 @pytest.mark.parametrize("name", ["a", "acme/sql:v2.1", "7b-chat", "x" * MAX_ADAPTER_NAME])
