@@ -14,6 +14,9 @@ from pydantic_settings import NoDecode
 from baton.core.adapter import MAX_ADAPTER_NAME, is_adapter_name
 from baton.core.prefill_order import PREFILL_ORDERS
 
+MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""Matches the name of one of several models."""
+
 TRANSPORTS = ("shm", "nixl", "grpc")
 
 _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
@@ -109,7 +112,7 @@ def _hosts(value: Any) -> Any:
 
 def _check_model_names(value: dict[str, str]) -> dict[str, str]:
     for name in value:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        if not re.fullmatch(MODEL_NAME, name):
             raise ValueError(
                 "a model's name must be at most 64 letters, digits, dots, underscores and hyphens, "
                 f"which {name!r} is not"

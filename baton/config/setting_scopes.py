@@ -92,12 +92,12 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
         kubernetes_pools kubernetes_lease kubernetes_initial_replicas kubernetes_watch
         placement_policy admission
         local_prefill""",
-    (Reader.WORKER, Reader.SUPERVISOR): "device threads",
+    (Reader.WORKER, Reader.SUPERVISOR): "device threads adapters",
     (Reader.WORKER, Reader.MOCK): "block_tokens",
     _WORKER: """
         engine_args dtype quantization kv_dtype cpu_kernels cuda_graphs deterministic
         async_scheduling num_blocks pool_bytes max_batched_tokens chunk_tokens max_waiting
-        adapters max_adapters prefill_order tenant_fairness store_timeout_seconds store_reload""",
+        max_adapters prefill_order tenant_fairness store_timeout_seconds store_reload""",
     _TRANSFERS: "transports nixl_interfaces nixl_private_network",
     _KVSTORE: """
         store_bytes store_disk_bytes store_folder store_eviction store_tenant_share""",

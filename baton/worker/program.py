@@ -238,7 +238,7 @@ class WorkerProgram:
             self._thread,
             self._adapter_registry,
             self._clock,
-            settings=self._settings.adapters,
+            settings=self._settings.own_adapters,
             model=self._settings.model_name,
             on_change=lambda: self._heartbeat.announce_now(),
         )

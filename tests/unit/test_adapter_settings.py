@@ -51,6 +51,15 @@ def test_each_model_gets_its_own_adapters() -> None:
     )
     assert settings.for_model("one").adapters == {"a": "/a", "c": "/c", "d": "/odd:folder"}
     assert settings.for_model("two").adapters == {"b": "/b"}
+    with pytest.raises(Invalid, match="b belongs to model three, which is not one of the models"):
+        load_settings(models={"one": "/one", "two": "/two"}, adapters={"b": "three:/b"})
+
+
+def test_worker_loads_the_adapters_of_its_own_model() -> None:
+    """Workers of several models may share their settings."""
+    adapters = {"a": "/a", "b": "two:/b", "c": "one:/c"}
+    settings = load_settings(model="/models/x", served_model_name="one", adapters=adapters)
+    assert settings.own_adapters == {"a": "/a", "c": "/c"}
 
 
 def test_status_shows_adapters_by_state() -> None:
