@@ -19,4 +19,6 @@ def runner_options(settings: Settings) -> RunnerOptions:
         max_model_tokens=settings.max_model_tokens,
         max_sequences=settings.max_sequences,
         max_batched_tokens=settings.max_batched_tokens,
+        max_adapters=settings.max_adapters,
+        max_lora_rank=settings.max_lora_rank,
     )

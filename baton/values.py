@@ -11,7 +11,11 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode
 
+from baton.core.adapter import MAX_ADAPTER_NAME, is_adapter_name
 from baton.core.prefill_order import PREFILL_ORDERS
+
+MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""Matches the name of one of several models."""
 
 TRANSPORTS = ("shm", "nixl", "grpc")
 
@@ -108,7 +112,7 @@ def _hosts(value: Any) -> Any:
 
 def _check_model_names(value: dict[str, str]) -> dict[str, str]:
     for name in value:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        if not re.fullmatch(MODEL_NAME, name):
             raise ValueError(
                 "a model's name must be at most 64 letters, digits, dots, underscores and hyphens, "
                 f"which {name!r} is not; in NAME=PATH, the name is what is before the first ="
@@ -122,6 +126,16 @@ def _check_pool_targets(value: dict[str, str]) -> dict[str, str]:
             raise ValueError(
                 "it must look like POOL=ROLE/DEPLOYMENT, as in decode-big=decode/baton-decode-big;"
                 f" {pool}={target} does not"
+            )
+    return value
+
+
+def _check_adapters(value: dict[str, str]) -> dict[str, str]:
+    for name in value:
+        if not is_adapter_name(name):
+            raise ValueError(
+                "an adapter's name must begin with a letter, a digit or _, and have at most "
+                f"{MAX_ADAPTER_NAME} characters of A-Za-z0-9_.:/@+-; {name!r} does not"
             )
     return value
 
@@ -142,6 +156,7 @@ Transports = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_transports)]
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
 Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hosts)]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
+Adapters = Annotated[Pairs, AfterValidator(_check_adapters)]
 Counts = Annotated[dict[str, Annotated[int, Field(ge=0)]], NoDecode, BeforeValidator(_pairs)]
 ModelPaths = Annotated[Pairs, AfterValidator(_check_model_names)]
 PoolTargets = Annotated[Pairs, AfterValidator(_check_pool_targets)]

@@ -1,7 +1,8 @@
 """Commands that start, resize and stop a cluster, or one of its processes."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -30,6 +31,14 @@ class EngineOptions:
             "of them, by the last parts of their paths, or by the names in NAME=PATH.",
         ),
     ] = None
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=DIR",
+            help="A LoRA adapter to load at the start; of one of several models: "
+            "NAME=MODEL:DIR. Repeatable.",
+        ),
+    ] = None
     engine: Annotated[
         str | None, typer.Option(help="What computes in the workers: baton or vllm.")
     ] = None
@@ -41,6 +50,11 @@ class EngineOptions:
         str | None,
         typer.Option(help="vLLM's own arguments: --engine-args='--tensor-parallel-size 2'."),
     ] = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        given = dict(vars(self))
+        return {**given, "adapters": parse_adapters(given.pop("adapter"))}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +102,7 @@ def up(
 
     flags = {
         "cluster": name,
-        **vars(engine),
+        **engine.settings,
         **model_settings(engine.model or []),
         **vars(cluster),
         **compute.settings,
@@ -96,6 +110,22 @@ def up(
         "mock": mock or None,
     }
     run_up(sources.load(flags), detach)
+
+
+def parse_adapters(pairs: list[str] | None) -> dict[str, str] | None:
+    """Return the options NAME=DIR and NAME=MODEL:DIR as the setting ``adapters``, with absolute
+    folders.
+    Raises Invalid for a pair of another form, or a name that is given twice."""
+    adapters: dict[str, str] = {}
+    for pair in pairs or []:
+        name, _, folder = pair.partition("=")
+        if not name or not folder:
+            raise Invalid(f"--adapter takes NAME=DIR, not {pair!r}")
+        if name in adapters:
+            raise Invalid(f"--adapter {name} is given twice")
+        model, colon, path = folder.rpartition(":")
+        adapters[name] = model + colon + str(Path(path).expanduser().absolute())
+    return adapters or None
 
 
 def down(name: Name = None) -> None:

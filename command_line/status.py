@@ -73,7 +73,8 @@ def show_status(name: str, as_json: bool) -> None:
         members = asyncio.run(fetch_members(state))
         open_console().print(_table(state, members))
         plans = asyncio.run(_pool_plan_lines(state, MemberList(members.values()).models))
-        for line in [*engine_lines(members), *plans, *settings_lines(state)]:
+        adapters = adapter_lines(members)
+        for line in [*engine_lines(members), *adapters, *plans, *settings_lines(state)]:
             open_console().print(line, highlight=False, markup=False)
 
 
@@ -103,6 +104,16 @@ def engine_lines(members: dict[str, Member]) -> list[str]:
         if member.computed_by:
             by_engine.setdefault(member.computed_by, []).append(member.id)
     return [f"{', '.join(sorted(ids))}: {engine}" for engine, ids in sorted(by_engine.items())]
+
+
+def adapter_lines(members: dict[str, Member]) -> list[str]:
+    """Describe the LoRA adapters: one line per adapter and state, with the ids of its workers."""
+    by_state: dict[str, list[str]] = {}
+    for member in members.values():
+        for adapter in member.adapters:
+            state = f"not loaded: {adapter.error}" if adapter.error else "loaded"
+            by_state.setdefault(f"adapter {adapter.name}: {state}", []).append(member.id)
+    return [f"{state} ({', '.join(sorted(ids))})" for state, ids in sorted(by_state.items())]
 
 
 def settings_lines(state: ClusterState) -> list[str]:

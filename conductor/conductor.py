@@ -72,17 +72,19 @@ class Conductor:
         self._num_placed = 0
 
     def place(self, query: PlacementQuery) -> Placement:
-        """Place a request. Raises Unavailable if no worker is ready, Overloaded if the request is
-        rejected, and Invalid if it fits no worker. The query's trace is not used here:
-        :class:`ConductorTelemetry` handles it."""
+        """Place a request. Raises Unavailable if no worker is ready or has loaded the request's
+        adapter, Overloaded if the request is rejected, and Invalid if it fits no worker. The
+        query's trace is not used here: :class:`ConductorTelemetry` handles it."""
         snapshot = self.snapshot()
-        num_tokens, keys = query.num_tokens, query.block_keys
+        num_tokens, keys, excluded = query.num_tokens, query.block_keys, query.excluded
+        if query.adapter is not None:
+            excluded |= self._directory.workers_without(query.adapter)
         policy_query = PolicyQuery(
             query.request_id,
             num_tokens,
             query.max_new_tokens,
             keys,
-            excluded=query.excluded,
+            excluded=excluded,
             ttft_slo_seconds=self._config.ttft_slo_seconds or math.inf,
             itl_slo_seconds=self._config.itl_slo_seconds,
             must_admit=query.epoch > 1 or not self._may_reject(snapshot.now_seconds),

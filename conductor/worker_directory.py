@@ -6,12 +6,14 @@ import statistics
 from collections.abc import Collection, Iterable
 
 from baton.clock import Clock
+from baton.core.adapter import AdapterRef
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.member import Member
 from baton.core.states import WORKER_ROLES, Role, WorkerState
 from baton.core.worker_load import WorkerLoad
+from baton.errors import Unavailable
 from baton.registry.member_list import MemberList
 from baton.registry.membership import MemberView
 from baton.transport.link_meter import PRIOR_BYTES_PER_SECOND
@@ -28,6 +30,9 @@ UNKNOWN_CAPACITY_TOKENS = 1 << 40
 
 MAX_REPORT_AGE_SECONDS = 10.0
 """Assumed maximum age of a report: a worker with an older report would have lost its lease."""
+
+MAX_CACHED_ADAPTERS = 1024
+"""Maximum number of adapters whose workers are remembered between two reads of the registry."""
 
 
 class WorkerDirectory:
@@ -58,6 +63,7 @@ class WorkerDirectory:
         self._seen_members: MemberList | None = None
         self._refreshed_at = -math.inf
         self._ready: dict[WorkerId, Member] = {}
+        self._without_adapter: dict[bytes, frozenset[WorkerId]] = {}
         self._nodes: dict[str, WorkerId] = {}
         self._generations: dict[WorkerId, Incarnation] = {}
         self._prefill_costs, self._decode_cost = PrefillCosts(), PRIOR_DECODE_COST
@@ -78,6 +84,7 @@ class WorkerDirectory:
         workers = [member for member in members if member.role in WORKER_ROLES]
         ready = [member for member in workers if self._is_ready(member)]
         self._ready = {member.id: member for member in ready}
+        self._without_adapter = {}
         self._nodes = _nodes(members)
         self._update_cluster_values(ready)
         conductors = [m for m in members if m.role is Role.CONDUCTOR]
@@ -93,6 +100,22 @@ class WorkerDirectory:
     def worker_ref(self, worker: WorkerId) -> WorkerRef:
         member = self._ready[worker]
         return WorkerRef(member.id, member.address, member.generation, member.framed_address)
+
+    def workers_without(self, adapter: AdapterRef) -> frozenset[WorkerId]:
+        """Return the ready workers that have not loaded an adapter. Raises Unavailable if none has
+        loaded it."""
+        found = self._without_adapter.get(adapter.digest)
+        if found is None:
+            found = frozenset(
+                worker
+                for worker, member in self._ready.items()
+                if not member.has_adapter(adapter.digest)
+            )
+            if len(self._without_adapter) < MAX_CACHED_ADAPTERS:
+                self._without_adapter[adapter.digest] = found
+        if len(found) == len(self._ready):
+            raise Unavailable(f"no worker has loaded the adapter {adapter.name}")
+        return found
 
     def store_node_of(self, worker: WorkerId) -> str:
         """Return the store node on the worker's host; empty if there is none."""

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from baton.errors import BatonError
 from baton.network.browser_guard import BrowserGuard
 from baton.network.call_signing import PROOF_HEADER
+from router.admin.adapter_routes import add_adapter_routes
 from router.admin.routes import add_admin_routes, check_admin
 from router.admin.usage_routes import add_usage_routes
 from router.anthropic.request_handler import CountTokensHandler, MessagesHandler
@@ -33,7 +34,7 @@ from router.http.frontend import HttpFrontend, open_access_log
 from router.http.peer_routers import PEER_HEADER, explain_path
 from router.http.unsupported_paths import unsupported_reason
 from router.openai.context import RouterContext
-from router.openai.model_description import describe_model, describe_models
+from router.openai.model_description import describe_adapter, describe_model, describe_models
 from router.openai.request_handler import (
     ChatHandler,
     CompletionHandler,
@@ -107,6 +108,8 @@ def build_routes(
     _add_pages(app)
     _add_operations(app, context)
     add_admin_routes(app, context)
+    if context.models.adapters is not None:
+        add_adapter_routes(app, context, context.models.adapters)
     add_usage_routes(app, context)
     add_response_routes(app, context, response_service)
     if batch_service is not None:
@@ -136,12 +139,21 @@ def _add_models(app: FastAPI, context: RouterContext) -> None:
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        models = context.models.of_tenant(tenant_of(request))
-        return _json(describe_models([describe(model) for model in models]))
+        tenant = tenant_of(request)
+        models = [describe(model) for model in context.models.of_tenant(tenant)]
+        adapters = [
+            describe_adapter(each.ref.name, describe(context.models.by_name(each.model)))
+            for each in context.models.adapters_of_tenant(tenant)
+        ]
+        return _json(describe_models([*models, *adapters]))
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
-        return _json(describe(context.models.find(name, tenant_of(request))))
+        found = context.models.find(name, tenant_of(request))
+        described = describe(found)
+        if found.adapter is not None:
+            described = describe_adapter(found.adapter.name, described)
+        return _json(described)
 
 
 def _add_probes(app: FastAPI, context: RouterContext) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import structlog
 from prometheus_client import CollectorRegistry
 
-from baton.checkpoint import load_model_limits, resolve_model
+from baton.adapter_checkpoint import adapter_digest
+from baton.checkpoint import load_model_config, load_model_limits, resolve_model
 from baton.clock import Clock, SystemClock
 from baton.config import Settings, baton_home
 from baton.core.ids import Incarnation, WorkerId
@@ -19,6 +20,7 @@ from baton.core.states import Role, WorkerState
 from baton.core.worker_load import WorkerLoad
 from baton.obs.span import SpanSink
 from baton.obs.tracing import SpanExport
+from baton.registry.adapters import RedisAdapterRegistry
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
 from baton.registry.startup import wait_for_registry
@@ -31,6 +33,7 @@ from router.app import build_app
 from router.batches.batch_store import BatchStore
 from router.batches.file_limits import FileLimits
 from router.batches.service import BatchService
+from router.generation.adapter_directory import AdapterDirectory
 from router.generation.attempt import TokenTimeouts
 from router.generation.cluster import Cluster
 from router.generation.conductor_placer import ConductorPlacer
@@ -79,6 +82,9 @@ class RouterProgram:
         self._registry = RedisRegistry(
             settings.required_redis_url, settings.cluster, settings.cluster_secret, self._clock
         )
+        self._adapter_registry = RedisAdapterRegistry(
+            settings.required_redis_url, settings.cluster, settings.cluster_secret, self._clock
+        )
         self._worker_connections = WorkerConnectionPool(settings.trust)
         self._metrics = RouterMetrics(_slo_targets(settings))
         self._usage_store = RedisUsageStore(settings.required_redis_url, settings.cluster)
@@ -121,6 +127,9 @@ class RouterProgram:
         for checker in self._grammar_checkers:
             checker.start_helper()
         self._context = self._build_context(models)
+        self._adapters = self._context.models.adapters = AdapterDirectory(
+            self._cluster, self._adapter_registry, self._clock, self._read_adapter_digest
+        )
         self._usage_flusher = self._context.tenants.usage_flusher = self._build_usage_flusher()
         self._batch_service = self._build_batch_service()
         self._response_service = self._build_response_service()
@@ -141,6 +150,7 @@ class RouterProgram:
             tasks.create_task(self._usage_flusher.run())
             tasks.create_task(self._context.tenants.admission.run())
             tasks.create_task(self._prefix_pinner.run())
+            tasks.create_task(self._adapters.run())
             assert self._listeners is not None, "start() comes first"
             tasks.create_task(self._listeners.run(self._on_listening))
             tasks.create_task(self._heartbeat.run())
@@ -179,6 +189,7 @@ class RouterProgram:
         await self._response_store.close()
         await self._response_leases.close()
         await self._registry.close()
+        await self._adapter_registry.close()
 
     async def apply_settings(self, settings: Settings) -> None:
         """From now on, use the new values of those settings that can change while the router runs.
@@ -254,6 +265,12 @@ class RouterProgram:
             grammar_validator=GrammarValidator(checker.check),
             prefix_pinner=self._prefix_pinner,
         )
+
+    def _read_adapter_digest(self, model: str, path: Path) -> bytes:
+        """Read and validate the LoRA adapter in the folder ``path`` for the model with this name,
+        and return its digest. Raises Invalid."""
+        config = load_model_config(resolve_model(self._settings.served_models[model]))
+        return adapter_digest(path, config, self._settings.max_lora_rank)
 
     def _build_context(self, models: Sequence[ServedModel]) -> RouterContext:
         settings = self._settings

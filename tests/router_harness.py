@@ -17,12 +17,14 @@ from baton.core.ids import Incarnation, TokenId, WorkerId
 from baton.core.member import Member
 from baton.core.request import RequestSpec
 from baton.core.states import Role, WorkerState
+from baton.registry.adapters import MemoryAdapterRegistry
 from baton.text.detokenizer import byte_level_alphabet
 from baton.text.grammar.checker import GrammarChecker
 from baton.text.tokenizer import Tokenizer
 from router.app import build_app
 from router.batches.batch_store import BatchStore
 from router.batches.service import BatchService
+from router.generation.adapter_directory import AdapterDirectory
 from router.generation.cluster import Cluster
 from router.generation.fakes import FakeWorker, MemoryPlacer, MemoryWorkerConnections
 from router.generation.generation_context import FailoverConfig, GenerationContext
@@ -143,6 +145,10 @@ class RouterHarness:
             authenticator=Authenticator(keys, admin_key),
             clock=clock,
             ids=RouterIds(lambda: f"{next(ids):x}", lambda: 77),
+        )
+        self.adapter_registry = MemoryAdapterRegistry()
+        self.service.models.adapters = AdapterDirectory(
+            cluster, self.adapter_registry, clock, lambda model, path: bytes(16)
         )
         self.response_service: ResponseService | None = None
         if stores_responses:

@@ -65,6 +65,7 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
     _GRPC_SERVERS: "grpc_port",
     (Reader.CONDUCTOR, Reader.WORKER): "framed_port max_sequences",
     (Reader.ROUTER, Reader.CONDUCTOR): "slo_ttft_seconds",
+    (Reader.ROUTER, Reader.WORKER): "max_lora_rank",
     (Reader.ROUTER, Reader.WORKER, Reader.MOCK): "max_model_tokens",
     (Reader.ROUTER, Reader.WORKER, Reader.MOCK, Reader.SUPERVISOR): "model served_model_name",
     (Reader.WORKER, Reader.MOCK, Reader.SUPERVISOR): "engine",
@@ -91,12 +92,12 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
         kubernetes_pools kubernetes_lease kubernetes_initial_replicas kubernetes_watch
         placement_policy admission
         local_prefill""",
-    (Reader.WORKER, Reader.SUPERVISOR): "device threads",
+    (Reader.WORKER, Reader.SUPERVISOR): "device threads adapters",
     (Reader.WORKER, Reader.MOCK): "block_tokens",
     _WORKER: """
         engine_args dtype quantization kv_dtype cpu_kernels cuda_graphs deterministic
         async_scheduling num_blocks pool_bytes max_batched_tokens chunk_tokens max_waiting
-        prefill_order tenant_fairness store_timeout_seconds store_reload""",
+        max_adapters prefill_order tenant_fairness store_timeout_seconds store_reload""",
     _TRANSFERS: "transports nixl_interfaces nixl_private_network",
     _KVSTORE: """
         store_bytes store_disk_bytes store_folder store_eviction store_tenant_share""",

@@ -1,5 +1,6 @@
 """Combines the groups of settings into the settings of all programs."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from baton.config.sources import ENVIRONMENT_PREFIX, ConfigFile, RenamedVariable
 from baton.config.worker_settings import WorkerSettings
 from baton.core.credentials import ClusterCredentials
 from baton.errors import Invalid
+from baton.values import MODEL_NAME
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 SECRET_SETTINGS = {
@@ -70,7 +72,29 @@ class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSetti
     def for_model(self, name: str) -> "Settings":
         """Return the settings of the workers of one of the ``served_models``."""
         model = {"model": self.served_models[name], "served_model_name": name, "models": {}}
-        return self.model_copy(update=model)
+        return self.model_copy(update=model | {"adapters": self._adapters_of(name)})
+
+    @property
+    def own_adapters(self) -> Mapping[str, str]:
+        """The folders of the LoRA adapters of this worker's model, by their names."""
+        return self._adapters_of(self.model_name)
+
+    @property
+    def adapter_folders(self) -> Mapping[str, tuple[str, str]]:
+        """The model and the folder of each of the ``adapters``. A folder may be given as
+        MODEL:FOLDER; without a model, the adapter is one of the first model's."""
+        first = next(iter(self.served_models))
+        folders: dict[str, tuple[str, str]] = {}
+        for name, value in self.adapters.items():
+            model, colon, folder = value.partition(":")
+            named = colon and re.fullmatch(MODEL_NAME, model)
+            folders[name] = (model, folder) if named else (first, value)
+        return folders
+
+    def _adapters_of(self, model: str) -> Mapping[str, str]:
+        return {
+            name: folder for name, (base, folder) in self.adapter_folders.items() if base == model
+        }
 
     def accepted_hosts(self, host: str) -> tuple[str, ...] | None:
         """Return the names that a server listening at ``host`` accepts in the ``Host`` header of a

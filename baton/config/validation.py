@@ -52,6 +52,11 @@ def check_combinations(settings: Settings) -> None:
             f"max_workers is {settings.max_workers}; it must be at least min_prefill + "
             f"min_decode, which is {least}"
         )
+    for name, (model, _) in settings.adapter_folders.items():
+        if settings.models and model not in settings.models:
+            raise Invalid(
+                f"adapters: {name} belongs to model {model}, which is not one of the models"
+            )
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         raise Invalid("tls_certificate and tls_key go together: set both or neither")
     files = (settings.rpc_tls_certificate, settings.rpc_tls_key, settings.rpc_tls_ca)

@@ -5,7 +5,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from baton.checkpoint import DEMO_MODEL
+from baton.core.adapter import MAX_ADAPTERS
 from baton.values import (
+    Adapters,
     AsSwitch,
     Count,
     ModelPaths,
@@ -50,6 +52,14 @@ class WorkerSettings(BaseModel):
     they run, else torch; ``on``: refuse to start without them."""
     cuda_graphs: bool = True
     """Whether a GPU runs decode steps from CUDA graphs (docs/cuda.md)."""
+    adapters: Adapters = Field(default_factory=dict)
+    """LoRA adapters to load at the start, name → folder (docs/adapters.md). If there are several
+    ``models``, MODEL:FOLDER names the adapter's; without it, that is the first. Other adapters can
+    be loaded and unloaded at run time."""
+    max_adapters: Annotated[int, Field(ge=0, le=MAX_ADAPTERS)] = 16
+    """Maximum number of LoRA adapters that a worker has in memory."""
+    max_lora_rank: Annotated[int, Field(ge=1, le=1024)] = 64
+    """Maximum rank of a LoRA adapter. Adapters of a higher rank are refused."""
     deterministic: bool = False
     """Make a request's logits bit-identical in any batch, chunking and placement
     (docs/engine.md). A worker that can't guarantee this refuses to start, and workers with

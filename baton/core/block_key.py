@@ -24,7 +24,9 @@ _BIG_ENDIAN = struct.pack("=H", 1) == struct.pack(">H", 1)
 
 @dataclass(frozen=True, slots=True)
 class KeyRoot:
-    """Everything that must be equal, besides the tokens, for two blocks to have equal KV."""
+    """Everything that must be equal, besides the tokens, for two blocks to have equal KV.
+
+    ``adapter`` is the digest of the LoRA adapter in hex; empty for the base model."""
 
     model_digest: bytes
     kv_dtype: str

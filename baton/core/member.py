@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from baton.core.adapter import WorkerAdapter
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.pending_settings import PendingSettings
 from baton.core.states import Role, WorkerState
@@ -20,7 +21,8 @@ class Member:
     never share KV. ``device`` is what a worker computes on; ``computed_by`` names the software that
     computes, for people to read; ``kv_bytes_per_token`` is the size of the worker's KV per token.
     ``numerics_fingerprint`` is hex, and equal on workers with bit-identical logits; it is empty if
-    the worker doesn't guarantee that. ``pending_settings`` are shown by ``baton status``.
+    the worker doesn't guarantee that. ``adapters`` are the LoRA adapters that a worker has loaded
+    or failed to load. ``pending_settings`` are shown by ``baton status``.
     """
 
     id: WorkerId
@@ -42,5 +44,10 @@ class Member:
     local_socket: str = ""
     framed_address: str = ""
     numerics_fingerprint: str = ""
+    adapters: tuple[WorkerAdapter, ...] = ()
     load: WorkerLoad = field(default_factory=WorkerLoad)
     pending_settings: PendingSettings = field(default_factory=PendingSettings)
+
+    def has_adapter(self, digest: bytes) -> bool:
+        """Whether the worker has loaded the adapter with this digest."""
+        return any(each.digest == digest and not each.error for each in self.adapters)

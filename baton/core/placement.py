@@ -4,6 +4,7 @@ considered."""
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from baton.core.adapter import AdapterRef
 from baton.core.ids import BlockKey, Epoch, RequestId, TenantId, WorkerId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.store import StoreHint
@@ -19,7 +20,8 @@ class PlacementQuery:
     ``block_keys`` are the keys of the full blocks of all these tokens. ``excluded`` are workers
     that failed this request before. Requests of one ``session`` are prefilled on the same worker
     unless cached prefixes or load favour another one. ``trace`` is the traceparent of the query's
-    span; it is empty if the request is not traced."""
+    span; it is empty if the request is not traced. Only workers that have loaded ``adapter`` are
+    chosen; None means the base model."""
 
     request_id: RequestId
     epoch: Epoch
@@ -31,6 +33,7 @@ class PlacementQuery:
     model: str
     trace: str = ""
     session: str = ""
+    adapter: AdapterRef | None = None
 
 
 @dataclass(frozen=True, slots=True)

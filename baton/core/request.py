@@ -4,6 +4,7 @@ of text."""
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from baton.core.adapter import AdapterRef
 from baton.core.grammar import Grammar
 from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.priority import Priority
@@ -72,6 +73,7 @@ class RequestSpec:
     ``tenant`` identifies the tenant, which may have several salts, or share one with others.
     ``weight`` is the tenant's share relative to other tenants. ``trace`` is the span that this
     placement belongs to (:mod:`baton.core.trace_context`), empty if the request is not traced.
+    ``adapter`` is the LoRA adapter that the request uses; None means the base model.
     """
 
     request_id: RequestId
@@ -86,6 +88,12 @@ class RequestSpec:
     priority: Priority = Priority.NORMAL
     weight: float = 1.0
     trace: str = ""
+    adapter: AdapterRef | None = None
+
+    @property
+    def adapter_digest(self) -> bytes:
+        """The adapter's digest; empty for the base model."""
+        return b"" if self.adapter is None else self.adapter.digest
 
     @property
     def owner(self) -> bytes:

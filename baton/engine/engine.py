@@ -20,6 +20,7 @@ from baton.engine.executor import PlanExecutor, SyncExecutor
 from baton.engine.inflight import InflightSteps
 from baton.engine.integrity import check_owners, check_queues, check_sequence
 from baton.engine.key_chain import BlockKeyChain, BlockKeyChainFactory
+from baton.engine.lora.table import AdapterTable, LoadedAdapter
 from baton.engine.measured_costs import MeasuredCosts
 from baton.engine.plan import Runner
 from baton.engine.request_validation import isolate_constraint, validate_spec, validate_tokens
@@ -53,6 +54,8 @@ class Engine:
     one step, the next step may already be running, having been planned before the sampled tokens
     were known. A request that has ended or was aborted in the meantime gets no output from the next
     step, and its blocks are freed only when the next step is complete.
+
+    ``adapters`` are the LoRA adapters that the runner knows; the engine owns them from now on.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Engine:
         eos_token_ids: frozenset[TokenId],
         clock: Clock,
         executor: PlanExecutor | None = None,
+        adapters: AdapterTable | None = None,
     ) -> None:
         if runner.block_tokens != config.block_tokens:
             raise Invalid(
@@ -83,6 +87,7 @@ class Engine:
         )
         self._cache_transfers = CacheTransfers(self._pool, self._scheduler)
         self.key_hasher = BlockKeyChainFactory(model_digest, kv_dtype, config.block_tokens)
+        self._adapters = adapters or AdapterTable()
         self._sequences: dict[RequestId, Sequence] = {}
         self._num_arrivals = 0
         self._inflight = InflightSteps(
@@ -115,7 +120,7 @@ class Engine:
         ``constraint`` is the state of the request's grammar after ``spec.token_ids``. ``chain`` is
         the request's key chain, if ``self.key_hasher`` has computed it already; the engine owns it
         from now on. Raises Invalid if the request could never be served or its id is in use,
-        Overloaded if the queue is full.
+        Overloaded if the queue is full, Unavailable if the request's adapter is not loaded.
         """
         assert task is not Task.DECODE, "a DECODE request is added by reserve_blocks()"
         self._validate(spec, task)
@@ -245,11 +250,36 @@ class Engine:
         self._pool.release_quarantine(block_ids)
         self._scheduler.retry_admission()
 
+    # LoRA adapters
+
+    @property
+    def adapters(self) -> AdapterTable:
+        """The loaded adapters, for reading only."""
+        return self._adapters
+
+    def add_adapter(self, adapter: LoadedAdapter) -> None:
+        """Let requests use an adapter. Raises Overloaded if too many are loaded."""
+        self._adapters.add(adapter)
+
+    def remove_adapter(self, digest: bytes) -> None:
+        """Refuse new requests for an adapter, and unload it once no request uses it any more:
+        :meth:`drop_unused_adapters` must be called from time to time."""
+        self._adapters.retire(digest)
+        self.drop_unused_adapters()
+
+    def drop_unused_adapters(self) -> None:
+        """Unload the removed adapters that no request uses any more. A request whose KV is only
+        kept for another worker does not use its adapter."""
+        sequences = self._sequences.values()
+        self._adapters.drop_unused(
+            {each.spec.adapter_digest for each in sequences if each.phase is not Phase.EXPORTED}
+        )
+
     # The prefix cache
 
-    def key_root(self, tenant_salt: bytes) -> BlockKey:
-        """Return the root key of a tenant's key chains."""
-        return self.key_hasher.root_key(tenant_salt)
+    def key_root(self, tenant_salt: bytes, adapter_digest: bytes = b"") -> BlockKey:
+        """Return the root key of a tenant's key chains for the base model or an adapter."""
+        return self.key_hasher.root_key(tenant_salt, adapter_digest)
 
     def count_cached_blocks(self, keys: Seq[BlockKey]) -> int:
         """Return how many of the leading ``keys`` are cached in the pool. Changes nothing."""
@@ -364,7 +394,7 @@ class Engine:
         owners = [*self._sequences.values(), *self._inflight.ended_sequences]
         check_owners(owners, self._cache_transfers.referenced_blocks(), self._pool)
         for sequence in self._sequences.values():
-            root = self.key_root(sequence.spec.tenant_salt)
+            root = self.key_root(sequence.spec.tenant_salt, sequence.spec.adapter_digest)
             check_sequence(sequence, root, self._pool, self._config)
 
     def describe(self) -> str:
@@ -379,6 +409,8 @@ class Engine:
         if spec.request_id in self._sequences:
             raise Invalid(f"request id {spec.request_id} is already in use", param="request_id")
         validate_spec(spec, task, self._config, self._pool.num_blocks)
+        if spec.adapter is not None:
+            self._adapters.require(spec.adapter.digest)
 
     def _new_sequence(
         self, spec: RequestSpec, task: Task, phase: Phase, chain: BlockKeyChain | None

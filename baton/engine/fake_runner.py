@@ -44,7 +44,7 @@ class FakeRunner:
             self.import_block(target, self.export_block(source))
         contexts = [self._read(row.block_ids, row.start) for row in plan.rows]
         for row, context in zip(plan.rows, contexts, strict=True):
-            self._write(row, compute_slots(context, row.token_ids, row.start))
+            self._write(row, compute_slots(context, row.token_ids, row.start, row.adapter))
         sampled = tuple(self._sample(row) if row.sample else None for row in plan.rows)
         if not any(row.prompt_logprob_targets for row in plan.rows):
             return StepOutput(sampled)
@@ -115,10 +115,12 @@ def allowed_tokens(mask: bytes, vocab_size: int) -> list[TokenId]:
     return [TokenId(token_id) for token_id in range(vocab_size) if bits >> token_id & 1]
 
 
-def compute_slots(context: bytes, token_ids: Sequence[TokenId], start: int) -> list[bytes]:
+def compute_slots(
+    context: bytes, token_ids: Sequence[TokenId], start: int, adapter: bytes = b""
+) -> list[bytes]:
     """Compute the KV of ``token_ids``, which begin at position ``start``. ``context`` is the KV of
-    all tokens before them."""
-    context_hash = hashlib.blake2b(context, digest_size=SLOT_BYTES)
+    all tokens before them, and ``adapter`` the digest of the request's adapter."""
+    context_hash = hashlib.blake2b(context, digest_size=SLOT_BYTES, key=adapter)
     slots: list[bytes] = []
     for position, token_id in enumerate(token_ids, start):
         slot_hash = context_hash.copy()
@@ -166,7 +168,8 @@ def reference_answer(
     computed token by token without blocks. The rules for ending an answer are implemented here a
     second time, on purpose: tests compare the two implementations."""
     sampling, known = spec.sampling, list(spec.token_ids)
-    context = b"".join(compute_slots(b"", known, 0))
+    adapter = spec.adapter_digest
+    context = b"".join(compute_slots(b"", known, 0, adapter))
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else eos_token_ids)
     while True:
         history = known if sampling.needs_history else ()
@@ -178,4 +181,4 @@ def reference_answer(
             return answer, FinishReason.STOP
         if len(answer) == spec.max_new_tokens:
             return answer, FinishReason.LENGTH
-        context += compute_slots(context, [token_id], len(known) - 1)[0]
+        context += compute_slots(context, [token_id], len(known) - 1, adapter)[0]

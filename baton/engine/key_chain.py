@@ -11,10 +11,10 @@ from baton.core.request import RequestSpec
 class BlockKeyChain:
     """The keys of the full blocks of a token sequence that only grows."""
 
-    __slots__ = ("_block_tokens", "_root", "keys")
+    __slots__ = ("_block_tokens", "keys", "root")
 
     def __init__(self, root: BlockKey, block_tokens: int) -> None:
-        self._root = root
+        self.root = root
         self._block_tokens = block_tokens
         self.keys: list[BlockKey] = []
 
@@ -24,7 +24,7 @@ class BlockKeyChain:
         size = self._block_tokens
         start = len(self.keys) * size
         if len(token_ids) - start >= size:
-            last = self.keys[-1] if self.keys else self._root
+            last = self.keys[-1] if self.keys else self.root
             self.keys += block_keys(last, token_ids[start:], size)
 
 
@@ -38,13 +38,17 @@ class BlockKeyChainFactory:
     kv_dtype: str
     block_tokens: int
 
-    def root_key(self, tenant_salt: bytes) -> BlockKey:
-        """Return the root key of a tenant's key chains."""
-        root = KeyRoot(self.model_digest, self.kv_dtype, self.block_tokens, tenant_salt=tenant_salt)
+    def root_key(self, tenant_salt: bytes, adapter_digest: bytes = b"") -> BlockKey:
+        """Return the root key of a tenant's key chains for the base model or an adapter."""
+        root = KeyRoot(
+            self.model_digest, self.kv_dtype, self.block_tokens, adapter_digest.hex(), tenant_salt
+        )
         return root.key()
 
     def make_chain(self, spec: RequestSpec) -> BlockKeyChain:
         """Return the key chain of ``spec.token_ids``."""
-        chain = BlockKeyChain(self.root_key(spec.tenant_salt), self.block_tokens)
+        chain = BlockKeyChain(
+            self.root_key(spec.tenant_salt, spec.adapter_digest), self.block_tokens
+        )
         chain.extend(spec.token_ids)
         return chain

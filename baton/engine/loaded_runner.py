@@ -1,11 +1,13 @@
 """The contract between a worker and its runner, the software that computes the model."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from baton.checkpoint import ModelLimits
 from baton.engine.executor import TwoStageRunner
 from baton.engine.kv_pool import KvMemory
+from baton.engine.lora.table import AdapterTable, LoadedAdapter
 from baton.engine.plan import Runner
 
 
@@ -20,7 +22,8 @@ class LoadedRunner(Runner, TwoStageRunner, Protocol):
     Two workers can exchange KV blocks iff ``model_digest`` and ``kv_layout`` are equal.
     ``numerics_fingerprint`` is empty unless results are bit-identical in any batch. ``description``
     names the software that computes the model; ``is_fallback`` is set if that software is slower
-    than the preferred one."""
+    than the preferred one. ``adapters`` are the LoRA adapters that plans may name; only the
+    engine's thread may use them."""
 
     limits: ModelLimits
     model_digest: bytes
@@ -28,6 +31,7 @@ class LoadedRunner(Runner, TwoStageRunner, Protocol):
     quantization: str
     description: str
     is_fallback: bool
+    adapters: AdapterTable
 
     @property
     def pool(self) -> KvMemory: ...
@@ -41,6 +45,12 @@ class LoadedRunner(Runner, TwoStageRunner, Protocol):
     def leaves_core_free(self, num_cores: int) -> bool:
         """Whether the GIL and at least one of the machine's ``num_cores`` cores are free for other
         threads while a step is computed."""
+        ...
+
+    def load_adapter(self, path: Path) -> LoadedAdapter:
+        """Read and prepare the LoRA adapter in the folder ``path``. Nothing uses it before it is
+        added to ``adapters``. May be called in any thread, also while a step runs. Raises Invalid
+        if the adapter does not fit the model, or is not supported."""
         ...
 
     def watch(

@@ -1,13 +1,16 @@
 """One decoder for all supported architectures, which differ only in their ModelConfig."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from baton.checkpoint import ModelConfig
 from baton.engine.attention.base import PackedBatch
 from baton.engine.loader import LayerWeights, Weights
+from baton.engine.lora.adapter import LoraWeights
+from baton.engine.lora.deltas import add_deltas
+from baton.engine.lora.segments import LoraSegment
 from baton.engine.moe import moe_layer
 from baton.engine.ops import LayerOps
 
@@ -21,13 +24,28 @@ def no_op() -> None:
 class DecoderModel(Protocol):
     """The interface through which a runner uses a model, on any backend."""
 
+    @property
+    def adapter_dtype(self) -> torch.dtype:
+        """The dtype that adapters' weights must have: that of the computation."""
+        ...
+
+    def prepare_adapter(self, weights: LoraWeights) -> Any:
+        """Return an adapter in the form that :meth:`hidden` takes it. This may be called in any
+        thread, also while another thread computes a step."""
+        ...
+
     def hidden(
-        self, token_ids: torch.Tensor, batch: PackedBatch, on_start: OnStart = no_op
+        self,
+        token_ids: torch.Tensor,
+        batch: PackedBatch,
+        on_start: OnStart = no_op,
+        lora: Sequence[LoraSegment] = (),
     ) -> torch.Tensor:
         """Compute the last layer's hidden states [num_tokens, hidden_size] and write the KV.
 
-        ``token_ids`` [num_tokens] are the tokens of the rows of ``batch``. This method calls
-        ``on_start`` when all kernels are launched and it only has to wait for the layers.
+        ``token_ids`` [num_tokens] are the tokens of the rows of ``batch``; those of the segments in
+        ``lora`` use an adapter. This method calls ``on_start`` when all kernels are launched and it
+        only has to wait for the layers.
         """
         ...
 
@@ -67,24 +85,38 @@ class Model:
         ``wanted``."""
         return self.logits(self.hidden(token_ids, batch), wanted)
 
+    @property
+    def adapter_dtype(self) -> torch.dtype:
+        return self._weights.norm.dtype
+
+    def prepare_adapter(self, weights: LoraWeights) -> LoraWeights:
+        """Implement :meth:`DecoderModel.prepare_adapter`."""
+        return weights
+
     def hidden(
-        self, token_ids: torch.Tensor, batch: PackedBatch, on_start: OnStart = no_op
+        self,
+        token_ids: torch.Tensor,
+        batch: PackedBatch,
+        on_start: OnStart = no_op,
+        lora: Sequence[LoraSegment] = (),
     ) -> torch.Tensor:
         """Implement :meth:`DecoderModel.hidden`."""
         self.ops.prepare(batch)
-        hidden = self.layers(token_ids)
+        hidden = self.layers(token_ids, lora)
         on_start()  # on a GPU all kernels are launched, and on a CPU the layers are done
         return hidden
 
-    def layers(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def layers(self, token_ids: torch.Tensor, lora: Sequence[LoraSegment] = ()) -> torch.Tensor:
         """Run the layers, and return the hidden states. Unlike :meth:`hidden`, this needs
         ``self.ops`` to be prepared for the batch already."""
         x = self._weights.embedding[token_ids]
         update: torch.Tensor | None = None
         for index, layer in enumerate(self._weights.layers):
             x, normed = self._add_norm(x, update, layer.input_norm)
-            x, normed = self.ops.add_norm(x, self._attend(index, layer, normed), layer.post_norm)
-            update = self._feed_forward(index, layer, normed)
+            x, normed = self.ops.add_norm(
+                x, self._attend(index, layer, normed, lora), layer.post_norm
+            )
+            update = self._feed_forward(index, layer, normed, lora)
         return x if update is None else x + update
 
     def logits(self, hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -104,14 +136,21 @@ class Model:
             return x, self.ops.norm(x, weight)
         return self.ops.add_norm(x, update, weight)
 
-    def _attend(self, index: int, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
+    def _attend(
+        self, index: int, layer: LayerWeights, x: torch.Tensor, lora: Sequence[LoraSegment]
+    ) -> torch.Tensor:
         qkv = self.ops.linear(x, layer.qkv, layer.qkv_bias)
-        return self.ops.linear(self.ops.attend(index, qkv, layer), layer.output)
+        add_deltas(qkv, x, index, "qkv", lora)
+        attended = self.ops.attend(index, qkv, layer)
+        return add_deltas(self.ops.linear(attended, layer.output), attended, index, "output", lora)
 
-    def _feed_forward(self, index: int, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
+    def _feed_forward(
+        self, index: int, layer: LayerWeights, x: torch.Tensor, lora: Sequence[LoraSegment]
+    ) -> torch.Tensor:
         moe = self._config.moe
         if moe is not None and index in moe.layers:
             return moe_layer(x, layer, moe, self.ops)
         assert layer.gate_up is not None and layer.down is not None
-        gate_up = self.ops.linear(x, layer.gate_up)
-        return self.ops.linear(self.ops.silu_and_mul(gate_up), layer.down)
+        gate_up = add_deltas(self.ops.linear(x, layer.gate_up), x, index, "gate_up", lora)
+        gated = self.ops.silu_and_mul(gate_up)
+        return add_deltas(self.ops.linear(gated, layer.down), gated, index, "down", lora)

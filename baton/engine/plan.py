@@ -37,6 +37,8 @@ class Row:
     prompt token follows the last one. ``suppressed_token_ids`` are the tokens that would end the
     answer, if it may not end yet.
 
+    ``adapter`` is the digest of the request's LoRA adapter, or empty.
+
     ``previous_row_index`` is the index of this request's row in the previous step's plan, if this
     row was planned before that step had sampled. Such a row has one token, which is UNKNOWN_TOKEN
     and missing in ``history`` until :func:`fill_sampled_tokens` fills it in. Apart from that, rows
@@ -54,6 +56,7 @@ class Row:
     mask: TokenMaskFunction | None = field(default=None, repr=False)
     prompt_logprob_targets: tuple[TokenId, ...] = ()
     suppressed_token_ids: tuple[TokenId, ...] = ()
+    adapter: bytes = b""
     previous_row_index: int | None = None
 
     @property

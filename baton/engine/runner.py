@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from baton.adapter_checkpoint import read_adapter
 from baton.checkpoint import ModelConfig, ModelLimits, load_model_config, model_digest
 from baton.core.ids import TokenId
 from baton.engine.attention.base import Attention, PackedBatch, pack_batch
@@ -21,6 +22,9 @@ from baton.engine.determinism import (
 from baton.engine.kv_pool import KvPool, block_bytes
 from baton.engine.kv_scale import kv_scaled_digest
 from baton.engine.loader import CheckpointWeights, Weights
+from baton.engine.lora.adapter import join_adapter
+from baton.engine.lora.segments import LoraSegment, lora_segments
+from baton.engine.lora.table import AdapterTable, LoadedAdapter
 from baton.engine.model import DecoderModel, Model, OnStart, StepGraphs, no_op
 from baton.engine.native.backend_choice import TORCH_BACKEND, BackendChoice, choose_backend
 from baton.engine.native.decoder import NativeModel
@@ -53,12 +57,13 @@ the rest is for activations."""
 class PreparedStep:
     """A plan's rows as tensors on the host. ``sampling_rows`` are the indices of the rows that
     sample, and ``last_token_indices`` [num_sampling] the indices of their last tokens in the packed
-    batch."""
+    batch. ``lora`` says which tokens use an adapter."""
 
     plan: Plan
     batch: PackedBatch
     sampling_rows: list[int]
     last_token_indices: torch.Tensor
+    lora: list[LoraSegment]
 
 
 class ModelRunner:
@@ -74,8 +79,11 @@ class ModelRunner:
         numerics_fingerprint: str = "",
         graphs: StepGraphs | None = None,
         quantization: str = "none",
+        options: RunnerOptions = RunnerOptions(),
     ) -> None:
         self.model_config = config
+        self.adapters = AdapterTable(options.max_adapters)
+        self._options = options
         self.limits = ModelLimits(
             config.vocab_size, config.max_position_embeddings, config.eos_token_ids
         )
@@ -133,10 +141,16 @@ class ModelRunner:
         digest = kv_scaled_digest(digest, pool.scales)
         if not options.deterministic:
             graphs = make_graphs(config, model, pool) if options.cuda_graphs else None
-            return cls(config, digest, model, pool, choice, graphs=graphs, quantization=quantized)
+            return cls(
+                config, digest, model, pool, choice,
+                graphs=graphs, quantization=quantized, options=options,
+            )  # fmt: skip
         fingerprint = numerics_fingerprint(model, pool, config.vocab_size)
         digest = deterministic_digest(digest, fingerprint)
-        return cls(config, digest, model, pool, choice, fingerprint, quantization=quantized)
+        return cls(
+            config, digest, model, pool, choice, fingerprint,
+            quantization=quantized, options=options,
+        )  # fmt: skip
 
     @property
     def num_blocks(self) -> int:
@@ -163,6 +177,20 @@ class ModelRunner:
             return True
         return self.backend.is_native and torch.get_num_threads() < num_cores
 
+    def load_adapter(self, path: Path) -> LoadedAdapter:
+        """Implement :meth:`baton.engine.loaded_runner.LoadedRunner.load_adapter`."""
+        if self.numerics_fingerprint and self._device.type != "cpu":
+            raise Invalid(
+                "on a GPU, adapters are not supported with deterministic=true: their products "
+                "depend on the batch"
+            )
+        stored = read_adapter(path, self.model_config, self._options.max_lora_rank)
+        dtype = self._model.adapter_dtype
+        with torch.inference_mode(), self._on_device():
+            weights = join_adapter(stored, self.model_config, self._device, dtype)
+            prepared = self._model.prepare_adapter(weights)
+        return LoadedAdapter(stored.digest, prepared, stored.max_rank, prepared.size_bytes)
+
     def warm_up(self, num_rows: int) -> None:
         """Capture the CUDA graphs for steps of up to ``num_rows`` decodes. Without this call, the
         first such steps take longer."""
@@ -188,7 +216,8 @@ class ModelRunner:
         batch = pack_batch(plan.rows, self.block_tokens, HOST, self._block_tables)
         sampling = [index for index, row in enumerate(plan.rows) if row.sample]
         last = [batch.offsets[index + 1] - 1 for index in sampling]
-        return PreparedStep(plan, batch, sampling, torch.tensor(last, dtype=torch.int64))
+        lora = lora_segments(plan.rows, self.adapters.prepared)
+        return PreparedStep(plan, batch, sampling, torch.tensor(last, dtype=torch.int64), lora)
 
     def compute(self, prepared: PreparedStep, on_start: OnStart) -> StepOutput:
         with torch.inference_mode(), self._on_device():
@@ -204,10 +233,10 @@ class ModelRunner:
         for source, target in plan.copies:
             self.pool.tensor[target].copy_(self.pool.tensor[source])
         tokens = [token for row in plan.rows for token in row.token_ids]
-        logits, hidden = self._replay_graph(plan, tokens, batch), None
+        logits, hidden = self._replay_graph(prepared, tokens), None
         if logits is None:
             token_ids = torch.tensor(tokens, device=self._device)
-            hidden = self._model.hidden(token_ids, batch, on_start)
+            hidden = self._model.hidden(token_ids, batch, on_start, prepared.lora)
             logits = self._model.logits(hidden, prepared.last_token_indices.to(self._device))
         else:
             on_start()
@@ -224,16 +253,14 @@ class ModelRunner:
             torch.cuda.synchronize(self._device)  # readers of the pool don't wait for CUDA streams
         return StepOutput(tuple(sampled), scores)
 
-    def _replay_graph(
-        self, plan: Plan, tokens: list[TokenId], batch: PackedBatch
-    ) -> torch.Tensor | None:
+    def _replay_graph(self, prepared: PreparedStep, tokens: list[TokenId]) -> torch.Tensor | None:
         """Compute the logits by replaying a CUDA graph. Return None if there is no graph for the
-        batch, if not every row samples, or if any row needs prompt logprobs."""
-        if self._graphs is None or not all(
-            row.sample and not row.prompt_logprob_targets for row in plan.rows
-        ):
+        batch, if not every row samples, or if any row needs prompt logprobs or an adapter."""
+        if self._graphs is None or prepared.lora:
             return None
-        return self._graphs.logits(tokens, batch)
+        if not all(row.sample and not row.prompt_logprob_targets for row in prepared.plan.rows):
+            return None
+        return self._graphs.logits(tokens, prepared.batch)
 
 
 def make_model(

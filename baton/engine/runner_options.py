@@ -13,7 +13,9 @@ class RunnerOptions:
     ``cpu_kernels`` is a name in ``baton.engine.native.backend_choice.CPU_KERNEL_MODES``,
     ``quantization`` one in ``baton.engine.quantization.QUANTIZATION_FORMATS``, ``kv_dtype`` one in
     ``baton.engine.runner.KV_DTYPES``. ``max_model_tokens`` limits the length of a request; None
-    means the model's own limit. ``max_sequences`` and ``max_batched_tokens`` limit a step."""
+    means the model's own limit. ``max_sequences`` and ``max_batched_tokens`` limit a step.
+    ``max_adapters`` LoRA adapters may be loaded at once, each of rank ``max_lora_rank`` at
+    most."""
 
     device: str = "auto"
     dtype: str = "auto"
@@ -28,3 +30,5 @@ class RunnerOptions:
     max_model_tokens: int | None = None
     max_sequences: int = 64
     max_batched_tokens: int = 512
+    max_adapters: int = 16
+    max_lora_rank: int = 64

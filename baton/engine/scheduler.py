@@ -459,9 +459,10 @@ def _is_chunk(row: Row) -> bool:
 
 
 def _has_same_prefix(one: Sequence, other: Sequence, num_blocks: int) -> bool:
-    """Whether both sequences have the same first ``num_blocks`` blocks and the same tenant."""
+    """Whether both sequences have the same first ``num_blocks`` blocks, the same tenant and the
+    same adapter."""
     if num_blocks == 0:
-        return one.spec.tenant_salt == other.spec.tenant_salt
+        return one.key_root == other.key_root
     return (
         one.block_keys[num_blocks - 1 : num_blocks] == other.block_keys[num_blocks - 1 : num_blocks]
     )

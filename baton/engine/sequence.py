@@ -46,6 +46,7 @@ class Sequence:
     holds the keys of ``spec.token_ids``; the sequence owns and extends it."""
 
     __slots__ = (
+        "_adapter_digest",
         "_chain",
         "_needs_history",
         "_wants_prompt_logprobs",
@@ -121,6 +122,7 @@ class Sequence:
         """Whether a migration is waiting until no step in flight computes this request."""
         self._chain = chain
         # Cached here because they are read for each token.
+        self._adapter_digest = spec.adapter_digest
         self._needs_history = spec.sampling.needs_history
         self._wants_prompt_logprobs = spec.wants_prompt_logprobs and task is not Task.DECODE
 
@@ -159,6 +161,11 @@ class Sequence:
             (self.num_cached_at_admission or 0) + self.num_adopted_tokens,
             self.spec.num_prompt_tokens,
         )
+
+    @property
+    def key_root(self) -> BlockKey:
+        """The key before the first block: equal for requests whose KV may be shared."""
+        return self._chain.root
 
     @property
     def block_keys(self) -> list[BlockKey]:
@@ -206,6 +213,7 @@ class Sequence:
             self.end_token_ids
             if sample and self.end_token_ids and self.is_below_min_tokens
             else (),
+            self._adapter_digest,
         )
 
     def make_next_row(self, before: Row, place: int) -> Row:
@@ -224,6 +232,7 @@ class Sequence:
             tuple(self.token_ids) if with_history else (),
             self.spec.num_prompt_tokens if with_history else 0,
             suppressed_token_ids=self.end_token_ids if too_short else (),
+            adapter=self._adapter_digest,
             previous_row_index=place,
         )
 

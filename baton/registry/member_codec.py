@@ -6,6 +6,13 @@ from typing import Any, TypeVar
 
 import orjson
 
+from baton.core.adapter import (
+    ADAPTER_DIGEST_BYTES,
+    MAX_ADAPTER_ERROR,
+    MAX_ADAPTERS,
+    WorkerAdapter,
+    is_adapter_name,
+)
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
@@ -39,6 +46,7 @@ of this version and of the previous one can read each other's entries during an 
 
 def member_to_json(member: Member) -> bytes:
     fields = asdict(member)
+    fields["adapters"] = [asdict(each) | {"digest": each.digest.hex()} for each in member.adapters]
     return orjson.dumps(fields | {old: fields[new] for old, new in RENAMED_FIELDS.items()})
 
 
@@ -74,6 +82,7 @@ def member_from_json(data: bytes) -> Member:
             block_tokens=_number(raw, "block_tokens"),
             max_model_tokens=_number(raw, "max_model_tokens"),
             pending_settings=_pending_settings(raw.get("pending_settings", {})),
+            adapters=_adapters(raw.get("adapters", [])),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Invalid(f"the record is not a valid member: {error}") from error
@@ -93,6 +102,20 @@ def _pending_settings(raw: Any) -> PendingSettings:
     if not all(isinstance(name, str) for name in names):
         raise ValueError(f"restart_needed is {names!r}; it must be a list of names")
     return PendingSettings(tuple(names), _text({"rejected": "", **raw}, "rejected"))
+
+
+def _adapters(raw: Any) -> tuple[WorkerAdapter, ...]:
+    if not isinstance(raw, list) or len(raw) > MAX_ADAPTERS:
+        raise ValueError(f"adapters must be a list of at most {MAX_ADAPTERS} entries")
+    return tuple(_adapter(entry) for entry in raw)
+
+
+def _adapter(raw: Any) -> WorkerAdapter:
+    name, digest = _text(raw, "name"), bytes.fromhex(_text(raw, "digest"))
+    if not is_adapter_name(name) or len(digest) != ADAPTER_DIGEST_BYTES:
+        raise ValueError(f"{raw!r} does not describe an adapter")
+    error = _text(raw, "error")[:MAX_ADAPTER_ERROR]
+    return WorkerAdapter(name, digest, error, raw["in_settings"] is True)
 
 
 def _load(raw: Any) -> WorkerLoad:

@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from baton.checkpoint import ModelLimits, model_digest
 from baton.core.request import TokenLogprob
+from baton.engine.lora.table import AdapterTable, LoadedAdapter
 from baton.engine.model import no_op
 from baton.engine.plan import Plan, Row, SampledToken, StepOutput
 from baton.engine.runner_options import RunnerOptions
@@ -61,6 +62,7 @@ class VllmRunner:
         version = check_vllm_version()
         self.description = f"vLLM {version}"
         self.is_fallback = False
+        self.adapters = AdapterTable(0)
         digest = hashlib.blake2b(checkpoint, digest_size=16, person=b"baton.vllm.v1")
         for part in (version, arguments.kv_identity, self.kv_dtype, self.kv_layout):
             digest.update(f"{part}\n".encode())
@@ -126,6 +128,10 @@ class VllmRunner:
 
     def run(self, plan: Plan) -> StepOutput:
         return self.compute(self.prepare(plan), no_op)
+
+    def load_adapter(self, path: Path) -> LoadedAdapter:
+        """Raise Invalid: engine vllm does not support adapters."""
+        raise Invalid("adapters are not supported with engine vllm", param="adapters")
 
     def watch(
         self, on_failure: Callable[[BaseException], object], hang_timeout_seconds: float

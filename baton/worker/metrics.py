@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from baton.core.task import Task
 from baton.engine.result import EngineStats, ScheduledPrompt, StepWork
+from baton.worker.adapter_stats import AdapterStats
 from baton.worker.job import JobOutcome
 from baton.worker.kv_transfer_stats import KvTransferStats
 from baton.worker.prefix_fetch_stats import PrefixFetchStats
@@ -173,12 +174,14 @@ _REQUESTS = ("running", "waiting", "exported", "reserved")
 class EngineGauges(Collector):
     """Gauges of the engine's state, as of the worker's last periodic check. ``stats`` is replaced
     as a whole, since the thread that serves Prometheus reads it. ``labels`` describe the worker;
-    they are replaced when its role changes."""
+    they are replaced when its role changes. :class:`baton.worker.adapters.WorkerAdapters` updates
+    ``adapters``."""
 
     def __init__(self) -> None:
         self.stats: EngineStats | None = None
         self.labels: dict[str, str] = {}
         self.block_bytes = 0
+        self.adapters = AdapterStats()
 
     def collect(self) -> Iterator[Metric]:
         info = GaugeMetricFamily(
@@ -191,6 +194,26 @@ class EngineGauges(Collector):
         stats = self.stats
         if stats is not None:
             yield from self._engine_metrics(stats)
+        yield from self._adapter_metrics()
+
+    def _adapter_metrics(self) -> Iterator[Metric]:
+        adapters = self.adapters
+        yield GaugeMetricFamily(
+            "baton_worker_adapters",
+            "LoRA adapters in memory, including those that are unloaded once no request uses them.",
+            adapters.num_loaded,
+        )
+        yield GaugeMetricFamily(
+            "baton_worker_adapter_bytes", "Memory of the LoRA adapters.", adapters.size_bytes
+        )
+        loads = CounterMetricFamily(
+            "baton_worker_adapter_loads",
+            "Attempts to load a LoRA adapter, by outcome: loaded or failed.",
+            labels=["outcome"],
+        )
+        loads.add_metric(["loaded"], adapters.num_loads)
+        loads.add_metric(["failed"], adapters.num_load_failures)
+        yield loads
 
     def _engine_metrics(self, stats: EngineStats) -> Iterator[Metric]:
         requests = GaugeMetricFamily(

@@ -93,6 +93,7 @@ def build_engine(
         eos_token_ids=frozenset(TokenId(t) for t in runner.limits.eos_token_ids),
         clock=clock,
         executor=ThreadedExecutor(runner) if _uses_async_scheduling(settings, runner) else None,
+        adapters=runner.adapters,
     )
 
 

@@ -16,10 +16,12 @@ from baton.config import Settings
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import WORKER_ROLES, Role, WorkerState
+from baton.engine.engine import Engine
 from baton.engine.loaded_runner import LoadedRunner
 from baton.engine.result import StepResult
 from baton.network.address import host_port
 from baton.obs.tracing import SpanExport
+from baton.registry.adapters import RedisAdapterRegistry
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry
@@ -33,6 +35,7 @@ from baton.system.heap import trim_heap
 from baton.transport.base import Transport
 from baton.transport.selection import host_id, open_transports
 from baton.transport.stale_peers import StalePeerSweeper
+from baton.worker.adapters import WorkerAdapters
 from baton.worker.constraint_opener import ConstraintOpener
 from baton.worker.context import WorkerConfig, WorkerContext
 from baton.worker.engine_thread import EngineThread
@@ -89,6 +92,9 @@ class WorkerProgram:
             settings.required_redis_url, settings.cluster, settings.cluster_secret, self._clock
         )
         self._membership = Membership(self._registry, self._clock)
+        self._adapter_registry = RedisAdapterRegistry(
+            settings.required_redis_url, settings.cluster, settings.cluster_secret, self._clock
+        )
         self._sides = AsyncExitStack()
         self._server: grpc.aio.Server | None = None
         self._span_export = SpanExport(
@@ -120,7 +126,10 @@ class WorkerProgram:
         self._stale_peer_sweeper = StalePeerSweeper(
             self._transports.values(), self._membership, self._clock
         )
-        context = self._build_context(model)
+        engine = self._build_engine(model)
+        self._adapters = self._build_adapters(model.runner)
+        await asyncio.to_thread(self._adapters.load_settings, engine)
+        context = self._build_context(model, engine)
         self._worker = await self._build_worker(model, context)
         self._heartbeat = Heartbeat(
             self._registry,
@@ -147,6 +156,7 @@ class WorkerProgram:
             tasks.create_task(self._heartbeat.run())
             tasks.create_task(self._probe_engine())
             tasks.create_task(self._drop_unused_grammars())
+            tasks.create_task(self._adapters.run())
             await self._crashed
 
     async def drain(self) -> None:
@@ -172,6 +182,7 @@ class WorkerProgram:
         await self._sides.aclose()
         await self._span_export.close()
         await self._registry.close()
+        await self._adapter_registry.close()
 
     async def apply_settings(self, settings: Settings) -> None:
         """Apply a changed ``slo_itl_seconds`` and ``trace_endpoint`` without a restart."""
@@ -215,11 +226,25 @@ class WorkerProgram:
             clock=self._clock,
         )
 
-    def _build_context(self, model: LoadedModel) -> WorkerContext:
-        settings, runner = self._settings, model.runner
-        config = engine_config(settings, runner.limits)
-        engine = build_engine(settings, runner, config, self._clock)
+    def _build_engine(self, model: LoadedModel) -> Engine:
+        config = engine_config(self._settings, model.runner.limits)
+        engine = build_engine(self._settings, model.runner, config, self._clock)
         self._thread = EngineThread(engine, self._on_step, self._on_crash)
+        return engine
+
+    def _build_adapters(self, runner: LoadedRunner) -> WorkerAdapters:
+        return WorkerAdapters(
+            runner.load_adapter,
+            self._thread,
+            self._adapter_registry,
+            self._clock,
+            settings=self._settings.own_adapters,
+            model=self._settings.model_name,
+            on_change=lambda: self._heartbeat.announce_now(),
+        )
+
+    def _build_context(self, model: LoadedModel, engine: Engine) -> WorkerContext:
+        runner, config = model.runner, engine_config(self._settings, model.runner.limits)
         self._telemetry = self._build_telemetry(runner)
         return WorkerContext(
             id=self._id,
@@ -260,6 +285,7 @@ class WorkerProgram:
         telemetry = WorkerTelemetry(self._id, self.metrics, self._clock, self._span_export.sink)
         telemetry.gauges.block_bytes = runner.pool.block_bytes
         telemetry.gauges.labels = self._labels(runner, self._role)
+        telemetry.gauges.adapters = self._adapters.stats
         return telemetry
 
     def _labels(self, runner: LoadedRunner, role: Role) -> dict[str, str]:
@@ -331,6 +357,7 @@ class WorkerProgram:
             transports=tuple(self._transports),
             framed_address=self._framed_address,
             numerics_fingerprint=runner.numerics_fingerprint,
+            adapters=self._adapters.announced,
             load=self._worker.load,
             pending_settings=STATUS.health.pending_settings,
         )

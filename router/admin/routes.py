@@ -32,7 +32,7 @@ def add_admin_routes(app: FastAPI, context: RouterContext) -> None:
     @app.post("/admin/scale")
     async def scale(request: Request) -> Response:
         check_admin(context, request)
-        sizes = await _read_json_object(request)
+        sizes = await read_json_object(request)
         if not sizes or not all(type(count) is int for count in sizes.values()):
             raise ApiError(400, 'the body must be like {"prefill": 2, "decode": 3}')
         return await _call_supervisor(context, {"command": "scale", "pools": sizes})
@@ -40,7 +40,7 @@ def add_admin_routes(app: FastAPI, context: RouterContext) -> None:
     @app.post("/admin/drain")
     async def drain(request: Request) -> Response:
         check_admin(context, request)
-        body = await _read_json_object(request)
+        body = await read_json_object(request)
         if body.keys() != {"worker"} or not isinstance(body["worker"], str):
             raise ApiError(400, 'the body must be like {"worker": "decode-1"}')
         return await _call_supervisor(context, {"command": "drain", "worker": body["worker"]})
@@ -89,7 +89,7 @@ async def _call_supervisor(context: RouterContext, command: dict[str, Any]) -> R
     return Response(orjson.dumps(answer), media_type="application/json")
 
 
-async def _read_json_object(request: Request) -> dict[str, Any]:
+async def read_json_object(request: Request) -> dict[str, Any]:
     """Read the body, a JSON object. Its content type must be JSON, which a web page of another
     origin can't send without a CORS preflight. Raises ApiError (400, 413, 415)."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":

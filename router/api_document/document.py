@@ -47,6 +47,7 @@ def build_document(version: str) -> dict[str, Any]:
             **_batches(),
             **_operations(),
             **_admin(),
+            **_adapters(),
         },
         "components": {
             "schemas": {
@@ -221,6 +222,33 @@ def _admin() -> dict[str, Any]:
         "/admin/drain": {
             "post": _post_operation("Drain one worker", "WorkerName", "Pools", ADMIN_SECURITY)
         },
+    }
+
+
+def _adapters() -> dict[str, Any]:
+    """Return the routes that load and unload LoRA adapters. Those with vLLM's names respond with
+    text."""
+    unload = _get_operation("Unload a LoRA adapter", "DeletedAdapter", ADMIN_SECURITY)
+    unload["parameters"] = [_parameter("name", "path")]
+    load_as_vllm, unload_as_vllm = (
+        _post_operation(summary, body, "Health", ADMIN_SECURITY)
+        for summary, body in (
+            ("Load a LoRA adapter, as in vLLM", "VllmAdapterFolder"),
+            ("Unload a LoRA adapter, as in vLLM", "VllmAdapterName"),
+        )
+    )
+    for operation in (load_as_vllm, unload_as_vllm):
+        operation["responses"]["200"] = _content(operation["summary"], "text/plain", TEXT)
+    return {
+        "/admin/adapters": {
+            "get": _get_operation("LoRA adapters", "Adapters", ADMIN_SECURITY),
+            "post": _post_operation(
+                "Load a LoRA adapter", "AdapterFolder", "Adapter", ADMIN_SECURITY
+            ),
+        },
+        "/admin/adapters/{name}": {"delete": unload},
+        "/v1/load_lora_adapter": {"post": load_as_vllm},
+        "/v1/unload_lora_adapter": {"post": unload_as_vllm},
     }
 
 

@@ -134,6 +134,12 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
         object=_const("list"), data=_list_of(ref("Model")), has_more=BOOLEAN, first_id=TEXT,
         last_id=TEXT,
     ),
+    "Adapter": extensible_object(
+        name=TEXT, model=TEXT, digest=TEXT, loaded_on=_list_of(TEXT),
+        errors={"type": "object", "additionalProperties": TEXT},
+    ),
+    "Adapters": extensible_object(adapters=_list_of(ref("Adapter"))),
+    "DeletedAdapter": extensible_object(name=TEXT, deleted=BOOLEAN),
     "Ready": extensible_object(ready=BOOLEAN),
     "Health": extensible_object(status=TEXT),
     "Load": extensible_object(server_load=INTEGER),
@@ -157,6 +163,24 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
         "type": "object",
         "properties": {"worker": TEXT},
         "required": ["worker"],
+        "additionalProperties": False,
+    },
+    "AdapterFolder": {
+        "type": "object",
+        "properties": {"name": TEXT, "path": TEXT, "model": TEXT},
+        "required": ["name", "path"],
+        "additionalProperties": False,
+    },
+    "VllmAdapterFolder": {
+        "type": "object",
+        "properties": {"lora_name": TEXT, "lora_path": TEXT},
+        "required": ["lora_name", "lora_path"],
+        "additionalProperties": False,
+    },
+    "VllmAdapterName": {
+        "type": "object",
+        "properties": {"lora_name": TEXT},
+        "required": ["lora_name"],
         "additionalProperties": False,
     },
 }  # fmt: skip

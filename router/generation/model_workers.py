@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from baton.core.adapter import AdapterRef
 from baton.core.block_key import KeyRoot
 from baton.core.member import Member
 from baton.core.states import WORKER_ROLES, Role
@@ -12,8 +13,8 @@ from baton.registry.membership import MemberView
 from router.generation.block_key_hasher import BlockKeyHasher
 
 MAX_CACHED_HASHERS = 1024
-"""The maximum number of block key hashers that are cached: one per model and tenant salt, some
-hundred bytes each."""
+"""The maximum number of block key hashers that are cached: one per model, adapter and
+tenant salt, some hundred bytes each."""
 
 
 class ModelWorkers:
@@ -46,14 +47,20 @@ class ModelWorkers:
         """A ready worker whose block size and model digest are known; None if there is none."""
         return self._common_capabilities().worker
 
-    def block_key_hasher(self, tenant_salt: bytes) -> BlockKeyHasher | None:
-        """Return the hasher for a tenant's block keys, which computes the same keys as the workers;
-        None while :attr:`any_worker` is None."""
+    def block_key_hasher(
+        self, tenant_salt: bytes, adapter: AdapterRef | None = None
+    ) -> BlockKeyHasher | None:
+        """Return the hasher for a tenant's block keys, with an adapter or the base model, which
+        computes the same keys as the workers; None while :attr:`any_worker` is None."""
         worker = self._common_capabilities().worker
         if worker is None:
             return None
         return _cached_hasher(
-            worker.model_digest, worker.kv_dtype, worker.block_tokens, tenant_salt
+            worker.model_digest,
+            worker.kv_dtype,
+            worker.block_tokens,
+            "" if adapter is None else adapter.digest.hex(),
+            tenant_salt,
         )
 
     def _common_capabilities(self) -> "_CommonCapabilities":
@@ -81,6 +88,8 @@ class _CommonCapabilities:
 
 
 @lru_cache(MAX_CACHED_HASHERS)
-def _cached_hasher(digest: str, kv_dtype: str, block_tokens: int, salt: bytes) -> BlockKeyHasher:
-    root = KeyRoot(bytes.fromhex(digest), kv_dtype, block_tokens, tenant_salt=salt)
+def _cached_hasher(
+    digest: str, kv_dtype: str, block_tokens: int, adapter: str, salt: bytes
+) -> BlockKeyHasher:
+    root = KeyRoot(bytes.fromhex(digest), kv_dtype, block_tokens, adapter, salt)
     return BlockKeyHasher(root.key(), block_tokens)

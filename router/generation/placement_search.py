@@ -138,6 +138,7 @@ class PlacementSearch:
             model=self._model,
             trace=self._record.query_span(spec.epoch).traceparent if spec.trace else "",
             session=self._session,
+            adapter=spec.adapter,
         )
         seconds = self._config.placement_timeout_seconds
         try:

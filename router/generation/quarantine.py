@@ -60,10 +60,12 @@ log = structlog.get_logger(__name__)
 
 
 def digest_request(spec: RequestSpec, tenant: TenantId) -> RequestDigest:
-    """Digest a request's content (prompt, tenant, salt and sampling parameters). The seed is left
-    out, since the router gives each request without a seed a random one."""
+    """Digest a request's content (prompt, adapter, tenant, salt and sampling parameters). The seed
+    is left out, since the router gives each request without a seed a random one."""
     prompt = array("q", spec.token_ids[: spec.num_prompt_tokens]).tobytes()
-    parameters = repr((tenant, spec.tenant_salt, replace(spec.sampling, seed=0))).encode()
+    parameters = repr(
+        (tenant, spec.tenant_salt, spec.adapter_digest, replace(spec.sampling, seed=0))
+    ).encode()
     return RequestDigest(blake2b(prompt + parameters, digest_size=16).digest())
 
 

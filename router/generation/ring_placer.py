@@ -38,6 +38,8 @@ class RingPlacer:
         prefills = self._candidates(Role.PREFILL, query)
         decodes = self._candidates(Role.DECODE, query)
         if not decodes and not prefills:
+            if query.adapter is not None:
+                raise Unavailable(f"no worker has loaded the adapter {query.adapter.name}")
             raise Unavailable(f"no worker is ready for model {self._workers.model!r}")
         request = query.request_id.encode()
         if not decodes:
@@ -51,7 +53,12 @@ class RingPlacer:
 
     def _candidates(self, role: Role, query: PlacementQuery) -> list[Member]:
         ready = self._workers.ready_members(role)
-        return [member for member in ready if member.id not in query.excluded]
+        return [
+            member
+            for member in ready
+            if member.id not in query.excluded
+            and (query.adapter is None or member.has_adapter(query.adapter.digest))
+        ]
 
 
 def pick_with_bounded_load(members: Sequence[Member], key: bytes) -> Member:

@@ -195,9 +195,8 @@ class RouterContext:
         session = (
             make_session_id(tenant, body.prompt_cache_key) if isinstance(body, ChatBody) else ""
         )
-        return RequestContext(
-            model, tenant, standing, model.workers.block_key_hasher(standing.salt), session
-        )
+        hasher = model.workers.block_key_hasher(standing.salt, model.adapter)
+        return RequestContext(model, tenant, standing, hasher, session)
 
     def preprocessor(self, request_context: RequestContext) -> Preprocessor:
         model = request_context.model
@@ -237,6 +236,7 @@ class RouterContext:
                 if prompt.prefix_pins and number == 0 and model.prefix_pinner is not None:
                     model.prefix_pinner.pin_when_stored(record, prompt.prefix_pins)
                 spec = _request_spec(prompt, name, number, attributes, self.config.slo_ttft_seconds)
+                spec = replace(spec, adapter=model.adapter) if model.adapter is not None else spec
                 generation = Generation(
                     model.generation_context,
                     spec,

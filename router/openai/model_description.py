@@ -21,6 +21,13 @@ def describe_model(name: str, created: int, max_tokens: int) -> dict[str, Any]:
     return {"id": name, **openai, "max_model_len": max_tokens, **anthropic}
 
 
+def describe_adapter(name: str, parent: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe a LoRA adapter of the model ``parent``, with vLLM's fields ``parent`` and
+    ``root``."""
+    own = {"id": name, "display_name": name, "parent": parent["id"], "root": name}
+    return {**parent, **own}
+
+
 def describe_models(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the list of all models as a single page."""
     ids = [model["id"] for model in models]

@@ -408,7 +408,7 @@ class GenerationHandler(RequestHandler):
         return ResponseMetadata(
             id=request_id,
             created=self._context.clock.wall_nanoseconds() // 1_000_000_000,
-            model=self._model.name,
+            model=self._model.shown_name,
             return_token_ids=bool(body.return_token_ids),
             has_usage_chunk=body.wants_usage_chunk,
             has_running_usage=body.wants_running_usage,

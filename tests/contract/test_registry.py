@@ -11,6 +11,12 @@ from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
 from baton.clock import ManualClock, SystemClock
+from baton.core.adapter import (
+    MAX_ADAPTER_ERROR,
+    MAX_ADAPTER_NAME,
+    MAX_ADAPTERS,
+    WorkerAdapter,
+)
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
@@ -333,6 +339,24 @@ def test_a_full_report_is_small() -> None:
     full = replace(member("a"), load=replace(LOAD, queue=(work,) * MAX_QUEUED))
     assert len(member_to_json(full)) < 5_000
     assert member_from_json(member_to_json(full)) == full
+
+
+def test_adapters_of_a_member_round_trip_and_are_bounded() -> None:
+    adapters = tuple(
+        WorkerAdapter(f"{number:x<{MAX_ADAPTER_NAME}}", bytes(16), "e" * MAX_ADAPTER_ERROR)
+        for number in range(MAX_ADAPTERS)
+    )
+    full = replace(member("a"), adapters=adapters)
+    assert member_from_json(member_to_json(full)) == full
+    assert len(member_to_json(full)) < MAX_MEMBER_BYTES / 2
+    more = replace(full, adapters=(*adapters, WorkerAdapter("a", bytes(16))))
+    with pytest.raises(Invalid, match="adapters must be a list of at most"):
+        member_from_json(member_to_json(more))
+    for wrong in ({"name": "-"}, {"digest": "ab"}, {"digest": "x"}, {"error": 1}):
+        raw = orjson.loads(member_to_json(full))
+        raw["adapters"][0] |= wrong
+        with pytest.raises(Invalid, match="not a valid member"):
+            member_from_json(orjson.dumps(raw))
 
 
 def test_an_oversized_member_is_refused() -> None:

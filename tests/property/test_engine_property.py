@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.clock import ManualClock
+from baton.core.adapter import AdapterRef
 from baton.core.block_key import block_keys
 from baton.core.ids import BlockId, BlockKey, Epoch, RequestId, TokenId
 from baton.core.prefill_order import PREFILL_ORDERS
@@ -21,6 +22,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine, PrefillProgress, Reservation
 from baton.engine.executor import PlanExecutor
 from baton.engine.fake_runner import FakeRunner, reference_answer
+from baton.engine.lora.table import LoadedAdapter
 from baton.engine.plan import Plan, Runner, StepOutput
 from baton.errors import Invalid, Overloaded
 from tests.engine_state import cached_tokens
@@ -28,6 +30,7 @@ from tests.engine_state import cached_tokens
 VOCAB_SIZE = 40
 EOS = frozenset({TokenId(3)})
 MAX_STEPS = 4000
+ADAPTERS = [AdapterRef(name, name.encode() * 16) for name in "ab"]
 
 
 @dataclass
@@ -97,6 +100,8 @@ class EnginePair:
             clock=self.clock,
             executor=self._pipeline(runner),
         )
+        for adapter in ADAPTERS:
+            engine.add_adapter(LoadedAdapter(adapter.digest, None))
         return EngineUnderTest(runner, engine)
 
     def _pipeline(self, runner: Runner) -> PlanExecutor | None:
@@ -155,7 +160,7 @@ class EnginePair:
     def import_prefix(self, side: EngineUnderTest, spec: RequestSpec) -> None:
         """Import those blocks of the prompt that the store has and the engine's pool lacks. The
         second half of the imported blocks is treated as corrupt."""
-        root = side.engine.key_root(spec.tenant_salt)
+        root = side.engine.key_root(spec.tenant_salt, spec.adapter_digest)
         keys = block_keys(root, spec.token_ids, self.block_tokens)
         have = cached_tokens(side.engine, spec) // self.block_tokens
         missing = [key for key in keys[have:] if key in self.store]
@@ -175,7 +180,7 @@ class EnginePair:
         job = self.jobs[progress.request_id]
         before = job.progress[-1].num_computed_tokens if job.progress else -1
         assert before < progress.num_computed_tokens <= len(job.spec.token_ids)
-        root = self.left.engine.key_root(job.spec.tenant_salt)
+        root = self.left.engine.key_root(job.spec.tenant_salt, job.spec.adapter_digest)
         keys = block_keys(root, job.spec.token_ids, self.block_tokens)
         num_full = progress.num_computed_tokens // self.block_tokens
         assert progress.sealed_keys == tuple(keys[:num_full])
@@ -297,6 +302,7 @@ def job_lists(draw: st.DrawFn) -> list[Job]:
             length - emitted,
             sampling,
             tenant_salt=draw(st.sampled_from([b"", b"", b"other"])),
+            adapter=draw(st.sampled_from([None, None, *ADAPTERS])),
             ttft_slo_seconds=draw(st.sampled_from([0.0, 0.02, 1.0])),
         )
         arrives = draw(st.integers(0, 12))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from baton.clock import ManualClock
+from baton.core.adapter import AdapterRef, WorkerAdapter
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TenantId, WorkerId
 from baton.core.member import Member
@@ -89,12 +90,14 @@ class ConductorHarness:
     def place(
         self, name: str, tokens: int = 64, chain: tuple[BlockKey, ...] = (), epoch: int = 1,
         excluded: frozenset[str] = frozenset(), session: str = "",
+        adapter: WorkerAdapter | None = None,
     ) -> Placement:  # fmt: skip
         workers = frozenset(map(WorkerId, excluded))
         return self.conductor.place(
             PlacementQuery(
                 RequestId(name), Epoch(epoch), TenantId(""), tokens, 16, chain, workers, model="",
                 session=session,
+                adapter=AdapterRef(adapter.name, adapter.digest) if adapter is not None else None,
             )
         )  # fmt: skip
 
@@ -189,6 +192,24 @@ async def test_worker_that_is_about_to_leave_gets_no_more_requests() -> None:
     assert {cluster.place(f"r{n}").decode.id for n in range(20)} == {"d"}
     cluster.conductor.set_leaving_workers(frozenset())
     assert {view.id for view in cluster.conductor.snapshot().decodes} == {"d", "e"}
+
+
+async def test_request_with_an_adapter_goes_only_where_it_is_loaded() -> None:
+    cluster = ConductorHarness()
+    sql = WorkerAdapter("sql", b"sql".ljust(16))
+    failed = WorkerAdapter("failed", b"failed".ljust(16), "the file is missing")
+    await cluster.announce(
+        prefill_member("p"), replace(prefill_member("q"), adapters=(sql, failed)),
+        decode_member("d"), replace(decode_member("e"), adapters=(sql, failed)),
+    )  # fmt: skip
+    placed = [cluster.place(f"r{n}", adapter=sql) for n in range(20)]
+    assert {(p.prefill and p.prefill.id, p.decode.id) for p in placed} == {("q", "e")}
+    assert {cluster.place(f"s{n}").decode.id for n in range(20)} == {"d"}  # the less loaded one
+    with pytest.raises(Unavailable, match="no worker has loaded the adapter failed"):
+        cluster.place("x", adapter=failed)
+    await cluster.announce(replace(decode_member("d"), adapters=(failed, sql)))
+    cluster.clock.advance(1.0)
+    assert "d" in {cluster.place(f"t{n}", adapter=sql).decode.id for n in range(20)}
 
 
 async def test_snapshot_is_kept_while_the_registry_was_not_read_again() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from baton.core.adapter import AdapterRef
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.priority import Priority
@@ -49,6 +50,17 @@ def test_request_spec_round_trips() -> None:
     assert spec_from_proto(spec_to_proto(SPEC)) == SPEC
     without = replace(SPEC, ttft_slo_seconds=0.0, trace="")
     assert spec_from_proto(spec_to_proto(without)) == without
+
+
+def test_adapter_of_a_request_round_trips() -> None:
+    spec = replace(SPEC, adapter=AdapterRef("acme/sql:v1", bytes(range(16))))
+    assert spec_from_proto(spec_to_proto(spec)) == spec
+
+
+@pytest.mark.parametrize("adapter", [AdapterRef("", bytes(16)), AdapterRef("a", bytes(15))])
+def test_invalid_adapter_is_rejected(adapter: AdapterRef) -> None:
+    with pytest.raises(Invalid, match="a valid name and a digest of 16 bytes"):
+        spec_from_proto(spec_to_proto(replace(SPEC, adapter=adapter)))
 
 
 @pytest.mark.parametrize("seconds", [-0.1, float("inf"), float("nan")])

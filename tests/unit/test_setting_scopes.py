@@ -36,7 +36,8 @@ PROPERTIES = {
     "kv_block_tokens": "block_tokens engine",
     "model_name": "model served_model_name",
     "served_models": "models model served_model_name",
-    "for_model": "models model served_model_name",
+    "for_model": "models model served_model_name adapters",
+    "own_adapters": "model served_model_name adapters",
     "required_redis_url": "redis_url",
     "accepted_hosts": "allowed_hosts advertise_address",
 }

@@ -2,6 +2,7 @@
 which runs on torch."""
 
 import weakref
+from collections.abc import Sequence
 from ctypes import byref
 
 import torch
@@ -10,6 +11,8 @@ from baton.checkpoint import ModelConfig
 from baton.engine.attention.base import PackedBatch
 from baton.engine.kv_pool import KvPool
 from baton.engine.loader import CheckpointWeights, LayerOf
+from baton.engine.lora.adapter import LoraWeights
+from baton.engine.lora.segments import LoraSegment
 from baton.engine.model import OnStart, no_op
 from baton.engine.moe import combine_experts
 from baton.engine.native.library import (
@@ -21,6 +24,7 @@ from baton.engine.native.library import (
     PackedRows,
     call_checked,
 )
+from baton.engine.native.lora import NativeAdapter, segment_pointers
 from baton.engine.native.matrix import KernelThreadPool, PackedMatrix
 from baton.engine.quantization import head_quantization
 from baton.engine.rope import RotaryTable
@@ -44,7 +48,8 @@ class NativeModel:
         quantization: str = "none",
     ) -> None:
         self._config, self.thread_pool = config, thread_pool
-        dtype, shape = pool.tensor.dtype, shape_of(config, pool.tensor)
+        self._dtype = dtype = pool.tensor.dtype
+        shape = shape_of(config, pool.tensor)
         self._core = NativeDecoder(
             shape, pool.tensor, thread_pool, _rotary(config, pool), quantization
         )
@@ -60,8 +65,20 @@ class NativeModel:
         if weights.head is not weights.embedding:
             self._embedding = weights.embedding.join(pool.tensor.device, dtype)
 
+    @property
+    def adapter_dtype(self) -> torch.dtype:
+        return self._dtype
+
+    def prepare_adapter(self, weights: LoraWeights) -> NativeAdapter:
+        """Implement :meth:`baton.engine.model.DecoderModel.prepare_adapter`."""
+        return NativeAdapter(self.thread_pool, weights, self._dtype)
+
     def hidden(
-        self, token_ids: torch.Tensor, batch: PackedBatch, on_start: OnStart = no_op
+        self,
+        token_ids: torch.Tensor,
+        batch: PackedBatch,
+        on_start: OnStart = no_op,
+        lora: Sequence[LoraSegment] = (),
     ) -> torch.Tensor:
         """Implement :meth:`baton.engine.model.DecoderModel.hidden`."""
         assert token_ids.shape == (batch.offsets[-1],), token_ids.shape
@@ -69,10 +86,10 @@ class NativeModel:
         first = 0
         for index, experts in self._experts.items():
             normed = torch.empty_like(x)
-            self._core.run(batch, first, index + 1, x, normed, on_start)
+            self._core.run(batch, first, index + 1, x, normed, on_start, lora)
             x += experts(normed, self._config)
             first, on_start = index + 1, no_op
-        self._core.run(batch, first, self._config.num_layers, x, x, on_start)
+        self._core.run(batch, first, self._config.num_layers, x, x, on_start, lora)
         return x
 
     @property
@@ -213,13 +230,16 @@ class NativeDecoder:
         x: torch.Tensor,
         normed: torch.Tensor,
         on_start: OnStart = no_op,
+        lora: Sequence[LoraSegment] = (),
     ) -> None:
         """Compute layers [first, last) on ``x`` [num_tokens, hidden], in place. If the last of
-        these layers has experts, stop before them and write their input to ``normed``."""
+        these layers has experts, stop before them and write their input to ``normed``. The adapters
+        of ``lora`` are instances of :class:`NativeAdapter`."""
         for tensor in (x, normed):
             self._check(tensor, batch.offsets[-1], self._shape.hidden)
         rows, keep_alive = _rows(batch)
-        arguments = byref(rows), first, last, x.data_ptr(), normed.data_ptr()
+        segments = segment_pointers(lora) if lora else None
+        arguments = byref(rows), segments, len(lora), first, last, x.data_ptr(), normed.data_ptr()
         on_start()
         call_checked(self._library.baton_run, self._handle, *arguments)
         del keep_alive

@@ -53,6 +53,26 @@ class LayerPointers(Structure):
     _fields_ = [*[(name, c_void_p) for name in LAYER_FIELDS], ("coding", c_int64)]
 
 
+class LowRankPointers(Structure):
+    """The addresses of an adapter's packed matrices A [rank, ins] and B [outs, rank]; 0 if it has
+    none."""
+
+    _fields_ = [("a", c_void_p), ("b", c_void_p), ("rank", c_int64)]
+
+
+class LoraLayerPointers(Structure):
+    """An adapter's matrices for one layer; the same layout as ``LoraLayer`` in kernels/lora.h."""
+
+    _fields_ = [(name, LowRankPointers) for name in ("qkv", "output", "gate_up", "down")]
+
+
+class LoraSegmentPointers(Structure):
+    """The tokens of a step that use an adapter, and the address of its layers; the same layout as
+    ``LoraSegment`` in kernels/lora.h."""
+
+    _fields_ = [("first", c_int64), ("count", c_int64), ("layers", c_void_p)]
+
+
 SAMPLING_ROW_DTYPE = np.dtype(
     [
         *[
@@ -92,6 +112,8 @@ _FUNCTIONS = {
     "shape_bytes": (c_int64, []),
     "layer_bytes": (c_int64, []),
     "batch_bytes": (c_int64, []),
+    "lora_layer_bytes": (c_int64, []),
+    "lora_segment_bytes": (c_int64, []),
     "sampling_row_bytes": (c_int64, []),
     "thread_pool": (c_void_p, [c_int64]),
     "thread_pool_free": (None, [c_void_p]),
@@ -120,8 +142,11 @@ _FUNCTIONS = {
     "set_head": (None, [c_void_p, c_void_p, c_void_p, c_int64]),
     # decoder, tokens, how many, x
     "embed": (c_char_p, [c_void_p, c_void_p, c_int64, c_void_p]),
-    # decoder, rows, first layer, last layer, x, normed
-    "run": (c_char_p, [c_void_p, POINTER(PackedRows), c_int64, c_int64, c_void_p, c_void_p]),
+    # decoder, rows, segments of adapters, how many, first layer, last layer, x, normed
+    "run": (
+        c_char_p,
+        [c_void_p, POINTER(PackedRows), c_void_p, *[c_int64] * 3, c_void_p, c_void_p],
+    ),
     # decoder, rows, layer, qkv, to
     "attend": (c_char_p, [c_void_p, POINTER(PackedRows), c_int64, c_void_p, c_void_p]),
     # decoder, x, rows of x, to
@@ -152,6 +177,8 @@ def load_for(wanted: str) -> ctypes.CDLL:
         function.restype, function.argtypes = result, arguments
     sizes = [library.baton_shape_bytes(), library.baton_layer_bytes(), library.baton_batch_bytes()]
     assert sizes == [ctypes.sizeof(kind) for kind in (DecoderShape, LayerPointers, PackedRows)]
+    assert library.baton_lora_layer_bytes() == ctypes.sizeof(LoraLayerPointers)
+    assert library.baton_lora_segment_bytes() == ctypes.sizeof(LoraSegmentPointers)
     assert library.baton_sampling_row_bytes() == SAMPLING_ROW_DTYPE.itemsize
     return library
 

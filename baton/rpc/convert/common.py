@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import cast
 
+from baton.core.adapter import ADAPTER_DIGEST_BYTES, AdapterRef, is_adapter_name
 from baton.core.block_key import BLOCK_KEY_BYTES
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TokenId, WorkerId
@@ -130,13 +131,15 @@ def spec_to_proto(spec: RequestSpec) -> pb.RequestSpec:
         priority=spec.priority,
         weight=spec.weight,
         trace=spec.trace,
+        adapter=adapter_to_proto(spec.adapter),
     )
 
 
 def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
     """Decode a request. Raises Invalid for a request id that is empty or too long; for counts,
-    times, priorities and weights out of range; for a tenant tag that is too long; and for an
-    unknown kind of grammar. A weight of 0 means 1; a traceparent of the wrong length is dropped."""
+    times, priorities and weights out of range; for a tenant tag that is too long; for an unknown
+    kind of grammar; and for an invalid adapter. A weight of 0 means 1; a traceparent of the wrong
+    length is dropped."""
     if not 0 < len(message.request_id) <= MAX_ID_BYTES:
         raise Invalid(f"request_id must have 1 to {MAX_ID_BYTES} characters", param="request_id")
     if not 0 < message.num_prompt_tokens <= len(message.token_ids):
@@ -159,7 +162,23 @@ def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
         priority=Priority(message.priority),
         weight=message.weight or 1.0,
         trace=message.trace if len(message.trace) == TRACEPARENT_LENGTH else "",
+        adapter=adapter_from_proto(message.adapter) if message.HasField("adapter") else None,
     )
+
+
+def adapter_to_proto(adapter: AdapterRef | None) -> pb.Adapter | None:
+    return None if adapter is None else pb.Adapter(name=adapter.name, digest=adapter.digest)
+
+
+def adapter_from_proto(message: pb.Adapter) -> AdapterRef:
+    """Decode an adapter's identity. Raises Invalid for an invalid name, or for a digest of the
+    wrong size."""
+    if not is_adapter_name(message.name) or len(message.digest) != ADAPTER_DIGEST_BYTES:
+        raise Invalid(
+            f"an adapter must have a valid name and a digest of {ADAPTER_DIGEST_BYTES} bytes",
+            param="adapter",
+        )
+    return AdapterRef(message.name, message.digest)
 
 
 def _check_tenant_fields(message: pb.RequestSpec) -> None:

@@ -9,6 +9,8 @@ from baton.core.ids import BlockKey, Epoch, RequestId, TenantId, WorkerId
 from baton.core.placement import MAX_ALTERNATIVES, Placement, PlacementQuery, ScoredWorker
 from baton.errors import Invalid, Unavailable
 from baton.rpc.convert.common import (
+    adapter_from_proto,
+    adapter_to_proto,
     hint_from_proto,
     hint_to_proto,
     ref_from_proto,
@@ -33,11 +35,13 @@ def placement_query_to_proto(query: PlacementQuery) -> pb.PlaceRequest:
         model=query.model,
         trace=query.trace,
         session=query.session,
+        adapter=adapter_to_proto(query.adapter),
     )
 
 
 def placement_query_from_proto(request: pb.PlaceRequest) -> PlacementQuery:
-    """Decode a query. Raises Invalid if there are too many keys, or keys of the wrong size."""
+    """Decode a query. Raises Invalid if there are too many keys, keys of the wrong size, or an
+    invalid adapter."""
     return PlacementQuery(
         RequestId(request.request_id),
         Epoch(request.epoch),
@@ -49,6 +53,7 @@ def placement_query_from_proto(request: pb.PlaceRequest) -> PlacementQuery:
         request.model,
         trace=request.trace,
         session=request.session,
+        adapter=adapter_from_proto(request.adapter) if request.HasField("adapter") else None,
     )
 
 

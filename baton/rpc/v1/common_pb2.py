@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton/rpc/v1/common.proto\x12\x0c\x62\x61ton.rpc.v1\"\xf6\x03\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12?\n\nlogit_bias\x18\t \x03(\x0b\x32+.baton.rpc.v1.SamplingParams.LogitBiasEntry\x12\x0c\n\x04seed\x18\n \x01(\x04\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12&\n\x07grammar\x18\x0e \x01(\x0b\x32\x15.baton.rpc.v1.Grammar\x12\x1c\n\x0fprompt_logprobs\x18\x0f \x01(\rH\x01\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x10 \x01(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"@\n\x07Grammar\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.baton.rpc.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xab\x02\n\x0bRequestSpec\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.baton.rpc.v1.SamplingParams\x12\x13\n\x0btenant_salt\x18\x06 \x01(\x0c\x12+\n\nstore_hint\x18\x07 \x01(\x0b\x32\x17.baton.rpc.v1.StoreHint\x12\x18\n\x10ttft_slo_seconds\x18\x08 \x01(\x01\x12\x0e\n\x06tenant\x18\t \x01(\x0c\x12\x10\n\x08priority\x18\n \x01(\x11\x12\x0e\n\x06weight\x18\x0b \x01(\x01\x12\r\n\x05trace\x18\x0c \x01(\t\"-\n\tStoreHint\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\"^\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"\x97\x03\n\rRequestOutput\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.baton.rpc.v1.TokenLogprob\x12\x31\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1a.baton.rpc.v1.FinishReason\x12\r\n\x05\x65rror\x18\x07 \x01(\t\x12\x14\n\x0c\x65rror_status\x18\x08 \x01(\t\x12\x15\n\rcached_tokens\x18\t \x01(\r\x12\x39\n\x07\x64\x65tails\x18\n \x03(\x0b\x32(.baton.rpc.v1.RequestOutput.DetailsEntry\x12\x33\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32\x1a.baton.rpc.v1.TokenLogprob\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"T\n\tWorkerRef\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x16\n\x0e\x66ramed_address\x18\x04 \x01(\t\"{\n\x08\x45ndpoint\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x19\n\x11region_size_bytes\x18\x05 \x01(\x04\x12\x10\n\x08metadata\x18\x06 \x01(\x0c\"S\n\x08\x42lockRef\x12\x14\n\x0coffset_bytes\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x06\x12\x0b\n\x03key\x18\x04 \x01(\x0c*\xcd\x01\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_OBJECT\x10\x01\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x02\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x03\x12\x17\n\x13GRAMMAR_KIND_CHOICE\x10\x04\x12\x15\n\x11GRAMMAR_KIND_LARK\x10\x05\x12\x1c\n\x18GRAMMAR_KIND_TOKEN_RULES\x10\x06*\xcd\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x12\x1a\n\x16\x46INISH_REASON_MIGRATED\x10\x05\x12\x1a\n\x16\x46INISH_REASON_REROUTED\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton/rpc/v1/common.proto\x12\x0c\x62\x61ton.rpc.v1\"\xf6\x03\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12?\n\nlogit_bias\x18\t \x03(\x0b\x32+.baton.rpc.v1.SamplingParams.LogitBiasEntry\x12\x0c\n\x04seed\x18\n \x01(\x04\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12&\n\x07grammar\x18\x0e \x01(\x0b\x32\x15.baton.rpc.v1.Grammar\x12\x1c\n\x0fprompt_logprobs\x18\x0f \x01(\rH\x01\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x10 \x01(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"@\n\x07Grammar\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.baton.rpc.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xd3\x02\n\x0bRequestSpec\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.baton.rpc.v1.SamplingParams\x12\x13\n\x0btenant_salt\x18\x06 \x01(\x0c\x12+\n\nstore_hint\x18\x07 \x01(\x0b\x32\x17.baton.rpc.v1.StoreHint\x12\x18\n\x10ttft_slo_seconds\x18\x08 \x01(\x01\x12\x0e\n\x06tenant\x18\t \x01(\x0c\x12\x10\n\x08priority\x18\n \x01(\x11\x12\x0e\n\x06weight\x18\x0b \x01(\x01\x12\r\n\x05trace\x18\x0c \x01(\t\x12&\n\x07\x61\x64\x61pter\x18\r \x01(\x0b\x32\x15.baton.rpc.v1.Adapter\"\'\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"-\n\tStoreHint\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\"^\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"\x97\x03\n\rRequestOutput\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.baton.rpc.v1.TokenLogprob\x12\x31\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1a.baton.rpc.v1.FinishReason\x12\r\n\x05\x65rror\x18\x07 \x01(\t\x12\x14\n\x0c\x65rror_status\x18\x08 \x01(\t\x12\x15\n\rcached_tokens\x18\t \x01(\r\x12\x39\n\x07\x64\x65tails\x18\n \x03(\x0b\x32(.baton.rpc.v1.RequestOutput.DetailsEntry\x12\x33\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32\x1a.baton.rpc.v1.TokenLogprob\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"T\n\tWorkerRef\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x16\n\x0e\x66ramed_address\x18\x04 \x01(\t\"{\n\x08\x45ndpoint\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x19\n\x11region_size_bytes\x18\x05 \x01(\x04\x12\x10\n\x08metadata\x18\x06 \x01(\x0c\"S\n\x08\x42lockRef\x12\x14\n\x0coffset_bytes\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x06\x12\x0b\n\x03key\x18\x04 \x01(\x0c*\xcd\x01\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_OBJECT\x10\x01\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x02\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x03\x12\x17\n\x13GRAMMAR_KIND_CHOICE\x10\x04\x12\x15\n\x11GRAMMAR_KIND_LARK\x10\x05\x12\x1c\n\x18GRAMMAR_KIND_TOKEN_RULES\x10\x06*\xcd\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x12\x1a\n\x16\x46INISH_REASON_MIGRATED\x10\x05\x12\x1a\n\x16\x46INISH_REASON_REROUTED\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_REQUESTOUTPUT_DETAILSENTRY']._loaded_options = None
   _globals['_REQUESTOUTPUT_DETAILSENTRY']._serialized_options = b'8\001'
-  _globals['_GRAMMARKIND']._serialized_start=1766
-  _globals['_GRAMMARKIND']._serialized_end=1971
-  _globals['_FINISHREASON']._serialized_start=1974
-  _globals['_FINISHREASON']._serialized_end=2179
+  _globals['_GRAMMARKIND']._serialized_start=1847
+  _globals['_GRAMMARKIND']._serialized_end=2052
+  _globals['_FINISHREASON']._serialized_start=2055
+  _globals['_FINISHREASON']._serialized_end=2260
   _globals['_SAMPLINGPARAMS']._serialized_start=44
   _globals['_SAMPLINGPARAMS']._serialized_end=546
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=465
@@ -46,19 +46,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GRAMMAR']._serialized_start=548
   _globals['_GRAMMAR']._serialized_end=612
   _globals['_REQUESTSPEC']._serialized_start=615
-  _globals['_REQUESTSPEC']._serialized_end=914
-  _globals['_STOREHINT']._serialized_start=916
-  _globals['_STOREHINT']._serialized_end=961
-  _globals['_TOKENLOGPROB']._serialized_start=963
-  _globals['_TOKENLOGPROB']._serialized_end=1057
-  _globals['_REQUESTOUTPUT']._serialized_start=1060
-  _globals['_REQUESTOUTPUT']._serialized_end=1467
-  _globals['_REQUESTOUTPUT_DETAILSENTRY']._serialized_start=1421
-  _globals['_REQUESTOUTPUT_DETAILSENTRY']._serialized_end=1467
-  _globals['_WORKERREF']._serialized_start=1469
-  _globals['_WORKERREF']._serialized_end=1553
-  _globals['_ENDPOINT']._serialized_start=1555
-  _globals['_ENDPOINT']._serialized_end=1678
-  _globals['_BLOCKREF']._serialized_start=1680
-  _globals['_BLOCKREF']._serialized_end=1763
+  _globals['_REQUESTSPEC']._serialized_end=954
+  _globals['_ADAPTER']._serialized_start=956
+  _globals['_ADAPTER']._serialized_end=995
+  _globals['_STOREHINT']._serialized_start=997
+  _globals['_STOREHINT']._serialized_end=1042
+  _globals['_TOKENLOGPROB']._serialized_start=1044
+  _globals['_TOKENLOGPROB']._serialized_end=1138
+  _globals['_REQUESTOUTPUT']._serialized_start=1141
+  _globals['_REQUESTOUTPUT']._serialized_end=1548
+  _globals['_REQUESTOUTPUT_DETAILSENTRY']._serialized_start=1502
+  _globals['_REQUESTOUTPUT_DETAILSENTRY']._serialized_end=1548
+  _globals['_WORKERREF']._serialized_start=1550
+  _globals['_WORKERREF']._serialized_end=1634
+  _globals['_ENDPOINT']._serialized_start=1636
+  _globals['_ENDPOINT']._serialized_end=1759
+  _globals['_BLOCKREF']._serialized_start=1761
+  _globals['_BLOCKREF']._serialized_end=1844
 # @@protoc_insertion_point(module_scope)

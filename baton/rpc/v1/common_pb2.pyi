@@ -93,7 +93,7 @@ class Grammar(_message.Message):
     def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class RequestSpec(_message.Message):
-    __slots__ = ("request_id", "epoch", "token_ids", "num_prompt_tokens", "sampling", "tenant_salt", "store_hint", "ttft_slo_seconds", "tenant", "priority", "weight", "trace")
+    __slots__ = ("request_id", "epoch", "token_ids", "num_prompt_tokens", "sampling", "tenant_salt", "store_hint", "ttft_slo_seconds", "tenant", "priority", "weight", "trace", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +106,7 @@ class RequestSpec(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -118,7 +119,16 @@ class RequestSpec(_message.Message):
     priority: int
     weight: float
     trace: str
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., store_hint: _Optional[_Union[StoreHint, _Mapping]] = ..., ttft_slo_seconds: _Optional[float] = ..., tenant: _Optional[bytes] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., trace: _Optional[str] = ...) -> None: ...
+    adapter: Adapter
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., store_hint: _Optional[_Union[StoreHint, _Mapping]] = ..., ttft_slo_seconds: _Optional[float] = ..., tenant: _Optional[bytes] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., trace: _Optional[str] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("name", "digest")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: bytes
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class StoreHint(_message.Message):
     __slots__ = ("node", "num_blocks")

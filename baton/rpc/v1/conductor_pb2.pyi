@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PlaceRequest(_message.Message):
-    __slots__ = ("request_id", "epoch", "tenant", "num_tokens", "max_new_tokens", "block_keys", "excluded_worker_ids", "model", "trace", "session")
+    __slots__ = ("request_id", "epoch", "tenant", "num_tokens", "max_new_tokens", "block_keys", "excluded_worker_ids", "model", "trace", "session", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class PlaceRequest(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     tenant: str
@@ -29,7 +30,8 @@ class PlaceRequest(_message.Message):
     model: str
     trace: str
     session: str
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., block_keys: _Optional[_Iterable[bytes]] = ..., excluded_worker_ids: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., trace: _Optional[str] = ..., session: _Optional[str] = ...) -> None: ...
+    adapter: _common_pb2.Adapter
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., block_keys: _Optional[_Iterable[bytes]] = ..., excluded_worker_ids: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., trace: _Optional[str] = ..., session: _Optional[str] = ..., adapter: _Optional[_Union[_common_pb2.Adapter, _Mapping]] = ...) -> None: ...
 
 class PlaceRequests(_message.Message):
     __slots__ = ("requests",)

@@ -15,7 +15,7 @@ def block_hashes(spec: RequestSpec, block_tokens: int) -> tuple[int, ...]:
     all blocks before it."""
     data = array("I", spec.token_ids).tobytes()
     size = block_tokens * TOKEN_BYTES
-    running = xxhash.xxh3_64(spec.tenant_salt)
+    running = xxhash.xxh3_64(spec.tenant_salt + spec.adapter_digest)
     hashes = []
     for start in range(0, len(data) - size + 1, size):
         running.update(data[start : start + size])

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from baton.core.request import RequestOutput
 from baton.engine.engine import Engine
+from baton.engine.key_chain import BlockKeyChainFactory
 from baton.errors import BatonError
 from baton.rpc.framed.client import open_framed_connection
 from baton.rpc.framed.connection import FramedConnection, FrameKind
@@ -305,6 +306,16 @@ def written_past_pause() -> Changes:
     return [(UvicornBodyWriter, "is_open", property(is_open))]
 
 
+def shared_between_adapters() -> Changes:
+    """Block keys do not depend on the adapter, so adapters reuse one another's blocks."""
+    original = BlockKeyChainFactory.root_key
+
+    def root_key(self: BlockKeyChainFactory, salt: bytes, adapter_digest: bytes = b"") -> Any:
+        return original(self, salt)
+
+    return [(BlockKeyChainFactory, "root_key", root_key)]
+
+
 BUGS: dict[str, Callable[[], Changes]] = {
     bug.__name__: bug
     for bug in (
@@ -326,6 +337,7 @@ BUGS: dict[str, Callable[[], Changes]] = {
         delivered_after_the_end,
         delivered_to_slow_client,
         written_past_pause,
+        shared_between_adapters,
     )
 }
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import httptools
 import orjson
 
+from baton.core.adapter import AdapterRef
 from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.request import FinishReason, RequestOutput, RequestSpec, SamplingParams
 from router.generation.generation import Generation
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 NUM_FAMILIES = 3
 """The number of prompt families. Prompts of one family share their beginning."""
+
+ADAPTERS = [AdapterRef(name, name.encode() * 16) for name in "ab"]
+"""The LoRA adapters that all workers have loaded."""
 
 FIRST_CHARACTER = 0x100
 """The character for token 0."""
@@ -259,6 +263,8 @@ def draw_request(chance: SeededRandom, number: int) -> ClientRequest:
         len(prompt),
         _draw_sampling(chance),
         tenant_salt=b"salt" if chance.happens(0.1) else b"",
+        # Not drawn, so that a seed keeps its other draws: half of the requests use the base model.
+        adapter=ADAPTERS[number % 4] if number % 4 < len(ADAPTERS) else None,
     )
     leaves = chance.number() ** 2 if chance.happens(0.15) else None
     stops = chance.number() if chance.happens(0.08) else None

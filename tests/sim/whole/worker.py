@@ -7,6 +7,7 @@ from functools import lru_cache
 from prometheus_client import CollectorRegistry
 
 from baton.clock import SystemClock
+from baton.core.adapter import WorkerAdapter
 from baton.core.credentials import ClusterCredentials
 from baton.core.ids import BlockId, Incarnation, WorkerId
 from baton.core.kv_transfer import CHECKSUM_XXH3
@@ -16,6 +17,7 @@ from baton.engine.block_state import BlockState
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.executor import SyncExecutor
+from baton.engine.lora.table import LoadedAdapter
 from baton.kv.cluster_store_client import ClusterStoreClient
 from baton.kv.memory_index import MemoryKvIndex
 from baton.registry.heartbeat import Heartbeat
@@ -36,7 +38,7 @@ from prefill_worker.prefix_store import PrefixStore
 from prefill_worker.reload_policy import ReloadMode
 from prefill_worker.store_publisher import StorePublisher
 from tests.sim.no_store import NoStore
-from tests.sim.whole.clients import ClientResponse
+from tests.sim.whole.clients import ADAPTERS, ClientResponse
 from tests.sim.whole.engine_handle import BLOCK_TOKENS, SimEngineHandle, SimRunner, StepClock
 from tests.sim.whole.framed_connections import serve_framed
 from tests.sim.whole.loop import SimClock
@@ -127,6 +129,8 @@ class SimWorker:
             clock=clock,
             executor=SyncExecutor(runner) if plan.role is Role.DECODE else None,
         )
+        for adapter in ADAPTERS:
+            self.engine.add_adapter(LoadedAdapter(adapter.digest, None))
         self._build(runner, clock)
         self._heartbeat = Heartbeat(self._registry, self._member, environment.clock)
         for coroutine in (self.worker.run(), self.store.run(), self._heartbeat.run()):
@@ -295,6 +299,7 @@ class SimWorker:
             max_model_tokens=MAX_MODEL_TOKENS,
             transports=(NAME,),
             framed_address=self.framed_address,
+            adapters=tuple(WorkerAdapter(each.name, each.digest) for each in ADAPTERS),
             load=self.worker.load,
         )
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "lora.h"
 #include "matmul.h"
 #include "token_ops.h"
 
@@ -33,7 +34,8 @@ class Decoder {
   virtual void set_head(const void* norm, const void* head, Coding coding) = 0;
   // The next three return an error message if the arguments are invalid, else null.
   virtual const char* embed(const int64_t* tokens, long count, void* x) = 0;
-  virtual const char* run(const Batch& batch, long first, long last, void* x, void* normed) = 0;
+  virtual const char* run(const Batch& batch, const LoraSegments& lora, long first, long last,
+                          void* x, void* normed) = 0;
   virtual const char* attend(const Batch& batch, long layer, void* qkv, void* to) = 0;
   virtual void logits(const void* x, long count, float* to) = 0;
 };
@@ -76,19 +78,22 @@ class DecoderOf : public Decoder {
     return nullptr;
   }
 
-  // Computes layers [first, last) over x [num_tokens][hidden], in place. If the last one has no
-  // dense feed-forward, `normed` gets the input of its experts.
-  const char* run(const Batch& batch, long first, long last, void* x, void* normed) override {
+  // Computes layers [first, last) over x [num_tokens][hidden], in place, with the adapters of
+  // `lora`. If the last layer has no dense feed-forward, `normed` gets the input of its experts.
+  const char* run(const Batch& batch, const LoraSegments& lora, long first, long last, void* x,
+                  void* normed) override {
     if (first < 0 || last > shape_.layers) return "there is no such layer";
     if (const char* fault = check(batch)) return fault;
-    const Step step = begin(batch, last - first);
+    if (const char* fault = lora.fault(batch.num_tokens())) return fault;
+    Step step = begin(batch, last - first);
+    if (lora.count) reserve_lora(step, lora);
     step.threads->run([&](int thread) {
       for (long index = first; index < last; ++index) {
         const Layer& layer = layers_[index];
         attention_block(step, index, thread, static_cast<T*>(x));
         T* to = layer.gate_up ? step.normed : static_cast<T*>(normed);
         norm(step, static_cast<T*>(x), layer.post_norm, to);
-        if (layer.gate_up) feed_forward(step, layer, thread, static_cast<T*>(x));
+        if (layer.gate_up) feed_forward(step, index, thread, static_cast<T*>(x));
       }
     });
     return nullptr;
@@ -126,6 +131,10 @@ class DecoderOf : public Decoder {
     std::vector<int32_t> rows;
     std::vector<QueryTile> tiles;
     T *normed, *qkv, *attended, *gated;
+    LoraSegments lora;
+    std::vector<int32_t> lora_indexes;  // of tokens, in `deltas` and `shrunk`; -1: no adapter
+    T *shrunk = nullptr, *deltas = nullptr;
+    long max_rank = 0;
   };
 
   long attended_width() const { return shape_.heads * shape_.head_dim; }
@@ -179,6 +188,27 @@ class DecoderOf : public Decoder {
     return step;
   }
 
+  // Adds the adapters to a step, with buffers for x A^T and x A^T B^T of the tokens that have one.
+  void reserve_lora(Step& step, const LoraSegments& lora) {
+    step.lora = lora;
+    step.max_rank = lora.max_rank(shape_.layers);
+    step.lora_indexes.assign(step.count, -1);
+    long index = 0;
+    for (const LoraSegment& segment : lora)
+      for (long i = 0; i < segment.count; ++i)
+        step.lora_indexes[segment.first + i] = static_cast<int32_t>(index++);
+    const long outs = std::max({qkv_width(), 2 * shape_.intermediate, shape_.hidden});
+    const long size = index * (step.max_rank + outs);
+    if (size > lora_capacity_) {
+      lora_buffer_.reset();
+      lora_capacity_ = 0;
+      lora_buffer_ = std::make_unique<AlignedBuffer<T>>(size);
+      lora_capacity_ = size;
+    }
+    step.shrunk = *lora_buffer_;
+    step.deltas = step.shrunk + index * step.max_rank;
+  }
+
   Pages<T> pages(long layer) const {
     const long part = shape_.block_tokens * shape_.kv_heads * shape_.head_dim;
     return {pool_ + layer * 2 * part, shape_.block_tokens, shape_.layers * 2 * part,
@@ -204,22 +234,64 @@ class DecoderOf : public Decoder {
     const Matrix<T> qkv{layer.qkv, qkv_width(), shape_.hidden, false, coding};
     const Matrix<T> output{layer.output, shape_.hidden, attended_width(), false, coding};
     norm(step, x, layer.input_norm, step.normed);
-    matmul(*step.threads, step.normed, step.count, qkv, *scratch_[thread],
-           StoreOutput<T>{step.qkv, qkv_width(), static_cast<const T*>(layer.qkv_bias)});
+    project(step, index, &LoraLayer::qkv, thread, step.normed, qkv,
+            StoreOutput<T>{step.qkv, qkv_width(), static_cast<const T*>(layer.qkv_bias)});
     write_kv(step, heads(layer, true), pages(index), step.qkv);
     run_attention(step, pages(index), thread, step.qkv, step.attended);
-    matmul(*step.threads, step.attended, step.count, output, *scratch_[thread],
-           AddToResidual<T>{x, shape_.hidden});
+    project(step, index, &LoraLayer::output, thread, step.attended, output,
+            AddToResidual<T>{x, shape_.hidden});
   }
 
-  void feed_forward(const Step& step, const Layer& layer, int thread, T* x) {
+  void feed_forward(const Step& step, long index, int thread, T* x) {
+    const Layer& layer = layers_[index];
     const Coding coding = static_cast<Coding>(layer.coding);
     const Matrix<T> gate_up{layer.gate_up, shape_.intermediate, shape_.hidden, true, coding};
     const Matrix<T> down{layer.down, shape_.hidden, shape_.intermediate, false, coding};
-    matmul(*step.threads, step.normed, step.count, gate_up, *scratch_[thread],
-           StoreSwiGlu<T>{step.gated, shape_.intermediate});
-    matmul(*step.threads, step.gated, step.count, down, *scratch_[thread],
-           AddToResidual<T>{x, shape_.hidden});
+    project(step, index, &LoraLayer::gate_up, thread, step.normed, gate_up,
+            StoreSwiGlu<T>{step.gated, shape_.intermediate});
+    project(step, index, &LoraLayer::down, thread, step.gated, down,
+            AddToResidual<T>{x, shape_.hidden});
+  }
+
+  // Multiplies all tokens with one of the layer's matrices, adds what the adapters add to this
+  // product, and calls `finish`. Tokens without an adapter get the same bits as without adapters.
+  template <class Finish>
+  void project(const Step& step, long index, LowRank LoraLayer::*part, int thread, const T* x,
+               const Matrix<T>& matrix, const Finish& finish) {
+    float* scratch = *scratch_[thread];
+    if (!step.lora.change(index, part))
+      return matmul(*step.threads, x, step.count, matrix, scratch, finish);
+    const long outs = matrix.gated ? 2 * matrix.outs : matrix.outs;
+    compute_deltas(step, index, part, scratch, x, matrix.ins, outs);
+    const Deltas<T> deltas{step.deltas, step.lora_indexes.data(), outs};
+    matmul(*step.threads, x, step.count, matrix, scratch,
+           AddDeltas<T, Finish>{deltas, matrix.gated, finish});
+  }
+
+  // Writes what each adapter adds to a product to step.deltas: zeros, if it adds nothing.
+  void compute_deltas(const Step& step, long index, LowRank LoraLayer::*part, float* scratch,
+                      const T* x, long ins, long outs) {
+    const auto shrunk = [&](const LoraSegment& segment) {
+      return step.shrunk + step.lora_indexes[segment.first] * step.max_rank;
+    };
+    const auto deltas = [&](const LoraSegment& segment) {
+      return step.deltas + step.lora_indexes[segment.first] * outs;
+    };
+    matmul_segments<T>(*step.threads, step.lora, scratch, [&](const LoraSegment& segment) {
+      const LowRank& pair = segment.layers[index].*part;
+      return SegmentProduct<T>{pair.a ? x + segment.first * ins : nullptr,
+                               Matrix<T>{pair.a, pair.rank, ins}, shrunk(segment)};
+    });
+    matmul_segments<T>(*step.threads, step.lora, scratch, [&](const LoraSegment& segment) {
+      const LowRank& pair = segment.layers[index].*part;
+      return SegmentProduct<T>{pair.a ? shrunk(segment) : nullptr, Matrix<T>{pair.b, outs, pair.rank},
+                               deltas(segment)};
+    });
+    step.threads->parallel_for(step.lora.count, [&](long task) {
+      const LoraSegment& segment = step.lora.segments[task];
+      if (!(segment.layers[index].*part).a)
+        std::memset(deltas(segment), 0, sizeof(T) * segment.count * outs);
+    });
   }
 
   void norm(const Step& step, const T* x, const void* weight, T* to) {
@@ -260,6 +332,8 @@ class DecoderOf : public Decoder {
   std::vector<std::unique_ptr<AlignedBuffer<float>>> scratch_;
   std::unique_ptr<AlignedBuffer<T>> buffer_;
   long capacity_ = 0;
+  std::unique_ptr<AlignedBuffer<T>> lora_buffer_;
+  long lora_capacity_ = 0;
 };
 
 }  // namespace baton

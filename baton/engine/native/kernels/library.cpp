@@ -61,6 +61,8 @@ extern "C" {
 int64_t baton_shape_bytes() { return sizeof(Shape); }
 int64_t baton_layer_bytes() { return sizeof(Layer); }
 int64_t baton_batch_bytes() { return sizeof(Batch); }
+int64_t baton_lora_layer_bytes() { return sizeof(LoraLayer); }
+int64_t baton_lora_segment_bytes() { return sizeof(LoraSegment); }
 int64_t baton_sampling_row_bytes() { return sizeof(SamplingRow); }
 
 ThreadPool* baton_thread_pool(int64_t size) {
@@ -143,9 +145,10 @@ const char* baton_embed(Decoder* decoder, const int64_t* tokens, int64_t count, 
   return catch_errors([&] { return decoder->embed(tokens, count, x); });
 }
 
-const char* baton_run(Decoder* decoder, const Batch* batch, int64_t first, int64_t last, void* x,
-                      void* normed) {
-  return catch_errors([&] { return decoder->run(*batch, first, last, x, normed); });
+const char* baton_run(Decoder* decoder, const Batch* batch, const LoraSegment* segments,
+                      int64_t num_segments, int64_t first, int64_t last, void* x, void* normed) {
+  const LoraSegments lora{segments, num_segments};
+  return catch_errors([&] { return decoder->run(*batch, lora, first, last, x, normed); });
 }
 
 const char* baton_attend(Decoder* decoder, const Batch* batch, int64_t layer, void* qkv, void* to) {

@@ -123,20 +123,34 @@ void multiply_panel(long num_rows, const Unit* rows, const Matrix<T>& matrix, co
                               std::min(kDepthBlock, depth - step), sums, kColumns, step == 0);
 }
 
+// Number of tiles that a product with num_rows rows is divided into.
+template <class T>
+long num_tiles(long num_rows, const Matrix<T>& matrix) {
+  return matrix.num_panels() * ceil_div(num_rows, kRowBlock);
+}
+
+// Computes a tile of x[num_rows][ins] * W transposed and calls finish(row, panel, sums) for each of
+// its rows, with 64 sums. `scratch` is this thread's own, of kScratch elements.
+template <class T, class Finish>
+void matmul_tile(const T* x, long num_rows, const Matrix<T>& matrix, long tile, float* scratch,
+                 Finish&& finish) {
+  const long blocks = ceil_div(num_rows, kRowBlock), depth = matrix.depth();
+  const long panel = tile / blocks, first = tile % blocks * kRowBlock;
+  const long count = std::min(kRowBlock, num_rows - first);
+  const Unit* rows = reinterpret_cast<const Unit*>(x) + first * depth;
+  Unit* columns = reinterpret_cast<Unit*>(scratch + kRowBlock * kColumns);
+  multiply_panel(count, rows, matrix, matrix.panel(panel), scratch, columns);
+  for (long row = 0; row < count; ++row) finish(first + row, panel, scratch + row * kColumns);
+}
+
 // Computes x[num_rows][ins] * W transposed and calls finish(row, panel, sums) for every row and
 // panel, with 64 sums. All threads of the pool call this; `scratch` is this thread's own, of
 // kScratch elements.
 template <class T, class Finish>
 void matmul(ThreadPool& threads, const T* x, long num_rows, const Matrix<T>& matrix, float* scratch,
             Finish&& finish) {
-  const long blocks = ceil_div(num_rows, kRowBlock), depth = matrix.depth();
-  threads.parallel_for(matrix.num_panels() * blocks, [&](long task) {
-    const long panel = task / blocks, first = task % blocks * kRowBlock;
-    const long count = std::min(kRowBlock, num_rows - first);
-    const Unit* rows = reinterpret_cast<const Unit*>(x) + first * depth;
-    Unit* columns = reinterpret_cast<Unit*>(scratch + kRowBlock * kColumns);
-    multiply_panel(count, rows, matrix, matrix.panel(panel), scratch, columns);
-    for (long row = 0; row < count; ++row) finish(first + row, panel, scratch + row * kColumns);
+  threads.parallel_for(num_tiles(num_rows, matrix), [&](long tile) {
+    matmul_tile(x, num_rows, matrix, tile, scratch, finish);
   });
 }
 
