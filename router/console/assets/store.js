@@ -1,0 +1,132 @@
+// The state of the page: what the last frame said, and what can be seen only over time, such as charts and events.
+
+const HISTORY_SECONDS = 15 * 60;
+const MAX_EVENTS = 100;
+const MAX_ENDED = 50;
+
+/** The tables of a frame (router/console/state.py), each a Map from a row's id to the row. */
+const TABLES = ["pools", "workers", "supervised", "stores", "requests", "tenants", "rings"];
+
+export class Store {
+  constructor() {
+    this.cluster = null;
+    this.tables = Object.fromEntries(TABLES.map((name) => [name, new Map()]));
+    this.history = [];
+    this.events = [];
+    this.ended = [];
+    this.drainPeaks = new Map();
+    this.number = 0;
+    this.connection = { state: "connecting" };
+    this.listeners = new Set();
+  }
+
+  subscribe(listener) {
+    this.listeners.add(listener);
+    return () => this.listeners.delete(listener);
+  }
+
+  notify() {
+    for (const listener of this.listeners) listener();
+  }
+
+  setConnection(connection) {
+    this.connection = connection;
+    this.notify();
+  }
+
+  /** Applies a frame. Returns false if frames are missing before it, so that only a full frame can follow. */
+  apply(frame) {
+    if (!frame.is_full && frame.number !== this.number + 1) return false;
+    const before = this.cluster;
+    const isFirst = before === null;
+    const old = { workers: this.tables.workers, pools: this.tables.pools, requests: this.tables.requests };
+    for (const name of TABLES) {
+      const change = frame.tables[name];
+      const table = frame.is_full ? new Map() : this.tables[name];
+      if (!frame.is_full && !change) continue;
+      const next = frame.is_full ? table : new Map(table);
+      for (const key of change?.removed ?? []) next.delete(key);
+      for (const [key, row] of Object.entries(change?.rows ?? {})) next.set(key, row);
+      this.tables[name] = next;
+    }
+    this.cluster = frame.cluster;
+    this.number = frame.number;
+    this._keepEndedRequests(old.requests);
+    this._trackDrains();
+    if (!isFirst) this._recordEvents(before, old);
+    this._recordHistory(before);
+    this.notify();
+    return true;
+  }
+
+  _keepEndedRequests(before) {
+    const gone = [...before.values()].filter((row) => !this.tables.requests.has(row.id));
+    const ended = gone.map((row) => ({ ...row, phase: "ended", ended_at: this.cluster.now }));
+    this.ended = [...ended.reverse(), ...this.ended].slice(0, MAX_ENDED);
+  }
+
+  /** Remembers the most requests that each draining worker had, so that its progress can be shown. */
+  _trackDrains() {
+    const peaks = new Map();
+    for (const row of this.tables.workers.values()) {
+      if (row.state === "draining") {
+        peaks.set(row.id, Math.max(this.drainPeaks.get(row.id) ?? 0, requestsOf(row)));
+      }
+    }
+    this.drainPeaks = peaks;
+  }
+
+  _recordEvents(before, old) {
+    for (const [id, row] of this.tables.workers) {
+      const earlier = old.workers.get(id);
+      if (!earlier) this.addEvent(`${row.name} joined as ${row.role} worker (${row.state})`);
+      else if (earlier.role !== row.role) this.addEvent(`${row.name} is now a ${row.role} worker`);
+      else if (earlier.state !== row.state) this.addEvent(`${row.name}: ${earlier.state} → ${row.state}`);
+      if (row.problem && earlier && !earlier.problem) this.addEvent(`${row.name}: ${row.problem}`, "warning");
+    }
+    for (const [id, row] of old.workers) {
+      if (!this.tables.workers.has(id)) {
+        const how = row.state === "draining" ? "has drained and left" : "left without draining";
+        this.addEvent(`${row.name} ${how}`, row.state === "draining" ? "info" : "warning");
+      }
+    }
+    for (const [key, row] of this.tables.pools) {
+      const earlier = old.pools.get(key);
+      if (earlier && earlier.desired !== row.desired && row.desired !== null && earlier.desired !== null) {
+        this.addEvent(`${row.role} pool: ${earlier.desired} → ${row.desired} workers requested`);
+      }
+    }
+    const conductors = (cluster) => cluster.num_ready.conductor;
+    if (conductors(before) && !conductors(this.cluster)) this.addEvent("the last conductor is gone", "warning");
+    if (!conductors(before) && conductors(this.cluster)) this.addEvent("a conductor is ready");
+  }
+
+  addEvent(text, kind = "info") {
+    this.events = [{ at: new Date(), text, kind, key: `${Date.now()}-${this.events.length}-${text}` }, ...this.events];
+    this.events.length = Math.min(this.events.length, MAX_EVENTS);
+  }
+
+  _recordHistory(before) {
+    const { cluster } = this;
+    const elapsed = before ? cluster.now - before.now : 0;
+    const isSameRouter = before && before.router === cluster.router && elapsed > 0;
+    const tokens = isSameRouter ? Math.max(cluster.total_tokens - before.total_tokens, 0) / elapsed : null;
+    this.history.push({
+      at: Date.now() / 1000,
+      ttft50: cluster.recent.ttft.p50,
+      ttft95: cluster.recent.ttft.p95,
+      itl50: cluster.recent.itl.p50,
+      itl95: cluster.recent.itl.p95,
+      answers: cluster.recent.answers_per_second,
+      inflight: cluster.num_inflight,
+      tokens,
+    });
+    const oldest = this.history[this.history.length - 1].at - HISTORY_SECONDS;
+    while (this.history[0].at < oldest) this.history.shift();
+  }
+}
+
+/** The number of requests that a worker has, running and waiting. */
+export function requestsOf(worker) {
+  return Math.max(worker.running + worker.waiting, worker.decode_requests);
+}
