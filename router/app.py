@@ -131,7 +131,7 @@ def _build_feed(
         RemoteReader(context.cluster, context.clock, credentials),
         PoolsReader(socket) if socket is not None else None,
     )
-    return ConsoleFeed(builder.build, context.clock)
+    return ConsoleFeed(builder.build, context.clock, lambda: context.draining)
 
 
 def _handler_endpoint(new_handler: HandlerFactory) -> Callable[[], Coroutine[None, None, Response]]:

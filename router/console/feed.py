@@ -17,6 +17,7 @@ from baton.errors import Overloaded
 from router.console.state import ConsoleState
 
 FRAME_INTERVAL_SECONDS = 1.0
+CLOSING_POLL_SECONDS = 0.2
 
 MAX_PAGES = 16
 """The maximum number of pages that may be connected at the same time."""
@@ -82,10 +83,17 @@ class ConsolePage:
 
 class ConsoleFeed:
     """Makes the frames. ``build_state`` is called at most once per
-    :data:`FRAME_INTERVAL_SECONDS`."""
+    :data:`FRAME_INTERVAL_SECONDS`. ``is_closing`` returns whether the router drains; the last frame
+    then comes at once."""
 
-    def __init__(self, build_state: Callable[[], Awaitable[ConsoleState]], clock: Clock) -> None:
+    def __init__(
+        self,
+        build_state: Callable[[], Awaitable[ConsoleState]],
+        clock: Clock,
+        is_closing: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._build_state = build_state
+        self._is_closing = is_closing
         self._clock = clock
         self._frame: Frame | None = None
         self._last_number = 0
@@ -121,11 +129,16 @@ class ConsoleFeed:
             frame = self._frame
             age = self._clock.monotonic() - self._built_at
             if frame is None or frame.number <= number or age >= FRAME_INTERVAL_SECONDS:
-                if age < FRAME_INTERVAL_SECONDS:
-                    await self._clock.sleep(FRAME_INTERVAL_SECONDS - age)
+                await self._wait_until(self._built_at + FRAME_INTERVAL_SECONDS)
                 self._built_at = self._clock.monotonic()
                 frame = await self._build(frame)
             return frame
+
+    async def _wait_until(self, due: float) -> None:
+        """Wait until the monotonic time ``due``, but not while the router closes, since its streams
+        must end before it stops."""
+        while not self._is_closing() and (left := due - self._clock.monotonic()) > 0:
+            await self._clock.sleep(min(left, CLOSING_POLL_SECONDS))
 
     async def _build(self, previous: Frame | None) -> Frame:
         state = await self._build_state()

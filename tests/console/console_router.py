@@ -35,16 +35,24 @@ class ExplainingPlacer(MemoryPlacer):
 
 
 class ConsoleRouter:
-    """A router that serves at ``url``. Its event loop runs in a thread of its own; tests change
-    what it knows through :meth:`call`."""
+    """A router that serves at ``url``, with ``members`` or, if they are None, with a conductor and
+    one worker of each role. Its event loop runs in a thread of its own; tests change what it knows
+    through :meth:`call`."""
 
-    def __init__(self, tokenizer: Tokenizer, port: int = 0, **settings: Any) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        port: int = 0,
+        members: Sequence[Member] | None = None,
+        **settings: Any,
+    ) -> None:
         self.harness = RouterHarness(tokenizer, "A short answer.", False, **settings)
         prefill, decode = self.harness.prefill, self.harness.decode
         self.harness.service.generation_context = replace(
             self.harness.service.generation_context, placer=ExplainingPlacer([prefill], [decode])
         )
-        self.harness.members.list.append(CONDUCTOR)
+        known = self.harness.members
+        known.list = [*known.list, CONDUCTOR] if members is None else list(members)
         self._port = port
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
@@ -86,13 +94,17 @@ class ConsoleRouter:
             self.url = url
             self._started.set()
             await self._stop.wait()
+            self.harness.service.draining = True
 
 
 @contextmanager
 def open_console_router(
-    tokenizer: Tokenizer, port: int = 0, **settings: Any
+    tokenizer: Tokenizer,
+    port: int = 0,
+    members: Sequence[Member] | None = None,
+    **settings: Any,
 ) -> Iterator[ConsoleRouter]:
-    router = ConsoleRouter(tokenizer, port, **settings)
+    router = ConsoleRouter(tokenizer, port, members, **settings)
     router.start()
     try:
         yield router

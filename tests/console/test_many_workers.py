@@ -15,9 +15,8 @@ HANG_MILLISECONDS = 15_000
 
 
 def test_a_thousand_workers_render_and_scroll(page: Page, open_router: OpenRouter) -> None:
-    router = open_router()
     workers = mock_workers(NUM_WORKERS)
-    router.set_members([*workers, CONDUCTOR])
+    router = open_router(members=[*workers, CONDUCTOR])
     milliseconds = measure_render_milliseconds(page, router.url)
     assert page.locator("tr.row").count() < 100
     scroll = measure_scroll(page)

@@ -45,7 +45,7 @@ def test_answer_is_followed_through_its_phases(page: Page, open_router: OpenRout
         router.call(router.harness.decode.step)
     expect(panel.locator(".phase-bar")).to_contain_text("ended")
     expect(panel).to_contain_text("ended: stop")
-    expect(panel).to_contain_text("10 B by shm")
+    expect(panel).to_contain_text("150 B by shm")
     page.keyboard.press("Escape")
     expect(row).to_contain_text("ended")
 

@@ -57,8 +57,7 @@ def test_missing_conductor_is_explained(page: Page, open_router: OpenRouter) -> 
 
 
 def test_empty_cluster_says_what_to_do(page: Page, open_router: OpenRouter) -> None:
-    router = open_router()
-    router.set_members([CONDUCTOR])
+    router = open_router(members=[CONDUCTOR])
     page.goto(f"{router.url}/ui")
     expect(page.locator(".empty-cluster")).to_contain_text("baton up")
     for view, text in (
@@ -76,11 +75,11 @@ def test_lost_connection_is_shown_and_comes_back(page: Page, tokenizer: Tokenize
     with open_console_router(tokenizer, port) as router:
         page.goto(f"{router.url}/ui")
         expect(page.locator(".live")).to_have_text("live")
-    expect(page.locator(".lost")).to_contain_text("what it shows is old")
+    expect(page.locator(".notice.lost")).to_contain_text("what it shows is old")
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
     with open_console_router(tokenizer, port):
         expect(page.locator(".live")).to_have_text("live", timeout=RECONNECT_MILLISECONDS)
-        expect(page.locator(".lost")).to_have_count(0)
+        expect(page.locator(".notice.lost")).to_have_count(0)
 
 
 def test_router_without_a_supervisor_says_why_it_can_not_drain(
@@ -123,7 +122,7 @@ def test_keyboard_opens_and_closes_a_worker(page: Page, open_router: OpenRouter)
     row = page.locator("tr[data-id=p0]")
     row.focus()
     page.keyboard.press("Enter")
-    expect(page.get_by_role("dialog")).to_contain_text("Transports")
+    expect(page.get_by_role("dialog")).to_contain_text("KV memory")
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
     assert {role.value for role in WORKER_ROLES} == set(page.locator("td.role").all_inner_texts())

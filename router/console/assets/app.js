@@ -140,5 +140,7 @@ function Locked({ connection: link }) {
     </section>`;
 }
 
-render(html`<${App} />`, document.getElementById("app"));
+const root = document.getElementById("app");
+root.replaceChildren();
+render(html`<${App} />`, root);
 connection.connect();

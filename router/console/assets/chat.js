@@ -5,7 +5,6 @@ import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 
 const KEY = "baton-api-key";
 const MAX_MESSAGES = 100;
-const MAX_ANSWER_TOKENS = 512;
 
 export function Chat({ store }) {
   const [messages, setMessages] = useState([]);
@@ -88,7 +87,6 @@ async function streamAnswer(messages, key, signal, show) {
     body: JSON.stringify({
       messages: messages.map(({ role, content }) => ({ role, content })),
       stream: true,
-      max_completion_tokens: MAX_ANSWER_TOKENS,
     }),
   });
   if (!response.ok) throw Object.assign(new Error(await errorMessage(response)), { status: response.status });
