@@ -37,7 +37,7 @@ def find_recent_answers(
     """Return the answers of the last :data:`WINDOW_SECONDS` among ``finished``, which are ordered
     by their ends. ``max_kept`` is the number of answers after which the oldest is dropped; ``now``
     is the monotonic time."""
-    recent = []
+    recent: list[GenerationRecord] = []
     for record in reversed(finished):
         if _ended_at(record) < now - WINDOW_SECONDS:
             return RecentAnswers(recent, WINDOW_SECONDS)

@@ -1,6 +1,6 @@
 """The console's rows of answers in progress: where each is, and why it was placed there."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from itertools import islice
 from typing import Any
@@ -12,6 +12,12 @@ from router.generation.record import GenerationRecord
 
 MAX_REQUESTS = 500
 """The maximum number of answers in progress that are shown: those that began first."""
+
+
+MAX_ENDED = 30
+"""The number of ended answers that are shown, the latest."""
+
+ENDED = "ended"
 
 
 class Phase(StrEnum):
@@ -47,6 +53,22 @@ def request_rows(records: Iterable[GenerationRecord]) -> Rows:
     """Return the rows of the first :data:`MAX_REQUESTS` answers, by answer id. ``arrived_at`` in a
     row is a monotonic time, so that the row of an answer that only waits does not change."""
     return {record.request_id: _request_row(record) for record in islice(records, MAX_REQUESTS)}
+
+
+def ended_rows(finished: Sequence[GenerationRecord]) -> Rows:
+    """Return the rows of the last :data:`MAX_ENDED` answers that have ended, by answer id."""
+    return {record.request_id: _ended_row(record) for record in finished[-MAX_ENDED:]}
+
+
+def _ended_row(record: GenerationRecord) -> dict[str, Any]:
+    total_seconds = record.total_seconds or 0.0
+    return {
+        **_request_row(record),
+        "phase": ENDED,
+        "finish_reason": record.finish_reason,
+        "total_seconds": round(total_seconds, 3),
+        "ended_at": round(record.arrived_at + total_seconds, 3),
+    }
 
 
 def _request_row(record: GenerationRecord) -> dict[str, Any]:

@@ -12,7 +12,13 @@ from baton.core.states import Role
 from baton.hash_ring import ring_shares
 from router.console.cluster_reader import PoolsReader, RemoteReader
 from router.console.recent_answers import find_recent_answers, summarize, tenant_sums
-from router.console.request_rows import MAX_REQUESTS, Phase, phase_of, request_rows
+from router.console.request_rows import (
+    MAX_REQUESTS,
+    Phase,
+    ended_rows,
+    phase_of,
+    request_rows,
+)
 from router.console.tenant_rows import MAX_TENANTS, tenant_rows
 from router.console.worker_rows import (
     MAX_WORKERS,
@@ -70,7 +76,8 @@ class StateBuilder:
         workers = workers_among(context.cluster.members)
         history, slo = context.telemetry.history, context.telemetry.metrics.slo
         now = context.clock.monotonic()
-        recent = find_recent_answers(history.finished, MAX_FINISHED, now)
+        finished = list(history.finished)
+        recent = find_recent_answers(finished, MAX_FINISHED, now)
         inflight = list(history.inflight.values())
         sums = tenant_sums(recent, inflight, slo)
         refusals = context.telemetry.metrics.tenants.refusals()
@@ -83,6 +90,7 @@ class StateBuilder:
             "supervised": _supervised_rows(supervised),
             "stores": self._remote.stores,
             "requests": request_rows(inflight),
+            "ended": ended_rows(finished),
             "tenants": tenant_rows(sums, refusals, directory),
             "rings": _ring_rows(context.cluster.ready_members(Role.PREFILL)),
         }

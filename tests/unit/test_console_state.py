@@ -15,7 +15,14 @@ from baton.core.states import Role, WorkerState
 from baton.core.worker_load import WorkerLoad
 from baton.hash_ring import ring_shares, ring_successors
 from router.console.recent_answers import find_recent_answers, percentiles, summarize, tenant_sums
-from router.console.request_rows import MAX_REQUESTS, Phase, phase_of, request_rows
+from router.console.request_rows import (
+    MAX_ENDED,
+    MAX_REQUESTS,
+    Phase,
+    ended_rows,
+    phase_of,
+    request_rows,
+)
 from router.console.tenant_rows import tenant_rows
 from router.console.worker_rows import MAX_WORKERS, pool_rows, worker_rows
 from router.generation.generation import MIGRATION_REASON
@@ -131,6 +138,14 @@ def test_answer_that_leaves_a_draining_worker_is_not_prefilled_again() -> None:
 def test_oldest_requests_are_shown() -> None:
     rows = request_rows(record(f"r{number}") for number in range(MAX_REQUESTS + 5))
     assert list(rows) == [f"r{number}" for number in range(MAX_REQUESTS)]
+
+
+def test_latest_ended_answers_are_shown() -> None:
+    answers = [finished(f"r{number}", float(number)) for number in range(MAX_ENDED + 5)]
+    rows = ended_rows(answers)
+    assert list(rows) == [f"r{number}" for number in range(5, MAX_ENDED + 5)]
+    row = rows["r5"]
+    assert (row["phase"], row["finish_reason"], row["total_seconds"]) == ("ended", "stop", 2.0)
 
 
 def test_row_of_a_waiting_request_does_not_change() -> None:

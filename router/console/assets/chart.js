@@ -61,10 +61,10 @@ function options(width, series, format) {
     height: HEIGHT,
     legend: { show: false },
     cursor: { show: false },
-    padding: [8, 8, 0, 0],
+    padding: [8, 24, 0, 0],
     scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(high ?? 0, 1e-6) * 1.15] } },
     axes: [
-      { ...axis, size: 26, space: 70, values: (_, ticks) => ticks.map(clock) },
+      { ...axis, size: 26, space: 80, values: (_, ticks, axis_, space, step) => ticks.map((tick) => clock(tick, step)) },
       { ...axis, size: 58, space: 34, values: (_, ticks) => ticks.map(format) },
     ],
     series: [
@@ -81,6 +81,6 @@ function options(width, series, format) {
   };
 }
 
-function clock(timestamp) {
-  return new Date(timestamp * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
+function clock(timestamp, stepSeconds) {
+  return new Date(timestamp * 1000).toLocaleTimeString("en-GB").slice(0, stepSeconds < 60 ? 8 : 5);
 }

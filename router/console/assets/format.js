@@ -17,6 +17,7 @@ export function short(value) {
 
 export function seconds(value) {
   if (isMissing(value)) return MISSING;
+  if (value === 0) return "0 s";
   if (value < 0.0995) return `${(value * 1000).toFixed(value < 0.00995 ? 1 : 0)} ms`;
   if (value < 60) return `${value.toFixed(value < 10 ? 2 : 1)} s`;
   return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;

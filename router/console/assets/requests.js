@@ -10,8 +10,8 @@ const PHASES = ["queue", "prefill", "transfer", "decode"];
 const REFRESH_MILLISECONDS = 2000;
 
 export function Requests({ store, open, onOpen }) {
-  const { cluster, tables, ended } = store;
-  const rows = useMemo(() => [...tables.requests.values(), ...ended], [tables.requests, ended]);
+  const { cluster, tables } = store;
+  const rows = useMemo(() => [...tables.requests.values(), ...tables.ended.values()], [tables.requests, tables.ended]);
   const columns = useMemo(() => requestColumns(store), [store]);
   const hidden = cluster.num_inflight - tables.requests.size;
   return html`
@@ -21,7 +21,7 @@ export function Requests({ store, open, onOpen }) {
     ${hidden > 0 && html`<${Notice} title=${`The ${integer(tables.requests.size)} oldest are shown; ${integer(hidden)} more are in flight.`} />`}
     ${cluster.num_ready.router > 1 && html`<p class="hint">These are the requests of one of ${cluster.num_ready.router} routers.</p>`}
     <${Table} label="Requests" columns=${columns} rows=${rows} onOpen=${(row) => onOpen(row.id)}
-              initialSort=${{ name: "age", descending: true }} empty="No request is in flight. Ended ones stay here for a while." />
+              initialSort=${{ name: "age", descending: true }} empty="No request is in flight. The last ones that ended stay here." />
     ${open && html`<${Request} key=${open} id=${open} store=${store} onClose=${() => onOpen("")} />`}`;
 }
 
@@ -29,8 +29,8 @@ function requestColumns(store) {
   const rank = (row) => PHASES.indexOf(row.phase);
   return [
     { name: "phase", title: "Phase", sort: rank, cell: (row) => html`<${PhaseBar} row=${row} now=${store.cluster.now} />` },
-    { name: "age", title: "Age", numeric: true, sort: (row) => (row.phase === "ended" ? -row.ended_at : age(row, store)), cell: (row) => seconds(age(row, store)) },
-    { name: "tokens", title: "Tokens", numeric: true, sort: (row) => row.num_tokens, cell: (row) => integer(row.num_tokens) },
+    { name: "age", title: "Age", numeric: true, sort: (row) => (row.phase === "ended" ? row.ended_at - store.cluster.now : age(row, store)), cell: (row) => seconds(age(row, store)) },
+    { name: "tokens", title: "Tokens", numeric: true, wide: true, sort: (row) => row.num_tokens, cell: (row) => integer(row.num_tokens) },
     { name: "workers", title: "Workers", sort: (row) => `${row.prefill} ${row.decode}`, cell: workerPair },
     { name: "reason", title: "Why here", wide: true, cell: (row) => row.reason },
     { name: "tenant", title: "Tenant", wide: true, cell: (row) => row.tenant },
@@ -39,7 +39,7 @@ function requestColumns(store) {
 }
 
 function age(row, store) {
-  return Math.max((row.ended_at ?? store.cluster.now) - row.arrived_at, 0);
+  return row.total_seconds ?? Math.max(store.cluster.now - row.arrived_at, 0);
 }
 
 function workerPair(row) {
@@ -56,7 +56,7 @@ function PhaseBar({ row, now }) {
       ${PHASES.map((phase, index) => html`
         <i key=${phase} title=${`${phase} ${times[phase] ?? ""}`}
            class="${phase} ${index < current ? "over" : index === current ? "now" : "ahead"}"></i>`)}
-      <span>${row.phase}</span>
+      <span>${row.phase === "ended" ? `ended: ${row.finish_reason}` : row.phase}</span>
     </span>`;
 }
 
@@ -71,7 +71,7 @@ function phaseTimes(row, now) {
 }
 
 function Request({ id, store, onClose }) {
-  const row = store.tables.requests.get(id) ?? store.ended.find((each) => each.id === id);
+  const seen = store.tables.requests.get(id) ?? store.tables.ended.get(id);
   const [explanation, setExplanation] = useState(undefined);
   const [error, setError] = useState("");
   const isOver = explanation?.finish_reason;
@@ -94,7 +94,8 @@ function Request({ id, store, onClose }) {
       isOpen = false;
       clearTimeout(timer);
     };
-  }, [id, row?.phase]);
+  }, [id, seen?.phase]);
+  const row = seen ?? endedRow(explanation);
   return html`
     <${Panel} title=${`Request ${id}`} onClose=${onClose}>
       ${row && html`<p class="large"><${PhaseBar} row=${row} now=${store.cluster.now} /></p>`}
@@ -102,6 +103,11 @@ function Request({ id, store, onClose }) {
       ${explanation === null && html`<p>The router does not remember this request; it keeps the latest 4,096.</p>`}
       ${explanation && html`<${Explanation} explanation=${explanation} row=${row} isOver=${isOver} />`}
     </${Panel}>`;
+}
+
+/** A row of an answer that ended so long ago that frames do not contain it any more. */
+function endedRow(explanation) {
+  return explanation?.finish_reason ? { ...explanation, phase: "ended", arrived_at: 0, ended_at: explanation.total_seconds } : undefined;
 }
 
 function Explanation({ explanation, row, isOver }) {

@@ -2,10 +2,9 @@
 
 const HISTORY_SECONDS = 15 * 60;
 const MAX_EVENTS = 100;
-const MAX_ENDED = 50;
 
 /** The tables of a frame (router/console/state.py), each a Map from a row's id to the row. */
-const TABLES = ["pools", "workers", "supervised", "stores", "requests", "tenants", "rings"];
+const TABLES = ["pools", "workers", "supervised", "stores", "requests", "ended", "tenants", "rings"];
 
 export class Store {
   constructor() {
@@ -13,7 +12,6 @@ export class Store {
     this.tables = Object.fromEntries(TABLES.map((name) => [name, new Map()]));
     this.history = [];
     this.events = [];
-    this.ended = [];
     this.drainPeaks = new Map();
     this.number = 0;
     this.connection = { state: "connecting" };
@@ -39,7 +37,7 @@ export class Store {
     if (!frame.is_full && frame.number !== this.number + 1) return false;
     const before = this.cluster;
     const isFirst = before === null;
-    const old = { workers: this.tables.workers, pools: this.tables.pools, requests: this.tables.requests };
+    const old = { workers: this.tables.workers, pools: this.tables.pools };
     for (const name of TABLES) {
       const change = frame.tables[name];
       const table = frame.is_full ? new Map() : this.tables[name];
@@ -51,18 +49,11 @@ export class Store {
     }
     this.cluster = frame.cluster;
     this.number = frame.number;
-    this._keepEndedRequests(old.requests);
     this._trackDrains();
     if (!isFirst) this._recordEvents(before, old);
     this._recordHistory(before);
     this.notify();
     return true;
-  }
-
-  _keepEndedRequests(before) {
-    const gone = [...before.values()].filter((row) => !this.tables.requests.has(row.id));
-    const ended = gone.map((row) => ({ ...row, phase: "ended", ended_at: this.cluster.now }));
-    this.ended = [...ended.reverse(), ...this.ended].slice(0, MAX_ENDED);
   }
 
   /** Remembers the most requests that each draining worker had, so that its progress can be shown. */

@@ -56,7 +56,7 @@ function Row({ row, columns, onOpen, index }) {
 }
 
 function cellClass(column) {
-  return [column.wide && "wide", column.numeric && "numeric", column.name].filter(Boolean).join(" ");
+  return [column.wide && "wide", column.numeric && "numeric", `column-${column.name}`].filter(Boolean).join(" ");
 }
 
 function ariaSort(order, column) {
