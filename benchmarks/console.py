@@ -146,16 +146,20 @@ async def _measure_cpu(
     process: psutil.Process, url: str, arguments: argparse.Namespace
 ) -> dict[str, Any]:
     """Measure the router's CPU time without and with pages, in turns."""
-    without, with_pages, sizes = [], [], [0]
+    without, with_pages, sizes, num_bytes = [], [], [0], 0
     async with httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None)) as client:
         async with asyncio.TaskGroup() as tasks:
             streams = [
                 tasks.create_task(_keep_chatting(client, url)) for _ in range(arguments.streams)
             ]
             for _ in range(ROUNDS):
+                await asyncio.sleep(SETTLE_SECONDS)
                 without.append(await _cpu_percent(process, arguments.seconds))
                 async with _open_pages(client, url, arguments.pages, sizes):
+                    await asyncio.sleep(SETTLE_SECONDS)
+                    num_bytes = -sizes[0]
                     with_pages.append(await _cpu_percent(process, arguments.seconds))
+                    num_bytes += sizes[0]
                 print(f"CPU without pages {without[-1]:.2f} %, with pages {with_pages[-1]:.2f} %")
             for stream in streams:
                 stream.cancel()
@@ -164,13 +168,12 @@ async def _measure_cpu(
         "cpu_percent_without_pages": round(median(without), 2),
         "cpu_percent_with_pages": round(median(with_pages), 2),
         "cpu_percent_of_pages": round(median(with_pages) - median(without), 2),
-        "bytes_per_page_and_second": round(sizes[0] / ROUNDS / arguments.pages / arguments.seconds),
+        "bytes_per_page_and_second": round(num_bytes / arguments.pages / arguments.seconds),
     }
 
 
 async def _cpu_percent(process: psutil.Process, seconds: float) -> float:
     """Return the CPU time that the process uses within ``seconds``, as a percentage of one core."""
-    await asyncio.sleep(SETTLE_SECONDS)
     before = sum(process.cpu_times()[:2])
     await asyncio.sleep(seconds)
     return float(100 * (sum(process.cpu_times()[:2]) - before) / seconds)

@@ -15,6 +15,7 @@ import orjson
 from baton.clock import Clock
 from baton.errors import Overloaded
 from router.console.state import ConsoleState
+from router.console.worker_rows import Rows
 
 FRAME_INTERVAL_SECONDS = 1.0
 CLOSING_POLL_SECONDS = 0.2
@@ -25,8 +26,8 @@ MAX_PAGES = 16
 
 @dataclass(slots=True)
 class Frame:
-    """A state, encoded for pages. ``changes`` is what a page needs that has the previous frame: the
-    rows that differ, and the ids of rows that are gone."""
+    """A state, encoded for pages. ``changes`` is what a page needs that has the previous frame:
+    new rows, the fields of other rows that have changed, and the ids of rows that are gone."""
 
     number: int
     state: ConsoleState
@@ -38,9 +39,7 @@ class Frame:
         """The whole state, for a page that does not have the previous frame. It is encoded when the
         first such page asks for it."""
         if not self._full:
-            rows = {
-                name: {"rows": table, "removed": []} for name, table in self.state.tables.items()
-            }
+            rows = {name: {"rows": table} for name, table in self.state.tables.items()}
             self._full = _encode(self.number, self.state, rows, is_full=True)
         return self._full
 
@@ -55,14 +54,28 @@ def encode_frame(number: int, state: ConsoleState, previous: ConsoleState | None
     """Encode a state as the frame ``number``."""
     if previous is None:
         return Frame(number, state, b"")
-    changed = {}
-    for name, table in state.tables.items():
-        before = previous.tables.get(name, {})
-        rows = {key: row for key, row in table.items() if before.get(key) != row}
-        removed = [key for key in before if key not in table]
-        if rows or removed:
-            changed[name] = {"rows": rows, "removed": removed}
-    return Frame(number, state, _encode(number, state, changed, is_full=False))
+    changes = {
+        name: change
+        for name, table in state.tables.items()
+        if (change := _find_changes(table, previous.tables.get(name, {})))
+    }
+    return Frame(number, state, _encode(number, state, changes, is_full=False))
+
+
+def _find_changes(table: Rows, before: Rows) -> dict[str, Any]:
+    """Return what turns the rows ``before`` into ``table``: ``rows`` are new or replaced rows,
+    ``fields`` are the new values of other rows' changed fields, and ``removed`` are ids. Each is
+    left out if it is empty."""
+    rows, fields = {}, {}
+    for key, row in table.items():
+        known = before.get(key)
+        if known is None or known.keys() != row.keys():
+            rows[key] = row
+        elif known != row:
+            fields[key] = {name: value for name, value in row.items() if known[name] != value}
+    removed = [key for key in before if key not in table]
+    changes = {"rows": rows, "fields": fields, "removed": removed}
+    return {name: change for name, change in changes.items() if change}
 
 
 class ConsolePage:

@@ -18,7 +18,11 @@ class Source:
 
     def __init__(self) -> None:
         self.num_builds = 0
-        self.rows: dict[str, Any] = {"a": {"load": 1}, "b": {"load": 1}}
+        self.rows: dict[str, Any] = {
+            "a": {"load": 1, "host": "x"},
+            "b": {"load": 1},
+            "d": {"error": "it does not answer"},
+        }
 
     async def build(self) -> ConsoleState:
         self.num_builds += 1
@@ -54,10 +58,20 @@ async def test_first_frame_is_full_and_later_ones_contain_changes(
     with feed.open_page() as page:
         first = json.loads(await page.next_frame())
         assert first["is_full"]
-        assert first["tables"] == {"workers": {"rows": source.rows, "removed": []}}
-        source.rows = {"a": {"load": 1}, "c": {"load": 5}}
+        assert first["tables"] == {"workers": {"rows": source.rows}}
+        source.rows = {
+            "a": {"load": 2, "host": "x"},
+            "c": {"load": 5},
+            "d": {"load": 1, "error": ""},
+        }
         [second] = await tick(clock, page)
-        changed = {"workers": {"rows": {"c": {"load": 5}}, "removed": ["b"]}}
+        changed = {
+            "workers": {
+                "rows": {"c": {"load": 5}, "d": {"load": 1, "error": ""}},
+                "fields": {"a": {"load": 2}},
+                "removed": ["b"],
+            }
+        }
         assert (second["is_full"], second["number"], second["tables"]) == (False, 2, changed)
         [third] = await tick(clock, page)
         assert (third["cluster"], third["tables"]) == ({"build": 3}, {})

@@ -154,7 +154,7 @@ async def test_events_show_a_drain_as_it_happens(tokenizer: Tokenizer) -> None:
             await router.service.cluster.refresh()
             frame = await anext(frames)
             assert not frame["is_full"]
-            assert frame["tables"]["workers"]["rows"]["d0"]["state"] == "draining"
+            assert frame["tables"]["workers"] == {"fields": {"d0": {"state": "draining"}}}
             router.members.list = members[:1]
             await router.service.cluster.refresh()
             assert (await anext(frames))["tables"]["workers"]["removed"] == ["d0"]

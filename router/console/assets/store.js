@@ -45,6 +45,7 @@ export class Store {
       const next = frame.is_full ? table : new Map(table);
       for (const key of change?.removed ?? []) next.delete(key);
       for (const [key, row] of Object.entries(change?.rows ?? {})) next.set(key, row);
+      for (const [key, fields] of Object.entries(change?.fields ?? {})) next.set(key, { ...next.get(key), ...fields });
       this.tables[name] = next;
     }
     this.cluster = frame.cluster;
