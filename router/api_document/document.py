@@ -180,7 +180,8 @@ def _operations() -> dict[str, Any]:
     alive = _get_operation("Whether the process is alive", "Health", NO_SECURITY)
     load = _get_operation("The number of answers in progress", "Load", USER_SECURITY)
     asset = _page_operation("The console's files")
-    asset["parameters"] = [_parameter("path", "path")]
+    file_name = {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9./-]*$"}
+    asset["parameters"] = [{**_parameter("path", "path"), "schema": file_name}]
     return {
         "/health": {"get": alive},
         "/healthz": {"get": alive},
