@@ -74,9 +74,9 @@ def test_resize_and_drain_under_load_are_seen_as_they_happen(
         panel = page.get_by_role("dialog")
         panel.get_by_role("button", name="Drain").click()
         panel.get_by_role("button", name="Drain and remove it?").click()
-        expect(panel).to_contain_text("This worker has left the cluster.", timeout=SLOW)
+        expect(panel).to_contain_text("has drained and left the cluster", timeout=SLOW)
         page.goto(f"{cluster.url}/ui#/overview")
-        expect(events).to_contain_text("decode-0: ready → draining")
+        expect(events).to_contain_text("decode-0: drain requested here")
         expect(events).to_contain_text("decode-0 has drained and left")
         expect(decode.locator(".size")).to_have_text("1 ready of 1 wanted", timeout=SLOW)
     assert set(statuses) == {200}

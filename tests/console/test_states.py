@@ -2,16 +2,17 @@
 schemes, on a phone, and with the keyboard only."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from baton.core.states import WORKER_ROLES
+from baton.core.states import WORKER_ROLES, Role, WorkerState
 from baton.text.tokenizer import Tokenizer
 from orchestrator.preflight import free_port
 from tests.console.browser import DESKTOP, PHONE, open_page
 from tests.console.conftest import OpenRouter
-from tests.console.console_router import CONDUCTOR, open_console_router
+from tests.console.console_router import CONDUCTOR, mock_worker, open_console_router
 
 VIEWS = ("overview", "workers", "requests", "cache", "tenants", "chat")
 RECONNECT_MILLISECONDS = 30_000
@@ -54,6 +55,36 @@ def test_missing_conductor_is_explained(page: Page, open_router: OpenRouter) -> 
     expect(page.locator(".events")).to_contain_text("the last conductor is gone")
     router.set_members([*workers, CONDUCTOR])
     expect(page.locator(".no-conductor")).to_have_count(0)
+
+
+def test_drain_is_followed_to_its_end(page: Page, open_router: OpenRouter) -> None:
+    worker = mock_worker(1, Role.DECODE)
+    others = [mock_worker(number, role) for number in (2, 3) for role in WORKER_ROLES]
+
+    def set_state(state: WorkerState, running: int) -> None:
+        load = replace(worker.load, running=running)
+        router.set_members([replace(worker, state=state, load=load), *others, CONDUCTOR])
+
+    router = open_router(members=[worker, *others, CONDUCTOR])
+    page.goto(f"{router.url}/ui#/workers/{worker.id}")
+    panel = page.get_by_role("dialog")
+    set_state(WorkerState.READY, 8)
+    expect(panel).to_contain_text("Running8")
+    for running, width in ((8, "0%"), (2, "75%"), (0, "100%")):
+        set_state(WorkerState.DRAINING, running)
+        expect(panel.locator(".bar")).to_have_text(f"draining, {running} left")
+        expect(panel.locator(".bar i")).to_have_attribute("style", f"width: {width};")
+    router.set_members([*others, CONDUCTOR])
+    expect(panel).to_contain_text("has drained and left the cluster")
+
+
+def test_worker_that_dies_is_a_warning(page: Page, open_router: OpenRouter) -> None:
+    workers = [mock_worker(number, role) for number in (2, 3) for role in WORKER_ROLES]
+    router = open_router(members=[*workers, CONDUCTOR])
+    page.goto(f"{router.url}/ui")
+    expect(page.locator(".live")).to_have_text("live")
+    router.set_members([*workers[1:], CONDUCTOR])
+    expect(page.locator(".events .warning")).to_contain_text("prefill-2 left without draining")
 
 
 def test_empty_cluster_says_what_to_do(page: Page, open_router: OpenRouter) -> None:

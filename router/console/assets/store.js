@@ -13,6 +13,8 @@ export class Store {
     this.history = [];
     this.events = [];
     this.drainPeaks = new Map();
+    this.draining = new Set();
+    this.departed = new Map();
     this.number = 0;
     this.connection = { state: "connecting" };
     this.listeners = new Set();
@@ -52,16 +54,30 @@ export class Store {
     this.number = frame.number;
     this._trackDrains();
     if (!isFirst) this._recordEvents(before, old);
+    this.draining = new Set([...this.draining].filter((id) => this.tables.workers.has(id)));
     this._recordHistory(before);
     this.notify();
     return true;
   }
 
-  /** Remembers the most requests that each draining worker had, so that its progress can be shown. */
+  /** Records that this page asked for the drain of a worker. */
+  addDrain(id) {
+    this.draining.add(id);
+    this.addEvent(`${id}: drain requested here`);
+  }
+
+  /**
+   * Remembers which workers drain, and the most requests that each of them had, so that its progress can be shown.
+   * A drain may take less time than there is between two frames, so the supervisor's list counts as well.
+   */
   _trackDrains() {
     const peaks = new Map();
+    for (const row of this.tables.supervised.values()) {
+      if (row.state === "draining") this.draining.add(row.id);
+    }
     for (const row of this.tables.workers.values()) {
       if (row.state === "draining") {
+        this.draining.add(row.id);
         peaks.set(row.id, Math.max(this.drainPeaks.get(row.id) ?? 0, requestsOf(row)));
       }
     }
@@ -76,18 +92,21 @@ export class Store {
       else if (earlier.state !== row.state) this.addEvent(`${row.name}: ${earlier.state} → ${row.state}`);
       if (row.problem && earlier && !earlier.problem) this.addEvent(`${row.name}: ${row.problem}`, "warning");
     }
-    for (const [id, row] of old.workers) {
-      if (!this.tables.workers.has(id)) {
-        const how = row.state === "draining" ? "has drained and left" : "left without draining";
-        this.addEvent(`${row.name} ${how}`, row.state === "draining" ? "info" : "warning");
-      }
-    }
+    const shrunk = new Set();
     for (const [key, row] of this.tables.pools) {
       const earlier = old.pools.get(key);
+      if (row.desired !== null && earlier?.desired > row.desired) shrunk.add(key);
       if (earlier && earlier.desired !== row.desired && row.desired !== null && earlier.desired !== null) {
         this.addEvent(`${row.role} pool: ${earlier.desired} → ${row.desired} workers requested`);
       }
     }
+    for (const [id, row] of old.workers) {
+      if (this.tables.workers.has(id)) continue;
+      const hasDrained = this.draining.has(id) || shrunk.has(row.pool);
+      this.departed.set(id, hasDrained ? "has drained and left" : "left without draining");
+      this.addEvent(`${row.name} ${this.departed.get(id)}`, hasDrained ? "info" : "warning");
+    }
+    for (const id of [...this.departed.keys()].slice(0, -MAX_EVENTS)) this.departed.delete(id);
     const conductors = (cluster) => cluster.num_ready.conductor;
     if (conductors(before) && !conductors(this.cluster)) this.addEvent("the last conductor is gone", "warning");
     if (!conductors(before) && conductors(this.cluster)) this.addEvent("a conductor is ready");

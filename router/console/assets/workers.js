@@ -57,10 +57,13 @@ function Worker({ id, store, onClose }) {
   const row = store.tables.workers.get(id);
   const [command, run] = useCommand();
   if (!row) {
-    return html`<${Panel} title=${id} onClose=${onClose}><p>This worker has left the cluster.</p></${Panel}>`;
+    return html`<${Panel} title=${id} onClose=${onClose}><p>This worker ${store.departed.get(id) ?? "is not in"} the cluster.</p></${Panel}>`;
   }
   const supervised = store.tables.supervised.get(id);
-  const drain = () => run(() => sendCommand("/admin/drain", { worker: id }));
+  const drain = () => run(async () => {
+    await sendCommand("/admin/drain", { worker: id });
+    store.addDrain(id);
+  });
   return html`
     <${Panel} title=${row.name} onClose=${onClose}>
       <p><${Progress} row=${row} store=${store} /></p>
