@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from operator import sub
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -167,7 +168,7 @@ async def _measure_cpu(
         "pages": arguments.pages,
         "cpu_percent_without_pages": round(median(without), 2),
         "cpu_percent_with_pages": round(median(with_pages), 2),
-        "cpu_percent_of_pages": round(median(with_pages) - median(without), 2),
+        "cpu_percent_of_pages": round(median(map(sub, with_pages, without)), 2),
         "bytes_per_page_and_second": round(num_bytes / arguments.pages / arguments.seconds),
     }
 
