@@ -24,9 +24,14 @@ CONDUCTOR = Member(
 
 
 class ExplainingPlacer(MemoryPlacer):
-    """Places like :class:`MemoryPlacer`, and gives the scores that a conductor gives."""
+    """Places like :class:`MemoryPlacer`, but not while ``is_held``, and gives the scores that a
+    conductor gives."""
+
+    is_held = False
 
     async def place(self, query: PlacementQuery) -> Placement:
+        while self.is_held:
+            await asyncio.sleep(0.01)
         placed = await super().place(query)
         scores = [ScoredWorker(WorkerId("d0"), 0.12, 0.02, 0.1), ScoredWorker(WorkerId("d1"), 0.5)]
         return replace(
@@ -47,10 +52,9 @@ class ConsoleRouter:
         **settings: Any,
     ) -> None:
         self.harness = RouterHarness(tokenizer, "A short answer.", False, **settings)
-        prefill, decode = self.harness.prefill, self.harness.decode
-        self.harness.service.generation_context = replace(
-            self.harness.service.generation_context, placer=ExplainingPlacer([prefill], [decode])
-        )
+        self.placer = ExplainingPlacer([self.harness.prefill], [self.harness.decode])
+        service = self.harness.service
+        service.generation_context = replace(service.generation_context, placer=self.placer)
         known = self.harness.members
         known.list = [*known.list, CONDUCTOR] if members is None else list(members)
         self._port = port

@@ -50,20 +50,32 @@ def test_answer_is_followed_through_its_phases(page: Page, open_router: OpenRout
     expect(row).to_contain_text("ended")
 
 
-def test_queue_is_a_phase_of_its_own(page: Page, open_router: OpenRouter) -> None:
+def test_answer_waits_in_the_queue_until_it_is_placed(page: Page, open_router: OpenRouter) -> None:
     router = open_router()
-    placer = router.harness.service.generation_context.placer
-    decode = list(placer.decode)  # type: ignore[attr-defined]
-    router.call(placer.decode.clear)  # type: ignore[attr-defined]
+    router.call(lambda: setattr(router.placer, "is_held", True))
     page.goto(f"{router.url}/ui#/requests")
-    expect(page.locator(".live")).to_have_text("live")
-    # Nobody can serve it, so it waits for a while, and is then refused.
-    asking = ask(router)
+    asking = ask(router, max_tokens=1)
+    row = page.locator("tr.row")
+    expect(row).to_contain_text("not placed")
+    expect(row.locator(".phase-bar .now")).to_have_class("queue now")
+    expect(page.locator(".phases li", has_text="queue")).to_contain_text("1")
+    router.call(lambda: setattr(router.placer, "is_held", False))
+    expect(row.locator(".phase-bar .now")).to_have_class("prefill now")
+    router.call(router.harness.prefill.step)
     asking.join(REQUEST_SECONDS)
-    router.call(lambda: placer.decode.extend(decode))  # type: ignore[attr-defined]
-    page.goto(f"{router.url}/ui#/overview")
-    failed = page.locator(".numbers li", has_text="failed")
-    expect(failed).to_contain_text("1")
+    expect(row).to_contain_text("ended: length")
+
+
+def test_answer_that_no_worker_can_serve_is_counted_as_failed(
+    page: Page, open_router: OpenRouter
+) -> None:
+    router = open_router()
+    router.call(router.placer.decode.clear)
+    ask(router).join(REQUEST_SECONDS)
+    page.goto(f"{router.url}/ui")
+    expect(page.locator(".numbers li", has_text="failed")).to_contain_text("1")
+    page.goto(f"{router.url}/ui#/requests")
+    expect(page.locator("tr.row")).to_contain_text("ended: error")
 
 
 def test_chat_streams_as_plain_text(page: Page, open_router: OpenRouter) -> None:
