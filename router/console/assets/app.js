@@ -38,12 +38,14 @@ function useStore() {
   const [, tick] = useReducer((count) => count + 1, 0);
   useEffect(() => {
     let request = null;
-    return store.subscribe(() => {
+    const unsubscribe = store.subscribe(() => {
       request ??= requestAnimationFrame(() => {
         request = null;
         tick();
       });
     });
+    tick(); // the store may have changed between the first rendering and this
+    return unsubscribe;
   }, []);
 }
 
