@@ -33,13 +33,20 @@ CLIENTS_FOLDER := .clients
 CLIENTS_STAMPS := $(CLIENTS_VENV)/.installed $(CLIENTS_FOLDER)/evaluation/.installed \
   $(if $(shell command -v npm),$(CLIENTS_FOLDER)/.installed)
 
+# The console is tested in Debian's Chromium. The package that drives it is not beside the others, since nothing else
+# needs it.
+CONSOLE_FOLDER := .console
+CONSOLE_PACKAGES := $(CONSOLE_FOLDER)/packages
+PLAYWRIGHT_VERSION := 1.65.2
+CHROMIUM ?= /usr/bin/chromium
+
 pinned = $(foreach name,$(1),$(shell sed -n 's/^$(name)==/&/p' constraints.txt))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 SECONDS := 120
 
-.PHONY: help setup setup-vllm setup-clients up down test test-vllm test-clients check sim fuzz neighbour proto bench exact clean
+.PHONY: help setup setup-vllm setup-clients setup-console up down test test-vllm test-clients test-console check sim fuzz neighbour proto bench exact clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST)
@@ -98,6 +105,15 @@ $(CLIENTS_FOLDER)/.installed: $(CLIENTS)/package.json
 	npm install --prefix $(@D) --no-audit --no-fund --no-package-lock --loglevel=error
 	@touch $@
 
+setup-console: $(CONSOLE_PACKAGES)/.installed $(CHROMIUM)  ## What test-console needs: Chromium (by apt), .console
+
+$(CONSOLE_PACKAGES)/.installed: Makefile | setup
+	$(BIN)/pip install -q --upgrade --target $(@D) playwright==$(PLAYWRIGHT_VERSION)
+	@touch $@
+
+$(CHROMIUM):
+	apt-get update -q && apt-get install -y -q --no-install-recommends chromium
+
 up: setup  ## A cluster with the demo model at http://127.0.0.1:8000; Ctrl-C stops it (ARGS=…)
 	@$(BIN)/baton up $(ARGS)
 
@@ -115,6 +131,9 @@ test-vllm: setup setup-vllm  ## Tests of engine vllm, in both environments (ARGS
 
 test-clients: setup setup-clients  ## The newest clients against a cluster with a scripted model (ARGS=…)
 	$(BIN)/python -m pytest -q --clients tests/clients $(ARGS)
+
+test-console: setup setup-console  ## The console in Chromium (ARGS=…)
+	PYTHONPATH=$(CONSOLE_PACKAGES) CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -q -rP --console tests/console $(ARGS)
 
 check: setup  ## Lint, types, the walls between rooms, stubs in sync
 	$(BIN)/ruff check --no-cache .
@@ -150,4 +169,4 @@ exact: setup  ## Token equality, the full matrix (about an hour)
 	$(BIN)/python -m tools.exactness $(ARGS)
 
 clean:  ## Remove what make made
-	rm -rf $(VENV) $(VLLM_VENV) $(CLIENTS_VENV) $(CLIENTS_FOLDER) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(CLIENTS_VENV) $(CLIENTS_FOLDER) $(CONSOLE_FOLDER) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

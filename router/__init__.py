@@ -4,5 +4,5 @@
 - :class:`~router.program.RouterProgram` is one router process.
 - The packages are ``http`` (the HTTP server), ``openai`` (the API), ``tenants`` (keys and quotas),
   ``batches`` (the batch API), ``generation`` (placement, failover and streams), ``telemetry``
-  (metrics and traces) and ``admin`` (the admin API).
+  (metrics and traces), ``admin`` (the admin API) and ``console`` (the web page at ``/ui``).
 """

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 
+from baton.core.credentials import ClusterCredentials
 from baton.errors import BatonError
 from baton.network.browser_guard import BrowserGuard
 from baton.network.call_signing import PROOF_HEADER
@@ -26,6 +27,10 @@ from router.api_document.pages import (
 )
 from router.batches.routes import add_batch_routes
 from router.batches.service import BatchService
+from router.console.cluster_reader import PoolsReader, RemoteReader
+from router.console.feed import ConsoleFeed
+from router.console.routes import add_console_routes
+from router.console.state import StateBuilder
 from router.errors import ApiError, to_api_error
 from router.http.api_key_header import api_key_header
 from router.http.browser_check import BrowserRequestCheck
@@ -55,12 +60,14 @@ def build_app(
     context: RouterContext,
     batch_service: BatchService | None = None,
     response_service: ResponseService | None = None,
+    credentials: ClusterCredentials | str | None = None,
 ) -> HttpFrontend:
     """Build the router's ASGI app. File and batch routes exist only if ``batch_service`` is given,
-    and responses are stored only if ``response_service`` is given."""
+    and responses are stored only if ``response_service`` is given. With the cluster's
+    ``credentials``, the console also shows what conductors and stores report."""
     config = context.config
     return HttpFrontend(
-        build_routes(context, batch_service, response_service),
+        build_routes(context, batch_service, response_service, credentials),
         handler_factories(context, response_service),
         Cors(config.cors_origins),
         BrowserRequestCheck(
@@ -96,6 +103,7 @@ def build_routes(
     context: RouterContext,
     batch_service: BatchService | None = None,
     response_service: ResponseService | None = None,
+    credentials: ClusterCredentials | str | None = None,
 ) -> FastAPI:
     """Build the FastAPI routes. FastAPI's own OpenAPI schema is off: handlers read and check
     request bodies themselves (:mod:`router.openai.request_handler`), so FastAPI does not know the
@@ -111,11 +119,24 @@ def build_routes(
     if context.models.adapters is not None:
         add_adapter_routes(app, context, context.models.adapters)
     add_usage_routes(app, context)
+    add_console_routes(app, context, _build_feed(context, credentials))
     add_response_routes(app, context, response_service)
     if batch_service is not None:
         add_batch_routes(app, context, batch_service)
     _add_error_handlers(app)
     return app
+
+
+def _build_feed(
+    context: RouterContext, credentials: ClusterCredentials | str | None
+) -> ConsoleFeed:
+    socket = context.config.control_socket
+    builder = StateBuilder(
+        context,
+        RemoteReader(context.cluster, context.clock, credentials),
+        PoolsReader(socket) if socket is not None else None,
+    )
+    return ConsoleFeed(builder.build, context.clock, lambda: context.draining)
 
 
 def _handler_endpoint(new_handler: HandlerFactory) -> Callable[[], Coroutine[None, None, Response]]:

@@ -358,7 +358,9 @@ class RouterProgram:
 
     def _build_listeners(self) -> HttpListeners:
         metrics = self._context.telemetry.metrics
-        app = build_app(self._context, self._batch_service, self._response_service)
+        app = build_app(
+            self._context, self._batch_service, self._response_service, self._settings.trust
+        )
         listeners = HttpListeners(
             self._settings, app, self._clock, metrics.record_refused_connection
         )

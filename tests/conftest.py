@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-PROCESSES = ("tests/e2e/", "tests/kube/", "tests/clients/")
+PROCESSES = ("tests/e2e/", "tests/kube/", "tests/clients/", "tests/console/")
 """Folders whose tests start processes. These tests run one after the other, in parallel with the
 tests in all other folders."""
 
@@ -17,7 +17,7 @@ tests in all other folders."""
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
-LEFT_OUT = ("vllm", "clients")
+LEFT_OUT = ("vllm", "clients", "console")
 """Folders whose tests need an environment of their own. Without the option of the same name
 (``--vllm``) they are skipped, and not even imported."""
 

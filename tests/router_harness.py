@@ -224,12 +224,15 @@ def wrong_error(response: httpx.Response, status: int = 400) -> dict[str, Any]:
 
 @asynccontextmanager
 async def serve_over_tcp(
-    router: RouterHarness, limits: ConnectionLimits | None = None, refusals: list[str] | None = None
+    router: RouterHarness,
+    limits: ConnectionLimits | None = None,
+    refusals: list[str] | None = None,
+    port: int = 0,
 ) -> AsyncIterator[str]:
     refusals = [] if refusals is None else refusals
     await router.service.cluster.refresh()
     server = HttpServer(build_app(router.service), SystemClock(), limits, refusals.append)
-    listener = open_listener("127.0.0.1", 0)
+    listener = open_listener("127.0.0.1", port)
     await server.listen(listener)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:

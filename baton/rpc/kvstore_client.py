@@ -119,9 +119,12 @@ class KvStoreClient:
             answer = await self._stub.Purge(request, timeout=OPERATOR_TIMEOUT_SECONDS)
         return int(answer.purged)
 
-    async def stat(self) -> StoreStats:
+    async def stat(self, *, check: bool = True) -> StoreStats:
+        """Return the node's statistics. If ``check`` is True, the node also checks its integrity,
+        which takes time in proportion to its blocks."""
+        request = pb.StatRequest(skip_check=not check)
         with translated_rpc_errors():
-            answer = await self._stub.Stat(pb.StatRequest(), timeout=OPERATOR_TIMEOUT_SECONDS)
+            answer = await self._stub.Stat(request, timeout=OPERATOR_TIMEOUT_SECONDS)
         return StoreStats(**{name: getattr(answer, name) for name in STATS_FIELDS})
 
     async def close(self) -> None:

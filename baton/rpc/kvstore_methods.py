@@ -57,7 +57,7 @@ class KvStoreCore(Protocol):
 
     async def purge(self, filter_: BlockFilter) -> int: ...
 
-    def stats(self) -> StoreStats: ...
+    def stats(self, *, check: bool = True) -> StoreStats: ...
 
 
 class KvStoreMethods:
@@ -115,7 +115,7 @@ class KvStoreMethods:
         return pb.PurgeResponse(purged=purged)
 
     async def stat(self, request: pb.StatRequest) -> pb.StatResponse:
-        stats = self._core.stats()
+        stats = self._core.stats(check=not request.skip_check)
         return pb.StatResponse(**{name: getattr(stats, name) for name in STATS_FIELDS})
 
 

@@ -9,6 +9,7 @@ import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from baton.network.browser_guard import is_loopback_name, normalized_host
 from baton.pools.control_client import send_control_command
 from router.errors import ApiError
 from router.openai.context import RouterContext
@@ -48,8 +49,8 @@ def add_admin_routes(app: FastAPI, context: RouterContext) -> None:
 
 def check_admin(context: RouterContext, request: Request) -> None:
     """Raise ApiError (401, 403) unless the client is an admin. If no admin key is configured,
-    requests that a web page in a browser may have sent, and requests that came through a proxy, are
-    also refused (403)."""
+    requests that a web page in a browser may have sent, except this router's own console, and
+    requests that came through a proxy, are also refused (403)."""
     host = request.client.host if request.client is not None else None
     context.tenants.authenticator.check_admin(request.headers.get("authorization"), host)
     if context.tenants.authenticator.has_admin_key:
@@ -68,13 +69,26 @@ def check_admin(context: RouterContext, request: Request) -> None:
 
 
 def _comes_from_browser_page(request: Request) -> bool:
-    """Whether a web page that is open in a browser may have sent the request. Such a request has an
-    ``Origin`` header, or, if the page's host name was made to resolve to this machine (DNS
-    rebinding), that host name in its ``Host`` header. A ``Host`` that is an IP address or has no
-    dot is no sign of a web page."""
+    """Whether a web page that is open in a browser may have sent the request, other than this
+    router's console. Such a request has an ``Origin`` header, or says that it comes from another
+    site or origin (``Sec-Fetch-Site``), or, if the page's host name was made to resolve to this
+    machine (DNS rebinding), has that host name in its ``Host`` header. A ``Host`` that is an IP
+    address or has no dot is no sign of a web page."""
     host = request.url.hostname or ""
     is_name = "." in host and not host.replace(".", "").isdigit()
-    return "origin" in request.headers or is_name
+    is_foreign = request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+    has_foreign_origin = "origin" in request.headers and not _comes_from_own_console(request)
+    return is_foreign or is_name or has_foreign_origin
+
+
+def _comes_from_own_console(request: Request) -> bool:
+    """Whether the request's ``Origin`` is this router itself, under a name that always means this
+    machine. No foreign page has such an origin: a page of another site or of another port has
+    another one, and a page whose own name was made to resolve to this machine has that name."""
+    authority = request.headers.get("host", "")
+    is_loopback = is_loopback_name(normalized_host(authority.encode("latin-1")))
+    own_origin = f"{request.url.scheme}://{authority}"
+    return is_loopback and request.headers["origin"].lower() == own_origin.lower()
 
 
 async def _call_supervisor(context: RouterContext, command: dict[str, Any]) -> Response:

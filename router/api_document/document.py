@@ -180,6 +180,9 @@ def _operations() -> dict[str, Any]:
     ready["responses"]["503"] = json_response("Ready", "Not ready, with the reason")
     alive = _get_operation("Whether the process is alive", "Health", NO_SECURITY)
     load = _get_operation("The number of answers in progress", "Load", USER_SECURITY)
+    asset = _page_operation("The console's files")
+    file_name = {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9./-]*$"}
+    asset["parameters"] = [{**_parameter("path", "path"), "schema": file_name}]
     return {
         "/health": {"get": alive},
         "/healthz": {"get": alive},
@@ -189,6 +192,8 @@ def _operations() -> dict[str, Any]:
         "/version": {"get": _get_operation("The version", "Version", NO_SECURITY)},
         "/": {"get": _page_operation("The version, and links", "Server")},
         "/docs": {"get": _page_operation("The routes, for people")},
+        "/ui": {"get": _page_operation("The console, for people")},
+        "/ui/assets/{path}": {"get": asset},
         "/metrics": {"get": metrics},
         "/openapi.json": {"get": described},
     }
@@ -210,7 +215,13 @@ def _admin() -> dict[str, Any]:
     explain["parameters"] = [_parameter("request_id", "path")]
     usage = _get_operation("What tenants used", "TenantsUsage", ADMIN_SECURITY)
     usage["parameters"] = [_parameter("since", "query")]
+    state = _get_operation("What the console shows now", "ConsoleFrame", ADMIN_SECURITY)
+    events = _get_operation("The same, once a second", "ConsoleFrame", ADMIN_SECURITY)
+    frames = "Frames: first the whole state, then what changed"
+    events["responses"]["200"] = _content(frames, "text/event-stream", TEXT)
     return {
+        "/admin/state": {"get": state},
+        "/admin/events": {"get": events},
         "/admin/requests/{request_id}": {"get": explain},
         "/admin/usage": {"get": usage},
         "/admin/pools": {

@@ -14,6 +14,7 @@ PAGE_HEADERS = {
 }
 
 LINKS = {
+    "/ui": "the console: the cluster live, and a chat",
     "/docs": "the routes",
     "/openapi.json": "the same as an OpenAPI document",
     "/v1/models": "the model",
@@ -27,6 +28,8 @@ _PAGE = """<!doctype html>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }}
 table {{ border-collapse: collapse }} td {{ padding: .2em 1em .2em 0; vertical-align: top }}
 code {{ font-family: ui-monospace, monospace }}
+.open a {{ display: inline-block; padding: .5em 1em; border: 2px solid; border-radius: .4em }}
+:root {{ color-scheme: light dark }}
 </style></head>
 <body><h1>{title}</h1>
 {content}
@@ -43,7 +46,11 @@ def describe_server(version: str) -> dict[str, Any]:
 def start_page(version: str) -> str:
     """Return the page at ``/`` for browsers."""
     rows = [(f'<a href="{path}"><code>{path}</code></a>', text) for path, text in LINKS.items()]
-    text = "<p>OpenAI's API is at <code>/v1</code>.</p>"
+    text = (
+        "<p>Baton serves large language models on separate pools of prefill and decode workers. "
+        "OpenAI's API is at <code>/v1</code>.</p>\n"
+        '<p class="open"><a href="/ui">Open the console</a></p>\n'
+    )
     return _page(f"Baton {version}", text + _table(rows))
 
 

@@ -148,6 +148,9 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
     "Pools": extensible_object(
         sizes={"type": "object", "additionalProperties": INTEGER}, workers=_list_of({})
     ),
+    "ConsoleFrame": extensible_object(
+        number=INTEGER, is_full=BOOLEAN, cluster=ANYTHING, tables=ANYTHING
+    ),
     "Explanation": extensible_object(
         request_id=TEXT, finish_reason=TEXT, error=TEXT, prompt_tokens=INTEGER,
         completion_tokens=INTEGER, cached_tokens=INTEGER, kv_transfer_bytes=INTEGER,

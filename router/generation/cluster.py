@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from baton.clock import Clock
+from baton.core.ids import WorkerId
 from baton.core.member import Member
 from baton.core.states import Role
 from baton.registry.membership import Membership, MemberSource, ModelMembership
@@ -27,6 +28,17 @@ class Cluster:
     def members(self) -> Sequence[Member]:
         """All members, sorted by id."""
         return self._membership.members
+
+    @property
+    def last_refreshed_at(self) -> float:
+        """The monotonic time when the registry last answered; minus infinity if it never did."""
+        return self._membership.last_answer_seconds
+
+    @property
+    def incompatible_ids(self) -> frozenset[WorkerId]:
+        """The ids of workers that are not used, since their numerics differ from those
+        of the other workers of their model."""
+        return self._membership.current.incompatible_ids
 
     def ready_members(self, role: Role) -> Sequence[Member]:
         """Return the ready members of a role, sorted by id. Workers whose numerics are incompatible

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from sys import intern
@@ -17,6 +17,9 @@ from baton.core.trace_context import TraceContext
 MAX_RECORDS = 4096
 """The maximum number of records that are kept, of about 5 KB each; the oldest is dropped first."""
 
+MAX_FINISHED = 2048
+"""The maximum number of finished answers that are kept in the order of their ends."""
+
 MAX_DIGITS = 20
 """Numbers that a worker sends are ignored if they have this many digits or more."""
 
@@ -28,8 +31,9 @@ _TRANSPORT = re.compile(r"[a-z0-9_-]{1,32}")
 @dataclass(slots=True)
 class PlacementRecord:
     """One placement of a request, in one epoch. If the placement ended early, ``error`` says why,
-    and ``ended_at`` says when; otherwise ``error`` is empty and ``ended_at`` is None. Times are
-    monotonic, in seconds."""
+    and ``ended_at`` says when; otherwise ``error`` is empty and ``ended_at`` is None.
+    ``num_tokens_before`` counts the answer's tokens from earlier placements. Times are monotonic,
+    in seconds."""
 
     epoch: Epoch
     placement: Placement
@@ -37,6 +41,7 @@ class PlacementRecord:
     queried_at: float = 0.0
     placed_at: float = 0.0
     ended_at: float | None = None
+    num_tokens_before: int = 0
 
     def explain(self) -> dict[str, Any]:
         placement = self.placement
@@ -121,7 +126,13 @@ class GenerationRecord:
             self.queue_seconds = now - self.arrived_at
         asked_at = now if self.pending_query is None else self.pending_query[1]
         self.pending_query = None
-        placed = PlacementRecord(epoch, placement, queried_at=asked_at, placed_at=now)
+        placed = PlacementRecord(
+            epoch,
+            placement,
+            queried_at=asked_at,
+            placed_at=now,
+            num_tokens_before=self.num_tokens,
+        )
         self.placements.append(placed)
 
     def record_failure(self, error: str, now: float) -> None:
@@ -264,16 +275,34 @@ class GenerationRecord:
 
 class GenerationHistory:
     """The records of the latest requests, by the request id that the client knows. A request has
-    one record per answer: several if it has several prompts, or if ``n`` is above 1."""
+    one record per answer: several if it has several prompts, or if ``n`` is above 1.
+
+    ``inflight`` contains the records of all answers in progress, by answer id, in the order in
+    which they began; admission bounds their number. ``finished`` contains the last
+    :data:`MAX_FINISHED` answers, in the order of their ends. ``finished_tokens`` counts the tokens
+    of all answers that have ended since the start."""
 
     def __init__(self, max_records: int = MAX_RECORDS) -> None:
         self._max_records = max_records
         self._records: OrderedDict[str, list[GenerationRecord]] = OrderedDict()
+        self.inflight: dict[RequestId, GenerationRecord] = {}
+        self.finished: deque[GenerationRecord] = deque(maxlen=MAX_FINISHED)
+        self.finished_tokens = 0
 
     def add_records(self, request_id: str, records: list[GenerationRecord]) -> None:
         self._records[request_id] = records
         while len(self._records) > self._max_records:
             self._records.popitem(last=False)
+
+    def begin(self, record: GenerationRecord) -> None:
+        """Record that an answer is now in progress."""
+        self.inflight[record.request_id] = record
+
+    def end(self, record: GenerationRecord) -> None:
+        """Record that an answer has ended. Call this once, after :meth:`begin`."""
+        self.inflight.pop(record.request_id, None)
+        self.finished.append(record)
+        self.finished_tokens += record.num_tokens
 
     def explain(self, request_id: str) -> dict[str, Any] | None:
         """Return the record of a request's first answer as a JSON object. If the request has

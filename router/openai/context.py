@@ -310,6 +310,7 @@ class RouterContext:
         """Run one stream, and record exactly one terminal state: complete, error or cancelled."""
         record = choice.record
         self.telemetry.metrics.running.inc()
+        self.telemetry.history.begin(record)
         try:
             record.record_end(await choice.run(emit, sink), self.clock.monotonic())
         except BatonError as error:
@@ -322,6 +323,7 @@ class RouterContext:
         finally:
             record.record_end("error", self.clock.monotonic(), "internal error")
             self.telemetry.metrics.running.dec()
+            self.telemetry.history.end(record)
             self.telemetry.metrics.record_answer(record)
 
 

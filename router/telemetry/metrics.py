@@ -131,6 +131,11 @@ class RouterMetrics:
         self._record_latencies(record)
         self._record_slo(record)
 
+    @property
+    def slo(self) -> SloTargets:
+        """The targets by which answers are judged now."""
+        return self._slo
+
     def set_slo(self, slo: SloTargets) -> None:
         """Use the targets ``slo`` to judge all answers that end from now on."""
         self._slo = slo

@@ -13,7 +13,10 @@ from router.tenants.tenant_directory import TenantDirectory
 _SCHEME = "bearer "
 
 ADMIN_PATH_PREFIX = "/admin/"
-PUBLIC_PATHS = frozenset({"/", "/docs", "/health", "/healthz", "/ping", "/ready", "/version"})
+CONSOLE_FILES_PREFIX = "/ui/"
+PUBLIC_PATHS = frozenset(
+    {"/", "/docs", "/health", "/healthz", "/ping", "/ready", "/ui", "/version"}
+)
 """Paths for probes, load balancers, and pages about the server: served without a key and under any
 host name, since their responses contain no secrets."""
 
@@ -58,10 +61,11 @@ class Authenticator:
 
     def allows_without_key(self, path: str) -> bool:
         """Whether anyone may use ``path``, which would need a key, because no key is configured.
-        False for ``PUBLIC_PATHS``, which never need one. If True, a client is trusted because it
-        can reach this address. A web page in a browser on a trusted machine could exploit that, so
-        :mod:`router.http.browser_check` lets only pages of allowed origins use such paths."""
-        if path in PUBLIC_PATHS:
+        False for ``PUBLIC_PATHS`` and the console's files, which never need one. If True, a client
+        is trusted because it can reach this address. A web page in a browser on a trusted machine
+        could exploit that, so :mod:`router.http.browser_check` lets only pages of allowed origins
+        use such paths."""
+        if path in PUBLIC_PATHS or path.startswith(CONSOLE_FILES_PREFIX):
             return False
         is_admin_path = path.startswith(ADMIN_PATH_PREFIX)
         return not (self.has_admin_key if is_admin_path else self.directory.needs_keys)

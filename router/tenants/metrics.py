@@ -81,6 +81,16 @@ class TenantMetrics:
     def record_refusal(self, tenant: TenantId, reason: str) -> None:
         self._refusals.labels(self._counters_of(tenant).name, reason).inc()
 
+    def refusals(self) -> dict[str, int]:
+        """Return the number of refused requests since the start, by tenant."""
+        counts: dict[str, int] = {}
+        for family in self._refusals.collect():
+            for sample in family.samples:
+                if sample.name.endswith("_total"):
+                    name = sample.labels["tenant"]
+                    counts[name] = counts.get(name, 0) + int(sample.value)
+        return counts
+
     def _counters_of(self, tenant: TenantId) -> "_TenantCounters":
         meters = self._counters.get(tenant)
         if meters is not None:

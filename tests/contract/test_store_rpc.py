@@ -146,6 +146,14 @@ async def test_blocks_are_put_leased_and_released(store: Served) -> None:
     assert await client.purge(BlockFilter()) == 2
 
 
+async def test_statistics_without_a_check_visit_no_block(
+    store: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store.harness.node, "_integrity_error", lambda: "a block is lost")
+    assert (await store.client.stat()).violation == "a block is lost"
+    assert (await store.client.stat(check=False)).violation == ""
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

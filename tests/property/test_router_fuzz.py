@@ -117,8 +117,14 @@ def api(fuzzed: Fuzzed) -> Any:
     return schemathesis.openapi.from_asgi("/openapi.json", connected)
 
 
+ENDLESS = {"/admin/events"}
+"""Paths whose responses do not end by themselves; tests/unit/test_console_routes.py tests them."""
+
 OPERATIONS = [
-    (path, method) for path, item in build_document("1")["paths"].items() for method in item
+    (path, method)
+    for path, item in build_document("1")["paths"].items()
+    for method in item
+    if path not in ENDLESS
 ]
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]

@@ -212,8 +212,10 @@ class PurgeResponse(_message.Message):
     def __init__(self, purged: _Optional[int] = ...) -> None: ...
 
 class StatRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("skip_check",)
+    SKIP_CHECK_FIELD_NUMBER: _ClassVar[int]
+    skip_check: bool
+    def __init__(self, skip_check: _Optional[bool] = ...) -> None: ...
 
 class StatResponse(_message.Message):
     __slots__ = ("arena_bytes", "used_bytes", "num_blocks", "leased_blocks", "pinned_bytes", "disk_capacity_bytes", "disk_used_bytes", "disk_blocks", "hit_blocks_dram", "hit_blocks_disk", "missed_blocks", "put_blocks", "put_bytes", "evictions", "quota_evictions", "disk_evictions", "demotions", "dropped_blocks", "promotions", "purged_blocks", "checksum_failures", "disk_failures", "violation")

@@ -181,8 +181,8 @@ class KvStoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Stat(self, request, context):
-        """For operators: returns sizes and counters, and checks the node's integrity. Idempotent and
-        retryable.
+        """For operators: returns sizes and counters, and checks the node's integrity unless the request
+        says otherwise. Idempotent and retryable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,168 @@
+"""The state that the console shows: facts about the cluster, and tables of rows by id, all of them
+plain JSON values."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from itertools import islice
+
+from baton.core.ids import WorkerId
+from baton.core.member import Member
+from baton.core.states import Role
+from baton.hash_ring import ring_shares
+from router.console.cluster_reader import MAX_MODELS, PoolsReader, RemoteReader
+from router.console.recent_answers import find_recent_answers, summarize, tenant_sums
+from router.console.request_rows import (
+    MAX_REQUESTS,
+    Phase,
+    ended_rows,
+    phase_of,
+    request_rows,
+)
+from router.console.tenant_rows import MAX_TENANTS, tenant_rows
+from router.console.worker_rows import (
+    MAX_WORKERS,
+    Row,
+    Rows,
+    pool_rows,
+    worker_rows,
+    workers_among,
+)
+from router.generation.record import MAX_FINISHED, GenerationRecord
+from router.openai.context import RouterContext
+
+MAX_RING_WORKERS = 64
+"""The ring is shown for up to this many prefill workers of a model. A new ring takes about 2 ms per
+worker to compute, during which the router does nothing else."""
+
+MAX_POOL_WORKERS = 512
+"""The maximum number of the supervisor's workers that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleState:
+    """What the console shows at one time. ``cluster`` are single facts; ``tables`` contains the
+    rows of each table, by the table's name and the row's id."""
+
+    cluster: Row
+    tables: Mapping[str, Rows] = field(default_factory=dict)
+
+
+class StateBuilder:
+    """Builds the state from the router's own view of the cluster and its records of requests. None
+    of that costs a request anything. ``pools_reader`` is None if no supervisor started this
+    router."""
+
+    def __init__(
+        self,
+        context: RouterContext,
+        remote_reader: RemoteReader,
+        pools_reader: PoolsReader | None = None,
+    ) -> None:
+        self._context = context
+        self._remote = remote_reader
+        self._pools = pools_reader
+        self._version = version("baton")
+
+    async def build(self) -> ConsoleState:
+        """Read what the router does not know itself, and build the state."""
+        if self._pools is not None:
+            await self._pools.refresh()
+        await self._remote.refresh()
+        return self._build()
+
+    def _build(self) -> ConsoleState:
+        context = self._context
+        workers = workers_among(context.cluster.members)
+        history, slo = context.telemetry.history, context.telemetry.metrics.slo
+        now = context.clock.monotonic()
+        finished = list(history.finished)
+        recent = find_recent_answers(finished, MAX_FINISHED, now)
+        inflight = list(history.inflight.values())
+        sums = tenant_sums(recent, inflight, slo)
+        refusals = context.telemetry.metrics.tenants.refusals()
+        directory = context.tenants.authenticator.directory
+        avoided = frozenset[WorkerId]().union(
+            *(model.generation_context.avoided_workers() for model in context.models.all)
+        )
+        supervised = self._pools.pools if self._pools is not None else None
+        tables = {
+            "pools": pool_rows(workers, supervised["sizes"] if supervised else None),
+            "workers": worker_rows(workers, avoided, context.cluster.incompatible_ids),
+            "supervised": _supervised_rows(supervised),
+            "stores": self._remote.stores,
+            "requests": request_rows(inflight),
+            "ended": ended_rows(finished),
+            "tenants": tenant_rows(sums, refusals, directory),
+            "rings": _ring_rows(context.cluster.ready_members(Role.PREFILL)),
+        }
+        cluster = {
+            **self._describe_router(now),
+            **_describe_inflight(inflight),
+            "total_tokens": history.finished_tokens + sum(each.num_tokens for each in inflight),
+            "recent": summarize(recent, slo),
+            "num_workers": len(workers),
+            "num_tenants": len(sums.keys() | directory.tenants.keys()),
+            "limits": {"workers": MAX_WORKERS, "requests": MAX_REQUESTS, "tenants": MAX_TENANTS},
+        }
+        return ConsoleState(cluster, tables)
+
+    def _describe_router(self, now: float) -> Row:
+        context = self._context
+        cluster, directory = context.cluster, context.models
+        names = [model.name for model in directory.all]
+        adapters = directory.adapters.list() if directory.adapters is not None else ()
+        counts = {role.value: len(cluster.ready_members(role)) for role in Role}
+        return {
+            "now": round(now, 3),
+            "version": self._version,
+            "models": [*names, *(adapter.ref.name for adapter in adapters)][:MAX_MODELS],
+            "router": context.ids.instance_id,
+            "is_draining": context.draining,
+            "is_ready": any(model.workers.is_ready for model in context.models.all),
+            "num_ready": counts,
+            "registry_age_seconds": _whole_seconds(now - cluster.last_refreshed_at),
+            "plans": self._remote.plans,
+            "can_change_pools": self._pools is not None,
+            "pools_error": self._pools.error if self._pools is not None else "",
+            "needs_api_key": context.tenants.authenticator.directory.needs_keys,
+        }
+
+
+def _whole_seconds(seconds: float) -> int | None:
+    return int(max(seconds, 0.0)) if math.isfinite(seconds) else None
+
+
+def _describe_inflight(inflight: Sequence[GenerationRecord]) -> Row:
+    """Count the answers in progress by phase: all of them, also those that are not shown."""
+    phases = [phase_of(record) for record in inflight]
+    return {
+        "num_inflight": len(inflight),
+        "phases": {phase.value: phases.count(phase) for phase in Phase},
+    }
+
+
+def _supervised_rows(pools: Row | None) -> Rows:
+    """Return the supervisor's list of workers as rows, by id. It contains workers that start or
+    stop, which may not be members of the cluster yet or any more."""
+    if pools is None:
+        return {}
+    return {str(each["id"]): each for each in islice(pools["workers"], MAX_POOL_WORKERS)}
+
+
+def _ring_rows(prefill_workers: Sequence[Member]) -> Rows:
+    """Return the shares of the hash ring that each model's prefill workers have. Routers use the
+    ring while no conductor answers. ``shares`` is None for a ring that is too large."""
+    by_model: dict[str, list[str]] = {}
+    for worker in prefill_workers:
+        by_model.setdefault(worker.model, []).append(worker.id)
+    return {model: _ring_row(model, sorted(ids)) for model, ids in by_model.items()}
+
+
+def _ring_row(model: str, ids: list[str]) -> Row:
+    row: Row = {"model": model, "num_workers": len(ids), "shares": None}
+    if len(ids) <= MAX_RING_WORKERS:
+        shares = ring_shares(tuple(ids)).items()
+        row["shares"] = {worker: round(share, 4) for worker, share in shares}
+    return row
