@@ -115,7 +115,7 @@ def _check_model_names(value: dict[str, str]) -> dict[str, str]:
         if not re.fullmatch(MODEL_NAME, name):
             raise ValueError(
                 "a model's name must be at most 64 letters, digits, dots, underscores and hyphens, "
-                f"which {name!r} is not"
+                f"which {name!r} is not; in NAME=PATH, the name is what is before the first ="
             )
     return value
 

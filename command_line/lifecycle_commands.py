@@ -141,7 +141,8 @@ def scale(
     target: TargetCluster,
     no_wait: NoWait = False,
 ) -> None:
-    """Resize pools, e.g. prefill=2 decode=3. In Kubernetes, pools may have other names."""
+    """Resize pools, e.g. prefill=2 decode=3, or MODEL/decode=3 if the cluster serves several
+    models. In Kubernetes, pools may have other names."""
     from command_line import scale
 
     if target.is_kubernetes:

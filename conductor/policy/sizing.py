@@ -101,6 +101,8 @@ class _PoolDemand:
     min_workers: int
     max_workers: int
     demand: DemandPeaks | None
+    is_measured: bool = True
+    """False if the speed of the pool's workers is not known, so that ``load`` is not either."""
 
     def needed(self, utilisation: float) -> int:
         """Return the number of workers that the load needs, at least ``min_workers`` and at most
@@ -147,6 +149,7 @@ def _prefill_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig)
         config.min_prefill,
         config.max_prefill,
         pools.prefill_demand,
+        is_measured=bool(speed),
     )
 
 
@@ -167,6 +170,7 @@ def _decode_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) 
         config.min_decode,
         config.max_decode,
         pools.decode_demand,
+        is_measured=bool(speed),
     )
 
 
@@ -181,10 +185,11 @@ def _size_pool(
 ) -> tuple[int, DemandPeaks, str]:
     """Return the pool's new size, its demand peaks, and the reason."""
     grown, shrunk = pool.needed(config.utilisation), pool.needed(config.shrink_utilisation)
-    demand = (pool.demand or DemandPeaks(now_seconds)).with_demand(
-        now_seconds, shrunk, config.shrink_seconds
-    )
+    before = pool.demand or DemandPeaks(now_seconds)
     current = f"{pool.name} {pool.num_workers}"
+    if not pool.is_measured and grown == pool.num_workers:
+        return grown, before, f"{current} stay: the speed of its workers is not measured yet"
+    demand = before.with_demand(now_seconds, shrunk, config.shrink_seconds)
     if grown > pool.num_workers:
         return grown, demand, f"{current} to {grown}: {_reason(pool, grown, config.utilisation)}"
     if shrunk >= pool.num_workers:

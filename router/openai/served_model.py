@@ -1,5 +1,6 @@
 """The models that a router serves, and how requests name them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -77,7 +78,7 @@ class ServedModel:
 
 class ModelDirectory:
     """All models that a router serves, at least one. The first one that a tenant may use answers
-    the tenant's requests that name no model.
+    the tenant's requests that name no model. An alias that several models share names none of them.
 
     ``limiter`` limits the answers in progress over all models. No model can use all of it while
     there are others, so the requests for one model, however many, leave room for those for another.
@@ -89,8 +90,11 @@ class ModelDirectory:
         self.all = tuple(models)
         self.adapters: AdapterDirectory | None = None
         self.limiter = FairLimiter(max_concurrent_requests, user="model")
-        self._by_name = {alias: model for model in models for alias in model.aliases}
-        self._by_name |= {model.name: model for model in models}
+        self._by_name = {model.name: model for model in models}
+        num_owners = Counter(alias for model in models for alias in model.aliases)
+        for model in models:
+            unique = (alias for alias in model.aliases if num_owners[alias] == 1)
+            self._by_name |= {alias: model for alias in unique if alias not in self._by_name}
 
     @property
     def max_model_tokens(self) -> int:

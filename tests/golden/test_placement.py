@@ -196,7 +196,7 @@ def test_placement_decisions_equal_the_golden_script(request: pytest.FixtureRequ
     script = "\n".join(f"{scene.prose}\n{render(scene)}" for scene in scenarios())
     if request.config.getoption("--rewrite"):
         SCRIPT.write_text(script)
-    assert script == SCRIPT.read_text()
+    assert script == SCRIPT.read_text(), "pytest tests/golden --rewrite, and look at the diff"
 
 
 def test_decisions_are_repeatable() -> None:

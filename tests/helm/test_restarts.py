@@ -37,8 +37,10 @@ def restarted(path: str, value: Any, before: Object | None = None) -> set[str]:
     return {name for name in ALL if old[name] != new[name]}
 
 
-def test_the_table_of_settings_is_up_to_date() -> None:
-    assert TABLE.read_text() == table(), "python -m tools.chart_settings"
+def test_the_table_of_settings_is_up_to_date(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--rewrite"):
+        TABLE.write_text(table())
+    assert TABLE.read_text() == table(), "pytest tests/helm --rewrite, and look at the diff"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from baton.text.tokenizer import Tokenizer
 from router.app import build_app
 from router.generation.fakes import FakeWorker, MemoryPlacer, MemoryWorkerConnections
 from router.generation.generation_context import FailoverConfig, GenerationContext
-from router.openai.served_model import ServedModel
+from router.openai.served_model import ModelDirectory, ServedModel
 from router.tenants.tenant import Tenant
 from router.tenants.tenant_directory import build_tenant_directory
 from tests import router_harness
@@ -46,9 +46,9 @@ class TwoModels:
             GenerationContext(placer, links, clock, config),
             vocab_size=VOCAB,
         )
-        models = self.router.service.models
-        self.router.service.models = type(models)(
-            [*models.all, model], self.router.service.config.max_concurrent_requests
+        context = self.router.service
+        context.models = ModelDirectory(
+            [*context.models.all, model], context.config.max_concurrent_requests
         )
         self.router.members.list += [
             member(name, role, model=OTHER)
@@ -122,6 +122,18 @@ async def test_unknown_models_are_refused_with_the_known_ones(
         message = response.json()["error"]["message"]
         assert message == "The model 'third' does not exist; this server has 'demo', 'other'"
         assert (await client.post(path, json={"model": OTHER, **fields})).status_code == 200
+
+
+async def test_a_path_that_two_models_share_names_none_of_them(tokenizer: Tokenizer) -> None:
+    two = TwoModels(tokenizer)
+    context = two.router.service
+    for model in context.models.all:
+        model.aliases = frozenset({"/models/demo", f"/models/only-{model.name}"})
+    context.models = ModelDirectory(context.models.all, 8)
+    async with two.open() as client:
+        answer = await client.post(CHAT, json=named("/models/only-other"))
+        assert answer.json()["model"] == OTHER
+        assert (await client.post(CHAT, json=named("/models/demo"))).status_code == 404
 
 
 async def test_tenants_see_only_their_models(tokenizer: Tokenizer) -> None:

@@ -251,3 +251,16 @@ def test_sizes_do_not_flap_over_a_day(config: SizingConfig, seed: int) -> None:
         turns = sum((before > 0) != (after > 0) for before, after in pairwise(changes))
         assert turns <= 1, changes
         assert len(changes) <= 2 * peak
+
+
+def test_while_no_speed_is_measured_pools_stay_and_no_demand_is_assumed() -> None:
+    """Otherwise, the assumed demand would later be mistaken for a peak that was once needed."""
+    unmeasured = replace(POOLS, prefill_tokens_per_second=0.0, decode_tokens_per_second=0.0)
+    sizing = size_pools(LOAD, unmeasured, CONFIG)
+    assert (sizing.prefill, sizing.decode) == (POOLS.num_prefill, POOLS.num_decode)
+    assert sizing.reason == (
+        f"prefill {POOLS.num_prefill} stay: the speed of its workers is not measured yet; "
+        f"decode {POOLS.num_decode} stay: the speed of its workers is not measured yet"
+    )
+    for demand in (sizing.prefill_demand, sizing.decode_demand):
+        assert demand is not None and demand.peaks == ()
