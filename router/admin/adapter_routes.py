@@ -18,6 +18,10 @@ LOADING_SECONDS = 0.1
 MAX_LOADING_SECONDS = 30.0
 """How long a request to load an adapter waits until a worker has loaded it."""
 
+MAX_REMOVAL_SECONDS = 5.0
+"""How long such a request waits for the end of an earlier adapter of the same name. Workers stop to
+announce it within a second or two."""
+
 
 def add_adapter_routes(app: FastAPI, context: RouterContext, adapters: AdapterDirectory) -> None:
     """Add the routes. A request to load an adapter validates it here, and adds it to the registry,
@@ -66,8 +70,17 @@ def add_adapter_routes(app: FastAPI, context: RouterContext, adapters: AdapterDi
         if not Path(path).is_absolute():
             raise ApiError(400, "the path must be absolute, and valid on every worker")
         digest = await asyncio.to_thread(adapters.read_digest, base, Path(path))
+        await wait_until_removed(name)
         await adapters.registry.put_adapter(AdapterEntry(name, path, digest, base))
         return await wait_until_loaded(name, digest)
+
+    async def wait_until_removed(name: str) -> None:
+        """If the adapter was removed a moment ago, wait until no worker announces it any more.
+        Otherwise it would count as loaded at once."""
+        give_up_at = context.clock.monotonic() + MAX_REMOVAL_SECONDS
+        while adapters.is_outdated(name) and context.clock.monotonic() < give_up_at:
+            await context.clock.sleep(LOADING_SECONDS)
+            await adapters.refresh()
 
     async def wait_until_loaded(name: str, digest: bytes) -> ServedAdapter:
         give_up_at = context.clock.monotonic() + MAX_LOADING_SECONDS

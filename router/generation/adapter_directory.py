@@ -71,19 +71,34 @@ class AdapterDirectory:
         """Read the registry. If it can't be reached, the last known entries stay."""
         try:
             found = {entry.name: entry for entry in await self.registry.adapters()}
+            await self._restore()
         except BatonError as error:
             if str(error) != self._last_error:
                 log.warning("adapters_stale", error=str(error))
             self._last_error = str(error)
             return
         self._last_error = ""
-        now, database_id = self._clock.monotonic(), self.registry.database_id
-        if self._database_id not in ("", database_id):
-            self._keep_until = now + REJOIN_SECONDS
-        self._database_id = database_id
+        now = self._clock.monotonic()
         found = {**self._entries, **found} if now < self._keep_until else found
         if found != self._entries:
             self._entries = found
+
+    async def _restore(self) -> None:
+        """If the registry has lost its data, write the known entries again. Workers do so, too, but
+        a new entry may not have reached them."""
+        database_id = self.registry.database_id
+        if self._database_id not in ("", database_id):
+            for entry in self._entries.values():
+                await self.registry.put_adapter(entry, keep_existing=True)
+            self._keep_until = self._clock.monotonic() + REJOIN_SECONDS
+        self._database_id = database_id
+
+    def is_outdated(self, name: str) -> bool:
+        """Whether workers still announce an adapter that was removed."""
+        announced = [each for member in self._cluster.members for each in member.adapters]
+        return name not in self._entries and any(
+            each.name == name and not each.in_settings for each in announced
+        )
 
     def find(self, name: str) -> ServedAdapter | None:
         return self._all().get(name)

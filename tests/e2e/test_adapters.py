@@ -17,6 +17,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from benchmarks.machine import pause
 from tests.lora_zoo import ATTENTION, make_adapter
 from tests.model_zoo import make_model
 from tools.exactness import reference_of
@@ -74,9 +75,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def test_adapter_of_the_settings_answers_beside_the_base_model(served: Served) -> None:
     for name in ("model", "first", "model", "first"):
         assert served.complete(name) == served.answers[name][:24]
-    (listed,) = served.request("GET", "/admin/adapters").json()["adapters"]
-    assert (listed["name"], listed["path"], listed["errors"]) == ("first", None, {})
-    assert listed["loaded_on"] == ["decode-0", "decode-1", "prefill-0"]
+    loaded_on: list[str] = []
+    while len(loaded_on) < 3:  # the test's timeout bounds this
+        (listed,) = served.request("GET", "/admin/adapters").json()["adapters"]
+        assert (listed["name"], listed["path"], listed["errors"]) == ("first", None, {})
+        loaded_on = listed["loaded_on"]
+    assert loaded_on == ["decode-0", "decode-1", "prefill-0"]
     assert served.request("DELETE", "/admin/adapters/first").status_code == 409
     assert "adapter first: loaded" in served.cluster.baton("status").stdout
 
@@ -162,6 +166,24 @@ def test_adapters_come_and_go_under_traffic(served: Served) -> None:
         for thread in threads:
             thread.join()
     assert failures == []
+
+
+def test_adapters_survive_the_loss_of_redis(served: Served) -> None:
+    """The embedded Redis keeps nothing on disk. The workers write the list of adapters again."""
+    assert served.load("second").json()["loaded_on"]
+    (redis,) = served.cluster.processes("redis")
+    os.kill(redis["pid"], signal.SIGKILL)
+    restarted = False
+    while not restarted:  # the test's timeout bounds this
+        assert served.complete("second") == served.answers["second"][:24]
+        (redis,) = served.cluster.processes("redis")
+        restarted = redis["restarts"] > 0 and redis["state"] == "serving"
+    for _ in range(20):  # longer than routers keep the adapters of a Redis that lost its data
+        assert served.complete("second") == served.answers["second"][:24]
+        pause(0.5)
+    listed = served.request("GET", "/admin/adapters").json()["adapters"]
+    assert [each["name"] for each in listed] == ["first", "second"]
+    assert served.request("DELETE", "/admin/adapters/second").status_code == 200
 
 
 def test_stream_with_an_adapter_continues_when_its_worker_dies(served: Served) -> None:

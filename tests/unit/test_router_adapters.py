@@ -1,5 +1,6 @@
 """Tests how a router resolves, lists, loads and unloads LoRA adapters."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -170,7 +171,7 @@ async def test_tenants_see_the_adapters_of_their_models(tokenizer: Tokenizer) ->
 
 async def test_admin_loads_lists_and_unloads(tokenizer: Tokenizer) -> None:
     served = AdapterRouter(tokenizer, loaded("sql"), loaded("own", in_settings=True))
-    async with served.open() as client:
+    async with served.open(SQL) as client:
         body = {"name": "sql", "path": "/adapters/sql"}
         described = (await client.post("/admin/adapters", json=body)).json()
         assert described == {
@@ -231,10 +232,32 @@ async def test_adapters_survive_the_loss_of_the_registrys_data() -> None:
     registry.database_id = "another"
     await registry.remove_adapter("sql")
     await directory.refresh()
+    assert await registry.adapters() == [SQL]
+    await registry.remove_adapter("sql")  # by another router
+    await directory.refresh()
     assert directory.find("sql") is not None
     clock.advance(REJOIN_SECONDS)
     await directory.refresh()
     assert directory.find("sql") is None
+
+
+async def test_adapter_that_was_just_removed_does_not_count_as_loaded(tokenizer: Tokenizer) -> None:
+    """The request waits until the workers' old announcement is gone, and then for a new one."""
+    served = AdapterRouter(tokenizer, loaded("sql"))
+    async with served.open() as client:
+        request = asyncio.create_task(
+            client.post("/admin/adapters", json={"name": "sql", "path": "/adapters/sql"})
+        )
+        await asyncio.sleep(0.2)
+        assert await served.registry.adapters() == []
+        served.announce()
+        await served.router.service.cluster.refresh()
+        while await served.registry.adapters() == []:
+            await asyncio.sleep(0.01)
+        assert not request.done()
+        served.announce(loaded("sql"))
+        await served.router.service.cluster.refresh()
+        assert (await request).json()["loaded_on"] == ["d0", "p0"]
 
 
 async def test_ring_places_only_where_the_adapter_is_loaded() -> None:
