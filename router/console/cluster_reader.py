@@ -76,8 +76,8 @@ def _retrieve_exception(call: "asyncio.Future[Any]") -> None:
 
 class RemoteReader:
     """Reads the conductors' plans and the stores' statistics. ``plans`` are the plans of the pools'
-    sizes, one for each model that has one; all are from one conductor. ``stores`` are the rows of the
-    store nodes, by id; a node that did not answer has an ``error``."""
+    sizes, one for each model that has one; all are from one conductor. ``stores`` are the rows of
+    the store nodes, by id; a node that did not answer has an ``error``."""
 
     def __init__(
         self, cluster: Cluster, clock: Clock, credentials: ClusterCredentials | str | None

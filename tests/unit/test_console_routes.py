@@ -115,7 +115,7 @@ async def test_state_shows_workers_and_an_answer_in_progress(tokenizer: Tokenize
         [row] = tables["requests"].values()
         assert (row["phase"], row["prefill"], row["decode"]) == ("prefill", "p0", "d0")
         assert tables["tenants"]["default"]["inflight"] == 1
-        assert tables["rings"][""]["shares"] == {"p0": 1.0}
+        assert tables["rings"]["demo"]["shares"] == {"p0": 1.0}
         cluster = state["cluster"]
         assert (cluster["num_inflight"], cluster["can_change_pools"]) == (1, False)
         assert cluster["num_ready"]["conductor"] == 0
