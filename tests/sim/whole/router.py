@@ -23,7 +23,7 @@ from router.generation.conductor_placer import ConductorPlacer
 from router.generation.generation import Generation
 from router.generation.generation_context import FailoverConfig, GenerationContext
 from router.generation.placement import FallbackPlacer
-from router.generation.record import GenerationRecord
+from router.generation.record import GenerationHistory, GenerationRecord
 from router.generation.ring_placer import RingPlacer
 from router.generation.worker_connection_pool import WorkerConnectionPool
 from router.http.body_parser import parse_body
@@ -139,10 +139,12 @@ class SimRouterContext:
 
     run_choices = RouterContext.run_choices
     _run_choice = RouterContext._run_choice
-    telemetry = SimpleNamespace(tracer=None, metrics=NoMetrics())
 
     def __init__(self, clock: Any) -> None:
         self.clock = clock
+        self.telemetry = SimpleNamespace(
+            tracer=None, metrics=NoMetrics(), history=GenerationHistory()
+        )
         self.resources = RequestResources(BodyBudget(LIMITS.max_body_bytes))
 
 
