@@ -2,6 +2,7 @@
 error."""
 
 import http.client
+import json
 import socket
 from urllib.parse import urlsplit
 
@@ -57,8 +58,8 @@ def is_redis_reachable(url: str) -> bool:
 
 
 def is_router_ready(host: str, port: int, certificate: str | None = None) -> bool:
-    """Whether a router accepts requests, that is, returns 200 for ``/ready``. The request does not
-    go through a proxy."""
+    """Whether a router accepts requests for all of its models, that is, ``/ready`` returns 200 and
+    names no model without workers. The request does not go through a proxy."""
     tls = pinned_tls_context(certificate)
     connection = (
         http.client.HTTPConnection(host, port, timeout=PROBE_TIMEOUT_SECONDS)
@@ -67,8 +68,9 @@ def is_router_ready(host: str, port: int, certificate: str | None = None) -> boo
     )
     try:
         connection.request("GET", "/ready")
-        return connection.getresponse().status == http.HTTPStatus.OK
-    except (OSError, http.client.HTTPException):
+        response = connection.getresponse()
+        return response.status == http.HTTPStatus.OK and "models" not in json.load(response)
+    except (OSError, ValueError, http.client.HTTPException):
         return False
     finally:
         connection.close()
