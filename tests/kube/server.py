@@ -200,7 +200,12 @@ class _Handler(BaseHTTPRequestHandler):
             plain.close()
             raise
         self._server.connections.add(self.request)
-        super().setup()
+        try:
+            super().setup()
+        except OSError:  # the client has disconnected, and finish() will not be called
+            self._server.connections.discard(self.request)
+            self.request.close()
+            raise
 
     def finish(self) -> None:
         """Close the TLS socket, since the server closes only the TCP socket below it."""
