@@ -5,9 +5,9 @@
 A cluster of mock workers serves two models, each with a prefill and a decode worker. Two streams
 send chats of about 512 tokens to the model ``calm``: alone, and while ``--streams`` other streams,
 from another process, send as many to the model ``busy``, whose prefill worker can answer about ten
-a second. Refused requests of these are sent again after a second. Mock workers are used because the
-workers of two models would compute on the same two cores here, which a real cluster avoids. Prints
-percentiles of the TTFT of ``calm``, the ratio of p99, and JSON as the last line.
+a second. Refused requests of these are sent again when the refusal says so. Mock workers are used
+because the workers of two models would compute on the same two cores here, which a real cluster
+avoids. Prints percentiles of the TTFT of ``calm``, the ratio of p99, and JSON as the last line.
 """
 
 import argparse
@@ -72,7 +72,7 @@ async def overload(url: str, num_streams: int, seed: int) -> None:
             while True:
                 answer = await client.post(url + PATH, content=body)
                 if answer.status_code != 200:
-                    await asyncio.sleep(RETRY_SECONDS)
+                    await asyncio.sleep(float(answer.headers.get("retry-after", RETRY_SECONDS)))
 
         for body in bodies:
             tasks.create_task(send(body))
