@@ -333,10 +333,14 @@ def make_attention(pool: KvPool) -> Attention:
 
 
 def pick_device(name: str) -> torch.device:
+    """Return the device; a GPU always with its index, which ``torch.cuda.set_device`` needs.
+    "auto" means the current GPU if there is one, and "cuda" the current GPU."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise Invalid("device is cuda, but torch finds no GPU", param="device")
+    if name == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
     return torch.device(name)
 
 
