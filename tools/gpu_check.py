@@ -1,242 +1,193 @@
 """Build all kernels for CUDA, compare their results with the CPU's, and time them.
 
-    python -m tools.gpu_check [--rounds 10] [--only PART …] [--quick] [--list] [--json FILE]
+    python -m tools.gpu_check [--rounds 10] [--only PART …] [--quick] [--list]
+                              [--json FILE] [--resume] [--jobs N]
 
 Needs a GPU, and the packages torch, triton, transformers and safetensors with their dependencies.
-Prints a table, and JSON as the last line. A part that raises an error gets a row with the error,
-and the other parts still run. Exits with 1 if a result is wrong or a part failed, and with 2 if
-there is no GPU.
+Each part runs in a process of its own with a time limit, so that a part that raises an error,
+crashes or hangs becomes a row with the error, and the other parts still run. Parts that check
+results run ``--jobs`` at a time, because they mostly compile kernels; those that measure speed run
+one after the other. Prints a table, and JSON as the last line. ``--json`` also writes the JSON to
+FILE after every part, and ``--resume`` then skips the parts that FILE has. Exits with 1 if a result
+is wrong or a part failed, and with 2 if there is no GPU.
 """
 
 import argparse
-import itertools
 import json
+import os
+import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from baton.core.ids import BlockId, RequestId, TokenId
-from baton.core.request import SamplingParams
-from baton.engine.attention.base import Attention, pack_batch
-from baton.engine.attention.reference import ReferenceAttention
-from baton.engine.kv_pool import KvPool
-from baton.engine.kv_scale import KvScale
-from baton.engine.plan import Plan, Row
-from baton.engine.runner import ModelRunner, make_attention
-from baton.engine.runner_options import RunnerOptions
-from baton.engine.sampler import sample
 from tests.unit import cuda_cases
-from tests.unit.attention_cases import (
-    CASES,
-    TOLERANCE,
-    make_rows,
-    poison,
-    random_pool,
-    same_bytes,
-)
-from tools import gpu_fp8, gpu_speed
+from tools import gpu_correctness, gpu_fp8, gpu_speed
 from tools.gpu_determinism import determinism
 from tools.gpu_ipc import kv_transfer
-from tools.gpu_speed import GREEDY, DevicePool
-from tools.gpu_timing import GpuTableRow, device, rows_or_error
+from tools.gpu_timing import GpuTableRow, rows_or_error
+from tools.gpu_transport import nixl_transfer
 
-DEMO = Path(__file__).parents[1] / "baton" / "models" / "demo"
-PROMPT = "def read(path):\n"
-Parts = dict[str, Callable[[], Iterable[GpuTableRow]]]
+ROOT = Path(__file__).parents[1]
 
 
-def attention_is_right() -> Iterator[GpuTableRow]:
-    """Run every attention case of the unit tests, and compare the output and every byte of the pool
-    with the reference on the CPU. Blocks that no row may read contain NaN."""
-    for seed, case in enumerate(CASES):
-        chance = torch.Generator().manual_seed(seed)
-        pool, rows = random_pool(case, chance), make_rows(case, seed)
-        poison(pool, rows)
-        shapes = [(case.heads, case.dim), *[(case.kv_heads, case.dim)] * 2]
-        total = sum(row.num_tokens for row in rows)
-        qkv = [torch.randn(total, *s, generator=chance).to(case.dtype) for s in shapes]
-        here = torch.device("cpu")
-        wanted, wanted_pool = answer(ReferenceAttention, here, pool, rows, qkv, case.scales)
-        got, got_pool = answer(make_attention, device(), pool, rows, qkv, case.scales)
-        worst = float((got - wanted).abs().max())
-        written = "" if same_bytes(got_pool, wanted_pool) else ", KV written wrongly"
-        ok = worst <= TOLERANCE[case.dtype] and not written  # false for NaN
-        result = f"within {worst:.1e} of the reference{written}"
-        yield GpuTableRow(f"KV write and attention: {case.name}", result, ok=ok)
+@dataclass(frozen=True)
+class GpuCheckPart:
+    """One part of the check. ``measure`` yields its rows. After ``timeout_seconds`` the part is
+    stopped, and its remaining rows are missing. Parts with ``checks_results`` measure no time, so
+    they may run at the same time as others."""
+
+    measure: Callable[[], Iterable[GpuTableRow]]
+    timeout_seconds: float
+    checks_results: bool = False
 
 
-def answer(
-    backend: Callable[[KvPool], Attention],
-    place: torch.device,
-    pool: torch.Tensor,
-    rows: Sequence[Row],
-    qkv: Sequence[torch.Tensor],
-    scales: Sequence[KvScale],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run one layer's attention on the device ``place``; return its output and the pool afterwards,
-    both as CPU tensors."""
-    held = DevicePool(pool.clone().to(place), scales)
-    attention = backend(held)  # type: ignore[arg-type]
-    attention.prepare(pack_batch(rows, held.block_tokens, torch.device("cpu")))
-    attended = attention.attend(1, *(part.to(place) for part in qkv))
-    return attended.cpu().float(), held.tensor.cpu()
-
-
-def layers_are_right() -> Iterator[GpuTableRow]:
-    """Run the unit tests' cases of all layers other than attention, with real CUDA graphs, and also
-    in BF16."""
-    from baton.engine.cuda.graphs import CudaCapture
-
-    with torch.inference_mode():
-        checks = cuda_cases.all_checks(cuda_cases.GPU, CudaCapture(device()))
-        for name, check in checks.items():
-            lines = (GpuTableRow(f"{name}: {what}", result) for what, result in map(_cut, check))
-            yield from rows_or_error(name, lines)
-
-
-def _cut(text: str) -> tuple[str, str]:
-    what, _, result = text.partition(": ")
-    return what, result
-
-
-def sampling_is_right() -> Iterator[GpuTableRow]:
-    """Compare the GPU's samples with the CPU's, from the same logits over a large vocabulary."""
-    from baton.engine.cuda.sampler import sample_batch
-
-    plain = SamplingParams(1)
-    every = {
-        "greedy": replace(plain, temperature=0.0),
-        "temperature": replace(plain, temperature=0.7),
-        "top-k": replace(plain, top_k=40),
-        "top-p": replace(plain, top_p=0.9, temperature=1.5),
-        "min-p": replace(plain, min_p=0.05),
-        "all of them": replace(plain, top_k=100, top_p=0.8, min_p=0.01, temperature=1.2),
-        "penalties": replace(plain, repetition_penalty=1.3, presence_penalty=0.4),
-    }
-    logits = torch.randn(24, 151_936, generator=torch.Generator().manual_seed(1)) * 3
-    history = tuple(TokenId(n * n % 1000) for n in range(300))
-    for name, params in every.items():
-        history_fields = (
-            {"history": history, "num_prompt_tokens": 200} if params.needs_history else {}
-        )
-        rows = [
-            Row(RequestId(""), (TokenId(0),), 299, (BlockId(0),), True,
-                replace(params, seed=n), **history_fields)  # type: ignore[arg-type]
-            for n in range(len(logits))
-        ]  # fmt: skip
-        got, wanted = sample_batch(logits.to(device()), rows), sample(logits, rows)
-        equal = sum(ours == theirs for ours, theirs in zip(got, wanted, strict=True))
-        result = f"{equal} of {len(rows)} tokens equal the CPU's"
-        yield GpuTableRow(f"sampling: {name}", result, ok=equal == len(rows))
-
-
-def demo_tokens_are_equal() -> Iterator[GpuTableRow]:
-    """Compare the GPU's greedy tokens, with and without CUDA graphs, with transformers' on the CPU,
-    in FP32."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(DEMO)
-    reference = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
-    ids = tokenizer(PROMPT)["input_ids"]
-    wanted = reference.generate(
-        torch.tensor([ids]), max_new_tokens=GREEDY.max_tokens, do_sample=False, eos_token_id=None
-    )[0, len(ids) :].tolist()
-    for mode in ("graphs", "no graphs"):
-        runner = demo_runner("cuda", cuda_graphs=mode == "graphs")
-        assert (runner._graphs is not None) == (mode == "graphs")
-        got = generated(runner, ids)
-        equal = sum(ours == theirs for ours, theirs in zip(got, wanted, strict=True))
-        result = f"{equal} of {len(wanted)} tokens equal transformers'"
-        yield GpuTableRow(f"demo model in FP32, greedy, {mode}", result, ok=got == wanted)
-
-
-def tokens_in_fp8_are_equal() -> Iterator[GpuTableRow]:
-    """Run the demo model with FP8 weights, and then with FP8 KV, on the GPU and on the CPU, and
-    compare the tokens. Both compute in FP32; on the CPU, torch decodes the FP8 values first. Only
-    the first quarter of the tokens must be equal: a key halfway between two FP8 values may be
-    rounded to either, which may change a token."""
-    from transformers import AutoTokenizer
-
-    ids = AutoTokenizer.from_pretrained(DEMO)(PROMPT)["input_ids"]
-    for kind, given in (("weights", {"quantization": "fp8"}), ("KV", {"kv_dtype": "fp8"})):
-        ours, theirs = (generated(demo_runner(at, **given), ids) for at in ("cuda", "cpu"))
-        pairs = zip(ours, theirs, strict=True)
-        equal = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        result = f"the first {equal} of {len(ours)} tokens equal the CPU's"
-        yield GpuTableRow(f"demo model, FP8 {kind}, greedy", result, ok=equal >= len(ours) // 4)
-
-
-def demo_runner(place: str, **given: Any) -> ModelRunner:
-    return ModelRunner.load(
-        DEMO, RunnerOptions(device=place, dtype="float32", num_blocks=64, **given)
-    )
-
-
-def generated(runner: ModelRunner, ids: Sequence[int]) -> list[int]:
-    blocks = tuple(BlockId(n) for n in range(runner.num_blocks))
-    tokens, start = tuple(TokenId(token) for token in ids), 0
-    got: list[int] = []
-    while len(got) < GREEDY.max_tokens:
-        row = Row(RequestId("demo"), tokens, start, blocks, True, GREEDY)
-        sampled = runner.run(Plan(0, (row,))).sampled[0]
-        assert sampled is not None
-        start += len(tokens)
-        tokens = (sampled.token_id,)
-        got.append(int(sampled.token_id))
-    return got
-
-
-QUICK = (
-    "attention", "layers", "sampling", "demo model", "demo model in FP8", "determinism",
-)  # fmt: skip
-"""The parts that check correctness, without those that measure speed."""
+Parts = dict[str, GpuCheckPart]
 
 
 def parts_of(rounds: int) -> Parts:
     """Return the parts in the order in which they run: correctness first, and the longest
     measurements last."""
+
+    def check(measure: Callable[[], Iterable[GpuTableRow]], seconds: float = 150) -> GpuCheckPart:
+        return GpuCheckPart(measure, seconds, checks_results=True)
+
     return {
-        "attention": attention_is_right,
-        "layers": layers_are_right,
-        "sampling": sampling_is_right,
-        "demo model": demo_tokens_are_equal,
-        "demo model in FP8": tokens_in_fp8_are_equal,
-        "determinism": determinism,
-        "kv transfer": kv_transfer,
-        "ceilings": gpu_speed.ceilings,
-        "speed of layer kernels": lambda: gpu_speed.layer_kernels(rounds),
-        "speed of fixed products": lambda: gpu_speed.products(rounds),
-        "speed of prefill attention": lambda: gpu_speed.prefill_attention(rounds),
-        "speed of decode attention": lambda: gpu_speed.decode_attention(rounds),
-        "speed of sampling": lambda: gpu_speed.sampling(rounds),
-        "speed of Qwen3-8B": lambda: gpu_speed.models(rounds),
-        "speed of FP8 weights": lambda: gpu_fp8.weights(rounds),
-        "speed of FP8 KV": lambda: gpu_fp8.kv(rounds),
+        "attention": check(gpu_correctness.attention_is_right),
+        "layers": check(gpu_correctness.layers_are_right),
+        "sampling": check(gpu_correctness.sampling_is_right),
+        "demo model": check(gpu_correctness.demo_tokens_are_equal),
+        "demo model in FP8": check(gpu_correctness.tokens_in_fp8_are_equal),
+        "architectures": check(gpu_correctness.architectures_are_right),
+        "determinism": check(determinism),
+        "ceilings": GpuCheckPart(gpu_speed.ceilings, 30),
+        "kv transfer": GpuCheckPart(kv_transfer, 60),
+        "kv transfer with NIXL": GpuCheckPart(nixl_transfer, 90),
+        "speed of Qwen3-8B": GpuCheckPart(lambda: gpu_speed.models(rounds), 150),
+        "speed of prefill attention": GpuCheckPart(lambda: gpu_speed.prefill_attention(rounds), 60),
+        "speed of decode attention": GpuCheckPart(lambda: gpu_speed.decode_attention(rounds), 60),
+        "speed of layer kernels": GpuCheckPart(lambda: gpu_speed.layer_kernels(rounds), 60),
+        "speed of fixed products": GpuCheckPart(lambda: gpu_speed.products(rounds), 60),
+        "speed of sampling": GpuCheckPart(lambda: gpu_speed.sampling(rounds), 60),
+        "speed of FP8 weights": GpuCheckPart(lambda: gpu_fp8.weights(rounds), 150),
+        "speed of FP8 KV": GpuCheckPart(lambda: gpu_fp8.kv(rounds), 150),
     }
 
 
-def run(parts: Parts, show: Callable[[str], None] = print) -> list[GpuTableRow]:
-    """Run the parts of the check. Show each row of the results, and the time that each part took.
-    Return all rows."""
-    lines = []
-    for name, part in parts.items():
-        begun = time.perf_counter()
-        for line in rows_or_error(name, _call_lazily(part)):
-            show(str(line))
-            lines.append(line)
-        show(f"-- {name}: {time.perf_counter() - begun:.1f} s")
-    return lines
+@dataclass
+class GpuReport:
+    """The rows of the finished parts, with the time that each part took. ``file``, if any, is
+    rewritten after every part."""
+
+    about: dict[str, object]
+    file: Path | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def load(self) -> None:
+        """Take over the parts that ``file`` has."""
+        if self.file is not None and self.file.exists():
+            stored = json.loads(self.file.read_text())
+            self.seconds, self.rows = stored["seconds"], stored["rows"]
+
+    def add(self, name: str, rows: Sequence[GpuTableRow], seconds: float) -> None:
+        with self._lock:
+            self.rows[name] = [asdict(row) for row in rows]
+            self.seconds[name] = round(seconds, 1)
+            if self.file is not None:
+                self.file.write_text(self.to_json() + "\n")
+
+    @property
+    def ok(self) -> bool:
+        return all(row["ok"] for rows in self.rows.values() for row in rows)
+
+    def to_json(self) -> str:
+        shown = {"ok": self.ok, "seconds": self.seconds, "rows": self.rows}
+        return json.dumps({**self.about, **shown})
 
 
-def _call_lazily(part: Callable[[], Iterable[GpuTableRow]]) -> Iterator[GpuTableRow]:
-    """Call ``part`` only when rows are requested, so that its errors are raised within
+RunPart = Callable[[str, GpuCheckPart], tuple[list[GpuTableRow], float]]
+"""Runs a part; returns its rows and the time that it took."""
+
+
+def run(
+    parts: Parts,
+    report: GpuReport,
+    run_part: RunPart,
+    jobs: int = 1,
+    show: Callable[[str], None] = print,
+) -> None:
+    """Run the parts of the check that ``report`` does not have, and add them to it. Show each row,
+    and the time that each part took."""
+
+    def finish(name: str) -> None:
+        rows, seconds = run_part(name, parts[name])
+        report.add(name, rows, seconds)
+        for row in rows:
+            show(str(row))
+        show(f"-- {name}: {seconds:.1f} s")
+
+    left = [name for name in parts if name not in report.rows]
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(finish, [name for name in left if parts[name].checks_results]))
+    for name in left:
+        if not parts[name].checks_results:
+            finish(name)
+
+
+def run_in_process(rounds: int) -> RunPart:
+    """Return a function that runs a part in a process of its own."""
+
+    def run_part(name: str, part: GpuCheckPart) -> tuple[list[GpuTableRow], float]:
+        command = [sys.executable, "-m", "tools.gpu_check", "--part", name, "--rounds", str(rounds)]
+        return run_command(command, name, part.timeout_seconds)
+
+    return run_part
+
+
+def run_command(
+    command: Sequence[str], name: str, timeout_seconds: float
+) -> tuple[list[GpuTableRow], float]:
+    """Run a command that prints the rows of the part ``name`` as lines of JSON. If it fails or
+    takes too long, add a row that says so."""
+    begun = time.perf_counter()
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, cwd=ROOT
+        )
+        try:
+            status = f"exited with {process.wait(timeout_seconds)}"
+        except subprocess.TimeoutExpired:
+            status = f"was stopped after {timeout_seconds:.0f} s"
+        finally:
+            process.kill()
+            process.wait()
+        output.seek(0)
+        errors.seek(0)
+        rows = [GpuTableRow(**json.loads(line)) for line in output if line.startswith("{")]
+        if process.returncode:
+            last = "; ".join(errors.read().strip().splitlines()[-2:])
+            rows.append(GpuTableRow(name, f"the part {status}: {last}", ok=False))
+    return rows, time.perf_counter() - begun
+
+
+def run_here(name: str, part: GpuCheckPart) -> Iterator[GpuTableRow]:
+    """Run a part in this process. An error becomes a row."""
+    yield from rows_or_error(name, _call_lazily(part.measure))
+
+
+def _call_lazily(measure: Callable[[], Iterable[GpuTableRow]]) -> Iterator[GpuTableRow]:
+    """Call ``measure`` only when rows are requested, so that its errors are raised within
     ``rows_or_error``."""
-    yield from part()
+    yield from measure()
 
 
 def chosen(parts: Parts, only: Sequence[str], *, quick: bool) -> Parts:
@@ -245,8 +196,9 @@ def chosen(parts: Parts, only: Sequence[str], *, quick: bool) -> Parts:
     if unknown := [name for name in only if name not in parts]:
         known = ", ".join(parts)
         raise SystemExit(f"gpu_check: unknown part {unknown[0]!r}; known parts: {known}")
-    wanted = only or (QUICK if quick else parts)
-    return {name: part for name, part in parts.items() if name in wanted}
+    if only:
+        return {name: part for name, part in parts.items() if name in only}
+    return {name: part for name, part in parts.items() if part.checks_results or not quick}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -258,20 +210,23 @@ def main(arguments: Sequence[str]) -> int:
     if not torch.cuda.is_available():
         print("gpu_check: torch sees no GPU here", file=sys.stderr)
         return 2
+    if options.part:
+        for row in run_here(options.part, parts[options.part]):
+            print(json.dumps(asdict(row)), flush=True)
+        return 0
     about = {
         "gpu": torch.cuda.get_device_name(0),
         "torch": torch.__version__,
         "rounds": options.rounds,
         "seed": cuda_cases.SEED,
     }
-    print(about)
-    lines = run(parts)
-    ok = all(line.ok for line in lines)
-    report = json.dumps({**about, "ok": ok, "lines": [asdict(line) for line in lines]})
-    if options.json is not None:
-        options.json.write_text(report + "\n")
-    print(report)
-    return 0 if ok else 1
+    print(about, flush=True)
+    report = GpuReport(about, options.json)
+    if options.resume:
+        report.load()
+    run(parts, report, run_in_process(options.rounds), options.jobs)
+    print(report.to_json())
+    return 0 if report.ok else 1
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -281,6 +236,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="check correctness only, not speed")
     parser.add_argument("--list", action="store_true", help="list the parts and exit")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the JSON to FILE")
+    parser.add_argument("--resume", action="store_true", help="skip the parts that FILE has")
+    parser.add_argument(
+        "--jobs", type=int, default=max(1, min(8, (os.cpu_count() or 1) // 2)),
+        help="number of parts that run at the same time, if they check results",
+    )  # fmt: skip
+    parser.add_argument("--part", help=argparse.SUPPRESS)  # in a process of its own
     return parser.parse_args(arguments)
 
 

@@ -27,7 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "BF16": {"dtype": "bfloat16"},
     "FP8 weights and KV": {"dtype": "bfloat16", "quantization": "fp8", "kv_dtype": "fp8"},
 }
-PLACEMENTS = 30
+PLACEMENTS = 100
 LENGTHS = (300, 70, 9)
 CHUNKS = (1, 3, 17, 64, 130)
 BLOCK_TOKENS, NUM_BLOCKS = 16, 64

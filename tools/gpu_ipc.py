@@ -1,11 +1,10 @@
 """Measures how fast one process reads blocks from another process's KV pool on the same GPU.
 
 ``gpu_check`` runs this. It uses torch's CUDA IPC: the handle is sent as JSON, and nothing is
-unpickled. The figure is the speed that the hardware allows; Baton's own KV transfer from GPU to GPU
-uses NIXL.
+unpickled. The figure is the speed that the hardware allows; ``gpu_transport`` measures Baton's own
+KV transfer.
 """
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -48,14 +47,6 @@ def kv_transfer() -> Iterator[GpuTableRow]:
     )
     what = "KV transfer between two processes, CUDA IPC"
     yield GpuTableRow(what, result, report["seconds"], ok=report["equal"])
-    if importlib.util.find_spec("nixl") is None:
-        yield GpuTableRow(
-            "KV transfer between two processes, NIXL", "not run: nixl is not installed"
-        )
-    else:
-        yield GpuTableRow(
-            "KV transfer between two processes, NIXL", "not run: tests/contract tests it on CPUs"
-        )
 
 
 def pattern() -> torch.Tensor:

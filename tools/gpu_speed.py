@@ -4,13 +4,17 @@ It needs only torch, triton and numpy: no cluster, no checkpoint.
 """
 
 import gc
+import statistics
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from baton.checkpoint import ModelConfig, RopeConfig
 from baton.core.ids import BlockId, RequestId, TokenId
@@ -35,9 +39,10 @@ BF16_BYTES = 2
 SPARE_BYTES = 6 * 2**30
 """The device memory that is left for what a step needs besides weights and KV."""
 
-PREFILL_TOKENS = 8192
-BATCHES = (1, 16, 64, 256)
-CONTEXTS = (1024, 8192, 32_768)
+LAYER_TOKENS = 8192
+PREFILL_TOKENS = (512, 4096, 32_768)
+BATCHES = (1, 8, 64, 256)
+CONTEXTS = (1024, 8192)
 
 QWEN3_8B = ModelConfig(
     architecture="qwen3", num_layers=36, hidden_size=4096, intermediate_size=12288, num_heads=32,
@@ -94,7 +99,7 @@ def layer_kernels(rounds: int) -> Iterator[GpuTableRow]:
     from baton.engine.cuda import layer
 
     config, width = QWEN3_8B, 48 * 128
-    for tokens in (64, PREFILL_TOKENS):
+    for tokens in (64, LAYER_TOKENS):
         x, update = _noise(tokens, 4096), _noise(tokens, 4096)
         weight, gate_up = _noise(4096), _noise(tokens, 2 * 12_288)
         norm = seconds_of(partial(layer.norm, x, weight, 1e-6, update), rounds)
@@ -119,7 +124,7 @@ def products(rounds: int) -> Iterator[GpuTableRow]:
     from baton.engine.cuda import gemm
 
     processors = torch.cuda.get_device_properties(device()).multi_processor_count
-    for rows in (1, 64, 256, PREFILL_TOKENS):
+    for rows in (1, 64, 256, LAYER_TOKENS):
         x, weight = _noise(rows, 4096), _noise(24_576, 4096)
         tile = gemm.fixed_tiling(x.dtype)
         ours = seconds_of(partial(gemm.gemm_linear, x, weight, None, tile, processors), rounds)
@@ -131,19 +136,31 @@ def products(rounds: int) -> Iterator[GpuTableRow]:
 
 def prefill_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterator[GpuTableRow]:
     """Measure prefill attention. ``kept`` is the dtype of the keys and values in the KV pool."""
-    for tokens in (2048, PREFILL_TOKENS):
+    for tokens in PREFILL_TOKENS:
         attention, (q, k, v) = attention_case([(0, tokens)], kept)
         ours = seconds_of(partial(attention.attend, 0, q, k, v), rounds)
         dq, dk, dv = (part.transpose(0, 1).unsqueeze(0).contiguous() for part in (q, k, v))
-        sdpa = partial(functional.scaled_dot_product_attention, dq, dk, dv)
-        peer = seconds_of(partial(sdpa, is_causal=True, enable_gqa=True), rounds)
+        peer, name = fastest_sdpa(dq, dk, dv, rounds)
         flops = 2 * 2 * tokens * tokens / 2 * 32 * 128
         suffix = "" if kept is torch.bfloat16 else ", FP8 KV"
         what = f"prefill attention, {tokens} tokens, 32/8 heads of 128{suffix}"
         share = (
             f"{flops / ours / 1e12:.0f} TFLOP/s, {flops / ours / matrix_rate():.2f} of products'"
         )
-        yield GpuTableRow(what, share, ours, peer / ours, "torch SDPA's speed")
+        yield GpuTableRow(what, share, ours, peer / ours, f"torch SDPA's speed ({name})")
+
+
+def fastest_sdpa(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rounds: int
+) -> tuple[float, str]:
+    """Return the time of torch's fastest causal attention, and the name of its backend."""
+    backends = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION)
+    attend = partial(functional.scaled_dot_product_attention, q, k, v, is_causal=True)
+    times = []
+    for backend in backends:
+        with sdpa_kernel(backend), suppress(RuntimeError):  # a backend may not support the shape
+            times.append((seconds_of(partial(attend, enable_gqa=True), rounds), backend.name))
+    return min(times)
 
 
 def decode_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterator[GpuTableRow]:
@@ -239,25 +256,45 @@ def models(rounds: int) -> Iterator[GpuTableRow]:
     """Measure whole steps of a model with Qwen3-8B's dimensions. A step ends when the tokens are on
     the host."""
     loaded = random_runner(QWEN3_8B)
-    yield prefill_step(loaded, rounds)
+    yield from prefill_steps(loaded, rounds)
     yield from decode_grid(loaded, CONTEXTS, rounds)
     del loaded
     free()
 
 
-def prefill_step(loaded: Loaded, rounds: int, suffix: str = "") -> GpuTableRow:
-    config, tokens = loaded.runner.model_config, PREFILL_TOKENS
-    pairs = tokens * tokens / 2
-    flops = 2.0 * loaded.num_weights * tokens
-    flops -= 2 * (tokens - 1) * config.vocab_size * config.hidden_size  # one row has logits
-    flops += 2 * 2 * pairs * config.num_heads * config.head_dim * config.num_layers
-    rows = rows_for([(0, tokens)])
-    seconds = seconds_of(partial(loaded.runner.run, Plan(0, rows)), rounds)
-    result = f"{tokens / seconds:,.0f} tokens/s, {flops / seconds / 1e12:.0f} TFLOP/s"
-    ratio = flops / seconds / matrix_rate()
-    return GpuTableRow(
-        f"prefill step, {tokens} tokens{suffix}", result, seconds, ratio, "products' rate"
-    )
+def prefill_steps(loaded: Loaded, rounds: int, suffix: str = "") -> Iterator[GpuTableRow]:
+    """Measure steps with one prompt, of each length in ``PREFILL_TOKENS``."""
+    config = loaded.runner.model_config
+    for tokens in PREFILL_TOKENS:
+        flops = 2.0 * loaded.num_weights * tokens
+        flops -= 2 * (tokens - 1) * config.vocab_size * config.hidden_size  # one row has logits
+        pairs = tokens * tokens / 2
+        flops += 2 * 2 * pairs * config.num_heads * config.head_dim * config.num_layers
+        rows = rows_for([(0, tokens)])
+        seconds = seconds_of(partial(loaded.runner.run, Plan(0, rows)), rounds)
+        host = host_seconds(loaded.runner, rows, rounds)
+        result = f"{tokens / seconds:,.0f} tokens/s, {flops / seconds / 1e12:.0f} TFLOP/s, {host}"
+        ratio = flops / seconds / matrix_rate()
+        yield GpuTableRow(
+            f"prefill step, {tokens} tokens{suffix}", result, seconds, ratio, "products' rate"
+        )
+
+
+def host_seconds(runner: ModelRunner, rows: tuple[Row, ...], rounds: int) -> str:
+    """Return, as text, the median time on the host to prepare a step, which happens while the
+    device computes the step before, and the time until all of its kernels are launched."""
+    preparing, launching = [], []
+    launched: list[float] = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        prepared = runner.prepare(Plan(0, rows))
+        ready = time.perf_counter()
+        runner.compute(prepared, lambda: launched.append(time.perf_counter()))
+        preparing.append(ready - begun)
+        launching.append(launched.pop() - ready)
+    prepare, launch = (statistics.median(times) * 1e3 for times in (preparing, launching))
+    return f"host {prepare:.2f} + {launch:.2f} ms"
 
 
 def decode_grid(
@@ -287,7 +324,8 @@ def decode_steps(
     for mode, held in (("graph", graphs), ("no graph", None)):
         runner._graphs = held
         seconds = seconds_of(partial(runner.run, Plan(0, rows)), rounds)
-        result = f"{batch / seconds:,.0f} tokens/s, {size / seconds / 1e9:.0f} GB/s"
+        host = host_seconds(runner, rows, rounds)
+        result = f"{batch / seconds:,.0f} tokens/s, {size / seconds / 1e9:.0f} GB/s, {host}"
         ratio = size / seconds / copy_rate()
         yield GpuTableRow(f"{name}, {mode}", result, seconds, ratio, "a copy's bytes")
     runner._graphs = graphs

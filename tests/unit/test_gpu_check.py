@@ -1,5 +1,6 @@
 """Tests the parts of the GPU check tool that can run without a GPU."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tools.gpu_check import chosen, main, parts_of, run
+from tools.gpu_check import (
+    GpuCheckPart,
+    GpuReport,
+    chosen,
+    main,
+    parts_of,
+    run,
+    run_command,
+    run_here,
+)
 from tools.gpu_timing import GpuTableRow
 
 MISSING_PACKAGES = [
@@ -49,10 +59,17 @@ def broken() -> Iterator[GpuTableRow]:
     raise ImportError("no such kernel")
 
 
-def test_failing_part_is_a_row_and_the_others_continue() -> None:
+def test_failing_part_is_a_row_and_the_others_continue(tmp_path: Path) -> None:
     shown: list[str] = []
-    lines = run({"a": failing, "b": broken, "c": good}, shown.append)
-    assert [(line.what, line.result, line.ok) for line in lines] == [
+    report = GpuReport({"gpu": "none"}, tmp_path / "report.json")
+    parts = {
+        "c": GpuCheckPart(good, 1),
+        "a": GpuCheckPart(failing, 1, checks_results=True),
+        "b": GpuCheckPart(broken, 1, checks_results=True),
+    }
+    run(parts, report, run_now, show=shown.append)
+    lines = [row for rows in report.rows.values() for row in rows]
+    assert [(line["what"], line["result"], line["ok"]) for line in lines] == [
         ("three", "right", True),
         ("a", "RuntimeError: out of memory", False),
         ("b", "ImportError: no such kernel", False),
@@ -60,7 +77,9 @@ def test_failing_part_is_a_row_and_the_others_continue() -> None:
         ("two", "10 GB/s", True),
     ]
     rows = [row for row in shown if not row.startswith("--")]
-    assert len(shown) - len(rows) == 3, "there must be a line with the duration of each part"
+    assert [row for row in shown if row.startswith("--")] == [
+        "-- a: 2.0 s", "-- b: 2.0 s", "-- c: 2.0 s",
+    ]  # fmt: skip
     assert rows[1].endswith("WRONG") and "WRONG" not in rows[0]
     assert rows[4].split() == [
         "two",
@@ -74,10 +93,61 @@ def test_failing_part_is_a_row_and_the_others_continue() -> None:
         "copy's",
         "bytes",
     ]
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert written == json.loads(report.to_json())
+    assert (written["gpu"], written["ok"], list(written["seconds"])) == ("none", False, [*"abc"])
+
+
+def run_now(name: str, part: GpuCheckPart) -> tuple[list[GpuTableRow], float]:
+    return list(run_here(name, part)), 2.0
+
+
+def test_resumed_check_runs_only_the_missing_parts(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    parts = {"a": GpuCheckPart(good, 1)}
+    run(parts, GpuReport({}, file), run_now, show=lambda _: None)
+    ran: list[str] = []
+
+    def run_part(name: str, part: GpuCheckPart) -> tuple[list[GpuTableRow], float]:
+        ran.append(name)
+        return run_now(name, part)
+
+    report = GpuReport({}, file)
+    report.load()
+    run(parts | {"b": GpuCheckPart(good, 1)}, report, run_part, show=lambda _: None)
+    assert ran == ["b"]
+    assert list(report.rows) == ["a", "b"] and report.ok
+
+
+HANGING = """
+print('{"what": "one", "result": "right"}', flush=True)
+import signal
+signal.pause()
+"""
+DYING = """
+import os, sys
+print("no such device", file=sys.stderr, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_part_that_hangs_keeps_its_rows() -> None:
+    rows, seconds = run_command([sys.executable, "-c", HANGING], "part", 5.0)
+    assert [row.result for row in rows] == ["right", "the part was stopped after 5 s: "]
+    assert seconds >= 5.0
+
+
+def test_part_that_dies_is_a_row() -> None:
+    rows, _ = run_command([sys.executable, "-c", DYING], "part", 60.0)
+    assert rows == [GpuTableRow("part", "the part exited with -9: no such device", ok=False)]
 
 
 def test_parts_are_chosen_by_name() -> None:
-    parts = {"a": good, "b": good, "attention": good}
+    parts = {
+        "a": GpuCheckPart(good, 1),
+        "b": GpuCheckPart(good, 1),
+        "attention": GpuCheckPart(good, 1, checks_results=True),
+    }
     assert list(chosen(parts, ["b"], quick=False)) == ["b"]
     assert list(chosen(parts, [], quick=False)) == list(parts)
     assert list(chosen(parts, [], quick=True)) == ["attention"]

@@ -32,11 +32,13 @@ MIN_DOT_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiling:
-    """Tile sizes of a kernel: ``m`` queries against ``n`` keys at a time, by ``warps`` warps."""
+    """Tile sizes of a kernel: ``m`` queries against ``n`` keys at a time, by ``warps`` warps.
+    ``stages`` is the number of key tiles that are loaded ahead of the computation, plus one."""
 
     m: int
     n: int
     warps: int
+    stages: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,7 @@ class TritonAttention:
             M=tiling.m,
             N=tiling.n,
             num_warps=tiling.warps,
+            num_stages=tiling.stages,
         )
 
     def _decode(self, layer: int, q: torch.Tensor, output: torch.Tensor) -> None:
@@ -201,6 +204,7 @@ class TritonAttention:
             N=tiling.n,
             SPLIT=SPLIT_TOKENS,
             num_warps=tiling.warps,
+            num_stages=tiling.stages,
         )
         kernels.combine[(rows * heads,)](
             parts,
