@@ -17,7 +17,7 @@ from baton.core.prefill_order import PREFILL_ORDERS
 MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 """Matches the name of one of several models."""
 
-TRANSPORTS = ("shm", "nixl", "grpc")
+TRANSPORTS = ("shm", "cuda_ipc", "nixl", "grpc")
 
 _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 

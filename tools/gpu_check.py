@@ -31,9 +31,8 @@ import torch
 from tests.unit import cuda_cases
 from tools import gpu_correctness, gpu_fp8, gpu_speed
 from tools.gpu_determinism import determinism
-from tools.gpu_ipc import kv_transfer
 from tools.gpu_timing import GpuTableRow, rows_or_error
-from tools.gpu_transport import nixl_transfer
+from tools.gpu_transport import transfers
 
 ROOT = Path(__file__).parents[1]
 
@@ -68,8 +67,8 @@ def parts_of(rounds: int) -> Parts:
         "architectures": check(gpu_correctness.architectures_are_right),
         "determinism": check(determinism),
         "ceilings": GpuCheckPart(gpu_speed.ceilings, 30),
-        "kv transfer": GpuCheckPart(kv_transfer, 60),
-        "kv transfer with NIXL": GpuCheckPart(nixl_transfer, 90),
+        "kv transfer": GpuCheckPart(lambda: transfers("cuda_ipc"), 60),
+        "kv transfer with NIXL": GpuCheckPart(lambda: transfers("nixl"), 60),
         "speed of Qwen3-8B": GpuCheckPart(lambda: gpu_speed.models(rounds), 150),
         "speed of prefill attention": GpuCheckPart(lambda: gpu_speed.prefill_attention(rounds), 60),
         "speed of decode attention": GpuCheckPart(lambda: gpu_speed.decode_attention(rounds), 60),

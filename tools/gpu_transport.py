@@ -1,21 +1,23 @@
-"""Measures reads of KV blocks between two processes on one GPU through Baton's NIXL transport, and
+"""Measures reads of KV blocks between two processes on one GPU through Baton's transports, and
 checks what happens when the source is killed during a read; run by ``gpu_check``.
 
-    python -m tools.gpu_transport source | reader
+    python -m tools.gpu_transport source|reader TRANSPORT
 
-The source prints its endpoint as JSON; the reader gets it on its standard input, and prints a
-report. Both use the class that workers use, ``NixlTransport``, on memory that torch has allocated.
+The source prints its endpoint as JSON; the reader gets it on its standard input, and prints a line
+of JSON for each measurement. Both open the transport as workers do, on memory that torch has
+allocated.
 """
 
 import base64
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -30,70 +32,61 @@ BLOCK_BYTES = 16 * 147_456
 NUM_BLOCKS = 2048
 TOKENS = (512, 4096, 32_768)
 ROUNDS = 5
-TIMEOUT_SECONDS = 60.0
-KILL_TIMEOUT_SECONDS = 2.0
-"""The deadline of the read whose source is killed."""
+READ_SECONDS = 8.0
+"""The deadline of each read."""
+
+PROCESS_SECONDS = 60.0
+"""The longest time that the reader may take, including its start."""
 
 
-@dataclass(frozen=True)
-class ReadReport:
-    """What the reader saw: the median seconds of a read of each number of blocks, whether all bytes
-    were right, and how the read ended whose source was killed."""
-
-    seconds: dict[str, float]
-    equal: bool
-    killed: str
-    is_released: bool
-
-
-def nixl_transfer() -> Iterator[GpuTableRow]:
-    what = "KV transfer between two processes, NIXL"
+def transfers(name: str) -> Iterator[GpuTableRow]:
+    """Measure the transport ``name``. If a read fails, the remaining rows are missing."""
+    what = f"KV transfer between two processes, {name}"
     try:
-        import nixl_cu13  # noqa: F401
+        import psutil  # noqa: F401
         import structlog  # noqa: F401
     except ImportError as error:
         yield GpuTableRow(what, f"not run: {error.name} is not installed")
         return
-    source = _start("source", stdin=subprocess.DEVNULL)
+    source = _start("source", name, stdin=subprocess.DEVNULL)
     try:
-        assert source.stdout is not None
+        assert source.stdout is not None and source.stderr is not None
         line = source.stdout.readline()
         if not line:
-            source.wait(TIMEOUT_SECONDS)
-            assert source.stderr is not None
             raise RuntimeError(f"the source exited: {source.stderr.read()[-300:]}")
-        endpoint = json.dumps({**json.loads(line), "pid": source.pid})
-        reader = _start("reader", stdin=subprocess.PIPE)
+        reader = _start("reader", name, stdin=subprocess.PIPE)
+        assert reader.stdin is not None and reader.stdout is not None
         try:
-            output, errors = reader.communicate(endpoint, TIMEOUT_SECONDS)
+            reader.stdin.write(json.dumps({**json.loads(line), "pid": source.pid}))
+            reader.stdin.close()
+            for measured in map(json.loads, reader.stdout):
+                yield _row(what, **measured)
+            if reader.wait(PROCESS_SECONDS):
+                raise RuntimeError(f"the reader exited with {reader.returncode}")
         finally:
             reader.kill()
-        if reader.returncode:
-            raise RuntimeError(f"the reader exited with {reader.returncode}: {errors[-300:]}")
-        report = ReadReport(**json.loads(output.splitlines()[-1]))
     finally:
         source.kill()
         source.wait()
-    for tokens, seconds in report.seconds.items():
-        rate = int(tokens) // 16 * BLOCK_BYTES / seconds
-        yield GpuTableRow(
-            f"{what}, {tokens} tokens of Qwen3-8B",
-            f"{rate / 1e9:.0f} GB/s" + ("" if report.equal else ", but the bytes differ"),
-            seconds,
-            2 * rate / copy_rate(),
-            "a copy's bytes",
-            ok=report.equal,
-        )
-    result = f"{report.killed}; " + ("released" if report.is_released else "not released")
-    yield GpuTableRow(f"{what}, the source is killed", result)
 
 
-def _start(role: str, stdin: int) -> "subprocess.Popen[str]":
+def _row(what: str, case: str, size: int, seconds: float, error: str, equal: bool) -> GpuTableRow:
+    if error:
+        return GpuTableRow(f"{what}, {case}", error, ok=equal)
+    rate = size / seconds
+    result = f"{rate / 1e9:.0f} GB/s" + ("" if equal else ", but the bytes differ")
+    ratio = 2 * rate / copy_rate()
+    return GpuTableRow(f"{what}, {case}", result, seconds, ratio, "a copy's bytes", ok=equal)
+
+
+def _start(role: str, name: str, stdin: int) -> "subprocess.Popen[str]":
+    """Start a process; its errors go to this process's standard error, which ``gpu_check``
+    keeps."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tools.gpu_transport", role],
+        [sys.executable, "-m", "tools.gpu_transport", role, name],
         stdin=stdin,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.PIPE if role == "source" else None,
         text=True,
     )
 
@@ -108,80 +101,98 @@ def pool(*, is_source: bool) -> torch.Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, device=device(), generator=chance)
 
 
-def _open(owner: str, blocks: torch.Tensor) -> Any:
+def open_transport(name: str, owner: str, blocks: torch.Tensor) -> Any:
     from baton.clock import SystemClock
     from baton.transport.base import Region
-    from baton.transport.nixl import NixlTransport
-    from baton.transport.selection import host_id
+    from baton.transport.selection import open_transports
 
-    transport = NixlTransport(owner, 1, SystemClock(), host_id())
-    transport.register(Region(blocks.data_ptr(), blocks.nbytes, str(blocks.device)))
+    (transport,) = open_transports(
+        [name], owner=owner, generation=1, clock=SystemClock(), listen_host="127.0.0.1",
+        region=Region(blocks.data_ptr(), blocks.nbytes, str(blocks.device)),
+    ).values()  # fmt: skip
     return transport
 
 
-def serve() -> None:
+def serve(name: str) -> None:
     blocks = pool(is_source=True)
     torch.cuda.synchronize()
-    transport = _open("source", blocks)
+    transport = open_transport(name, "source", blocks)  # serves as long as it is referenced
     endpoint = transport.export()
     metadata = base64.b64encode(endpoint.metadata).decode()
     print(json.dumps({**asdict(endpoint), "metadata": metadata}), flush=True)
     signal.pause()
 
 
-def read(source: dict[str, Any]) -> dict[str, object]:
-    """Read from the source; then kill it during a read."""
-    from baton.transport.base import Endpoint, TransferRange, TransferState
+class Reader:
+    """Reads the blocks of a source, in an order in which no two are adjacent on both sides."""
 
-    blocks, wanted = pool(is_source=False), pool(is_source=True)
-    transport = _open("reader", blocks)
-    pid = source.pop("pid")
-    metadata = base64.b64decode(source.pop("metadata"))
-    peer = transport.connect(Endpoint(**source, metadata=metadata))
-    order = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(SEED)).tolist()
+    def __init__(self, name: str, source: dict[str, Any]) -> None:
+        from baton.transport.base import Endpoint
 
-    def post(count: int, timeout_seconds: float) -> Any:
+        self.blocks, self.wanted = pool(is_source=False), pool(is_source=True)
+        self.transport = open_transport(name, "reader", self.blocks)
+        metadata = base64.b64decode(source.pop("metadata"))
+        self.peer = self.transport.connect(Endpoint(**source, metadata=metadata))
+        chance = torch.Generator().manual_seed(SEED)
+        self.order = torch.randperm(NUM_BLOCKS, generator=chance).tolist()
+
+    def read(self, count: int, kill: int = 0) -> tuple[float, str, bool]:
+        """Read ``count`` blocks. Return the seconds, the error (or an empty string), and whether
+        the bytes are right. If ``kill`` is a process id, kill it when the read has begun."""
+        from baton.transport.base import TransferRange, TransferState
+
+        self.blocks.zero_()
+        torch.cuda.synchronize()
         ranges = [
             TransferRange(block * BLOCK_BYTES, place * BLOCK_BYTES, BLOCK_BYTES)
-            for place, block in enumerate(order[:count])
+            for place, block in enumerate(self.order[:count])
         ]
-        transfer = transport.prepare(peer, ranges, timeout_seconds)
-        transport.post(transfer)
-        return transfer
-
-    def ended(transfer: Any) -> TransferState:
-        while (state := transport.poll(transfer)) is TransferState.PENDING:
+        if kill:
+            os.kill(kill, signal.SIGKILL)
+        begun = time.perf_counter()
+        transfer = self.transport.prepare(self.peer, ranges, READ_SECONDS)
+        self.transport.post(transfer)
+        while self.transport.poll(transfer) is TransferState.PENDING:
             pass
-        return TransferState(state)
+        seconds, error = time.perf_counter() - begun, transfer.error
+        if not self.transport.release(transfer):
+            error += "; the transfer could not be ended"
+        return seconds, error, torch.equal(self.blocks[:count], self.wanted[self.order[:count]])
 
-    seconds, equal = {}, True
+
+def read(name: str, source: dict[str, Any]) -> None:
+    """Read each number of tokens in ``TOKENS`` several times, and print the median; then kill the
+    source, read, and check that this process can still use the GPU."""
+    pid = source.pop("pid")
+    reader = Reader(name, source)
     for tokens in TOKENS:
-        count, times = tokens // 16, []
-        for _ in range(ROUNDS):
-            blocks.zero_()
-            torch.cuda.synchronize()
-            begun = time.perf_counter()
-            transfer = post(count, TIMEOUT_SECONDS)
-            state = ended(transfer)
-            times.append(time.perf_counter() - begun)
-            assert state is TransferState.DONE, transfer.error
-            assert transport.release(transfer)
-            equal &= torch.equal(blocks[:count], wanted[order[:count]])
-        seconds[str(tokens)] = sorted(times)[ROUNDS // 2]
-    blocks.zero_()
-    torch.cuda.synchronize()
-    os.kill(pid, signal.SIGSTOP)
-    frozen = post(NUM_BLOCKS, KILL_TIMEOUT_SECONDS)
-    os.kill(pid, signal.SIGKILL)
-    state, right = ended(frozen), torch.equal(blocks, wanted[order])
-    bytes_are = "bytes right" if right else "bytes not right"
-    killed = f"{state}, {frozen.error or 'no error'}, {bytes_are}"
-    return {"seconds": seconds, "equal": equal, "killed": killed,
-            "is_released": transport.release(frozen)}  # fmt: skip
+        count = tokens // 16
+        rounds = [reader.read(count)]
+        while len(rounds) < ROUNDS and not rounds[-1][1]:
+            rounds.append(reader.read(count))
+        error = rounds[-1][1]
+        _print(
+            f"{tokens} tokens of Qwen3-8B",
+            count * BLOCK_BYTES,
+            statistics.median(seconds for seconds, *_ in rounds),
+            f"failed: {error}" if error else "",
+            not error and all(equal for *_, equal in rounds),
+        )
+        if error:
+            return
+    _, error, equal = reader.read(NUM_BLOCKS, kill=pid)
+    works = bool((torch.ones(8, device=device()).sum() == 8).item())
+    right = "right" if equal else "not right, as their checksums would show"
+    _print("source killed", 0, 0.0, f"{error or 'done'}; the bytes are {right}", works)
+
+
+def _print(case: str, size: int, seconds: float, error: str, equal: bool) -> None:
+    report = {"case": case, "size": size, "seconds": seconds, "error": error, "equal": equal}
+    print(json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "source":
-        serve()
+        serve(sys.argv[2])
     else:
-        print(json.dumps(read(json.loads(sys.stdin.read()))))
+        read(sys.argv[2], json.loads(sys.stdin.read()))

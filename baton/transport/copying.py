@@ -1,4 +1,4 @@
-"""Base class of the backends that read a peer's memory by copying it: shm and memory."""
+"""Base class of the backends that read a peer's memory by copying it: shm, cuda_ipc and memory."""
 
 import contextlib
 import ctypes
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from baton.clock import Clock
 from baton.core.kv_transfer import Endpoint
 from baton.errors import BatonError, Invalid, Unavailable
-from baton.transport.base import Region, TransferRange, TransferState
+from baton.transport.base import Capabilities, Region, TransferRange, TransferState
 from baton.transport.link_meter import LinkMeter, earlier_generations
 from baton.transport.ranges import expect_transport, validated_ranges
 
@@ -50,8 +50,9 @@ class CopyTransport:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def register(self, region: Region) -> None:
-        if region.device != "cpu":
-            raise Invalid(f"transport {self.name} serves host memory, not {region.device}")
+        if region.device.partition(":")[0] not in self.capabilities().devices:
+            served = " and ".join(sorted(self.capabilities().devices))
+            raise Invalid(f"transport {self.name} serves memory of {served}, not {region.device}")
         assert self._region is None, "register() must be called only once"
         self._region = region
 
@@ -94,8 +95,7 @@ class CopyTransport:
         began = self.clock.monotonic()
         try:
             with self._copying(transfer.peer):
-                for span in transfer.ranges:
-                    self.copy(transfer.peer.endpoint, span)
+                self.copy_all(transfer.peer.endpoint, transfer.ranges)
         except BatonError as error:
             transfer.state, transfer.error = TransferState.FAILED, str(error)
             return
@@ -141,6 +141,15 @@ class CopyTransport:
 
     def detach(self, endpoint: Endpoint) -> None:
         raise AssertionError("each backend must implement detach()")
+
+    def capabilities(self) -> Capabilities:
+        raise AssertionError("each backend must implement capabilities()")
+
+    def copy_all(self, endpoint: Endpoint, ranges: Sequence[TransferRange]) -> None:
+        """Copy all ranges of a transfer, by default one after the other. The copies are complete
+        when this returns. Raises Unavailable when the peer's memory is gone."""
+        for span in ranges:
+            self.copy(endpoint, span)
 
     def copy(self, endpoint: Endpoint, span: TransferRange) -> None:
         """Copy one range. Raises Unavailable when the peer's memory is gone."""

@@ -10,13 +10,17 @@ from baton.clock import Clock
 from baton.core.credentials import ClusterCredentials
 from baton.errors import BatonError, Invalid
 from baton.transport.base import Region, Transport
+from baton.transport.cuda_ipc import CudaIpcTransport
 from baton.transport.grpc_transport import GrpcTransport
 from baton.transport.nixl import LOCAL_NAME, NixlTransport
 from baton.transport.shm import ShmTransport
 
-TRANSPORT_PREFERENCE = ("shm", "nixl", "grpc")
-LOCAL_ONLY = frozenset({"shm", "memory", LOCAL_NAME})
+TRANSPORT_PREFERENCE = ("shm", "cuda_ipc", "nixl", "grpc")
+LOCAL_ONLY = frozenset({"shm", "cuda_ipc", "memory", LOCAL_NAME})
 """Names of transports that work only within a host."""
+
+ONE_DEVICE = {"shm": "cpu", "cuda_ipc": "cuda"}
+"""The transports that serve only one kind of memory, with its device."""
 
 log = structlog.get_logger(__name__)
 
@@ -46,9 +50,8 @@ def open_transports(
     If ``names`` is empty, try all transports for this kind of memory, and log those that can't
     start. Otherwise open the named ones, and raise an error if one of them can't start. NIXL uses
     only the network devices ``nixl_interfaces``; if there are none, its name is ``nixl_local``."""
-    wanted = names or [
-        name for name in TRANSPORT_PREFERENCE if region.device == "cpu" or name != "shm"
-    ]
+    kind = region.device.partition(":")[0]
+    wanted = names or [name for name in TRANSPORT_PREFERENCE if ONE_DEVICE.get(name, kind) == kind]
     opened: dict[str, Transport] = {}
     for name in wanted:
         transport = (
@@ -84,6 +87,8 @@ def _new(
 ) -> Transport:
     if name == "shm":
         return cast(Transport, ShmTransport(owner, generation, clock, host_id()))
+    if name == "cuda_ipc":
+        return cast(Transport, CudaIpcTransport(owner, generation, clock, host_id()))
     if name == "grpc":
         transport = GrpcTransport(
             owner,

@@ -1,0 +1,169 @@
+"""Transfers KV between processes of one host whose KV pools are in the memory of a GPU: the reader
+maps the peer's pool by CUDA IPC, and copies from it with its own GPU.
+
+Nothing of the peer's takes part in a copy, so a frozen peer does not delay it. The memory can be
+mapped only while the peer lives. What a mapping contains after the peer has died is undefined; the
+blocks' checksums decide.
+
+A process can map only the memory of GPUs that it sees, and peers choose a transport without knowing
+which those are. So a process to which some of the host's GPUs are hidden (``CUDA_VISIBLE_DEVICES``,
+as Ray sets it) does not offer this transport.
+
+CUDA exports whole allocations. So an endpoint has the handle of the allocation that contains the
+pool, the pool's offset in it, and the GPU's UUID, since GPUs may have other numbers in the reader's
+process.
+"""
+
+import contextlib
+import ctypes
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.clock import Clock
+from baton.core.kv_transfer import Endpoint
+from baton.errors import Invalid, Unavailable
+from baton.transport.base import Capabilities, Region, TransferRange
+from baton.transport.copying import CopyTransport
+from baton.transport.cuda_driver import CudaStream, open_stream
+
+NAME = "cuda_ipc"
+HOST_GPUS = Path("/proc/driver/nvidia/gpus")
+"""A folder with an entry for each GPU of the host, visible to this process or not."""
+
+HANDLE_BYTES, UUID_BYTES = 64, 16
+_METADATA = struct.Struct(f"<{HANDLE_BYTES}sQQ{UUID_BYTES}s")
+"""The allocation's handle, its size, the region's offset in it, and the GPU's UUID."""
+
+_ENABLE_PEER_ACCESS = 1
+"""Flag: if the memory is on another GPU than the reader's, let the reader's access it."""
+
+
+class _Handle(ctypes.Structure):
+    """``CUipcMemHandle``, which the driver takes by value."""
+
+    _fields_ = (("reserved", ctypes.c_ubyte * HANDLE_BYTES),)
+
+
+@dataclass(frozen=True, slots=True)
+class MappedAllocation:
+    """A peer's allocation, mapped at ``base`` in this process; the peer's region begins at
+    ``address``."""
+
+    base: int
+    address: int
+
+
+class CudaIpcTransport(CopyTransport):
+    def __init__(self, owner: str, generation: int, clock: Clock, host: str) -> None:
+        super().__init__(owner, generation, host, clock, NAME)
+        self._mappings: dict[tuple[str, int], MappedAllocation] = {}
+        self._stream: CudaStream | None = None
+        self._exported: Endpoint | None = None
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(local_only=True, devices=frozenset({"cuda"}), copies_in_post=True)
+
+    def register(self, region: Region) -> None:
+        """Export the allocation that contains ``region``. Raises Unavailable if the driver can't,
+        for instance because torch allocates with ``expandable_segments``, or if some of the host's
+        GPUs are hidden to this process."""
+        super().register(region)
+        self._stream = open_stream(region.device)
+        visible, present = len(_visible_gpus(self._stream)), len([*HOST_GPUS.glob("*")])
+        if visible < present:
+            raise Unavailable(
+                f"transport {NAME} needs all GPUs of the host, but this process sees {visible} of "
+                f"{present}"
+            )
+        metadata = self._describe(self._stream, region)
+        self._exported = Endpoint(
+            NAME, self.owner, self.generation, self.host, region.size_bytes, metadata
+        )
+
+    def _describe(self, stream: CudaStream, region: Region) -> bytes:
+        base, size = ctypes.c_uint64(), ctypes.c_size_t()
+        handle, uuid = _Handle(), (ctypes.c_ubyte * UUID_BYTES)()
+        with stream.lock:
+            stream.make_current()
+            stream.call(
+                "cuMemGetAddressRange_v2",
+                ctypes.byref(base),
+                ctypes.byref(size),
+                ctypes.c_uint64(region.address),
+            )
+            stream.call("cuIpcGetMemHandle", ctypes.byref(handle), base)
+            stream.call("cuDeviceGetUuid_v2", ctypes.byref(uuid), stream.handle)
+        offset = region.address - base.value
+        return _METADATA.pack(bytes(handle.reserved), size.value, offset, bytes(uuid))
+
+    def export(self) -> Endpoint:
+        assert self._exported is not None, "register() must be called first"
+        return self._exported
+
+    def attach(self, endpoint: Endpoint) -> None:
+        if endpoint.host != self.host:
+            raise Invalid(
+                f"transport {NAME} works only within a host, but {endpoint.owner} is on another "
+                "host"
+            )
+        if len(endpoint.metadata) != _METADATA.size:
+            raise Invalid(
+                f"malformed {NAME} endpoint: its metadata must have {_METADATA.size} bytes, not "
+                f"{len(endpoint.metadata)}"
+            )
+        content, size, offset, uuid = _METADATA.unpack(endpoint.metadata)
+        if offset + endpoint.region_size_bytes > size:
+            raise Invalid(
+                f"malformed {NAME} endpoint: a region of {endpoint.region_size_bytes} bytes at "
+                f"{offset} does not fit into an allocation of {size} bytes"
+            )
+        stream, base = self._opened, ctypes.c_uint64()
+        with stream.lock:
+            stream.make_current()
+            if uuid not in _visible_gpus(stream):
+                raise Unavailable(f"the GPU of {endpoint.owner} is not visible in this process")
+            handle = _Handle.from_buffer_copy(content)
+            stream.call("cuIpcOpenMemHandle_v2", ctypes.byref(base), handle, _ENABLE_PEER_ACCESS)
+        mapping = MappedAllocation(base.value, base.value + offset)
+        self._mappings[endpoint.owner, endpoint.generation] = mapping
+
+    def detach(self, endpoint: Endpoint) -> None:
+        mapping = self._mappings.pop((endpoint.owner, endpoint.generation))
+        stream = self._opened
+        with stream.lock, contextlib.suppress(Unavailable):  # the peer may be gone
+            stream.make_current()
+            stream.call("cuIpcCloseMemHandle", ctypes.c_uint64(mapping.base))
+
+    def copy_all(self, endpoint: Endpoint, ranges: Sequence[TransferRange]) -> None:
+        source = self._mappings[endpoint.owner, endpoint.generation].address
+        target, stream = self.region.address, self._opened
+        with stream.lock:
+            stream.make_current()
+            for span in ranges:
+                stream.call(
+                    "cuMemcpyDtoDAsync_v2",
+                    ctypes.c_uint64(target + span.local_offset),
+                    ctypes.c_uint64(source + span.remote_offset),
+                    ctypes.c_size_t(span.size_bytes),
+                    stream.stream,
+                )
+            stream.synchronize()
+
+    @property
+    def _opened(self) -> CudaStream:
+        assert self._stream is not None, "register() must be called first"
+        return self._stream
+
+
+def _visible_gpus(stream: CudaStream) -> set[bytes]:
+    """Return the UUIDs of the GPUs that this process may use."""
+    count, found = ctypes.c_int(), set()
+    stream.call("cuDeviceGetCount", ctypes.byref(count))
+    for ordinal in range(count.value):
+        device, uuid = ctypes.c_int(), (ctypes.c_ubyte * UUID_BYTES)()
+        stream.call("cuDeviceGet", ctypes.byref(device), ordinal)
+        stream.call("cuDeviceGetUuid_v2", ctypes.byref(uuid), device)
+        found.add(bytes(uuid))
+    return found
