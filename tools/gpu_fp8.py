@@ -9,7 +9,7 @@ from torch.nn import functional
 from baton.engine.quantization import E4M3, MAX_E4M3, QuantizedCodes, quantize, to_e4m3
 from tools import gpu_speed
 from tools.gpu_speed import QWEN3_8B, copy_rate, free
-from tools.gpu_timing import GpuTableRow, device, matrix_rate, seconds_of
+from tools.gpu_timing import GpuTableRow, device, kernel_seconds, matrix_rate
 
 BLOCK = 128
 """In FP8 checkpoints, each square of this many outputs by this many inputs shares a scale."""
@@ -63,8 +63,8 @@ def _product(
     product = partial(fp8.fp8_linear, x, codes, None, processors)
     exact = functional.linear(x[:BLOCK].float(), weight.float())
     lost = float((product()[:BLOCK].float() - exact).norm() / exact.norm())
-    ours = seconds_of(product, rounds)
-    peer = seconds_of(partial(functional.linear, x, weight), rounds)
+    ours = kernel_seconds(product, rounds)
+    peer = kernel_seconds(partial(functional.linear, x, weight), rounds)
     rows, (outs, depth) = x.shape[0], weight.shape
     what = f"product in FP8, {rows} x {depth} x {outs}{suffix}"
     if rows <= fp8.MAX_WEIGHT_ONLY_ROWS:

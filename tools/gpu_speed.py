@@ -23,12 +23,12 @@ from baton.engine.attention.base import pack_batch
 from baton.engine.kv_pool import KvPool, block_bytes
 from baton.engine.kv_scale import KvScale
 from baton.engine.loader import LayerWeights, Weights
-from baton.engine.model import Model
+from baton.engine.model import Model, no_op
 from baton.engine.plan import Plan, Row
 from baton.engine.quantized_matrix import QuantizedMatrix
 from baton.engine.runner import ModelRunner, make_attention, make_graphs, make_ops
 from tests.unit.attention_cases import Case, make_rows
-from tools.gpu_timing import GpuTableRow, device, matrix_rate, seconds_of
+from tools.gpu_timing import GpuTableRow, device, kernel_seconds, matrix_rate, seconds_of
 
 if TYPE_CHECKING:  # Triton may be missing on a machine without a GPU
     from baton.engine.attention.triton_cuda import TritonAttention
@@ -102,9 +102,9 @@ def layer_kernels(rounds: int) -> Iterator[GpuTableRow]:
     for tokens in (64, LAYER_TOKENS):
         x, update = _noise(tokens, 4096), _noise(tokens, 4096)
         weight, gate_up = _noise(4096), _noise(tokens, 2 * 12_288)
-        norm = seconds_of(partial(layer.norm, x, weight, 1e-6, update), rounds)
+        norm = kernel_seconds(partial(layer.norm, x, weight, 1e-6, update), rounds)
         yield memory_row(f"residual and norm, {tokens} tokens", 4 * tokens * 4096 * 2, norm)
-        gated = seconds_of(partial(layer.silu_and_mul, gate_up), rounds)
+        gated = kernel_seconds(partial(layer.silu_and_mul, gate_up), rounds)
         yield memory_row(f"SiLU(gate) * up, {tokens} tokens", 3 * tokens * 12_288 * 2, gated)
         qkv, norms = _noise(tokens, 48, 128), (_noise(128), _noise(128))
         pool = _noise(tokens // BLOCK_TOKENS, 1, 2, BLOCK_TOKENS, 8, 128)
@@ -115,7 +115,7 @@ def layer_kernels(rounds: int) -> Iterator[GpuTableRow]:
         )
         size = 2 * tokens * width * BF16_BYTES
         yield memory_row(
-            f"norm, RoPE and KV write, {tokens} tokens", size, seconds_of(turn, rounds)
+            f"norm, RoPE and KV write, {tokens} tokens", size, kernel_seconds(turn, rounds)
         )
 
 
@@ -127,8 +127,8 @@ def products(rounds: int) -> Iterator[GpuTableRow]:
     for rows in (1, 64, 256, LAYER_TOKENS):
         x, weight = _noise(rows, 4096), _noise(24_576, 4096)
         tile = gemm.fixed_tiling(x.dtype)
-        ours = seconds_of(partial(gemm.gemm_linear, x, weight, None, tile, processors), rounds)
-        torch_seconds = seconds_of(partial(functional.linear, x, weight), rounds)
+        ours = kernel_seconds(partial(gemm.gemm_linear, x, weight, None, tile, processors), rounds)
+        torch_seconds = kernel_seconds(partial(functional.linear, x, weight), rounds)
         rate = 2 * rows * weight.numel() / ours / 1e12
         what = f"product of fixed tiling, {rows} x 4096 x 24576"
         yield GpuTableRow(what, f"{rate:.0f} TFLOP/s", ours, torch_seconds / ours, "torch's speed")
@@ -138,7 +138,7 @@ def prefill_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterat
     """Measure prefill attention. ``kept`` is the dtype of the keys and values in the KV pool."""
     for tokens in PREFILL_TOKENS:
         attention, (q, k, v) = attention_case([(0, tokens)], kept)
-        ours = seconds_of(partial(attention.attend, 0, q, k, v), rounds)
+        ours = kernel_seconds(partial(attention.attend, 0, q, k, v), rounds)
         dq, dk, dv = (part.transpose(0, 1).unsqueeze(0).contiguous() for part in (q, k, v))
         peer, name = fastest_sdpa(dq, dk, dv, rounds)
         flops = 2 * 2 * tokens * tokens / 2 * 32 * 128
@@ -159,7 +159,7 @@ def fastest_sdpa(
     times = []
     for backend in backends:
         with sdpa_kernel(backend), suppress(RuntimeError):  # a backend may not support the shape
-            times.append((seconds_of(partial(attend, enable_gqa=True), rounds), backend.name))
+            times.append((kernel_seconds(partial(attend, enable_gqa=True), rounds), backend.name))
     return min(times)
 
 
@@ -172,7 +172,7 @@ def decode_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterato
             if size > 40e9:
                 continue
             attention, (q, *_) = attention_case([(context - 1, 1)] * batch, kept)
-            seconds = seconds_of(partial(attention.attend_cached, 0, q), rounds)
+            seconds = kernel_seconds(partial(attention.attend_cached, 0, q), rounds)
             suffix = "" if kept is torch.bfloat16 else ", FP8 KV"
             yield memory_row(
                 f"decode attention, batch {batch}, context {context}{suffix}", size, seconds
@@ -271,13 +271,20 @@ def prefill_steps(loaded: Loaded, rounds: int, suffix: str = "") -> Iterator[Gpu
         pairs = tokens * tokens / 2
         flops += 2 * 2 * pairs * config.num_heads * config.head_dim * config.num_layers
         rows = rows_for([(0, tokens)])
-        seconds = seconds_of(partial(loaded.runner.run, Plan(0, rows)), rounds)
+        seconds = step_seconds(loaded.runner, rows, rounds)
         host = host_seconds(loaded.runner, rows, rounds)
         result = f"{tokens / seconds:,.0f} tokens/s, {flops / seconds / 1e12:.0f} TFLOP/s, {host}"
         ratio = flops / seconds / matrix_rate()
         yield GpuTableRow(
             f"prefill step, {tokens} tokens{suffix}", result, seconds, ratio, "products' rate"
         )
+
+
+def step_seconds(runner: ModelRunner, rows: tuple[Row, ...], rounds: int) -> float:
+    """Return the median time of a prepared step. An engine prepares a step while the device
+    computes the one before."""
+    prepared = runner.prepare(Plan(0, rows))
+    return seconds_of(partial(runner.compute, prepared, no_op), rounds)
 
 
 def host_seconds(runner: ModelRunner, rows: tuple[Row, ...], rounds: int) -> str:
@@ -323,7 +330,7 @@ def decode_steps(
     graphs = runner._graphs
     for mode, held in (("graph", graphs), ("no graph", None)):
         runner._graphs = held
-        seconds = seconds_of(partial(runner.run, Plan(0, rows)), rounds)
+        seconds = step_seconds(runner, rows, rounds)
         host = host_seconds(runner, rows, rounds)
         result = f"{batch / seconds:,.0f} tokens/s, {size / seconds / 1e9:.0f} GB/s, {host}"
         ratio = size / seconds / copy_rate()

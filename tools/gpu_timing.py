@@ -63,6 +63,17 @@ def seconds_of(action: Callable[[], object], rounds: int) -> float:
     return statistics.median(times)
 
 
+def kernel_seconds(action: Callable[[], object], rounds: int) -> float:
+    """Return the median time that the kernels of ``action`` take on the GPU. They are captured in a
+    CUDA graph, since the host may take longer to launch small kernels than the GPU to run them."""
+    action()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        action()
+    return seconds_of(graph.replay, rounds)
+
+
 @cache
 def matrix_rate() -> float:
     """Return the FLOP/s of a large BF16 matrix product of random numbers (zeros would be

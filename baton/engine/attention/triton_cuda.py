@@ -7,6 +7,7 @@ import triton
 
 from baton.engine.attention import triton_kernels as kernels
 from baton.engine.attention.base import PackedBatch
+from baton.engine.cuda.launch import KernelLauncher
 from baton.engine.kv_pool import KvPool
 from baton.engine.quantization import E4M3
 
@@ -26,8 +27,16 @@ contexts of different lengths."""
 SPLITS_PER_ITERATION = 16
 """Number of splits that one iteration of ``combine`` reads: 8 KiB, if a head has 128 dimensions."""
 
+COMBINE_WARPS = 1
+"""Warps of a program of ``combine``, which has a head's dimensions to divide among them."""
+
 MIN_DOT_SIZE = 16
 """Minimum number of rows and columns of ``tl.dot``."""
+
+
+write_kv, prefill, decode, combine = map(
+    KernelLauncher, (kernels.write_kv, kernels.prefill, kernels.decode, kernels.combine)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +149,7 @@ class TritonAttention:
 
     def _write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         pool, scale = self._pool, self._kv_scales[layer]
-        kernels.write_kv[(k.shape[0],)](
+        write_kv[(k.shape[0],)](
             k,
             v,
             pool[0, layer],
@@ -162,7 +171,7 @@ class TritonAttention:
         tiling = prefill_tiling(q.dtype, self._padded_dim, group)
         if self._tiles is None:
             self._tiles = self._make_tiles(chunks, tiling.m // group)
-        kernels.prefill[(self._tiles.shape[0], self._kv_heads)](
+        prefill[(self._tiles.shape[0], self._kv_heads)](
             q,
             output,
             self._pool[0, layer],
@@ -188,7 +197,7 @@ class TritonAttention:
         splits = triton.cdiv(batch.max_context, SPLIT_TOKENS)
         parts = torch.empty(rows, heads, splits, self._dim, dtype=torch.float32, device=q.device)
         sums = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
-        kernels.decode[(rows, self._kv_heads, self._num_programs(rows, splits))](
+        decode[(rows, self._kv_heads, self._num_programs(rows, splits))](
             q,
             parts,
             sums,
@@ -206,7 +215,7 @@ class TritonAttention:
             num_warps=tiling.warps,
             num_stages=tiling.stages,
         )
-        kernels.combine[(rows * heads,)](
+        combine[(rows * heads,)](
             parts,
             sums,
             output,
@@ -217,6 +226,7 @@ class TritonAttention:
             DIM_PADDED=self._padded_dim,
             SPLIT=SPLIT_TOKENS,
             AT_ONCE=SPLITS_PER_ITERATION,
+            num_warps=COMBINE_WARPS,
         )
 
     def _make_tiles(self, chunks: PrefillChunks, tokens_per_tile: int) -> torch.Tensor:
@@ -269,7 +279,7 @@ def prefill_tiling(dtype: torch.dtype, padded_dim: int, group: int) -> Attention
     small tiles: it has no fast matrix product."""
     if dtype is torch.float32 or padded_dim > 128:
         return AttentionTiling(max(32, triton.next_power_of_2(group)), 32, 4)
-    return AttentionTiling(max(128, triton.next_power_of_2(group)), 64, 8 if padded_dim > 64 else 4)
+    return AttentionTiling(max(128, triton.next_power_of_2(group)), 128, 8)
 
 
 def decode_tiling(dtype: torch.dtype, padded_dim: int, group: int) -> AttentionTiling:

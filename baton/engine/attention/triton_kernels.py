@@ -63,10 +63,10 @@ def write_kv(
 def _attend_range(
     q,  # [M, DIM_PADDED]
     positions,  # [M]: the queries' positions
-    best,  # [M]: largest score so far
+    best,  # [M]: largest product of query and key so far
     total,  # [M]: sum of weights so far
     acc,  # [M, DIM_PADDED]: weighted values so far
-    scale,  # log2(e) / sqrt(dim), times the scale of FP8 keys
+    scale,  # log2(e) / sqrt(dim), times the scale of FP8 keys: turns products into scores
     begin,
     end,
     head_ptr,  # the layer's keys of this KV head
@@ -82,7 +82,11 @@ def _attend_range(
     MASKED: tl.constexpr,
 ):
     """Attend to keys [begin, end), N at a time. If MASKED is false, no key is masked: all of these
-    keys must be visible to every query, and their number must be a multiple of N."""
+    keys must be visible to every query, and their number must be a multiple of N.
+
+    Masked and unmasked keys get the same bits, since it depends on a prompt's chunks which are
+    which. So the multiplication and subtraction in the exponent are one operation by name; left to
+    the compiler, they might be fused in one of the two loops only."""
     columns = tl.arange(0, DIM_PADDED)
     for first in range(begin, end, N):
         keys = first + tl.arange(0, N)
@@ -92,15 +96,15 @@ def _attend_range(
         address = head_ptr + offset[:, None] + columns[None, :]
         readable = exists[:, None] & (columns < DIM)[None, :]
         k = tl.load(address, mask=readable, other=0.0).to(q.dtype)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        products = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if MASKED:
             visible = exists[None, :] & (keys[None, :] <= positions[:, None])
-            scores = tl.where(visible, scores, float("-inf"))
-        new_best = tl.maximum(best, tl.max(scores, axis=1))
+            products = tl.where(visible, products, float("-inf"))
+        new_best = tl.maximum(best, tl.max(products, axis=1))
         # The maximum of a query that has seen no key is -inf; use 0 so that -inf - -inf isn't NaN.
-        finite = tl.where(new_best == float("-inf"), 0.0, new_best)
-        weights = tl.exp2(scores - finite[:, None])
-        shrink = tl.exp2(best - finite)
+        finite = tl.where(new_best == float("-inf"), 0.0, new_best) * scale
+        weights = tl.exp2(tl.fma(products, scale, -finite[:, None]))
+        shrink = tl.exp2(tl.fma(best, scale, -finite))
         v = tl.load(address + part_stride, mask=readable, other=0.0).to(q.dtype)
         total = total * shrink + tl.sum(weights, axis=1)
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
@@ -215,7 +219,7 @@ def decode(
         part = line * max_splits + split
         mean = acc / total[:, None] * value_scale
         tl.store(parts_ptr + part[:, None] * DIM + columns[None, :], mean, mask=inside)
-        tl.store(sums_ptr + part, best + tl.log2(total), mask=members < GROUP)
+        tl.store(sums_ptr + part, best * scale + tl.log2(total), mask=members < GROUP)
 
 
 @triton.jit

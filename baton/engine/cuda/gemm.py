@@ -29,7 +29,7 @@ def fixed_tiling(dtype: torch.dtype) -> GemmTiling:
     64 rows; fewer rows would need other instructions, which may sum in another order."""
     if dtype is torch.float32:
         return GemmTiling(64, 64, 32, 4, 3)
-    return GemmTiling(64, 128, 64, 4, 4)
+    return GemmTiling(128, 256, 64, 8, 3)
 
 
 def gemm_linear(

@@ -5,8 +5,13 @@ import torch
 import triton
 
 from baton.engine.cuda import layer_kernels as kernels
+from baton.engine.cuda.launch import KernelLauncher
 from baton.engine.kv_scale import KvScale
 from baton.engine.quantization import E4M3
+
+_norm, _silu_and_mul, _norm_rope_write_kv = map(
+    KernelLauncher, (kernels.norm, kernels.silu_and_mul, kernels.norm_rope_write_kv)
+)
 
 HEADS_PER_PROGRAM = 8
 """Heads per program of ``norm_rope_write_kv``: 16 bytes per thread, if heads have 128 dimensions
@@ -28,7 +33,7 @@ def norm(
     num_tokens, size = x.shape
     out = torch.empty_like(x)
     padded = triton.next_power_of_2(size)
-    kernels.norm[(num_tokens,)](
+    _norm[(num_tokens,)](
         x,
         x if update is None else update,
         weight,
@@ -48,7 +53,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     assert gate_up.is_contiguous()
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((num_tokens, size))
-    kernels.silu_and_mul[(num_tokens, triton.cdiv(size, COLUMNS_PER_PROGRAM))](
+    _silu_and_mul[(num_tokens, triton.cdiv(size, COLUMNS_PER_PROGRAM))](
         gate_up, out, SIZE=size, N=COLUMNS_PER_PROGRAM
     )
     return out
@@ -77,7 +82,7 @@ def norm_rope_write_kv(
     heads = qkv.shape[1] - 2 * kv_heads
     q = qkv.new_empty((qkv.shape[0], heads, dim))
     parts = triton.cdiv(heads, HEADS_PER_PROGRAM) + triton.cdiv(kv_heads, HEADS_PER_PROGRAM)
-    kernels.norm_rope_write_kv[(qkv.shape[0], parts)](
+    _norm_rope_write_kv[(qkv.shape[0], parts)](
         qkv,
         q,
         pool[0, layer],
