@@ -30,6 +30,7 @@ import torch
 
 from tests.unit import cuda_cases
 from tools import gpu_correctness, gpu_fp8, gpu_speed
+from tools.gpu_cluster import cluster
 from tools.gpu_determinism import determinism
 from tools.gpu_timing import GpuTableRow, rows_or_error
 from tools.gpu_transport import transfers
@@ -66,6 +67,7 @@ def parts_of(rounds: int) -> Parts:
         "demo model in FP8": check(gpu_correctness.tokens_in_fp8_are_equal),
         "architectures": check(gpu_correctness.architectures_are_right),
         "determinism": check(determinism),
+        "cluster": check(cluster, 180),
         "ceilings": GpuCheckPart(gpu_speed.ceilings, 30),
         "kv transfer": GpuCheckPart(lambda: transfers("cuda_ipc"), 60),
         "kv transfer with NIXL": GpuCheckPart(lambda: transfers("nixl"), 60),

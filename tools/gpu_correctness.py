@@ -189,7 +189,12 @@ def demo_runner(place: str, **given: Any) -> ModelRunner:
     )
 
 
-def generated(runner: ModelRunner, ids: Sequence[int], chunk_tokens: int = 1024) -> list[int]:
+def generated(
+    runner: ModelRunner,
+    ids: Sequence[int],
+    chunk_tokens: int = 1024,
+    num_tokens: int = GREEDY.max_tokens,
+) -> list[int]:
     """Return the greedy tokens that follow the prompt ``ids``, which is computed in chunks."""
     blocks = tuple(BlockId(n) for n in range(runner.num_blocks))
     tokens, start = tuple(TokenId(token) for token in ids), 0
@@ -198,7 +203,7 @@ def generated(runner: ModelRunner, ids: Sequence[int], chunk_tokens: int = 1024)
         runner.run(Plan(0, (row,)))
         tokens, start = tokens[chunk_tokens:], start + chunk_tokens
     got: list[int] = []
-    while len(got) < GREEDY.max_tokens:
+    while len(got) < num_tokens:
         row = Row(RequestId("demo"), tokens, start, blocks, True, GREEDY)
         sampled = runner.run(Plan(0, (row,))).sampled[0]
         assert sampled is not None

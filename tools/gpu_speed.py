@@ -28,7 +28,14 @@ from baton.engine.plan import Plan, Row
 from baton.engine.quantized_matrix import QuantizedMatrix
 from baton.engine.runner import ModelRunner, make_attention, make_graphs, make_ops
 from tests.unit.attention_cases import Case, make_rows
-from tools.gpu_timing import GpuTableRow, device, kernel_seconds, matrix_rate, seconds_of
+from tools.gpu_timing import (
+    LONG_ROUNDS,
+    GpuTableRow,
+    device,
+    kernel_seconds,
+    matrix_rate,
+    seconds_of,
+)
 
 if TYPE_CHECKING:  # Triton may be missing on a machine without a GPU
     from baton.engine.attention.triton_cuda import TritonAttention
@@ -40,7 +47,7 @@ SPARE_BYTES = 6 * 2**30
 """The device memory that is left for what a step needs besides weights and KV."""
 
 LAYER_TOKENS = 8192
-PREFILL_TOKENS = (512, 4096, 32_768)
+PREFILL_TOKENS = (512, 2048, 4096, 32_768)
 BATCHES = (1, 8, 64, 256)
 CONTEXTS = (1024, 8192)
 
@@ -292,7 +299,7 @@ def host_seconds(runner: ModelRunner, rows: tuple[Row, ...], rounds: int) -> str
     device computes the step before, and the time until all of its kernels are launched."""
     preparing, launching = [], []
     launched: list[float] = []
-    for _ in range(rounds):
+    for _ in range(min(rounds, LONG_ROUNDS)):
         torch.cuda.synchronize()
         begun = time.perf_counter()
         prepared = runner.prepare(Plan(0, rows))

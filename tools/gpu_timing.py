@@ -11,6 +11,10 @@ CACHE_BYTES = 256 * 1024 * 1024
 """More than the L2 cache of any GPU (50 MB on an H100, 60 on an H200)."""
 
 
+LONG_SECONDS, LONG_ROUNDS = 0.5, 3
+"""Actions that take longer than the former are repeated only as often as the latter."""
+
+
 @dataclass(frozen=True)
 class GpuTableRow:
     """One row of the table. ``ratio`` is relative to what ``against`` names: another
@@ -45,22 +49,27 @@ def device() -> torch.device:
 
 
 def seconds_of(action: Callable[[], object], rounds: int) -> float:
-    """Return the median time of ``action``, measured with CUDA events after three warm-up calls.
-    The caches are overwritten before each call. Otherwise, they could hold the KV of a decode step,
-    which would then be read faster than from memory."""
+    """Return the median time of ``action``, measured with CUDA events after warm-up calls. Long
+    actions get fewer calls. The caches are overwritten before each call. Otherwise, they could hold
+    the KV of a decode step, which would then be read faster than from memory."""
     scratch = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=device())
-    for _ in range(3):
+    _seconds(action, scratch)  # it may compile kernels
+    seconds = _seconds(action, scratch)
+    if seconds > LONG_SECONDS:
+        rounds = min(rounds, LONG_ROUNDS)
+    else:
         action()
-    times: list[float] = []
-    for _ in range(rounds):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        scratch.zero_()
-        begin.record()
-        action()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(times)
+    return statistics.median(_seconds(action, scratch) for _ in range(rounds))
+
+
+def _seconds(action: Callable[[], object], scratch: torch.Tensor) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    scratch.zero_()
+    begin.record()
+    action()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 def kernel_seconds(action: Callable[[], object], rounds: int) -> float:

@@ -57,6 +57,14 @@ def open_stream(device: str) -> CudaStream:
 def load_driver() -> Any:
     """Load the driver's library. Raises Unavailable."""
     try:
-        return ctypes.CDLL(DRIVER)
+        driver = ctypes.CDLL(DRIVER)
     except OSError as error:
         raise Unavailable(f"CUDA's driver can't be loaded: {error}") from error
+    # So that a call for each block needs no objects of ctypes.
+    driver.cuMemcpyDtoDAsync_v2.argtypes = (
+        ctypes.c_uint64,
+        ctypes.c_uint64,
+        ctypes.c_size_t,
+        ctypes.c_void_p,
+    )
+    return driver

@@ -144,9 +144,9 @@ class CudaIpcTransport(CopyTransport):
             for span in ranges:
                 stream.call(
                     "cuMemcpyDtoDAsync_v2",
-                    ctypes.c_uint64(target + span.local_offset),
-                    ctypes.c_uint64(source + span.remote_offset),
-                    ctypes.c_size_t(span.size_bytes),
+                    target + span.local_offset,
+                    source + span.remote_offset,
+                    span.size_bytes,
                     stream.stream,
                 )
             stream.synchronize()

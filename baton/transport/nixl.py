@@ -50,6 +50,12 @@ by number, ``posix``'s only through /proc of a process of the same user."""
 CUDA_TLS = ("cuda",)
 """UCX's alias for copies within a GPU, between GPUs of one host, and over NVLink."""
 
+GPU_HOST_TLS = ("cuda_copy",)
+"""What NIXL requires on a host with an NVIDIA GPU, even if the region is in host memory."""
+
+GPU_FILE = Path("/dev/nvidiactl")
+"""Present on hosts with an NVIDIA GPU."""
+
 DEVICE_FOLDERS = (Path("/sys/class/net"), Path("/sys/class/infiniband"))
 WHEELS = ("nixl_cu13", "nixl_cu12")
 """NIXL's packages, one per version of CUDA. The package ``nixl`` only chooses between them, and
@@ -403,7 +409,8 @@ def _ucx_settings(interfaces: Sequence[str], on_device: bool) -> dict[str, str]:
     if interfaces:
         return {"UCX_NET_DEVICES": ",".join(interfaces)}
     wanted = os.environ.get("UCX_TLS")
-    local = ",".join((*LOCAL_TLS, *(CUDA_TLS if on_device else ())))
+    gpu = CUDA_TLS if on_device else GPU_HOST_TLS if GPU_FILE.exists() else ()
+    local = ",".join((*LOCAL_TLS, *gpu))
     if wanted not in (None, local):
         log.warning("ucx_tls_ignored", wanted=wanted, used=local, reason="nixl_interfaces is empty")
     return {"UCX_TLS": local}

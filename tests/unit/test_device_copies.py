@@ -83,7 +83,10 @@ class Driver:
     def cuMemcpyDtoHAsync_v2(self, target: Any, source: Any, size: Any, stream: Any) -> int:
         return self._copy(target.value, source.value, size.value, stream.value)
 
-    cuMemcpyHtoDAsync_v2 = cuMemcpyDtoDAsync_v2 = cuMemcpyDtoHAsync_v2
+    cuMemcpyHtoDAsync_v2 = cuMemcpyDtoHAsync_v2
+
+    def cuMemcpyDtoDAsync_v2(self, target: int, source: int, size: int, stream: Any) -> int:
+        return self._copy(target, source, size, stream.value)
 
     def _copy(self, target: int, source: int, size: int, stream: int) -> int:
         if self.broken or stream != 9:

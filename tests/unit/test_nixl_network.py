@@ -13,6 +13,7 @@ import pytest
 from baton.clock import SystemClock
 from baton.config import load_settings
 from baton.errors import Invalid
+from baton.transport import nixl
 from baton.transport.host_memory import HostMemory
 from baton.transport.nixl import LOCAL_NAME, NixlTransport, check_interfaces
 from baton.transport.selection import LOCAL_ONLY, choose_transport, open_transports
@@ -51,6 +52,22 @@ def test_nixl_without_an_interface_opens_no_sockets(
         assert transport.capabilities().local_only
         assert transport.export().transport == LOCAL_NAME
     assert os.environ.get("UCX_TLS", "") == tls
+
+
+@pytest.mark.parametrize(
+    ("on_device", "has_gpu", "tls"),
+    [
+        (False, False, "posix,cma,self"),
+        (False, True, "posix,cma,self,cuda_copy"),
+        (True, True, "posix,cma,self,cuda"),
+    ],
+)
+def test_nixl_on_a_host_with_a_gpu_gets_the_transports_that_it_requires(
+    on_device: bool, has_gpu: bool, tls: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    monkeypatch.setattr(nixl, "GPU_FILE", tmp_path if has_gpu else tmp_path / "none")
+    assert nixl._ucx_settings((), on_device) == {"UCX_TLS": tls}
 
 
 def test_nixl_with_an_interface_listens_only_there() -> None:

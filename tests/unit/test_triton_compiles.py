@@ -53,8 +53,11 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
+@pytest.mark.parametrize("one_loop", [False, True])
 @pytest.mark.parametrize(("dtype", "group", "dim", "kv"), SHAPES)
-def test_prefill_attention_compiles(dtype: str, group: int, dim: int, kv: str) -> None:
+def test_prefill_attention_compiles(
+    dtype: str, group: int, dim: int, kv: str, one_loop: bool
+) -> None:
     data, ints = f"*{dtype}", "*i32"
     types = {
         "q_ptr": data, "out_ptr": data, "layer_ptr": FP8 if kv == "fp8" else data,
@@ -63,7 +66,7 @@ def test_prefill_attention_compiles(dtype: str, group: int, dim: int, kv: str) -
         "value_scale": "fp32",
     }  # fmt: skip
     m, n = (32, 32) if dtype == "fp32" else (128, 64)
-    constants = shape_of(dtype, group, dim) | {"M": m, "N": n}
+    constants = shape_of(dtype, group, dim) | {"M": m, "N": n, "ONE_LOOP": one_loop}
     assert shared_bytes(kernels.prefill, types, constants, 8) <= MAX_SHARED_BYTES
 
 

@@ -1,6 +1,7 @@
 """Attention on a GPU: Triton kernels that read the paged pool in place."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -85,13 +86,16 @@ class TritonAttention:
     """Attention on a GPU. One kernel launch computes all decodes of a batch, and another one
     computes all prefill rows.
 
-    ``prepare`` copies the batch to the device; ``attend`` never waits for the device.
+    ``prepare`` copies the batch to the device; ``attend`` never waits for the device. With
+    ``one_loop``, a prompt's results do not depend on its chunks (see ``triton_kernels.prefill``).
     """
 
-    def __init__(self, pool: KvPool) -> None:
+    def __init__(self, pool: KvPool, *, one_loop: bool = False) -> None:
+        self._one_loop = one_loop
         self._pool = pool.tensor
         self._block_tokens, self._kv_heads, self._dim = self._pool.shape[3:]
         self._width = self._kv_heads * self._dim
+        self._padded_dim = max(MIN_DOT_SIZE, int(triton.next_power_of_2(self._dim)))
         self._kv_scales = pool.scales
         device = self._pool.device
         self.num_processors = (
@@ -185,6 +189,7 @@ class TritonAttention:
             **self._kernel_constants(q.dtype),
             M=tiling.m,
             N=tiling.n,
+            ONE_LOOP=self._one_loop,
             num_warps=tiling.warps,
             num_stages=tiling.stages,
         )
@@ -194,7 +199,7 @@ class TritonAttention:
         rows, heads = batch.num_decodes, q.shape[1]
         group = heads // self._kv_heads
         tiling = decode_tiling(q.dtype, self._padded_dim, group)
-        splits = triton.cdiv(batch.max_context, SPLIT_TOKENS)
+        splits = -(-batch.max_context // SPLIT_TOKENS)
         parts = torch.empty(rows, heads, splits, self._dim, dtype=torch.float32, device=q.device)
         sums = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
         decode[(rows, self._kv_heads, self._num_programs(rows, splits))](
@@ -248,10 +253,6 @@ class TritonAttention:
         wanted = PROGRAMS_PER_PROCESSOR * self.num_processors // (rows * int(self._kv_heads))
         return max(1, min(wanted, splits))
 
-    @property
-    def _padded_dim(self) -> int:
-        return max(MIN_DOT_SIZE, int(triton.next_power_of_2(self._dim)))
-
     def _scales_of(self, layer: int) -> tuple[float, float]:
         """Return two factors: the scores are multiplied by the first, and the values by the second.
         Both include the layer's KV scales. The first also includes log2(e), because the kernels
@@ -273,6 +274,7 @@ class TritonAttention:
         }
 
 
+@cache
 def prefill_tiling(dtype: torch.dtype, padded_dim: int, group: int) -> AttentionTiling:
     """Return the prefill kernel's tile sizes. Its queries, keys, values and FP32 accumulator must
     fit into the registers and the shared memory (228 KiB on an H100) of a multiprocessor. FP32 gets
@@ -282,6 +284,7 @@ def prefill_tiling(dtype: torch.dtype, padded_dim: int, group: int) -> Attention
     return AttentionTiling(max(128, triton.next_power_of_2(group)), 128, 8)
 
 
+@cache
 def decode_tiling(dtype: torch.dtype, padded_dim: int, group: int) -> AttentionTiling:
     """Return the decode kernel's tile sizes. A decode has few queries, so many keys must be in
     flight to hide the memory's latency."""

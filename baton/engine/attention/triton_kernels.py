@@ -84,9 +84,8 @@ def _attend_range(
     """Attend to keys [begin, end), N at a time. If MASKED is false, no key is masked: all of these
     keys must be visible to every query, and their number must be a multiple of N.
 
-    Masked and unmasked keys get the same bits, since it depends on a prompt's chunks which are
-    which. So the multiplication and subtraction in the exponent are one operation by name; left to
-    the compiler, they might be fused in one of the two loops only."""
+    Keys that are all masked change no bit of the result: ``shrink`` is then exactly 1. So a query's
+    result does not depend on how many keys its tile has beyond its own position."""
     columns = tl.arange(0, DIM_PADDED)
     for first in range(begin, end, N):
         keys = first + tl.arange(0, N)
@@ -102,9 +101,9 @@ def _attend_range(
             products = tl.where(visible, products, float("-inf"))
         new_best = tl.maximum(best, tl.max(products, axis=1))
         # The maximum of a query that has seen no key is -inf; use 0 so that -inf - -inf isn't NaN.
-        finite = tl.where(new_best == float("-inf"), 0.0, new_best) * scale
-        weights = tl.exp2(tl.fma(products, scale, -finite[:, None]))
-        shrink = tl.exp2(tl.fma(best, scale, -finite))
+        finite = tl.where(new_best == float("-inf"), 0.0, new_best)
+        weights = tl.exp2(tl.fma(products, scale, -(finite * scale)[:, None]))
+        shrink = tl.exp2((best - finite) * scale)
         v = tl.load(address + part_stride, mask=readable, other=0.0).to(q.dtype)
         total = total * shrink + tl.sum(weights, axis=1)
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
@@ -112,7 +111,7 @@ def _attend_range(
     return best, total, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def prefill(
     q_ptr,  # [num_tokens, heads, dim], contiguous; the same shape for the result
     out_ptr,
@@ -134,9 +133,14 @@ def prefill(
     M: tl.constexpr,
     N: tl.constexpr,
     PRECISION: tl.constexpr,
+    ONE_LOOP: tl.constexpr,
 ):
     """Compute prefill attention. There is one program per KV head and tile of a row's tokens. A
-    tile has M // GROUP tokens with GROUP query heads each."""
+    tile has M // GROUP tokens with GROUP query heads each.
+
+    Keys that all of a tile's queries see are not masked, unless ONE_LOOP is set. Which keys these
+    are depends on a prompt's chunks, and two loops may be compiled to different arithmetic. With
+    ONE_LOOP, all keys are masked in the same loop, so that results do not depend on the chunks."""
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     row = tl.load(tiles_ptr + 2 * tile)
     first = tl.load(tiles_ptr + 2 * tile + 1)
@@ -153,16 +157,18 @@ def prefill(
     q = tl.load(q_ptr + address, mask=readable, other=0.0)
     positions = start + tokens
     end = start + tl.minimum(first + M // GROUP, num_tokens)
-    seen_by_all = (start + first + 1) // N * N
+    seen_by_all = 0 if ONE_LOOP else (start + first + 1) // N * N
     best = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, DIM_PADDED], tl.float32)
     head_ptr = layer_ptr + kv_head * DIM
     table_ptr = tables_ptr + row.to(tl.int64) * table_stride
-    best, total, acc = _attend_range(
-        q, positions, best, total, acc, scale, 0, seen_by_all, head_ptr, table_ptr, block_stride,
-        part_stride, DIM, DIM_PADDED, WIDTH, BLOCK_TOKENS, N, PRECISION, MASKED=False,
-    )  # fmt: skip
+    if not ONE_LOOP:
+        best, total, acc = _attend_range(
+            q, positions, best, total, acc, scale, 0, seen_by_all, head_ptr, table_ptr,
+            block_stride, part_stride, DIM, DIM_PADDED, WIDTH, BLOCK_TOKENS, N, PRECISION,
+            MASKED=False,
+        )  # fmt: skip
     best, total, acc = _attend_range(
         q, positions, best, total, acc, scale, seen_by_all, end, head_ptr, table_ptr, block_stride,
         part_stride, DIM, DIM_PADDED, WIDTH, BLOCK_TOKENS, N, PRECISION, MASKED=True,
@@ -170,7 +176,7 @@ def prefill(
     tl.store(out_ptr + address, (acc / total[:, None] * value_scale).to(q.dtype), mask=readable)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_splits", "table_stride"])
 def decode(
     q_ptr,  # [num_decodes, heads, dim], contiguous
     parts_ptr,  # [num_decodes, heads, max_splits, dim] in FP32: each split's weighted mean
@@ -222,7 +228,7 @@ def decode(
         tl.store(sums_ptr + part, best * scale + tl.log2(total), mask=members < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_splits"])
 def combine(
     parts_ptr,
     sums_ptr,

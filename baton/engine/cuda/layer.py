@@ -1,6 +1,8 @@
 """Functions that run the fused kernels of a layer on tensors. They neither wait for the device nor
 copy to the host."""
 
+from functools import cache
+
 import torch
 import triton
 
@@ -24,6 +26,12 @@ MAX_COLUMNS_PER_WARP = 512
 """Maximum number of columns per warp of the norm kernel, which makes 16 per thread."""
 
 
+@cache
+def _power_of_2(size: int) -> int:
+    """Return the smallest power of two that is at least ``size``."""
+    return int(triton.next_power_of_2(size))
+
+
 def norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, update: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -32,7 +40,7 @@ def norm(
     assert x.is_contiguous() and (update is None or update.is_contiguous())
     num_tokens, size = x.shape
     out = torch.empty_like(x)
-    padded = triton.next_power_of_2(size)
+    padded = _power_of_2(size)
     _norm[(num_tokens,)](
         x,
         x if update is None else update,
@@ -53,7 +61,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     assert gate_up.is_contiguous()
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((num_tokens, size))
-    _silu_and_mul[(num_tokens, triton.cdiv(size, COLUMNS_PER_PROGRAM))](
+    _silu_and_mul[(num_tokens, -(-size // COLUMNS_PER_PROGRAM))](
         gate_up, out, SIZE=size, N=COLUMNS_PER_PROGRAM
     )
     return out
@@ -81,7 +89,7 @@ def norm_rope_write_kv(
     block_tokens, kv_heads, dim = pool.shape[3:]
     heads = qkv.shape[1] - 2 * kv_heads
     q = qkv.new_empty((qkv.shape[0], heads, dim))
-    parts = triton.cdiv(heads, HEADS_PER_PROGRAM) + triton.cdiv(kv_heads, HEADS_PER_PROGRAM)
+    parts = -(-heads // HEADS_PER_PROGRAM) + -(-kv_heads // HEADS_PER_PROGRAM)
     _norm_rope_write_kv[(qkv.shape[0], parts)](
         qkv,
         q,
@@ -98,7 +106,7 @@ def norm_rope_write_kv(
         NUM_HEADS=heads,
         NUM_KV_HEADS=kv_heads,
         DIM=dim,
-        DIM_PADDED=triton.next_power_of_2(dim),
+        DIM_PADDED=_power_of_2(dim),
         BLOCK_TOKENS=block_tokens,
         HEADS=HEADS_PER_PROGRAM,
         NORMED=norms is not None,

@@ -26,7 +26,10 @@ class TritonOps:
         self._config = config
         self._pool, self._kv_scales = pool.tensor, pool.scales
         self._rotary = (rotary.cos, rotary.sin)
-        self.attention = TritonAttention(pool)
+        self.attention = self._make_attention(pool)
+
+    def _make_attention(self, pool: KvPool) -> TritonAttention:
+        return TritonAttention(pool)
 
     def prepare(self, batch: PackedBatch) -> None:
         self.attention.prepare(batch)
@@ -82,10 +85,10 @@ class TritonOps:
 class BatchInvariantOps(TritonOps):
     """The operations for the setting ``deterministic``: a row's results have the same bits in any
     batch and chunking. All products use one tiling, and attention treats a decode as a prefill
-    chunk of one token, so that its keys are summed in the same order as in a longer chunk.
+    chunk of one token, so that its keys are summed in the same order as in a longer chunk."""
 
-    This was verified in Triton's interpreter, but not yet on a GPU; callers must tell the user so.
-    """
+    def _make_attention(self, pool: KvPool) -> TritonAttention:
+        return TritonAttention(pool, one_loop=True)
 
     def prepare(self, batch: PackedBatch) -> None:
         super().prepare(replace(batch, num_decodes=0))
