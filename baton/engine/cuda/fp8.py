@@ -4,7 +4,7 @@
   registers (:mod:`baton.engine.cuda.weight_only`). Activations are not quantized.
 - Many rows (prefill) in BF16 models whose weights have a scale for each output: compute-bound, so
   activations are quantized as well, each row by its largest number, and FP8 is multiplied by FP8
-  (``torch._scaled_mm``). That costs accuracy (docs/cuda.md).
+  (``torch._scaled_mm``). That costs accuracy (docs/cuda.md), and is slow with too few tiles.
 - Many rows of other models: weights are decoded first, and multiplied by torch.
 """
 

@@ -12,10 +12,10 @@ from baton.engine.quantization import QuantizedCodes
 
 MIN_TILE_ROWS, MAX_TILE_ROWS = 8, 128
 
-WARPS_PER_PROCESSOR = 7
-"""The depth is split until there are this many warps for each multiprocessor. Eight are enough for
-some of them to load and convert while others multiply; 128 programs of eight warps, on 132
-multiprocessors, are nearly that."""
+WARPS_PER_PROCESSOR = 11
+"""The depth is split until there are at least this many warps for each multiprocessor. They belong
+to two or three programs, so that one loads while another converts or multiplies. On an H100 (132
+multiprocessors), 24,576 outputs have 11.6 warps for each without splitting."""
 
 MAX_SPLITS, MIN_STEPS = 8, 4
 """Limits on splitting the depth: the number of splits, and the steps in each. A pipeline of three
