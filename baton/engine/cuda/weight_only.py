@@ -118,9 +118,9 @@ def _tile(dtype: torch.dtype, rows: int) -> WeightOnlyTiling:
     """Return the tile sizes for a tile of ``rows`` rows.
 
     A program has 16 to 32 KiB of weights on their way from memory, and a multiprocessor has one to
-    four programs. At 3 TB/s and 1 us, the latency under load, 23 KiB per multiprocessor are needed.
-    Each program reads its rows again, from the L2 cache, so a tile of more rows has more outputs:
-    rows take at most twice the bytes of the weights up to 64 rows."""
+    four programs. At 3 TB/s and 1 us, the assumed latency under load, 23 KiB per multiprocessor are
+    needed. Each program reads its rows again, from the L2 cache, so a tile of more rows has more
+    outputs: up to 64 rows have at most as many bytes as the tile's weights."""
     if dtype is torch.float32:
         return WeightOnlyTiling(64, rows, 32, 4, 3, splits=1)
     if rows <= 16:
