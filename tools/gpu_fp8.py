@@ -67,7 +67,7 @@ def _product(
     peer = kernel_seconds(partial(functional.linear, x, weight), rounds)
     rows, (outs, depth) = x.shape[0], weight.shape
     what = f"product in FP8, {rows} x {depth} x {outs}{suffix}"
-    if rows <= fp8.MAX_WEIGHT_ONLY_ROWS:
+    if rows <= fp8.MAX_UNQUANTIZED_ROWS:
         rate = codes.values.nbytes / ours
         result, ratio, against = f"{rate / 1e9:.0f} GB/s", rate / copy_rate(), "a copy's bytes"
     else:

@@ -417,78 +417,6 @@ def products_keep_their_bits(place: DeviceUnderTest) -> Iterator[str]:
         yield f"product of {rows} rows: the same bits in smaller batches"
 
 
-def fp8_products_agree(place: DeviceUnderTest) -> Iterator[str]:
-    """Check that matrix products with FP8 weights agree with products with the decoded weights:
-    with few rows, where the kernel reads the FP8 values, and with many rows, where the weights are
-    decoded first."""
-    from baton.engine.cuda import fp8
-
-    chance = torch.Generator().manual_seed(SEED)
-    weight, bias = torch.randn(70, 100, generator=chance), torch.randn(70, generator=chance)
-    for dtype in place.dtypes:
-        for codes in (
-            quantize(weight, "fp8"),
-            quantize_in_blocks(weight, 16),
-            quantize_in_blocks(weight, 64),
-        ):
-            there = QuantizedCodes(codes.values.to(place.device), codes.scales.to(place.device),
-                          codes.columns_per_scale, codes.rows_per_scale)  # fmt: skip
-            worst = 0.0
-            for rows in (1, 5, 40, fp8.MAX_WEIGHT_ONLY_ROWS + 3):
-                x = torch.randn(rows, 100, generator=chance).to(dtype)
-                got = fp8.fp8_linear(x.to(place.device), there, bias.to(place.device, dtype), 3)
-                exact = functional.linear(x.float(), codes.decode(), bias.to(dtype).float())
-                worst = max(worst, assert_near(got, exact.to(dtype)))
-            shape = f"{[*codes.scales.shape]} scales"
-            yield f"product in FP8, {dtype}, {shape}: within {worst:.1e}"
-
-
-def fp8_row_quantization_agrees(place: DeviceUnderTest) -> Iterator[str]:
-    """Check the FP8 codes and the scales of quantized rows: rows of very different magnitudes, and
-    a row of zeros."""
-    from baton.engine.cuda import fp8
-
-    chance = torch.Generator().manual_seed(SEED)
-    x = torch.randn(6, 96, generator=chance) * torch.logspace(-4, 4, 6)[:, None]
-    x[2] = 0
-    for dtype in place.dtypes:
-        wide = x.to(dtype).float()
-        largest = wide.abs().amax(dim=1, keepdim=True).clamp(min=1e-30)
-        codes, scales = fp8.quantize_rows(x.to(place.device, dtype))
-        assert_near(scales.cpu(), largest / MAX_E4M3)
-        assert_neighbouring_codes(codes.cpu(), to_e4m3(wide * (MAX_E4M3 / largest)))
-        yield f"rows in FP8, {dtype}: the nearest codes"
-
-
-def fp8_by_fp8_products_agree(place: DeviceUnderTest) -> Iterator[str]:
-    """Check products of FP8 weights with rows that are quantized to FP8. Without a GPU, the
-    replacement of ``torch._scaled_mm`` in ``tests/unit/interpreter.py`` also checks its
-    operands."""
-    from baton.engine.cuda import fp8
-
-    chance = torch.Generator().manual_seed(SEED)
-    weight = torch.randn(64, 96, generator=chance) * torch.logspace(-2, 2, 64)[:, None]
-    x, bias = torch.randn(150, 96, generator=chance), torch.randn(64, generator=chance)
-    dtype = torch.bfloat16
-    codes = quantize(weight, "fp8")
-    there = QuantizedCodes(
-        codes.values.to(place.device), codes.scales.to(place.device), codes.columns_per_scale
-    )
-    rounded = x.to(dtype).float()
-    largest = rounded.abs().amax(dim=1, keepdim=True)
-    kept = to_e4m3(rounded * (MAX_E4M3 / largest)).float() * (largest / MAX_E4M3)
-    wanted = functional.linear(kept, codes.decode(), bias.to(dtype).float())
-    assert fp8.supports_scaled_mm(there)
-    got = fp8.scaled_linear(x.to(place.device, dtype), there, bias.to(place.device, dtype))
-    # The division is computed in another order, so that a code may be the neighbouring code, which
-    # differs by an eighth.
-    worst = assert_near(got.cpu().float(), wanted, dtype=torch.bfloat16)
-    exact = functional.linear(rounded, codes.decode(), bias.to(dtype).float())
-    lost = float((wanted - exact).norm() / exact.norm())
-    assert lost <= 0.04, "quantizing the rows to FP8 must change the products by at most 4 %"
-    yield f"FP8 by FP8: within {worst:.1e}; rows in FP8 lose {lost:.1%}"
-
-
 def batch_invariant_ops_keep_their_bits(place: DeviceUnderTest) -> Iterator[str]:
     """Check that a prompt's last logits are the same, bit by bit, whether it is computed in one
     piece or in chunks beside another request (the last chunk is a decode): once with weights and KV
@@ -545,6 +473,8 @@ def determinism_probe_passes(place: DeviceUnderTest) -> Iterator[str]:
 def all_checks(
     place: DeviceUnderTest, graph_of: Callable[[Callable[[], None]], Any]
 ) -> dict[str, Iterator[str]]:
+    from tests.unit import fp8_product_cases
+
     return {
         "operations": operations_agree(place),
         "turn and write": rope_and_kv_write_agree(place),
@@ -553,9 +483,7 @@ def all_checks(
         "graphs": graphs_equal_eager(place, graph_of),
         "decodes": decodes_keep_their_bits(place),
         "products": products_keep_their_bits(place),
-        "products in FP8": fp8_products_agree(place),
-        "rows in FP8": fp8_row_quantization_agrees(place),
-        "FP8 by FP8": fp8_by_fp8_products_agree(place),
+        **fp8_product_cases.all_checks(place),
         "fixed operations": batch_invariant_ops_keep_their_bits(place),
         "trial": determinism_probe_passes(place),
     }

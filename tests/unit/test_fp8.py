@@ -14,6 +14,7 @@ from baton.config import load_settings
 from baton.engine.bench.roofline_demand import ElementSizes
 from baton.engine.cuda import fp8
 from baton.engine.cuda.gemm import depth_step
+from baton.engine.cuda.weight_only import weight_only_tiling
 from baton.engine.determinism import UNVERIFIED_NOTE, require_deterministic
 from baton.engine.kv_scale import KvScale, kv_scaled_digest
 from baton.engine.native.backend_choice import BackendChoice, choose_backend
@@ -267,14 +268,41 @@ def test_fp8_is_rejected_on_older_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     check_fp8(torch.device("cuda:0"), "kv_dtype")
 
 
-@pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 64, 65, 128])
-def test_tile_holds_all_rows_and_each_processor_gets_a_tile(rows: int) -> None:
-    for outs in (1024, 4096, 24_576, 150_000):
-        tile = fp8.weight_only_tiling(torch.bfloat16, rows, outs, 132)
-        assert tile.m >= max(rows, 16) and 16 <= tile.n <= 64
-        assert tile.n <= 32 or outs // tile.n >= 2 * 132 - 1
-        assert tile.stages * tile.k * (2 * tile.m + tile.n) <= 96 * 1024
-        assert tile.stages >= 3 and tile.k in (64, 128, 256)
+@pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 64, 65, 128, 129, 256])
+@pytest.mark.parametrize("outs", [1024, 4096, 6144, 24_576, 150_000])
+def test_weight_only_tiles_and_splits_keep_an_h100_busy(rows: int, outs: int) -> None:
+    """A tile holds all rows up to 128. The depth is split only while there are too few warps, in
+    parts of at least four steps, whose sums have at most half of the weight's bytes."""
+    bucket = max(8, 1 << (rows - 1).bit_length())
+    for depth in (512, 4096, 12_288):
+        tiling = weight_only_tiling(torch.bfloat16, rows, outs, depth, 132)
+        assert tiling == weight_only_tiling(torch.bfloat16, bucket, outs, depth, 132)
+        assert tiling.rows == min(bucket, 128) and tiling.outs in (64, 128)
+        warps = tiling.warps * -(-bucket // tiling.rows) * -(-outs // tiling.outs)
+        assert tiling.splits == 1 or warps * tiling.splits // 2 < 11 * 132
+        assert tiling.splits * 4 * tiling.depth <= depth or tiling.splits == 1
+        assert tiling.splits * bucket * 4 <= depth / 2 or tiling.splits == 1
+    assert warps * tiling.splits >= 11 * 132 or tiling.splits == 8 or rows > 128
+
+
+def test_depth_of_weights_with_few_outputs_is_split() -> None:
+    wanted = {(1, 24_576, 4096): 1, (8, 6144, 4096): 4, (1, 4096, 12_288): 8, (64, 4096, 12_288): 8,
+              (128, 4096, 4096): 4, (256, 4096, 4096): 2}  # fmt: skip
+    assert {
+        shape: weight_only_tiling(torch.bfloat16, *shape, 132).splits for shape in wanted
+    } == wanted
+
+
+def test_rows_are_quantized_only_where_that_was_faster() -> None:
+    def pays(rows: int, outs: int, depth: int) -> bool:
+        values = torch.empty(outs, depth, dtype=E4M3, device="meta")
+        codes = QuantizedCodes(values, torch.empty(outs, 1, device="meta"), depth)
+        return fp8.scaled_mm_pays(rows, codes, 132)
+
+    shapes = [(8192, 4096, 12_288), (256, 24_576, 4096), (129, 24_576, 4096)]
+    assert all(pays(*shape) for shape in shapes)
+    assert not any(pays(*shape) for shape in [(256, 4096, 12_288), (128, 24_576, 4096)])
+    assert not pays(8192, 4096, 12_290), "torch._scaled_mm takes multiples of 16 only"
 
 
 def test_depth_steps_lie_within_one_scale_block() -> None:

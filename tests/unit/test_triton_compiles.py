@@ -1,5 +1,8 @@
 """Tests that the Triton kernels compile for an H100 (compute capability 9.0), without a GPU."""
 
+import re
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,16 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from baton.engine.attention import triton_kernels as kernels  # noqa: E402
 from baton.engine.attention.triton_cuda import SPLIT_TOKENS, SPLITS_PER_ITERATION  # noqa: E402
-from baton.engine.cuda import fp8, fp8_kernels, gemm_kernels, layer_kernels  # noqa: E402
+from baton.engine.cuda import (  # noqa: E402
+    fp8,
+    fp8_kernels,
+    gemm_kernels,
+    layer_kernels,
+    weight_only_kernels,
+)
 from baton.engine.cuda.gemm import BAND, GemmTiling, depth_step, fixed_tiling  # noqa: E402
 from baton.engine.cuda.layer import COLUMNS_PER_PROGRAM, HEADS_PER_PROGRAM  # noqa: E402
+from baton.engine.cuda.weight_only import SUMS_PER_PROGRAM, weight_only_tiling  # noqa: E402
 
 H100 = GPUTarget("cuda", 90, 32)
 MAX_SHARED_BYTES = 227 * 1024
@@ -30,15 +40,33 @@ own, or FP8)."""
 FP8 = "*fp8e4nv"
 
 
+def compiled(
+    kernel: Any,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    warps: int,
+    stages: int = 3,
+    aligned: Sequence[str] = (),
+) -> Any:
+    """Compile the kernel. The arguments ``aligned`` are multiples of 16."""
+    signature = types | dict.fromkeys(constants, "constexpr")
+    places = list(signature)
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs=constants,
+        attrs={(places.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    binary = triton.compile(source, target=H100, options={"num_warps": warps, "num_stages": stages})
+    assert binary.asm["cubin"]
+    return binary
+
+
 def shared_bytes(
     kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int, stages: int = 3
 ) -> int:
     """Compile the kernel, and return the bytes of shared memory that it uses."""
-    signature = types | dict.fromkeys(constants, "constexpr")
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    binary = triton.compile(source, target=H100, options={"num_warps": warps, "num_stages": stages})
-    assert binary.asm["cubin"]
-    return int(binary.metadata.shared)
+    return int(compiled(kernel, types, constants, warps, stages).metadata.shared)
 
 
 def shape_of(dtype: str, group: int, dim: int) -> dict[str, Any]:
@@ -162,12 +190,49 @@ def test_fixed_product_kernel_compiles(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("tall", "group"), [(1, 0), (128, 128)])
-@pytest.mark.parametrize("rows", [16, 64, 128])
-def test_product_kernel_for_few_rows_compiles(rows: int, tall: int, group: int) -> None:
-    """The weights are FP8, and there are so many outputs that tiles have their largest size."""
-    tile = fp8.weight_only_tiling(torch.bfloat16, rows, 100_000, 132)
-    used = product_bytes(torch.bfloat16, tile, tall, group, scaled=True)
-    assert used <= MAX_SHARED_BYTES
+@pytest.mark.parametrize("rows", [8, 16, 32, 64, 128])
+def test_weight_only_product_converts_weights_in_registers(
+    rows: int, tall: int, group: int, tmp_path: Path
+) -> None:
+    """The first operand of wgmma, and of mma for fewer than 16 rows, is in registers. No register
+    is spilled."""
+    tiling = weight_only_tiling(torch.bfloat16, rows, 4096, 12_288, 132)
+    types = {
+        "x_ptr": "*bf16", "codes_ptr": FP8, "scales_ptr": "*fp32", "bias_ptr": "*bf16",
+        "out_ptr": "*bf16", **dict.fromkeys(("rows", "outs", "depth", "split_depth"), "i32"),
+    }  # fmt: skip
+    aligned = [name for name in types if name != "rows"]
+    constants = {
+        "OUTS": tiling.outs, "ROWS": tiling.rows, "K": depth_step(tiling.depth, group),
+        "WHOLE": True, "BIAS": True, "TALL": tall, "GROUP": group, "PRECISION": "tf32",
+    }  # fmt: skip
+    kernel = weight_only_kernels.product
+    binary = compiled(kernel, types, constants, tiling.warps, tiling.stages, aligned)
+    assert binary.metadata.shared <= MAX_SHARED_BYTES
+    instruction = r"wgmma\.mma_async\S+ {[^}]*}, {" if rows >= 16 else r"mma\.sync"
+    assert re.search(instruction, binary.asm["ptx"])
+    assert "cvt.bf16.f16" not in binary.asm["ptx"], "these are slow: see from_e4m3()"
+    assert stack_bytes(binary, tmp_path) == 0
+
+
+def stack_bytes(binary: Any, folder: Path) -> int:
+    """Return the bytes of stack per thread, where spilled registers are kept."""
+    file = folder / "kernel.cubin"
+    file.write_bytes(binary.asm["cubin"])
+    report = subprocess.run(
+        [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(file)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(report.stdout.partition("STACK:")[2].split()[0])
+
+
+def test_kernel_that_adds_splits_compiles() -> None:
+    types = {"sums_ptr": "*fp32", "bias_ptr": "*bf16", "out_ptr": "*bf16"}
+    types |= dict.fromkeys(("size", "outs"), "i32")
+    constants = {"SPLITS": 8, "BIAS": True, "N": SUMS_PER_PROGRAM}
+    assert shared_bytes(weight_only_kernels.add_splits, types, constants, 4) <= MAX_SHARED_BYTES
 
 
 def test_fp8_conversion_kernels_compile() -> None:

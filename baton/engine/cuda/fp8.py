@@ -1,10 +1,10 @@
 """Computes matrix products with weights in FP8 (E4M3). The method depends on the number of rows.
 
 - Few rows (decodes): memory-bound, so our own product reads the codes and converts them in
-  registers. Activations are not quantized.
+  registers (:mod:`baton.engine.cuda.weight_only`). Activations are not quantized.
 - Many rows (prefill) in BF16 models whose weights have a scale for each output: compute-bound, so
   activations are quantized as well, each row by its largest number, and FP8 is multiplied by FP8
-  (``torch._scaled_mm``). That costs accuracy (docs/cuda.md).
+  (``torch._scaled_mm``). That costs accuracy (docs/cuda.md), and is slow with too few tiles.
 - Many rows of other models: weights are decoded first, and multiplied by torch.
 """
 
@@ -13,25 +13,26 @@ import triton
 from torch.nn import functional
 
 from baton.engine.cuda import fp8_kernels as kernels
-from baton.engine.cuda import gemm
-from baton.engine.cuda.gemm import GemmTiling
+from baton.engine.cuda.weight_only import weight_only_linear, weight_only_tiling
 from baton.engine.quantization import E4M3, QuantizedCodes
 
-MAX_WEIGHT_ONLY_ROWS = 128
-"""Maximum number of rows whose activations are not quantized. Reading a weight's byte takes as long
-as some 200 BF16 operations on an H200 (300 on an H100), and each row needs two operations per
-weight, so reading and computing take equally long at 100 to 150 rows."""
+MAX_UNQUANTIZED_ROWS = 128
+"""Number of rows above which activations may be quantized. Reading a weight's byte takes as long as
+some 200 BF16 operations on an H200 (300 on an H100), and each row needs two operations per weight,
+so reading and computing take equally long at 100 to 150 rows."""
+
+MAX_WEIGHT_ONLY_ROWS = 256
+"""Maximum number of rows for which weights are converted in registers. Decoding weights into memory
+takes longer than reading them in BF16 (112 and 85 us for 100 million on an H100), which pays off
+only if there are more than two tiles of 128 rows to multiply them with."""
+
+SCALED_MM_TILE = 128
+"""``torch._scaled_mm`` pays off if there is a square tile of this size for each multiprocessor. On
+an H100, it took 0.74 of BF16's time with three tiles for each (256 rows, 4096 inputs, 24,576
+outputs), but 2.2 with half a tile for each (256 rows, 12,288 inputs, 4096 outputs)."""
 
 MIN_TILE = 16
 """Matrix sizes must be multiples of this for ``torch._scaled_mm``."""
-
-PROGRAMS_PER_PROCESSOR = 2
-"""Target number of programs per multiprocessor if there are few rows, so that one program reads
-memory while another computes."""
-
-STAGES_BYTES, MAX_STAGES = 96 * 1024, 8
-"""Limits on a program's pipeline: the shared memory for the tiles of all its stages, and the number
-of stages. A multiprocessor has 228 KiB of shared memory, for two programs."""
 
 DEQUANTIZE_COLUMNS = 1024
 """Columns per program of ``dequantize``."""
@@ -42,28 +43,19 @@ def fp8_linear(
 ) -> torch.Tensor:
     """Compute ``x`` [rows, depth] @ ``weight`` [outs, depth].T + ``bias``, without waiting for the
     device."""
-    if x.shape[0] <= MAX_WEIGHT_ONLY_ROWS:
-        outs = weight.values.shape[0]
-        tile = weight_only_tiling(x.dtype, x.shape[0], outs, processors)
-        return gemm.gemm_linear(x, weight, bias, tile, triton.cdiv(outs, tile.n))
-    if x.dtype is torch.bfloat16 and supports_scaled_mm(weight):
+    rows, (outs, depth) = x.shape[0], weight.values.shape
+    if x.dtype is torch.bfloat16 and scaled_mm_pays(rows, weight, processors):
         return scaled_linear(x, weight, bias)
+    if rows <= MAX_WEIGHT_ONLY_ROWS:
+        tiling = weight_only_tiling(x.dtype, rows, outs, depth, processors)
+        return weight_only_linear(x, weight, bias, tiling)
     return functional.linear(x, dequantize(weight, x.dtype), bias)
 
 
-def weight_only_tiling(dtype: torch.dtype, rows: int, outs: int, processors: int) -> GemmTiling:
-    """Return the tile sizes for few rows. All rows are in one tile, so that weights are read once.
-    A tile has 64 outputs, or fewer if there would otherwise be too few tiles to keep every
-    multiprocessor busy; but each tile reads all rows again, so a tile has at least 16 outputs (32
-    for more than eight rows). There are as many pipeline stages as fit into shared memory, to hide
-    the memory's latency."""
-    m, n = max(MIN_TILE, triton.next_power_of_2(rows)), 64
-    least = MIN_TILE if rows <= MIN_TILE // 2 else 2 * MIN_TILE
-    while n > least and triton.cdiv(outs, n) < PROGRAMS_PER_PROCESSOR * processors:
-        n //= 2
-    k = max(64, min(256, 4096 // m))
-    stage_bytes = k * (m * dtype.itemsize + n)
-    return GemmTiling(m, n, k, 4, max(3, min(MAX_STAGES, STAGES_BYTES // stage_bytes)))
+def scaled_mm_pays(rows: int, weight: QuantizedCodes, processors: int) -> bool:
+    """Whether ``torch._scaled_mm`` accepts this weight, and is faster than the other methods."""
+    tiles = triton.cdiv(rows, SCALED_MM_TILE) * triton.cdiv(weight.values.shape[0], SCALED_MM_TILE)
+    return rows > MAX_UNQUANTIZED_ROWS and tiles >= processors and supports_scaled_mm(weight)
 
 
 def supports_scaled_mm(weight: QuantizedCodes) -> bool:

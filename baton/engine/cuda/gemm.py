@@ -1,7 +1,7 @@
-"""Our own matrix product, used with the setting ``deterministic`` and for weights in FP8. A library
-such as cuBLAS chooses its tiles, and whether to split the depth (K), by the number of rows, so the
-order in which it sums a row's products depends on the batch. The tile sizes of :func:`fixed_tiling`
-are the same for all batches.
+"""Our own matrix product, used with the setting ``deterministic``. A library such as cuBLAS chooses
+its tiles, and whether to split the depth (K), by the number of rows, so the order in which it sums
+a row's products depends on the batch. The tile sizes of :func:`fixed_tiling` are the same for all
+batches.
 """
 
 from dataclasses import dataclass

@@ -4,6 +4,8 @@ in FP8 (E4M3); they are converted in registers."""
 import triton
 import triton.language as tl
 
+from baton.engine.cuda.fp8_kernels import from_e4m3
+
 
 @triton.jit
 def product(
@@ -47,12 +49,14 @@ def product(
             weight = tl.load(
                 weight_line + columns[None, :], mask=out_exists[:, None] & inside, other=0.0
             )
+            if SCALED:
+                weight = from_e4m3(weight, x.dtype)
             if SCALED and GROUP:
-                part = tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision=PRECISION)
+                part = tl.dot(x, tl.trans(weight), input_precision=PRECISION)
                 scale = tl.load(scale_line + begin // GROUP, mask=out_exists, other=0.0)
                 acc += part * scale[None, :]
             else:
-                acc = tl.dot(x, tl.trans(weight.to(x.dtype)), acc, input_precision=PRECISION)
+                acc = tl.dot(x, tl.trans(weight), acc, input_precision=PRECISION)
         if SCALED and not GROUP:
             acc *= tl.load(scale_line, mask=out_exists, other=0.0)[None, :]
         if BIAS:
