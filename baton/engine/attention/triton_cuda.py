@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-import triton
 
 from baton.engine.attention import triton_kernels as kernels
 from baton.engine.attention.base import PackedBatch
-from baton.engine.cuda.launch import KernelLauncher
+from baton.engine.cuda.launch import KernelLauncher, ceil_div, power_of_2
 from baton.engine.kv_pool import KvPool
 from baton.engine.quantization import E4M3
 
@@ -95,7 +94,7 @@ class TritonAttention:
         self._pool = pool.tensor
         self._block_tokens, self._kv_heads, self._dim = self._pool.shape[3:]
         self._width = self._kv_heads * self._dim
-        self._padded_dim = max(MIN_DOT_SIZE, int(triton.next_power_of_2(self._dim)))
+        self._padded_dim = max(MIN_DOT_SIZE, power_of_2(self._dim))
         self._kv_scales = pool.scales
         device = self._pool.device
         self.num_processors = (
@@ -164,7 +163,7 @@ class TritonAttention:
             1 / scale.value,
             WIDTH=self._width,
             BLOCK_TOKENS=self._block_tokens,
-            PADDED=triton.next_power_of_2(self._width),
+            PADDED=power_of_2(self._width),
             FP8=pool.dtype is E4M3,
         )
 
@@ -199,7 +198,7 @@ class TritonAttention:
         rows, heads = batch.num_decodes, q.shape[1]
         group = heads // self._kv_heads
         tiling = decode_tiling(q.dtype, self._padded_dim, group)
-        splits = -(-batch.max_context // SPLIT_TOKENS)
+        splits = ceil_div(batch.max_context, SPLIT_TOKENS)
         parts = torch.empty(rows, heads, splits, self._dim, dtype=torch.float32, device=q.device)
         sums = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
         decode[(rows, self._kv_heads, self._num_programs(rows, splits))](
@@ -280,13 +279,13 @@ def prefill_tiling(dtype: torch.dtype, padded_dim: int, group: int) -> Attention
     fit into the registers and the shared memory (228 KiB on an H100) of a multiprocessor. FP32 gets
     small tiles: it has no fast matrix product."""
     if dtype is torch.float32 or padded_dim > 128:
-        return AttentionTiling(max(32, triton.next_power_of_2(group)), 32, 4)
-    return AttentionTiling(max(128, triton.next_power_of_2(group)), 128, 8)
+        return AttentionTiling(max(32, power_of_2(group)), 32, 4)
+    return AttentionTiling(max(128, power_of_2(group)), 128, 8)
 
 
 @cache
 def decode_tiling(dtype: torch.dtype, padded_dim: int, group: int) -> AttentionTiling:
     """Return the decode kernel's tile sizes. A decode has few queries, so many keys must be in
     flight to hide the memory's latency."""
-    m = max(MIN_DOT_SIZE, triton.next_power_of_2(group))
+    m = max(MIN_DOT_SIZE, power_of_2(group))
     return AttentionTiling(m, 32 if dtype is torch.float32 or padded_dim > 128 else 64, 4)

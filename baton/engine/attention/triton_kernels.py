@@ -13,21 +13,7 @@ dtype.
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def to_pool_dtype(x, factor, FP8: tl.constexpr):
-    """Return ``x`` in the pool's dtype: unchanged, or, if the pool is in FP8, ``x`` * ``factor`` in
-    E4M3."""
-    if FP8:
-        x = to_e4m3(x.to(tl.float32) * factor)
-    return x
-
-
-@triton.jit
-def to_e4m3(x):
-    """Round FP32 to the nearest E4M3 number, ties to even. Numbers that are too large are
-    clamped."""
-    return tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
+from baton.engine.cuda.e4m3_kernels import from_pool_dtype, to_pool_dtype
 
 
 @triton.jit
@@ -94,7 +80,7 @@ def _attend_range(
         offset = block * block_stride + keys % BLOCK_TOKENS * WIDTH
         address = head_ptr + offset[:, None] + columns[None, :]
         readable = exists[:, None] & (columns < DIM)[None, :]
-        k = tl.load(address, mask=readable, other=0.0).to(q.dtype)
+        k = from_pool_dtype(tl.load(address, mask=readable, other=0.0), q.dtype)
         products = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if MASKED:
             visible = exists[None, :] & (keys[None, :] <= positions[:, None])
@@ -104,7 +90,8 @@ def _attend_range(
         finite = tl.where(new_best == float("-inf"), 0.0, new_best)
         weights = tl.exp2(tl.fma(products, scale, -(finite * scale)[:, None]))
         shrink = tl.exp2((best - finite) * scale)
-        v = tl.load(address + part_stride, mask=readable, other=0.0).to(q.dtype)
+        v = tl.load(address + part_stride, mask=readable, other=0.0)
+        v = from_pool_dtype(v, q.dtype)
         total = total * shrink + tl.sum(weights, axis=1)
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         best = new_best

@@ -9,12 +9,14 @@
 """
 
 import torch
-import triton
 from torch.nn import functional
 
 from baton.engine.cuda import fp8_kernels as kernels
+from baton.engine.cuda.launch import KernelLauncher, ceil_div, power_of_2
 from baton.engine.cuda.weight_only import weight_only_linear, weight_only_tiling
 from baton.engine.quantization import E4M3, QuantizedCodes
+
+_quantize_rows, _dequantize = map(KernelLauncher, (kernels.quantize_rows, kernels.dequantize))
 
 MAX_UNQUANTIZED_ROWS = 128
 """Number of rows above which activations may be quantized. Reading a weight's byte takes as long as
@@ -54,7 +56,7 @@ def fp8_linear(
 
 def scaled_mm_pays(rows: int, weight: QuantizedCodes, processors: int) -> bool:
     """Whether ``torch._scaled_mm`` accepts this weight, and is faster than the other methods."""
-    tiles = triton.cdiv(rows, SCALED_MM_TILE) * triton.cdiv(weight.values.shape[0], SCALED_MM_TILE)
+    tiles = ceil_div(rows, SCALED_MM_TILE) * ceil_div(weight.values.shape[0], SCALED_MM_TILE)
     return rows > MAX_UNQUANTIZED_ROWS and tiles >= processors and supports_scaled_mm(weight)
 
 
@@ -89,8 +91,8 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows, depth = x.shape
     codes = torch.empty_like(x, dtype=E4M3)
     scales = x.new_empty((rows, 1), dtype=torch.float32)
-    padded = triton.next_power_of_2(depth)
-    kernels.quantize_rows[(rows,)](
+    padded = power_of_2(depth)
+    _quantize_rows[(rows,)](
         x, codes, scales, DEPTH=depth, PADDED=padded, num_warps=min(16, max(1, padded // 512))
     )
     return codes, scales
@@ -100,7 +102,7 @@ def dequantize(weight: QuantizedCodes, dtype: torch.dtype) -> torch.Tensor:
     """Return the decoded weights, [outs, depth] in ``dtype``."""
     outs, depth = weight.values.shape
     out = torch.empty_like(weight.values, dtype=dtype)
-    kernels.dequantize[(outs, triton.cdiv(depth, DEQUANTIZE_COLUMNS))](
+    _dequantize[(outs, ceil_div(depth, DEQUANTIZE_COLUMNS))](
         weight.values,
         weight.scales,
         out,

@@ -1,18 +1,9 @@
-"""Triton kernels that convert to E4M3 and back."""
+"""Triton kernels that quantize rows to E4M3 and decode weights."""
 
 import triton
 import triton.language as tl
 
-from baton.engine.attention.triton_kernels import to_e4m3
-
-
-@triton.jit
-def from_e4m3(codes, dtype: tl.constexpr):
-    """Convert E4M3 to a wider format, exactly. Triton's own conversion to BF16 takes an F2F
-    instruction for each number, which only a few lanes of a multiprocessor execute. Conversions to
-    FP16, to FP32 and from there to BF16 have faster instructions."""
-    half = codes.to(tl.float16)
-    return half if dtype == tl.float16 else half.to(tl.float32).to(dtype)
+from baton.engine.cuda.e4m3_kernels import to_e4m3
 
 
 @triton.jit

@@ -7,10 +7,12 @@ batches.
 from dataclasses import dataclass
 
 import torch
-import triton
 
 from baton.engine.cuda import gemm_kernels as kernels
+from baton.engine.cuda.launch import KernelLauncher, ceil_div
 from baton.engine.quantization import QuantizedCodes
+
+_product = KernelLauncher(kernels.product)
 
 BAND = 8
 
@@ -50,9 +52,9 @@ def gemm_linear(
     assert codes is not None or x.dtype is values.dtype
     (rows, depth), outs = x.shape, values.shape[0]
     out = x.new_empty((rows, outs))
-    tiles = triton.cdiv(rows, tile.m) * triton.cdiv(outs, tile.n)
+    tiles = ceil_div(rows, tile.m) * ceil_div(outs, tile.n)
     group = codes.columns_per_scale if codes and codes.scales.shape[1] > 1 else 0
-    kernels.product[(min(tiles, programs),)](
+    _product[(min(tiles, programs),)](
         x,
         values,
         codes.scales if codes else values,

@@ -58,3 +58,13 @@ def specialization(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         else:
             parts.append(float)
     return tuple(parts)
+
+
+def ceil_div(size: int, part: int) -> int:
+    """Return ``size / part``, rounded up. (``triton.cdiv`` takes microseconds.)"""
+    return -(-size // part)
+
+
+def power_of_2(size: int) -> int:
+    """Return the smallest power of two that is at least ``size``, which must be positive."""
+    return 1 << (size - 1).bit_length()

@@ -1,13 +1,10 @@
 """Functions that run the fused kernels of a layer on tensors. They neither wait for the device nor
 copy to the host."""
 
-from functools import cache
-
 import torch
-import triton
 
 from baton.engine.cuda import layer_kernels as kernels
-from baton.engine.cuda.launch import KernelLauncher
+from baton.engine.cuda.launch import KernelLauncher, ceil_div, power_of_2
 from baton.engine.kv_scale import KvScale
 from baton.engine.quantization import E4M3
 
@@ -26,12 +23,6 @@ MAX_COLUMNS_PER_WARP = 512
 """Maximum number of columns per warp of the norm kernel, which makes 16 per thread."""
 
 
-@cache
-def _power_of_2(size: int) -> int:
-    """Return the smallest power of two that is at least ``size``."""
-    return int(triton.next_power_of_2(size))
-
-
 def norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, update: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -40,7 +31,7 @@ def norm(
     assert x.is_contiguous() and (update is None or update.is_contiguous())
     num_tokens, size = x.shape
     out = torch.empty_like(x)
-    padded = _power_of_2(size)
+    padded = power_of_2(size)
     _norm[(num_tokens,)](
         x,
         x if update is None else update,
@@ -61,7 +52,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     assert gate_up.is_contiguous()
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((num_tokens, size))
-    _silu_and_mul[(num_tokens, -(-size // COLUMNS_PER_PROGRAM))](
+    _silu_and_mul[(num_tokens, ceil_div(size, COLUMNS_PER_PROGRAM))](
         gate_up, out, SIZE=size, N=COLUMNS_PER_PROGRAM
     )
     return out
@@ -89,7 +80,7 @@ def norm_rope_write_kv(
     block_tokens, kv_heads, dim = pool.shape[3:]
     heads = qkv.shape[1] - 2 * kv_heads
     q = qkv.new_empty((qkv.shape[0], heads, dim))
-    parts = -(-heads // HEADS_PER_PROGRAM) + -(-kv_heads // HEADS_PER_PROGRAM)
+    parts = ceil_div(heads, HEADS_PER_PROGRAM) + ceil_div(kv_heads, HEADS_PER_PROGRAM)
     _norm_rope_write_kv[(qkv.shape[0], parts)](
         qkv,
         q,
@@ -106,7 +97,7 @@ def norm_rope_write_kv(
         NUM_HEADS=heads,
         NUM_KV_HEADS=kv_heads,
         DIM=dim,
-        DIM_PADDED=_power_of_2(dim),
+        DIM_PADDED=power_of_2(dim),
         BLOCK_TOKENS=block_tokens,
         HEADS=HEADS_PER_PROGRAM,
         NORMED=norms is not None,

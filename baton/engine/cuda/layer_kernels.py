@@ -8,7 +8,7 @@ those of torch's separate kernels. Rows are tokens; no row depends on the rest o
 import triton
 import triton.language as tl
 
-from baton.engine.attention.triton_kernels import to_pool_dtype
+from baton.engine.cuda.e4m3_kernels import to_pool_dtype
 
 
 @triton.jit

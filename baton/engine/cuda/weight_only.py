@@ -4,11 +4,13 @@ weights takes most of the time, so the aim is to read them as fast as memory all
 from dataclasses import dataclass, replace
 
 import torch
-import triton
 
 from baton.engine.cuda import weight_only_kernels as kernels
 from baton.engine.cuda.gemm import depth_step
+from baton.engine.cuda.launch import KernelLauncher, ceil_div, power_of_2
 from baton.engine.quantization import QuantizedCodes
+
+_product, _add_splits = map(KernelLauncher, (kernels.product, kernels.add_splits))
 
 MIN_TILE_ROWS, MAX_TILE_ROWS = 8, 128
 
@@ -57,12 +59,12 @@ def weight_only_linear(
     (rows, depth), outs = x.shape, weight.values.shape[0]
     group = weight.columns_per_scale if weight.scales.shape[1] > 1 else 0
     step = depth_step(tiling.depth, group)
-    split_depth = triton.cdiv(triton.cdiv(depth, step), tiling.splits) * step
-    splits = triton.cdiv(depth, split_depth)
+    split_depth = ceil_div(ceil_div(depth, step), tiling.splits) * step
+    splits = ceil_div(depth, split_depth)
     out = x.new_empty((rows, outs))
     sums = x.new_empty((splits, rows, outs), dtype=torch.float32) if splits > 1 else out
-    tiles = triton.cdiv(rows, tiling.rows) * triton.cdiv(outs, tiling.outs)
-    kernels.product[(tiles, splits)](
+    tiles = ceil_div(rows, tiling.rows) * ceil_div(outs, tiling.outs)
+    _product[(tiles, splits)](
         x,
         weight.values,
         weight.scales,
@@ -84,7 +86,7 @@ def weight_only_linear(
         num_stages=tiling.stages,
     )
     if splits > 1:
-        kernels.add_splits[(triton.cdiv(rows * outs, SUMS_PER_PROGRAM),)](
+        _add_splits[(ceil_div(rows * outs, SUMS_PER_PROGRAM),)](
             sums,
             sums if bias is None else bias,
             out,
@@ -102,9 +104,9 @@ def weight_only_tiling(
 ) -> WeightOnlyTiling:
     """Return the tile sizes and the number of splits for a product's shape. All numbers of rows
     with the same next power of two (at least 8) have the same tiling."""
-    bucket = max(MIN_TILE_ROWS, triton.next_power_of_2(rows))
+    bucket = max(MIN_TILE_ROWS, power_of_2(rows))
     tile = _tile(dtype, min(bucket, MAX_TILE_ROWS))
-    tiles = triton.cdiv(bucket, tile.rows) * triton.cdiv(outs, tile.outs)
+    tiles = ceil_div(bucket, tile.rows) * ceil_div(outs, tile.outs)
     most = min(
         MAX_SPLITS, depth // (MIN_STEPS * tile.depth), depth // (2 * bucket * FP32_BYTES)
     )  # so that the splits' sums have at most half of the weight's bytes

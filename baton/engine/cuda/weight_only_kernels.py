@@ -4,7 +4,7 @@ activations."""
 import triton
 import triton.language as tl
 
-from baton.engine.cuda.fp8_kernels import from_e4m3
+from baton.engine.cuda.e4m3_kernels import from_e4m3
 
 
 @triton.jit(do_not_specialize=["rows"])  # else, 1 and multiples of 16 would be compiled separately
