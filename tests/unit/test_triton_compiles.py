@@ -13,7 +13,14 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from baton.engine.attention import triton_kernels as kernels  # noqa: E402
 from baton.engine.attention.triton_cuda import SPLIT_TOKENS, SPLITS_PER_ITERATION  # noqa: E402
-from baton.engine.cuda import fp8, fp8_kernels, gemm_kernels, layer_kernels  # noqa: E402
+from baton.engine.cuda import (  # noqa: E402
+    fp8,
+    fp8_kernels,
+    gemm_kernels,
+    layer_kernels,
+    sampling_kernels,
+    token_chooser,
+)
 from baton.engine.cuda.gemm import BAND, GemmTiling, depth_step, fixed_tiling  # noqa: E402
 from baton.engine.cuda.layer import COLUMNS_PER_PROGRAM, HEADS_PER_PROGRAM  # noqa: E402
 
@@ -180,3 +187,31 @@ def test_fp8_conversion_kernels_compile() -> None:
         "N": fp8.DEQUANTIZE_COLUMNS,
     }
     assert shared_bytes(fp8_kernels.dequantize, types, constants, 4) <= MAX_SHARED_BYTES
+
+
+@pytest.mark.parametrize("vocab_size", [200, 151_936, 262_208])
+@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
+def test_sampling_kernels_compile(dtype: str, vocab_size: int) -> None:
+    """``dtype`` is that of the scores; it is FP64 if there are penalties."""
+    chunk = token_chooser.CHUNK_TOKENS
+    padded = triton.next_power_of_2(triton.cdiv(vocab_size, chunk))
+    types = {
+        "scores_ptr": f"*{dtype}", "stride": "i32", "rows_ptr": "*fp64", "records_ptr": "*fp64",
+        "candidates_ptr": "*fp64", "tokens_ptr": "*i32",
+    }  # fmt: skip
+    constants = {
+        "VOCAB": vocab_size, "CHUNK": chunk, "PADDED": padded,
+        "BLOCK": token_chooser.CANDIDATES_AT_ONCE,
+    }  # fmt: skip
+    for kernel, warps in (
+        (sampling_kernels.find_maxima, token_chooser.WARPS),
+        (sampling_kernels.sum_weights, token_chooser.WARPS),
+        (sampling_kernels.gather_candidates, token_chooser.WARPS),
+        (sampling_kernels.apply_filters, token_chooser.FILTER_WARPS),
+        (sampling_kernels.pick_tokens, token_chooser.WARPS),
+    ):
+        own_types, own_constants = (
+            {name: held[name] for name in kernel.arg_names if name in held}
+            for held in (types, constants)
+        )
+        assert shared_bytes(kernel, own_types, own_constants, warps) <= MAX_SHARED_BYTES
