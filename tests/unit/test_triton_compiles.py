@@ -38,12 +38,18 @@ FP8 = "*fp8e4nv"
 
 
 def shared_bytes(
-    kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int, stages: int = 3
+    kernel: Any,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    num_warps: int,
+    num_stages: int = 3,
+    **options: int,
 ) -> int:
     """Compile the kernel, and return the bytes of shared memory that it uses."""
     signature = types | dict.fromkeys(constants, "constexpr")
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    binary = triton.compile(source, target=H100, options={"num_warps": warps, "num_stages": stages})
+    options |= {"num_warps": num_warps, "num_stages": num_stages}
+    binary = triton.compile(source, target=H100, options=options)
     assert binary.asm["cubin"]
     return int(binary.metadata.shared)
 
@@ -203,15 +209,16 @@ def test_sampling_kernels_compile(dtype: str, vocab_size: int) -> None:
         "VOCAB": vocab_size, "CHUNK": chunk, "PADDED": padded,
         "BLOCK": token_chooser.CANDIDATES_AT_ONCE,
     }  # fmt: skip
-    for kernel, warps in (
-        (sampling_kernels.find_maxima, token_chooser.WARPS),
-        (sampling_kernels.sum_weights, token_chooser.WARPS),
-        (sampling_kernels.gather_candidates, token_chooser.WARPS),
-        (sampling_kernels.apply_filters, token_chooser.FILTER_WARPS),
-        (sampling_kernels.pick_tokens, token_chooser.WARPS),
+    for kernel in (
+        sampling_kernels.find_maxima,
+        sampling_kernels.sum_weights,
+        sampling_kernels.gather_candidates,
+        sampling_kernels.apply_filters,
+        sampling_kernels.pick_tokens,
     ):
         own_types, own_constants = (
             {name: held[name] for name in kernel.arg_names if name in held}
             for held in (types, constants)
         )
-        assert shared_bytes(kernel, own_types, own_constants, warps) <= MAX_SHARED_BYTES
+        options = token_chooser.LAUNCH_OPTIONS
+        assert shared_bytes(kernel, own_types, own_constants, **options) <= MAX_SHARED_BYTES

@@ -6,11 +6,11 @@ tokens may give the neighbouring token.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from baton.core.ids import TokenId
+from baton.core.ids import RequestId, TokenId
 from baton.core.request import SamplingParams, TokenLogprob
 from baton.engine.cuda.token_chooser import (
     CHUNK_TOKENS,
@@ -38,6 +38,16 @@ def sample_batch(
         None if index in empty_rows else SampledToken(TokenId(token), logprobs.get(index))
         for index, token in enumerate(tokens)
     ]
+
+
+def warm_up(vocab_size: int, device: torch.device) -> None:
+    """Compile the kernels. Without this call, the first requests that need them wait for it."""
+    params = SamplingParams(1, top_p=0.5)
+    rows = [
+        Row(RequestId(""), (TokenId(0),), 0, (), sample=True, sampling=each)
+        for each in (params, replace(params, logit_bias=((TokenId(0), 1.0),)))
+    ]
+    sample_batch(torch.zeros(len(rows), vocab_size, device=device), rows)
 
 
 def _tokens(scores: torch.Tensor, rows: Sequence[Row], chunk_tokens: int) -> list[int]:

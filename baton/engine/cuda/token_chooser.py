@@ -14,15 +14,15 @@ from baton.engine.cuda import sampling_kernels as kernels
 from baton.engine.philox_batch import uniforms
 from baton.engine.plan import Row
 
-CHUNK_TOKENS = 2048
+CHUNK_TOKENS = 4096
 """Number of tokens per chunk, 16 per thread. It determines the order of sums, so it does not depend
 on the batch."""
 
 CANDIDATES_AT_ONCE = 2048
 """Number of candidates that ``apply_filters`` reads at once, 8 per thread."""
 
-WARPS = 4
-FILTER_WARPS = 8
+LAUNCH_OPTIONS = {"num_warps": 8, "maxnreg": 128}
+"""128 registers per thread let two programs of eight warps run at once on a multiprocessor."""
 
 _PARAMETERS = attrgetter(
     "sampling.temperature", "sampling.min_p", "sampling.top_k", "sampling.top_p"
@@ -89,7 +89,7 @@ def choose_tokens(
     shape = (num_rows, num_chunks, kernels.RECORD_SIZE)
     records = torch.empty(shape, dtype=torch.float64, device=scores.device)
     inputs = (scores, scores.stride(0), entries, records)
-    sizes = {"VOCAB": vocab_size, "CHUNK": chunk_tokens, "num_warps": WARPS}
+    sizes = {"VOCAB": vocab_size, "CHUNK": chunk_tokens, **LAUNCH_OPTIONS}
     kernels.find_maxima[(num_rows, num_chunks)](*inputs, **sizes)
     sizes["PADDED"] = triton.next_power_of_2(num_chunks)
     if table.num_random:
@@ -101,6 +101,7 @@ def choose_tokens(
             entries,
             records,
             candidates,
-            **sizes | {"BLOCK": CANDIDATES_AT_ONCE, "num_warps": FILTER_WARPS},
+            **sizes,
+            BLOCK=CANDIDATES_AT_ONCE,
         )
     kernels.pick_tokens[(num_rows,)](*inputs, tokens, **sizes)
