@@ -14,6 +14,7 @@ from triton.compiler import ASTSource  # noqa: E402
 from baton.engine.attention import triton_kernels as kernels  # noqa: E402
 from baton.engine.attention.triton_cuda import SPLIT_TOKENS, SPLITS_PER_ITERATION  # noqa: E402
 from baton.engine.cuda import (  # noqa: E402
+    filter_kernels,
     fp8,
     fp8_kernels,
     gemm_kernels,
@@ -212,8 +213,8 @@ def test_sampling_kernels_compile(dtype: str, vocab_size: int) -> None:
     for kernel in (
         sampling_kernels.find_maxima,
         sampling_kernels.sum_weights,
-        sampling_kernels.gather_candidates,
-        sampling_kernels.apply_filters,
+        filter_kernels.gather_candidates,
+        filter_kernels.apply_filters,
         sampling_kernels.pick_tokens,
     ):
         own_types, own_constants = (

@@ -10,6 +10,7 @@ import torch
 import triton
 from numpy.typing import NDArray
 
+from baton.engine.cuda import filter_kernels
 from baton.engine.cuda import sampling_kernels as kernels
 from baton.engine.philox_batch import uniforms
 from baton.engine.plan import Row
@@ -59,7 +60,7 @@ class RowTable:
         )
         top_k = entries[:, kernels.TOP_K]
         top_k[(top_k == 0) | (top_k > vocab_size)] = vocab_size
-        is_random = entries[:, kernels.TEMPERATURE] > 0
+        is_random = entries[:, kernels.TEMPERATURE] != 0
         is_filtered = is_random & ((top_k < vocab_size) | (entries[:, kernels.TOP_P] < 1))
         order = np.argsort(~is_filtered * 1 + ~is_random, kind="stable")
         return cls(entries[order], int(is_filtered.sum()), int(is_random.sum()))
@@ -96,8 +97,10 @@ def choose_tokens(
         kernels.sum_weights[(table.num_random, num_chunks)](*inputs, **sizes)
     if table.num_filtered:
         candidates = records.new_empty((table.num_filtered, vocab_size))
-        kernels.gather_candidates[(table.num_filtered, num_chunks)](*inputs, candidates, **sizes)
-        kernels.apply_filters[(table.num_filtered,)](
+        filter_kernels.gather_candidates[(table.num_filtered, num_chunks)](
+            *inputs, candidates, **sizes
+        )
+        filter_kernels.apply_filters[(table.num_filtered,)](
             entries,
             records,
             candidates,
