@@ -101,6 +101,10 @@ def sampling_is_right() -> Iterator[GpuTableRow]:
         "temperature": replace(plain, temperature=0.7),
         "top-k": replace(plain, top_k=40),
         "top-p": replace(plain, top_p=0.9, temperature=1.5),
+        "top-p of a flat distribution": replace(plain, top_p=0.9, temperature=100.0),
+        "top-k and top-p of a flat distribution": replace(
+            plain, top_k=100_000, top_p=0.9, temperature=100.0
+        ),
         "min-p": replace(plain, min_p=0.05),
         "all of them": replace(plain, top_k=100, top_p=0.8, min_p=0.01, temperature=1.2),
         "penalties": replace(plain, repetition_penalty=1.3, presence_penalty=0.4),

@@ -212,9 +212,10 @@ def sampling(rounds: int) -> Iterator[GpuTableRow]:
         "temperature": SamplingParams(1, seed=5),
         "top-k 40, top-p 0.95": SamplingParams(1, top_k=40, top_p=0.95, seed=5),
         "top-p 0.9": SamplingParams(1, temperature=0.8, top_p=0.9, seed=5),
+        "top-p 0.9 of a flat distribution": SamplingParams(1, temperature=100, top_p=0.9, seed=5),
     }
     for name, params in kinds.items():
-        for batch in (1, 256):
+        for batch in (1, 64, 256):
             row = Row(RequestId(""), (TokenId(0),), 1023, (), True, params)
             seconds = seconds_of(partial(sample_batch, logits[:batch], [row] * batch), rounds)
             yield GpuTableRow(

@@ -192,11 +192,15 @@ class ModelRunner:
         return LoadedAdapter(stored.digest, prepared, stored.max_rank, prepared.size_bytes)
 
     def warm_up(self, num_rows: int) -> None:
-        """Capture the CUDA graphs for steps of up to ``num_rows`` decodes. Without this call, the
-        first such steps take longer."""
-        if self._graphs is not None:
-            with self._on_device():
+        """Capture the CUDA graphs for steps of up to ``num_rows`` decodes, and compile the sampling
+        kernels. Without this call, the first such steps take longer."""
+        with self._on_device():
+            if self._graphs is not None:
                 self._graphs.warm_up(num_rows)
+            if self._device.type == "cuda":
+                from baton.engine.cuda import sampler
+
+                sampler.warm_up(self.model_config.vocab_size, self._device)
 
     def watch(
         self, on_failure: Callable[[BaseException], object], hang_timeout_seconds: float

@@ -17,10 +17,13 @@ from triton.compiler import ASTSource  # noqa: E402
 from baton.engine.attention import triton_kernels as kernels  # noqa: E402
 from baton.engine.attention.triton_cuda import SPLIT_TOKENS, SPLITS_PER_ITERATION  # noqa: E402
 from baton.engine.cuda import (  # noqa: E402
+    filter_kernels,
     fp8,
     fp8_kernels,
     gemm_kernels,
     layer_kernels,
+    sampling_kernels,
+    token_chooser,
     weight_only_kernels,
 )
 from baton.engine.cuda.gemm import BAND, GemmTiling, depth_step, fixed_tiling  # noqa: E402
@@ -47,8 +50,10 @@ def compiled(
     warps: int,
     stages: int = 3,
     aligned: Sequence[str] = (),
+    **options: int,
 ) -> Any:
-    """Compile the kernel. The arguments ``aligned`` are multiples of 16."""
+    """Compile the kernel. The arguments ``aligned`` are multiples of 16, and ``options`` are
+    Triton's."""
     signature = types | dict.fromkeys(constants, "constexpr")
     places = list(signature)
     source = ASTSource(
@@ -57,16 +62,23 @@ def compiled(
         constexprs=constants,
         attrs={(places.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
-    binary = triton.compile(source, target=H100, options={"num_warps": warps, "num_stages": stages})
+    options |= {"num_warps": warps, "num_stages": stages}
+    binary = triton.compile(source, target=H100, options=options)
     assert binary.asm["cubin"]
     return binary
 
 
 def shared_bytes(
-    kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int, stages: int = 3
+    kernel: Any,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    num_warps: int,
+    num_stages: int = 3,
+    **options: int,
 ) -> int:
     """Compile the kernel, and return the bytes of shared memory that it uses."""
-    return int(compiled(kernel, types, constants, warps, stages).metadata.shared)
+    binary = compiled(kernel, types, constants, num_warps, num_stages, **options)
+    return int(binary.metadata.shared)
 
 
 def shape_of(dtype: str, group: int, dim: int) -> dict[str, Any]:
@@ -248,3 +260,32 @@ def test_fp8_conversion_kernels_compile() -> None:
         "N": fp8.DEQUANTIZE_COLUMNS,
     }
     assert shared_bytes(fp8_kernels.dequantize, types, constants, 4) <= MAX_SHARED_BYTES
+
+
+@pytest.mark.parametrize("vocab_size", [200, 151_936, 262_208])
+@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
+def test_sampling_kernels_compile(dtype: str, vocab_size: int) -> None:
+    """``dtype`` is that of the scores; it is FP64 if there are penalties."""
+    chunk = token_chooser.CHUNK_TOKENS
+    padded = triton.next_power_of_2(triton.cdiv(vocab_size, chunk))
+    types = {
+        "scores_ptr": f"*{dtype}", "stride": "i32", "rows_ptr": "*fp64", "records_ptr": "*fp64",
+        "candidates_ptr": "*fp64", "tokens_ptr": "*i32",
+    }  # fmt: skip
+    constants = {
+        "VOCAB": vocab_size, "CHUNK": chunk, "PADDED": padded,
+        "BLOCK": token_chooser.CANDIDATES_AT_ONCE,
+    }  # fmt: skip
+    for kernel in (
+        sampling_kernels.find_maxima,
+        sampling_kernels.sum_weights,
+        filter_kernels.gather_candidates,
+        filter_kernels.apply_filters,
+        sampling_kernels.pick_tokens,
+    ):
+        own_types, own_constants = (
+            {name: held[name] for name in kernel.arg_names if name in held}
+            for held in (types, constants)
+        )
+        options = token_chooser.LAUNCH_OPTIONS
+        assert shared_bytes(kernel, own_types, own_constants, **options) <= MAX_SHARED_BYTES

@@ -1,37 +1,38 @@
 """Samples tokens on the GPU, a batch at a time, with one transfer of the tokens to the host.
 
 It samples the same tokens as :func:`baton.engine.sampler.sample`, which documents the parameters.
-Here, top-k and top-p consider only the likeliest ``TOP_WINDOW_TOKENS`` tokens (the window), so that
-the whole vocabulary need not be sorted. A row whose token may lie outside of the window is sampled
-again, by itself and from the whole vocabulary.
+Sums have another order here, so that a draw, or top-p, within 1e-15 of the border between two
+tokens may give the neighbouring token.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
-from baton.core.ids import TokenId
+from baton.core.ids import RequestId, TokenId
 from baton.core.request import SamplingParams, TokenLogprob
+from baton.engine.cuda.token_chooser import (
+    CHUNK_TOKENS,
+    RowTable,
+    choose_tokens,
+    upload,
+)
 from baton.engine.mask import apply_masks
-from baton.engine.philox_batch import uniforms
 from baton.engine.plan import Row, SampledToken
-from baton.engine.sampler import choose_token, is_plain_greedy, mask_early_ends
-
-TOP_WINDOW_TOKENS = 1024
-"""Number of the likeliest tokens that are considered, which is more than most values of top-k. A
-row that needs more of them is also sampled correctly, but more slowly."""
+from baton.engine.sampler import is_plain_greedy, mask_early_ends
 
 
-def sample_batch(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledToken | None]:
+def sample_batch(
+    logits: torch.Tensor, rows: Sequence[Row], chunk_tokens: int = CHUNK_TOKENS
+) -> list[SampledToken | None]:
     """Sample one token per row of ``logits`` [num_rows, vocab], which are in FP32. The result has
-    None for a row whose mask allows no token."""
+    None for a row whose mask allows no token. ``chunk_tokens`` is for tests."""
     if not rows:
         return []
     scores, empty_rows = apply_masks(logits, [row.mask for row in rows])
     scores = mask_early_ends(scores, rows)
-    tokens = _tokens(scores, rows)
+    tokens = _tokens(scores, rows, chunk_tokens)
     logprobs = _logprobs(logits, rows, tokens)
     return [
         None if index in empty_rows else SampledToken(TokenId(token), logprobs.get(index))
@@ -39,68 +40,54 @@ def sample_batch(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledToken
     ]
 
 
-def _tokens(scores: torch.Tensor, rows: Sequence[Row]) -> list[int]:
-    best = scores.argmax(dim=-1)
-    others = [index for index, row in enumerate(rows) if not is_plain_greedy(row.sampling)]
-    if not others:
-        return list(map(int, best.tolist()))
-    lines = torch.tensor(others, device=scores.device)
-    chosen, is_sure = _choose(scores[lines].double(), [rows[index] for index in others])
-    both = torch.stack((best.index_copy(0, lines, chosen), torch.ones_like(best)))
-    both[1] = both[1].index_copy(0, lines, is_sure.long())
-    tokens, sure = both.tolist()
-    for index in others:
-        if not sure[index]:
-            tokens[index] = choose_token(scores[index], rows[index])
-    return list(map(int, tokens))
+def warm_up(vocab_size: int, device: torch.device) -> None:
+    """Compile the kernels. Without this call, the first requests that need them wait for it."""
+    params = SamplingParams(1, top_p=0.5)
+    rows = [
+        Row(RequestId(""), (TokenId(0),), 0, (), sample=True, sampling=each)
+        for each in (params, replace(params, logit_bias=((TokenId(0), 1.0),)))
+    ]
+    sample_batch(torch.zeros(len(rows), vocab_size, device=device), rows)
+
+
+def _tokens(scores: torch.Tensor, rows: Sequence[Row], chunk_tokens: int) -> list[int]:
+    if all(is_plain_greedy(row.sampling) for row in rows):
+        best: list[int] = scores.argmax(dim=-1).tolist()
+        return best
+    groups = list(_groups(scores, rows))
+    entries = upload([group.table for group in groups], scores.device)
+    tokens = torch.empty(len(rows), dtype=torch.int32, device=scores.device)
+    for group, group_entries in zip(groups, entries, strict=True):
+        choose_tokens(group.scores, group.table, group_entries, tokens, chunk_tokens)
+    chosen: list[int] = tokens.tolist()
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingMetadata:
-    """The rows' sampling parameters and random draws, each [num_rows, 1] in FP64. They are copied
-    to the device in one transfer. In a row without top-k, ``top_k`` is the size of the vocabulary,
-    and ``has_top_k`` is 0."""
+class _Group:
+    """Rows whose scores are in one tensor."""
 
-    greedy: torch.Tensor
-    temperature: torch.Tensor
-    min_p: torch.Tensor
-    top_k: torch.Tensor
-    has_top_k: torch.Tensor
-    top_p: torch.Tensor
-    draw: torch.Tensor
-
-    @classmethod
-    def from_rows(cls, rows: Sequence[Row], like: torch.Tensor) -> "SamplingMetadata":
-        params = [row.sampling for row in rows]
-        lines = [
-            [each.is_greedy for each in params],
-            [each.temperature or 1.0 for each in params],
-            [each.min_p for each in params],
-            [each.top_k or like.shape[-1] for each in params],
-            [each.top_k > 0 for each in params],
-            [each.top_p for each in params],
-            uniforms([each.seed for each in params], [row.context_tokens for row in rows]),
-        ]
-        columns = torch.from_numpy(np.array(lines, dtype=np.float64)).to(like.device)
-        return cls(*columns.unsqueeze(-1))
-
-    def select(self, lines: torch.Tensor) -> "SamplingMetadata":
-        return SamplingMetadata(*(getattr(self, field.name)[lines] for field in fields(self)))
+    scores: torch.Tensor
+    table: RowTable
 
 
-def _choose(scores: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens [num_rows], and whether each is certain (see :func:`_pick_filtered`). This
-    overwrites ``scores`` [num_rows, vocab] in FP64."""
-    metadata = SamplingMetadata.from_rows(rows, scores)
-    _penalise(scores, rows)
-    _add_biases(scores, [row.sampling for row in rows])
-    best = scores.argmax(dim=-1)
-    probs = (scores / metadata.temperature).softmax(dim=-1)
-    least = metadata.min_p * probs.amax(dim=-1, keepdim=True)
-    probs = probs.masked_fill_(probs < least, 0.0)
-    picked, is_sure = _pick(probs, metadata, [row.sampling for row in rows])
-    greedy = metadata.greedy.squeeze(-1) > 0
-    return torch.where(greedy, best, picked), greedy | is_sure
+def _groups(scores: torch.Tensor, rows: Sequence[Row]) -> Iterator[_Group]:
+    """Yield the rows without penalties and biases, whose scores are the logits in FP32, and those
+    with some, whose scores are in FP64."""
+    is_adjusted = [row.sampling.needs_history or row.sampling.logit_bias for row in rows]
+    adjusted = [index for index, flag in enumerate(is_adjusted) if flag]
+    others = [index for index, flag in enumerate(is_adjusted) if not flag]
+    size = scores.shape[1]
+    if others:
+        plain_rows = [rows[index] for index in others]
+        yield _Group(scores, RowTable.from_rows(plain_rows, others, others, size))
+    if adjusted:
+        adjusted_rows = [rows[index] for index in adjusted]
+        changed = scores[torch.tensor(adjusted, device=scores.device)].double()
+        _penalise(changed, adjusted_rows)
+        _add_biases(changed, [row.sampling for row in adjusted_rows])
+        indices = range(len(adjusted))
+        yield _Group(changed, RowTable.from_rows(adjusted_rows, indices, adjusted, size))
 
 
 def _penalise(scores: torch.Tensor, rows: Sequence[Row]) -> None:
@@ -138,73 +125,6 @@ def _add_biases(scores: torch.Tensor, params: Sequence[SamplingParams]) -> None:
         biases = [bias for each in params for _, bias in each.logit_bias]
         index = torch.tensor(places, device=scores.device)
         scores.view(-1).index_add_(0, index, torch.tensor(biases, device=scores.device).double())
-
-
-def _pick(
-    probs: torch.Tensor, metadata: SamplingMetadata, params: Sequence[SamplingParams]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample tokens [num_rows] from ``probs`` [num_rows, vocab]. Return them, and whether each is
-    certain (see :func:`_pick_filtered`)."""
-    filtered = [index for index, each in enumerate(params) if each.top_k or each.top_p < 1]
-    if not filtered:
-        return _invert_distribution(probs, metadata.draw), torch.ones_like(
-            metadata.draw[:, 0], dtype=torch.bool
-        )
-    if len(filtered) == len(params):
-        return _pick_filtered(probs, metadata)
-    lines = torch.tensor(filtered, device=probs.device)
-    tokens = _invert_distribution(probs, metadata.draw)
-    is_sure = torch.ones_like(tokens, dtype=torch.bool)
-    tokens[lines], is_sure[lines] = _pick_filtered(probs[lines], metadata.select(lines))
-    return tokens, is_sure
-
-
-def _pick_filtered(
-    probs: torch.Tensor, metadata: SamplingMetadata
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample from those of the likeliest ``TOP_WINDOW_TOKENS`` tokens (the window) that top-k and
-    top-p keep, in the order of token ids. Return the sampled tokens, and whether each is certain.
-    It is uncertain if tokens outside of the window may have to be kept, too: if top-k is larger
-    than the window, or if a kept token is no likelier than the window's last one, since tokens
-    outside of the window may then be as likely as the kept one."""
-    vocab_size = probs.shape[1]
-    window = min(TOP_WINDOW_TOKENS, vocab_size)
-    values, token_ids = probs.topk(window, dim=-1)
-    token_ids, by_token_id = token_ids.sort(dim=-1)
-    ordered, order = values.gather(1, by_token_id).sort(dim=-1, descending=True, stable=True)
-    kept = _filter(ordered, probs.sum(dim=-1, keepdim=True), metadata)
-    last = torch.where(kept > 0, ordered, torch.inf).amin(dim=-1)
-    places = _invert_distribution(torch.zeros_like(kept).scatter(1, order, kept), metadata.draw)
-    tokens = token_ids.gather(1, places.unsqueeze(1)).squeeze(1)
-    if window == vocab_size:
-        return tokens, torch.ones_like(tokens, dtype=torch.bool)
-    k_fits = (metadata.has_top_k[:, 0] == 0) | (metadata.top_k[:, 0] <= window)
-    return tokens, k_fits & (last > ordered[:, -1])
-
-
-def _filter(ordered: torch.Tensor, total: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
-    """Set to zero the probabilities that top-k excludes, then those that top-p excludes.
-    ``ordered`` has the probabilities of the window's tokens (see :func:`_pick_filtered`), in
-    descending order. ``total`` [num_rows, 1] is the sum of the probabilities of all tokens, in the
-    window or not."""
-    ranks = torch.arange(ordered.shape[1], device=ordered.device)
-    kept = torch.where(ranks < metadata.top_k, ordered, 0.0)
-    total = torch.where(metadata.has_top_k > 0, kept.sum(dim=-1, keepdim=True), total)
-    shares = kept / total
-    before = shares.cumsum(dim=-1) - shares
-    nucleus = torch.where(before >= metadata.top_p, 0.0, shares)
-    return torch.where(metadata.top_p < 1, nucleus, kept)
-
-
-def _invert_distribution(probs: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
-    """Invert each row's cumulative distribution at ``draw`` [num_rows, 1], in the order of
-    ``probs``. If rounding puts a draw beyond the end, the result is the last token with a
-    probability above 0."""
-    cumulative = probs.cumsum(dim=-1)
-    places = torch.searchsorted(cumulative, draw * cumulative[:, -1:], right=True)
-    numbers = torch.arange(probs.shape[1], device=probs.device)
-    last = torch.where(probs > 0, numbers, 0).amax(dim=-1)
-    return torch.minimum(places.squeeze(1), last)
 
 
 def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
