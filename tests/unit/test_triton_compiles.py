@@ -77,7 +77,7 @@ def shared_bytes(
     **options: int,
 ) -> int:
     """Compile the kernel, and return the bytes of shared memory that it uses."""
-    binary = compiled(kernel, types, constants, num_warps, num_stages, **options)
+    binary = compiled(kernel, types, constants, num_warps, num_stages, (), **options)
     return int(binary.metadata.shared)
 
 
