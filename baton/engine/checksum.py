@@ -14,11 +14,8 @@ CHECKSUM_WSUM = "wsum64"
 modulo 2^64. It is used for GPU memory, where it takes a single reduction. A change of any one word
 changes the sum."""
 
-BLOCKS_AT_ONCE = 32
-"""Number of blocks on a GPU whose checksums are computed together. They need five times as much
-scratch memory as they are large: 400 MB for blocks of 2.4 MB (16 tokens of Qwen3-8B)."""
-
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)
+"""The golden ratio times 2^64, as a signed integer."""
 
 
 def checksum_algorithm(pool: KvMemory) -> str:
@@ -31,21 +28,21 @@ def block_checksums(pool: KvMemory, block_ids: Sequence[BlockId]) -> list[int]:
         flat = memoryview(pool.tensor.view(torch.uint8).view(-1).numpy())  # type: ignore[arg-type]
         size = pool.block_bytes
         return [xxhash.xxh3_64_intdigest(flat[b * size : (b + 1) * size]) for b in block_ids]
-    return weighted_sums(pool.tensor, block_ids)
+    from baton.engine.cuda.checksum import checksum_stream, signed_sums
+
+    if not block_ids:
+        return []
+    with torch.cuda.stream(checksum_stream(pool.tensor.device)):
+        return _unsigned(signed_sums(pool.tensor, block_ids, FACTOR))
 
 
-def weighted_sums(data: torch.Tensor, block_ids: Sequence[int]) -> list[int]:
-    """Return the checksum :data:`CHECKSUM_WSUM` of the blocks ``block_ids`` of ``data``
-    [num_blocks, ...]. The size of a block must be a multiple of 4 bytes."""
-    data = data.view(torch.uint8)
-    parts = [
-        _signed_sums(data[list(block_ids[first : first + BLOCKS_AT_ONCE])])
-        for first in range(0, len(block_ids), BLOCKS_AT_ONCE)
-    ]
-    return [value % (1 << 64) for value in torch.cat(parts).tolist()] if parts else []
-
-
-def _signed_sums(blocks: torch.Tensor) -> torch.Tensor:
+def weighted_sums(blocks: torch.Tensor) -> list[int]:
+    """Return the checksum :data:`CHECKSUM_WSUM` of each of ``blocks`` [num_blocks, ...], computed
+    by torch. The size of a block must be a multiple of 4 bytes."""
     words = blocks.reshape(blocks.shape[0], -1).view(torch.int32).to(torch.int64)
     weights = torch.arange(words.shape[1], device=words.device) * 2 + 1
-    return (words * (weights * _GOLDEN)).sum(dim=1)
+    return _unsigned((words * (weights * FACTOR)).sum(dim=1))
+
+
+def _unsigned(sums: torch.Tensor) -> list[int]:
+    return [value % (1 << 64) for value in sums.tolist()]

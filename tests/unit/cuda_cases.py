@@ -470,6 +470,25 @@ def determinism_probe_passes(place: DeviceUnderTest) -> Iterator[str]:
     yield f"trial of determinism: {numerics_fingerprint(model, pool, config.vocab_size)}"
 
 
+def checksums_agree(place: DeviceUnderTest) -> Iterator[str]:
+    """Check that the kernel's checksums of KV blocks equal torch's on the CPU: blocks of one part
+    and of several, in FP32, BF16 and FP8."""
+    from baton.engine.checksum import FACTOR, weighted_sums
+    from baton.engine.cuda.checksum import signed_sums
+
+    chance = torch.Generator().manual_seed(SEED)
+    for dtype, shape in (
+        (torch.float32, (5, 3, 7)),
+        (torch.bfloat16, (3, 2, 33_000)),
+        (E4M3, (4, 8)),
+    ):
+        pool = torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8, generator=chance)
+        order = [2, 0, 1, 2]
+        got = signed_sums(pool.view(dtype).to(place.device), order, FACTOR).tolist()
+        assert [value % 2**64 for value in got] == weighted_sums(pool[order])
+        yield f"checksums, {dtype}, {[*shape]}: equal"
+
+
 def all_checks(
     place: DeviceUnderTest, graph_of: Callable[[Callable[[], None]], Any]
 ) -> dict[str, Iterator[str]]:
@@ -486,6 +505,7 @@ def all_checks(
         **fp8_product_cases.all_checks(place),
         "fixed operations": batch_invariant_ops_keep_their_bits(place),
         "trial": determinism_probe_passes(place),
+        "checksums": checksums_agree(place),
     }
 
 

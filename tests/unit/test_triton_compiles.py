@@ -16,7 +16,9 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from baton.engine.attention import triton_kernels as kernels  # noqa: E402
 from baton.engine.attention.triton_cuda import SPLIT_TOKENS, SPLITS_PER_ITERATION  # noqa: E402
+from baton.engine.checksum import FACTOR  # noqa: E402
 from baton.engine.cuda import (  # noqa: E402
+    checksum_kernels,
     filter_kernels,
     fp8,
     fp8_kernels,
@@ -26,6 +28,7 @@ from baton.engine.cuda import (  # noqa: E402
     token_chooser,
     weight_only_kernels,
 )
+from baton.engine.cuda.checksum import PART_WORDS, WORDS_AT_ONCE  # noqa: E402
 from baton.engine.cuda.gemm import BAND, GemmTiling, depth_step, fixed_tiling  # noqa: E402
 from baton.engine.cuda.layer import COLUMNS_PER_PROGRAM, HEADS_PER_PROGRAM  # noqa: E402
 from baton.engine.cuda.weight_only import SUMS_PER_PROGRAM, weight_only_tiling  # noqa: E402
@@ -192,6 +195,12 @@ def product_bytes(
         "SCALED": scaled, "TALL": tall, "GROUP": group,
     }  # fmt: skip
     return shared_bytes(gemm_kernels.product, types, constants, tile.warps, tile.stages)
+
+
+def test_checksum_kernel_compiles() -> None:
+    types = {"words_ptr": "*i32", "blocks_ptr": "*i64", "sums_ptr": "*i64", "block_words": "i32"}
+    constants = {"FACTOR": FACTOR, "PART": PART_WORDS, "N": WORDS_AT_ONCE}
+    assert shared_bytes(checksum_kernels.weighted_sums, types, constants, 4) <= MAX_SHARED_BYTES
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -4,7 +4,7 @@
   registers (:mod:`baton.engine.cuda.weight_only`). Activations are not quantized.
 - Many rows (prefill) in BF16 models whose weights have a scale for each output: compute-bound, so
   activations are quantized as well, each row by its largest number, and FP8 is multiplied by FP8
-  (``torch._scaled_mm``). That costs accuracy (docs/cuda.md), and is slow with too few tiles.
+  (``torch._scaled_mm``). That costs accuracy (docs/cuda.md).
 - Many rows of other models: weights are decoded first, and multiplied by torch.
 """
 
@@ -24,14 +24,9 @@ some 200 BF16 operations on an H200 (300 on an H100), and each row needs two ope
 so reading and computing take equally long at 100 to 150 rows."""
 
 MAX_WEIGHT_ONLY_ROWS = 256
-"""Maximum number of rows for which weights are converted in registers. Decoding weights into memory
-takes longer than reading them in BF16 (112 and 85 us for 100 million on an H100), which pays off
-only if there are more than two tiles of 128 rows to multiply them with."""
-
-SCALED_MM_TILE = 128
-"""``torch._scaled_mm`` pays off if there is a square tile of this size for each multiprocessor. On
-an H100, it took 0.74 of BF16's time with three tiles for each (256 rows, 4096 inputs, 24,576
-outputs), but 2.2 with half a tile for each (256 rows, 12,288 inputs, 4096 outputs)."""
+"""Maximum number of rows for which weights are converted in registers. With 256 rows, on an H100,
+that took 161 us for 100 million weights with scales for blocks; decoding them into memory and
+multiplying there took 196 us."""
 
 MIN_TILE = 16
 """Matrix sizes must be multiples of this for ``torch._scaled_mm``."""
@@ -46,18 +41,13 @@ def fp8_linear(
     """Compute ``x`` [rows, depth] @ ``weight`` [outs, depth].T + ``bias``, without waiting for the
     device."""
     rows, (outs, depth) = x.shape[0], weight.values.shape
-    if x.dtype is torch.bfloat16 and scaled_mm_pays(rows, weight, processors):
+    is_large = rows > MAX_UNQUANTIZED_ROWS
+    if is_large and x.dtype is torch.bfloat16 and supports_scaled_mm(weight):
         return scaled_linear(x, weight, bias)
     if rows <= MAX_WEIGHT_ONLY_ROWS:
         tiling = weight_only_tiling(x.dtype, rows, outs, depth, processors)
         return weight_only_linear(x, weight, bias, tiling)
     return functional.linear(x, dequantize(weight, x.dtype), bias)
-
-
-def scaled_mm_pays(rows: int, weight: QuantizedCodes, processors: int) -> bool:
-    """Whether ``torch._scaled_mm`` accepts this weight, and is faster than the other methods."""
-    tiles = ceil_div(rows, SCALED_MM_TILE) * ceil_div(weight.values.shape[0], SCALED_MM_TILE)
-    return rows > MAX_UNQUANTIZED_ROWS and tiles >= processors and supports_scaled_mm(weight)
 
 
 def supports_scaled_mm(weight: QuantizedCodes) -> bool:

@@ -14,10 +14,11 @@ _product, _add_splits = map(KernelLauncher, (kernels.product, kernels.add_splits
 
 MIN_TILE_ROWS, MAX_TILE_ROWS = 8, 128
 
-WARPS_PER_PROCESSOR = 11
+WARPS_PER_PROCESSOR = 7
 """The depth is split until there are at least this many warps for each multiprocessor. They belong
-to two or three programs, so that one loads while another converts or multiplies. On an H100 (132
-multiprocessors), 24,576 outputs have 11.6 warps for each without splitting."""
+to two programs, so that one loads while the other converts or multiplies. More splits cost more
+than they gain: on an H100, 12,288 inputs and 4096 outputs for 64 rows took 30.8 us with four splits
+and 36.8 with eight."""
 
 MAX_SPLITS, MIN_STEPS = 8, 4
 """Limits on splitting the depth: the number of splits, and the steps in each. A pipeline of three
@@ -119,14 +120,12 @@ def weight_only_tiling(
 def _tile(dtype: torch.dtype, rows: int) -> WeightOnlyTiling:
     """Return the tile sizes for a tile of ``rows`` rows.
 
-    A program has 16 to 32 KiB of weights on their way from memory, and a multiprocessor has one to
-    four programs. At 3 TB/s and 1 us, the assumed latency under load, 23 KiB per multiprocessor are
-    needed. Each program reads its rows again, from the L2 cache, so a tile of more rows has more
-    outputs: up to 64 rows have at most as many bytes as the tile's weights."""
+    These were the fastest, or nearly so, of up to 13 tilings for each number of rows on an H100
+    (docs/results/gpu.md), for 4096 inputs and 24,576 outputs, and 12,288 and 4096."""
     if dtype is torch.float32:
         return WeightOnlyTiling(64, rows, 32, 4, 3, splits=1)
-    if rows <= 16:
+    if rows <= 32:
         return WeightOnlyTiling(64, rows, 128, 4, 4, splits=1)
     if rows <= 64:
-        return WeightOnlyTiling(128, rows, 128, 8, 3, splits=1)
-    return WeightOnlyTiling(128, rows, 64, 8, 4, splits=1)
+        return WeightOnlyTiling(64, rows, 128, 4, 3, splits=1)
+    return WeightOnlyTiling(128, rows, 128, 8, 3, splits=1)
