@@ -35,11 +35,14 @@ GPU_PROBE_TOKENS, GPU_PROBE_CHUNKS = 300, (7, 1, 130, 300)
 """The probe's length and chunk sizes on a GPU, where tiles are larger: the probe must have more
 than the 64 rows of a product's tile and the 128 rows of an attention tile."""
 
-UNVERIFIED_NOTE = (
-    "determinism was tested in Triton's interpreter, but on this GPU only by a check at startup"
-)
-"""Added to the backend's description on a GPU, where determinism was not tested at length
+VERIFIED_CAPABILITY = (9, 0)
+"""The compute capability of the GPUs (H100) on which determinism was tested at length
 (docs/cuda.md)."""
+
+UNVERIFIED_NOTE = (
+    "determinism was tested on an H100, but on this kind of GPU only by a check at startup"
+)
+"""Added to the backend's description on GPUs of another compute capability."""
 
 NUM_PROBE_COPIES = 3
 """Number of requests that the check computes, each in its own blocks: the probe alone, the probe in
@@ -50,9 +53,11 @@ _UNUSED = SamplingParams(max_tokens=1)
 
 def require_deterministic(choice: BackendChoice, device: torch.device) -> BackendChoice:
     """Check that a model can be deterministic on the backend ``choice``, and return the backend. On
-    a GPU, where determinism is unverified, a note is added to its description. Raises Invalid with
-    a remedy if the model runs neither on our CPU kernels nor on a GPU."""
+    a kind of GPU where determinism is unverified, a note is added to its description. Raises
+    Invalid with a remedy if the model runs neither on our CPU kernels nor on a GPU."""
     if device.type != "cpu":
+        if torch.cuda.get_device_capability(device) == VERIFIED_CAPABILITY:
+            return choice
         return replace(
             choice, description=f"{choice.description}; {UNVERIFIED_NOTE}", is_fallback=True
         )

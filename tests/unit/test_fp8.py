@@ -412,11 +412,14 @@ def test_cuda_graphs_can_be_turned_off(model: Path, monkeypatch: pytest.MonkeyPa
     assert load(model, cuda_graphs=False)._graphs is None
 
 
-def test_gpu_determinism_is_reported_as_unverified() -> None:
-    choice = require_deterministic(
-        BackendChoice(False, "torch and Triton, in bfloat16"), torch.device("cuda:0")
-    )
-    assert (
-        choice.description == f"torch and Triton, in bfloat16; {UNVERIFIED_NOTE}"
-        and choice.is_fallback
-    )
+def test_determinism_is_reported_as_unverified_except_on_tested_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    capability = (8, 9)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    given = BackendChoice(False, "torch and Triton, in bfloat16")
+    choice = require_deterministic(given, torch.device("cuda:0"))
+    assert choice.description == f"torch and Triton, in bfloat16; {UNVERIFIED_NOTE}"
+    assert choice.is_fallback
+    capability = (9, 0)
+    assert require_deterministic(given, torch.device("cuda:0")) is given
