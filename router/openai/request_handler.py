@@ -250,8 +250,11 @@ class GenerationHandler(RequestHandler):
         body.priority = max(body.priority or 0, self._min_priority)
         request_context = context.request_context(self._model, tenant, body)
         preprocessor = context.preprocessor(request_context)
-        prompts = await context.resources.offload_executor.run(
-            tenant, raw.size_bytes, lambda: self._build_prompts(preprocessor, body)
+        prompts = await context.resources.offload_executor.tokenize(
+            self._model.name,
+            tenant,
+            raw.size_bytes,
+            lambda: self._build_prompts(preprocessor, body),
         )
         num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         raw.release(kept_bytes=raw.size_bytes - num_tokens * MAX_BYTES_PER_PROMPT_TOKEN)
@@ -485,8 +488,11 @@ class TokenizeHandler(RequestHandler):
         tokenizer, limits = self._model.text.tokenizer, self._model.limits
         ChatRenderer(tokenizer).drop_ineffective_fields(body, self._ignored)
         self._report_ignored_fields(tenant)
-        answer = await context.resources.offload_executor.run(
-            tenant, raw.size_bytes, lambda: encode_tokenize_response(body, tokenizer, limits)
+        answer = await context.resources.offload_executor.tokenize(
+            self._model.name,
+            tenant,
+            raw.size_bytes,
+            lambda: encode_tokenize_response(body, tokenizer, limits),
         )
         await writer.respond(200, JSON_HEADERS | self._response_headers, answer)
 
