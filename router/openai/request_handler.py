@@ -113,14 +113,14 @@ class RequestHandler(Response, ABC):
         writer = ResponseWriter(send, scope[INLINE_WRITER_KEY])
         if self._context.telemetry.tracer is not None:
             self._traceparent = get_header(scope, b"traceparent")
+        request_id = scope.get(REQUEST_ID_KEY, "")
         try:
             await self._serve(scope, receive, writer)
         except ClientDisconnected:
             writer.status = CLIENT_CLOSED_REQUEST
         except (BatonError, ApiError) as error:
-            await writer.send_error(to_api_error(error), self._response_headers, self)
+            await writer.send_error(to_api_error(error, request_id), self._response_headers, self)
         except Exception as error:
-            request_id = scope.get(REQUEST_ID_KEY, "")
             log.exception("request_crashed", endpoint=self.endpoint, request_id=request_id)
             await writer.send_error(to_api_error(error), self._response_headers, self)
         finally:

@@ -202,7 +202,6 @@ async def test_a_model_that_is_overloaded_leaves_room_for_the_other(tokenizer: T
     [
         (CHAT, {"messages": USER, "max_tokens": 1}),
         (COMPLETE, {"prompt": "Hi", "max_tokens": 1}),
-        (RESPOND, {"input": "Hi", "max_output_tokens": 16}),
         (f"{RESPOND}/input_tokens", {"input": "Hi"}),
         ("/v1/messages", {"messages": USER, "max_tokens": 1}),
         ("/v1/messages/count_tokens", {"messages": USER}),
