@@ -73,7 +73,7 @@ def to_api_error(error: BaseException, request_id: str = "") -> ApiError:
     mapping = error_mapping(error)
     if mapping.grpc_status == "INTERNAL":
         return ApiError(500, "internal error", error_type=mapping.openai_type)
-    headers = {}
+    headers: dict[str, str] = {}
     if isinstance(error, Overloaded):
         headers |= retry_headers(_spread_retry(error.retry_after_seconds, request_id))
     if isinstance(error, RequestKilledWorkers):
