@@ -35,7 +35,7 @@ from router.http.response_writer import (
     get_header,
     read_body,
 )
-from router.openai.best_of import response_usage, select_best
+from router.openai.best_of import prompt_usage, response_usage, select_best
 from router.openai.chat_renderer import ChatRenderer
 from router.openai.choice_stream import ChoiceDelta, ChoiceStream
 from router.openai.context import RouterContext
@@ -383,8 +383,7 @@ class GenerationHandler(RequestHandler):
                     answer = unopened.pop(delta.index)
                     answer.prompt_token_entries = delta.prompt_token_entries
                     encoder.set_token_counts(delta.index, size, 0)
-                    prompt_usage = response_usage([choices[delta.index]], 1).without_answer
-                    opening = encoder.encode_opening(answer, prompt_usage)
+                    opening = encoder.encode_opening(answer, prompt_usage(choices[delta.index]))
                 encoder.set_token_counts(delta.index, size, choices[delta.index].num_tokens)
                 frames = opening + encoder.encode_chunk(delta)
                 if not writer.has_started:
