@@ -5,9 +5,10 @@
 A cluster of mock workers serves two models, each with a prefill and a decode worker. Two streams
 send chats of about 512 tokens to the model ``calm``: alone, and while ``--streams`` other streams,
 from another process, send as many to the model ``busy``, whose prefill worker can answer about ten
-a second. Refused requests of these are sent again when the refusal says so. Mock workers are used
-because the workers of two models would compute on the same two cores here, which a real cluster
-avoids. Prints percentiles of the TTFT of ``calm``, the ratio of p99, and JSON as the last line.
+a second. Refused requests of these are sent again when ``retry-after-ms`` says so, as OpenAI's
+client does, or else ``retry-after``. Mock workers are used because the workers of two models would
+compute on the same two cores here, which a real cluster avoids. Prints percentiles of the TTFT of
+``calm``, the ratio of p99, and JSON as the last line.
 """
 
 import argparse
@@ -59,6 +60,13 @@ def chats(model: str, count: int, seed: int) -> list[bytes]:
     ]
 
 
+def retry_seconds(headers: httpx.Headers) -> float:
+    """Return the seconds after which the client of a refused request retries."""
+    if "retry-after-ms" in headers:
+        return float(headers["retry-after-ms"]) / 1000
+    return float(headers.get("retry-after", RETRY_SECONDS))
+
+
 async def overload(url: str, num_streams: int, seed: int) -> None:
     """Send requests to the model ``busy`` until the process is terminated."""
     bodies = chats("busy", num_streams, seed)
@@ -72,7 +80,7 @@ async def overload(url: str, num_streams: int, seed: int) -> None:
             while True:
                 answer = await client.post(url + PATH, content=body)
                 if answer.status_code != 200:
-                    await asyncio.sleep(float(answer.headers.get("retry-after", RETRY_SECONDS)))
+                    await asyncio.sleep(retry_seconds(answer.headers))
 
         for body in bodies:
             tasks.create_task(send(body))

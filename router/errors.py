@@ -1,5 +1,7 @@
 """Errors in the form that OpenAI clients expect."""
 
+import math
+import zlib
 from typing import Any
 
 import orjson
@@ -19,6 +21,10 @@ MAX_CHARACTERS = 1000
 which can be megabytes long."""
 
 MAX_RETRY_AFTER_SECONDS = 7 * 24 * 3600.0
+
+MAX_SPREAD_SECONDS = 10.0
+"""By how much the retries of requests that were refused at the same time may differ: long enough
+for thousands of clients, and short enough that free workers don't wait for them."""
 
 REQUEST_ERROR = "invalid_request_error"
 
@@ -58,17 +64,18 @@ class ApiError(Exception):
         return orjson.dumps(self.body)
 
 
-def to_api_error(error: BaseException) -> ApiError:
-    """Convert any exception to an API error. The text of an internal error is not sent to
-    clients."""
+def to_api_error(error: BaseException, request_id: str = "") -> ApiError:
+    """Convert any exception to an API error. The text of an internal error is not sent to clients.
+    ``request_id`` decides when a refused client should retry, so that not all of them do at the
+    same time."""
     if isinstance(error, ApiError):
         return error
     mapping = error_mapping(error)
     if mapping.grpc_status == "INTERNAL":
         return ApiError(500, "internal error", error_type=mapping.openai_type)
-    headers = {}
+    headers: dict[str, str] = {}
     if isinstance(error, Overloaded):
-        headers["retry-after"] = _retry_after(error.retry_after_seconds)
+        headers |= retry_headers(_spread_retry(error.retry_after_seconds, request_id))
     if isinstance(error, RequestKilledWorkers):
         headers["x-should-retry"] = "false"  # OpenAI's clients would otherwise retry a 500
         message, kind = str(error), mapping.openai_type
@@ -86,10 +93,23 @@ def to_api_error(error: BaseException) -> ApiError:
     )
 
 
-def _retry_after(seconds: float) -> str:
-    """Format a ``retry-after`` header: whole seconds, or ``1`` if a peer sent NaN or a value out of
-    range."""
-    return str(max(1, round(seconds))) if 0 <= seconds <= MAX_RETRY_AFTER_SECONDS else "1"
+def retry_headers(seconds: float) -> dict[str, str]:
+    """Return the headers that say when to retry. OpenAI's clients prefer ``retry-after-ms`` to
+    ``retry-after``, which is in whole seconds."""
+    return {
+        "retry-after": str(max(math.ceil(seconds), 1)),
+        "retry-after-ms": str(max(math.ceil(seconds * 1000), 1)),
+    }
+
+
+def _spread_retry(seconds: float, request_id: str) -> float:
+    """Return a time between ``seconds`` and twice as long, but at most ``MAX_SPREAD_SECONDS``
+    longer; the request's id determines it. ``seconds`` counts as 1 if it is less, or if a peer sent
+    NaN or a value out of range."""
+    if not 1 <= seconds <= MAX_RETRY_AFTER_SECONDS:
+        seconds = 1.0
+    fraction = zlib.crc32(request_id.encode()) / 2**32
+    return seconds + min(seconds, MAX_SPREAD_SECONDS) * fraction
 
 
 def _truncate(text: str) -> str:

@@ -92,6 +92,9 @@ class PlacementStream(ABC):
             return await answer
         finally:
             timer.cancel()
+            # A refusal's traceback refers to this frame. Without ``del``, the frame would refer to
+            # the refusal, and only the garbage collector could free this cycle and the request.
+            del answer
 
     @property
     def has_unsent(self) -> bool:
@@ -127,7 +130,8 @@ class PlacementStream(ABC):
             try:
                 answer.set_result(place_answer_from_proto(proto))
             except BatonError as error:
-                answer.set_exception(error)
+                # The traceback refers to this frame, which refers to ``answer``: also a cycle.
+                answer.set_exception(error.with_traceback(None))
             except Exception as error:  # fails this placement only
                 flaw = Unavailable(
                     f"the conductor's answer can't be decoded: {type(error).__name__}: {error}"

@@ -85,7 +85,8 @@ class CountTokensHandler(AnthropicHandler):
         body = await self._parse(CountTokensBody, raw, tenant)
         self._report_ignored_fields(tenant, body.ignored_fields)
         text, limits = self._model.text, self._model.limits
-        count = await context.resources.offload_executor.run(
+        count = await context.resources.offload_executor.tokenize(
+            self._model.name,
             tenant,
             raw.size_bytes,
             lambda: body.build(

@@ -285,8 +285,11 @@ def _streaming_operation(summary: str, body: str, answer: str, events: str = "Ev
     operation = _post_operation(summary, body, answer, USER_SECURITY)
     operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": ref(events)}
     refused = json_response("Error", "Too many requests or tokens, from one tenant or in total")
-    seconds = {"description": "Seconds to wait before a retry", "schema": {"type": "string"}}
-    operation["responses"]["429"] = {**refused, "headers": {"retry-after": seconds}}
+    headers = {
+        name: {"description": f"{unit} to wait before a retry", "schema": {"type": "string"}}
+        for name, unit in (("retry-after", "Seconds"), ("retry-after-ms", "Milliseconds"))
+    }
+    operation["responses"]["429"] = {**refused, "headers": headers}
     return operation
 
 

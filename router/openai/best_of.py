@@ -21,6 +21,12 @@ def response_usage(choices: Sequence[ChoiceStream], per_prompt: int) -> Usage:
     )
 
 
+def prompt_usage(choice: ChoiceStream) -> Usage:
+    """Return the usage of an answer's prompt alone."""
+    record = choice.record
+    return Usage(record.num_prompt_tokens, 0, record.cached_tokens or 0)
+
+
 def select_best(
     choices: Sequence[ChoiceStream], answers: Sequence[ChoiceResult], candidates: int, wanted: int
 ) -> Sequence[ChoiceResult]:

@@ -336,7 +336,9 @@ def _prompt_logprobs_builder(prompt: Prompt, tokenizer: Tokenizer) -> PromptLogp
 def _request_spec(
     prompt: Prompt, name: str, number: int, attributes: TenantAttributes, ttft_slo_seconds: float
 ) -> RequestSpec:
-    sampling = replace(prompt.sampling, seed=(prompt.sampling.seed + number) % 2**64)
+    sampling = prompt.sampling
+    if number:
+        sampling = replace(sampling, seed=(sampling.seed + number) % 2**64)
     return RequestSpec(
         request_id=RequestId(name),
         epoch=Epoch(1),

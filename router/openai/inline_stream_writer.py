@@ -8,7 +8,7 @@ long as the client keeps up.
 
 from baton.core.request import RequestOutput
 from router.http.response_writer import InlineBodyWriter
-from router.openai.best_of import response_usage
+from router.openai.best_of import prompt_usage
 from router.openai.choice_stream import ChoiceStream
 from router.openai.encoders import AnswerEncoder, ChoiceResult
 
@@ -37,5 +37,5 @@ class InlineStreamWriter:
         return True
 
     def _encode_opening(self, choice: ChoiceStream) -> bytes:
-        usage = response_usage([choice], 1).without_answer
+        usage = prompt_usage(choice)
         return self._encoder.encode_opening(self._unopened.pop(choice.index), usage)

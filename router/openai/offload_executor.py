@@ -9,6 +9,7 @@ from typing import TypeVar
 from baton.core.ids import TenantId
 from baton.system.heap import trim_heap
 from router.tenants.fair_thread_pool import FairThreadPool
+from router.tenants.fair_turns import FairTurns
 
 MIN_OFFLOAD_BYTES = 32 * 1024
 """Larger bodies are parsed and tokenised in a thread, since that takes milliseconds."""
@@ -35,6 +36,7 @@ class OffloadExecutor:
 
     def __init__(self, num_threads: int = NUM_THREADS) -> None:
         self._threads = FairThreadPool(num_threads, "large-body")
+        self._turns = FairTurns()
         self._is_trim_scheduled = False
 
     async def run(self, tenant: TenantId, size_bytes: int, call: Callable[[], Result]) -> Result:
@@ -47,9 +49,18 @@ class OffloadExecutor:
         finally:
             trim()  # in case the request was cancelled while it waited for a thread
 
+    async def tokenize(
+        self, model: str, tenant: TenantId, size_bytes: int, call: Callable[[], Result]
+    ) -> Result:
+        """Run ``call``, which tokenises a prompt for ``model``, as :meth:`run` does. Small prompts
+        take turns in the event loop (:class:`FairTurns`)."""
+        if size_bytes <= MIN_OFFLOAD_BYTES:
+            await self._turns.wait(model, tenant, size_bytes)
+        return await self.run(tenant, size_bytes, call)
+
     @property
     def num_waiting(self) -> int:
-        return self._threads.num_waiting
+        return self._threads.num_waiting + self._turns.num_waiting
 
     def _schedule_trim(self, size_bytes: int) -> None:
         if size_bytes >= MIN_TRIM_BYTES and not self._is_trim_scheduled:

@@ -35,7 +35,7 @@ from router.http.response_writer import (
     get_header,
     read_body,
 )
-from router.openai.best_of import response_usage, select_best
+from router.openai.best_of import prompt_usage, response_usage, select_best
 from router.openai.chat_renderer import ChatRenderer
 from router.openai.choice_stream import ChoiceDelta, ChoiceStream
 from router.openai.context import RouterContext
@@ -113,14 +113,14 @@ class RequestHandler(Response, ABC):
         writer = ResponseWriter(send, scope[INLINE_WRITER_KEY])
         if self._context.telemetry.tracer is not None:
             self._traceparent = get_header(scope, b"traceparent")
+        request_id = scope.get(REQUEST_ID_KEY, "")
         try:
             await self._serve(scope, receive, writer)
         except ClientDisconnected:
             writer.status = CLIENT_CLOSED_REQUEST
         except (BatonError, ApiError) as error:
-            await writer.send_error(to_api_error(error), self._response_headers, self)
+            await writer.send_error(to_api_error(error, request_id), self._response_headers, self)
         except Exception as error:
-            request_id = scope.get(REQUEST_ID_KEY, "")
             log.exception("request_crashed", endpoint=self.endpoint, request_id=request_id)
             await writer.send_error(to_api_error(error), self._response_headers, self)
         finally:
@@ -250,8 +250,11 @@ class GenerationHandler(RequestHandler):
         body.priority = max(body.priority or 0, self._min_priority)
         request_context = context.request_context(self._model, tenant, body)
         preprocessor = context.preprocessor(request_context)
-        prompts = await context.resources.offload_executor.run(
-            tenant, raw.size_bytes, lambda: self._build_prompts(preprocessor, body)
+        prompts = await context.resources.offload_executor.tokenize(
+            self._model.name,
+            tenant,
+            raw.size_bytes,
+            lambda: self._build_prompts(preprocessor, body),
         )
         num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         raw.release(kept_bytes=raw.size_bytes - num_tokens * MAX_BYTES_PER_PROMPT_TOKEN)
@@ -380,8 +383,7 @@ class GenerationHandler(RequestHandler):
                     answer = unopened.pop(delta.index)
                     answer.prompt_token_entries = delta.prompt_token_entries
                     encoder.set_token_counts(delta.index, size, 0)
-                    prompt_usage = response_usage([choices[delta.index]], 1).without_answer
-                    opening = encoder.encode_opening(answer, prompt_usage)
+                    opening = encoder.encode_opening(answer, prompt_usage(choices[delta.index]))
                 encoder.set_token_counts(delta.index, size, choices[delta.index].num_tokens)
                 frames = opening + encoder.encode_chunk(delta)
                 if not writer.has_started:
@@ -485,8 +487,11 @@ class TokenizeHandler(RequestHandler):
         tokenizer, limits = self._model.text.tokenizer, self._model.limits
         ChatRenderer(tokenizer).drop_ineffective_fields(body, self._ignored)
         self._report_ignored_fields(tenant)
-        answer = await context.resources.offload_executor.run(
-            tenant, raw.size_bytes, lambda: encode_tokenize_response(body, tokenizer, limits)
+        answer = await context.resources.offload_executor.tokenize(
+            self._model.name,
+            tenant,
+            raw.size_bytes,
+            lambda: encode_tokenize_response(body, tokenizer, limits),
         )
         await writer.respond(200, JSON_HEADERS | self._response_headers, answer)
 

@@ -216,7 +216,8 @@ class InputTokensHandler(_ChatSource):
         body = await self._parse(InputTokensBody, raw, tenant)
         request = await self._build_chat(body, raw, tenant)
         text, limits = self._model.text, self._model.limits
-        count = await context.resources.offload_executor.run(
+        count = await context.resources.offload_executor.tokenize(
+            self._model.name,
             tenant,
             raw.size_bytes,
             lambda: count_prompt_tokens(request.chat, text.tokenizer, text.output_format, limits),

@@ -4,13 +4,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from baton.obs.renamed_metrics import render_metrics
 from router.generation.record import GenerationRecord
+from router.telemetry.latency_metrics import LatencyMetrics
 from router.telemetry.slo import SloOutcome, SloTargets
 from router.tenants.metrics import TenantMetrics
 
-LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 FETCH_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
-INTER_TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
-
 RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 4, 10)
 
 
@@ -40,34 +38,7 @@ class RouterMetrics:
             ["reason"],
             registry=registry,
         )
-        self.request_seconds = Histogram(
-            "baton_request_seconds",
-            "From a request's arrival to the end of its answer, by model.",
-            ["model"],
-            buckets=LATENCY_BUCKETS,
-            registry=registry,
-        )
-        self.placement_seconds = Histogram(
-            "baton_placement_seconds",
-            "From a request's arrival to its placement, by model.",
-            ["model"],
-            buckets=LATENCY_BUCKETS,
-            registry=registry,
-        )
-        self.ttft_seconds = Histogram(
-            "baton_time_to_first_token_seconds",
-            "From a request's arrival to its first token, by model.",
-            ["model"],
-            buckets=LATENCY_BUCKETS,
-            registry=registry,
-        )
-        self.itl_seconds = Histogram(
-            "baton_inter_token_latency_seconds",
-            "Mean time between the tokens of an answer, by model.",
-            ["model"],
-            buckets=INTER_TOKEN_BUCKETS,
-            registry=registry,
-        )
+        self.latencies = LatencyMetrics(registry)
         self.prompt_tokens = Counter(
             "baton_prompt_tokens_total", "Tokens of prompts.", registry=registry
         )
@@ -128,7 +99,7 @@ class RouterMetrics:
             self.failovers.inc(len(record.placements) - 1)
         if record.kv_bytes_transferred:
             self.transferred_bytes.labels(record.transport).inc(record.kv_bytes_transferred)
-        self._record_latencies(record)
+        self.latencies.record(record)
         self._record_slo(record)
 
     @property
@@ -154,14 +125,3 @@ class RouterMetrics:
 
     def render(self) -> bytes:
         return render_metrics(self.registry)
-
-    def _record_latencies(self, record: GenerationRecord) -> None:
-        if record.total_seconds is not None:
-            self.request_seconds.labels(record.model).observe(record.total_seconds)
-        if record.queue_seconds is not None:
-            self.placement_seconds.labels(record.model).observe(record.queue_seconds)
-        if record.ttft_seconds is None:
-            return
-        self.ttft_seconds.labels(record.model).observe(record.ttft_seconds)
-        if record.mean_itl_seconds is not None:
-            self.itl_seconds.labels(record.model).observe(record.mean_itl_seconds)

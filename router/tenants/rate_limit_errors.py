@@ -2,7 +2,7 @@
 
 import math
 
-from router.errors import ApiError
+from router.errors import ApiError, retry_headers
 from router.tenants.tenant import Tenant
 
 
@@ -70,11 +70,5 @@ def format_duration(seconds: float) -> str:
 
 
 def _retry_headers(wait_seconds: float | None) -> dict[str, str]:
-    """Return the headers that say when to retry, or that a retry is useless. OpenAI's clients
-    prefer ``retry-after-ms`` to ``retry-after``, which is in whole seconds."""
-    if wait_seconds is None:
-        return {"x-should-retry": "false"}
-    return {
-        "retry-after": str(max(math.ceil(wait_seconds), 1)),
-        "retry-after-ms": str(max(math.ceil(wait_seconds * 1000), 1)),
-    }
+    """Return the headers that say when to retry, or that a retry is useless."""
+    return {"x-should-retry": "false"} if wait_seconds is None else retry_headers(wait_seconds)

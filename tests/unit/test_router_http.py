@@ -71,14 +71,28 @@ async def test_concurrent_requests_are_limited(tokenizer: Tokenizer) -> None:
         wrong_error(three, 429)
 
 
-async def test_overloaded_workers_retry_after_is_passed_on(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "request_id", "milliseconds"),
+    [
+        ("0.2", "a", 1_910),
+        ("7", "a", 13_364),
+        ("7", "b", 10_111),
+        ("7", "c", 7_184),
+        ("60", "a", 69_091),
+    ],
+)
+async def test_overloaded_workers_retry_after_is_spread_by_request_id(
+    tokenizer: Tokenizer, seconds: str, request_id: str, milliseconds: int
+) -> None:
+    headers = {"x-request-id": request_id}
     async with open_harness(tokenizer, automatic=False) as (router, client):
-        task = asyncio.create_task(client.post(CHAT, json=chat(stream=True)))
+        task = asyncio.create_task(client.post(CHAT, json=chat(stream=True), headers=headers))
         await eventually(lambda: bool(router.prefill.jobs))
-        router.prefill.fail_jobs("RESOURCE_EXHAUSTED", "full", retry_after_seconds="7")
+        router.prefill.fail_jobs("RESOURCE_EXHAUSTED", "full", retry_after_seconds=seconds)
         response = await task
     wrong_error(response, 429)
-    assert response.headers["retry-after"] == "7"
+    assert response.headers["retry-after-ms"] == str(milliseconds)
+    assert response.headers["retry-after"] == str(-(-milliseconds // 1_000))
 
 
 async def test_failure_before_the_first_token_sets_the_http_status(tokenizer: Tokenizer) -> None:

@@ -1,6 +1,7 @@
 """Tests that a router with several models serves each by its own workers, names and limits."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,11 +19,22 @@ from router.app import build_app
 from router.generation.fakes import FakeWorker, MemoryPlacer, MemoryWorkerConnections
 from router.generation.generation_context import FailoverConfig, GenerationContext
 from router.openai.served_model import ModelDirectory, ServedModel
-from router.tenants.tenant import Tenant
+from router.tenants.fair_turns import FairTurns
+from router.tenants.tenant import DEFAULT_TENANT, Tenant
 from router.tenants.tenant_directory import build_tenant_directory
 from tests import router_harness
 from tests.http_transport import HttpServerTransport
-from tests.router_harness import CHAT, EOS, USER, VOCAB, RouterHarness, member, model_saying
+from tests.router_harness import (
+    CHAT,
+    COMPLETE,
+    EOS,
+    RESPOND,
+    USER,
+    VOCAB,
+    RouterHarness,
+    member,
+    model_saying,
+)
 
 tokenizer = router_harness.tokenizer
 
@@ -183,6 +195,34 @@ async def test_a_model_that_is_overloaded_leaves_room_for_the_other(tokenizer: T
             each.cancel()
         while two.router.service.models.limiter.num_in_use:
             await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"messages": USER, "max_tokens": 1}),
+        (COMPLETE, {"prompt": "Hi", "max_tokens": 1}),
+        (f"{RESPOND}/input_tokens", {"input": "Hi"}),
+        ("/v1/messages", {"messages": USER, "max_tokens": 1}),
+        ("/v1/messages/count_tokens", {"messages": USER}),
+        ("/tokenize", {"prompt": "Hi"}),
+    ],
+)
+async def test_tokenising_takes_a_turn_of_the_requests_model(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
+) -> None:
+    turns: list[tuple[str, str, int]] = []
+
+    async def wait(turns_: FairTurns, model: str, tenant: TenantId, size_bytes: int) -> None:
+        turns.append((model, tenant, size_bytes))
+
+    monkeypatch.setattr(FairTurns, "wait", wait)
+    body = json.dumps({"model": OTHER, **fields})
+    headers = {"content-type": "application/json"}
+    async with TwoModels(tokenizer).open() as client:
+        answer = await client.post(path, content=body, headers=headers)
+    assert answer.status_code == 200
+    assert turns == [(OTHER, DEFAULT_TENANT, len(body))]
 
 
 async def test_readiness_names_the_models_without_workers(tokenizer: Tokenizer) -> None:

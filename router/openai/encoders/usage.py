@@ -1,6 +1,6 @@
 """The token usage that is reported to clients."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -10,11 +10,6 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     reasoning_tokens: int = 0
-
-    @property
-    def without_answer(self) -> "Usage":
-        """The usage of the prompt alone."""
-        return replace(self, completion_tokens=0, reasoning_tokens=0)
 
     @property
     def json(self) -> dict[str, Any]:
