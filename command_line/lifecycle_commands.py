@@ -83,7 +83,7 @@ def up(
     compute: ComputeOptions,
     transports: Annotated[
         str | None,
-        typer.Option(help="KV transports to use, best first; a selection of shm,cuda_ipc,nixl,grpc."),
+        typer.Option(help="KV transports to use, best first; some of shm,cuda_ipc,nixl,grpc."),
     ] = None,
     mock: Annotated[
         bool,
