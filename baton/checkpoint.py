@@ -21,7 +21,7 @@ ARCHITECTURES = {
     "MistralForCausalLM": "mistral",
 }
 DEMO_MODEL = Path(__file__).parent / "models" / "demo"
-ROPE_TYPES = ("default", "linear", "llama3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 DTYPES = ("float32", "bfloat16", "float16")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 MAX_JSON_BYTES = 64 * 1024 * 1024
@@ -35,8 +35,9 @@ SAMPLE_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Parameters of the rotary position embedding. ``factor`` is used by the types ``linear`` and
-    ``llama3``, the three fields after it only by ``llama3``."""
+    """Parameters of the rotary position embedding. All types but ``default`` use ``factor``;
+    ``llama3`` and ``yarn`` also use ``original_max_position``, the length in tokens for which the
+    model was trained first. Cosines and sines are multiplied by ``attention_factor``."""
 
     theta: float
     type: str = "default"
@@ -44,6 +45,23 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    yarn: "YarnConfig | None" = None
+
+    @property
+    def attention_factor(self) -> float:
+        return self.yarn.attention_factor if self.yarn else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class YarnConfig:
+    """Parameters of YaRN. Dimensions that rotate more than ``beta_fast`` times within the original
+    length keep their frequency; those that rotate less than ``beta_slow`` times are slowed down.
+    ``rounds_range``: whether the bounds of the dimensions in between are rounded to integers."""
+
+    beta_fast: float
+    beta_slow: float
+    attention_factor: float
+    rounds_range: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +168,7 @@ def load_model_config(path: Path) -> ModelConfig:
         num_kv_heads=raw.positive_int("num_key_value_heads", num_heads),
         head_dim=raw.positive_int("head_dim", hidden_size // num_heads),
         vocab_size=raw.positive_int("vocab_size"),
-        max_position_embeddings=raw.positive_int("max_position_embeddings"),
+        max_position_embeddings=_max_position(raw),
         rms_norm_eps=raw.positive_float("rms_norm_eps", 1e-6),
         rope=_rope(raw),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
@@ -171,7 +189,7 @@ def load_model_limits(path: Path) -> ModelLimits:
     text = raw.part("text_config")
     return ModelLimits(
         text.positive_int("vocab_size"),
-        text.positive_int("max_position_embeddings"),
+        _max_position(text),
         _eos_token_ids(raw, path) or _eos_token_ids(text, path),
     )
 
@@ -403,11 +421,62 @@ def _rope(raw: _Json) -> RopeConfig:
     return RopeConfig(
         theta=values.positive_float("rope_theta", raw.positive_float("rope_theta", 10_000.0)),
         type=kind,
-        factor=values.positive_float("factor", 1.0),
+        factor=_yarn_factor(raw, values)
+        if kind == "yarn"
+        else values.positive_float("factor", 1.0),
         low_freq_factor=values.positive_float("low_freq_factor", 1.0),
         high_freq_factor=values.positive_float("high_freq_factor", 4.0),
-        original_max_position=values.positive_int("original_max_position_embeddings", 8192),
+        original_max_position=_original_max_position(raw, values),
+        yarn=_yarn(raw, values) if kind == "yarn" else None,
     )
+
+
+def _original_max_position(raw: _Json, values: _Json) -> int:
+    most = raw.positive_int("max_position_embeddings")
+    return values.positive_int("original_max_position_embeddings", most)
+
+
+def _yarn_factor(raw: _Json, values: _Json) -> float:
+    ratio = raw.positive_int("max_position_embeddings") / _original_max_position(raw, values)
+    factor = values.positive_float("factor", ratio)
+    if factor < 1:
+        raise Invalid(f"{values.path}: factor is {factor:g}; YaRN needs a number of at least 1")
+    return factor
+
+
+def _yarn(raw: _Json, values: _Json) -> YarnConfig:
+    factor = _yarn_factor(raw, values)
+    fast, slow = values.positive_float("beta_fast", 32.0), values.positive_float("beta_slow", 1.0)
+    if fast < slow:
+        raise Invalid(
+            f"{values.path}: beta_fast is {fast:g} and beta_slow is {slow:g}; beta_fast must be at "
+            "least beta_slow"
+        )
+    usual = _yarn_scale(factor)
+    if values.get("mscale") and values.get("mscale_all_dim"):
+        scales = (values.positive_float(key) for key in ("mscale", "mscale_all_dim"))
+        numerator, denominator = (_yarn_scale(factor, scale) for scale in scales)
+        usual = numerator / denominator
+    return YarnConfig(
+        beta_fast=fast,
+        beta_slow=slow,
+        attention_factor=values.positive_float("attention_factor", usual),
+        rounds_range=bool(values.get("truncate", True)),
+    )
+
+
+def _yarn_scale(factor: float, weight: float = 1.0) -> float:
+    return 0.1 * weight * math.log(factor) + 1.0
+
+
+def _max_position(raw: _Json) -> int:
+    """Return the longest context in tokens. Checkpoints with YaRN often state only the length
+    without it, such as Qwen3, whose documentation says to add the factor to config.json."""
+    most = raw.positive_int("max_position_embeddings")
+    values = raw.merged("rope_scaling", "rope_parameters")
+    if values.get("rope_type", values.get("type")) != "yarn":
+        return most
+    return max(most, round(_yarn_factor(raw, values) * _original_max_position(raw, values)))
 
 
 def _moe(raw: _Json, num_layers: int) -> MoeConfig:

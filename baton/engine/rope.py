@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from baton.checkpoint import RopeConfig
+from baton.checkpoint import RopeConfig, YarnConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
@@ -15,6 +15,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
         return frequencies / rope.factor
     if rope.type == "llama3":
         return _llama3(rope, frequencies)
+    if rope.yarn is not None:
+        return _yarn(rope, rope.yarn, head_dim, frequencies)
     return frequencies
 
 
@@ -33,17 +35,41 @@ def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
     return torch.where(between, blended, scaled)
 
 
+def _yarn(
+    rope: RopeConfig, yarn: YarnConfig, head_dim: int, frequencies: torch.Tensor
+) -> torch.Tensor:
+    """Scale as YaRN does (Peng et al. 2023, section 3.2): keep high frequencies, divide low ones by
+    ``factor``, and blend linearly, by the index of the dimension, in between."""
+
+    def dimension_of(rotations: float) -> float:
+        """Return the dimension that rotates so often within the original length."""
+        wavelength = rope.original_max_position / (rotations * 2 * math.pi)
+        return head_dim * math.log(wavelength) / (2 * math.log(rope.theta))
+
+    low, high = dimension_of(yarn.beta_fast), dimension_of(yarn.beta_slow)
+    if yarn.rounds_range:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    width = (high - low) or 0.001
+    slowed_share = ((torch.arange(head_dim // 2).float() - low) / width).clamp(0, 1)
+    kept_share = 1 - slowed_share
+    exponents = torch.arange(0, head_dim, 2).float() / head_dim
+    slowed = 1.0 / (rope.factor * rope.theta**exponents)
+    return slowed * (1 - kept_share) + frequencies * kept_share
+
+
 class RotaryTable:
-    """Cosines and sines by position, computed in FP32 and then rounded to the dtype of the
-    computation, as in the library ``transformers``."""
+    """Cosines and sines by position, times the attention factor, computed in FP32 and then rounded
+    to the dtype of the computation, as in the library ``transformers``."""
 
     def __init__(
         self, rope: RopeConfig, head_dim: int, length: int, device: torch.device, dtype: torch.dtype
     ) -> None:
         angles = torch.outer(torch.arange(length).float(), inverse_frequencies(rope, head_dim))
         full = torch.cat((angles, angles), dim=-1)
-        self.cos = full.cos().to(device=device, dtype=dtype)
-        self.sin = full.sin().to(device=device, dtype=dtype)
+        factor = rope.attention_factor
+        self.cos = (full.cos() * factor).to(device=device, dtype=dtype)
+        self.sin = (full.sin() * factor).to(device=device, dtype=dtype)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines and sines [num_tokens, 1, head_dim] at ``positions`` [num_tokens]."""

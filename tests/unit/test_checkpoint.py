@@ -64,7 +64,7 @@ BAD: list[tuple[Callable[[Path], None], str]] = [
     (change("config.json", rms_norm_eps=0), "rms_norm_eps is 0"),
     (change("config.json", hidden_act="gelu"), "hidden_act is 'gelu'"),
     (change("config.json", dtype="int8"), "dtype is 'int8'; supported dtypes: float32"),
-    (change("config.json", rope_parameters={"rope_type": "yarn"}), "rope type is 'yarn'"),
+    (change("config.json", rope_parameters={"rope_type": "dynamic"}), "rope type is 'dynamic'"),
     (
         change("config.json", rope_parameters={"rope_type": "linear", "factor": "2"}),
         "factor is '2'",
