@@ -8,13 +8,14 @@ Each part runs in a process of its own with a time limit, so that a part that ra
 crashes or hangs becomes a row with the error, and the other parts still run. Parts that check
 results run ``--jobs`` at a time, because they mostly compile kernels; those that measure speed run
 one after the other. Prints a table, and JSON as the last line. ``--json`` also writes the JSON to
-FILE after every part, and ``--resume`` then skips the parts that FILE has. Exits with 1 if a result
-is wrong or a part failed, and with 2 if there is no GPU.
+FILE after every row, and ``--resume`` then skips the parts that FILE has whole. Exits with 1 if a
+result is wrong or a part failed, and with 2 if there is no GPU.
 """
 
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,8 @@ from tools.gpu_timing import GpuTableRow, rows_or_error
 from tools.gpu_transport import transfers
 
 ROOT = Path(__file__).parents[1]
+STOP_SECONDS = 20.0
+"""The time that a part gets to stop after its interruption."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,8 @@ def parts_of(rounds: int) -> Parts:
 
 @dataclass
 class GpuReport:
-    """The rows of the finished parts, with the time that each part took. ``file``, if any, is
-    rewritten after every part."""
+    """The rows of the parts, and the time that each finished part took. ``file``, if any, is
+    rewritten after every row."""
 
     about: dict[str, object]
     file: Path | None = None
@@ -99,12 +102,23 @@ class GpuReport:
             stored = json.loads(self.file.read_text())
             self.seconds, self.rows = stored["seconds"], stored["rows"]
 
-    def add(self, name: str, rows: Sequence[GpuTableRow], seconds: float) -> None:
+    def begin(self, name: str) -> None:
         with self._lock:
-            self.rows[name] = [asdict(row) for row in rows]
+            self.rows[name] = []
+
+    def add(self, name: str, row: GpuTableRow) -> None:
+        with self._lock:
+            self.rows[name].append(asdict(row))
+            self._write()
+
+    def finish(self, name: str, seconds: float) -> None:
+        with self._lock:
             self.seconds[name] = round(seconds, 1)
-            if self.file is not None:
-                self.file.write_text(self.to_json() + "\n")
+            self._write()
+
+    def _write(self) -> None:
+        if self.file is not None:
+            self.file.write_text(self.to_json() + "\n")
 
     @property
     def ok(self) -> bool:
@@ -115,8 +129,8 @@ class GpuReport:
         return json.dumps({**self.about, **shown})
 
 
-RunPart = Callable[[str, GpuCheckPart], tuple[list[GpuTableRow], float]]
-"""Runs a part; returns its rows and the time that it took."""
+RunPart = Callable[[str, GpuCheckPart], Iterator[GpuTableRow]]
+"""Runs a part and yields its rows."""
 
 
 def run(
@@ -129,55 +143,73 @@ def run(
     """Run the parts of the check that ``report`` does not have, and add them to it. Show each row,
     and the time that each part took."""
 
-    def finish(name: str) -> None:
-        rows, seconds = run_part(name, parts[name])
-        report.add(name, rows, seconds)
-        for row in rows:
+    def run_one(name: str) -> None:
+        begun = time.perf_counter()
+        report.begin(name)
+        for row in run_part(name, parts[name]):
+            report.add(name, row)
             show(str(row))
+        seconds = time.perf_counter() - begun
+        report.finish(name, seconds)
         show(f"-- {name}: {seconds:.1f} s")
 
-    left = [name for name in parts if name not in report.rows]
+    left = [name for name in parts if name not in report.seconds]
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(finish, [name for name in left if parts[name].checks_results]))
+        list(pool.map(run_one, [name for name in left if parts[name].checks_results]))
     for name in left:
         if not parts[name].checks_results:
-            finish(name)
+            run_one(name)
 
 
 def run_in_process(rounds: int) -> RunPart:
     """Return a function that runs a part in a process of its own."""
 
-    def run_part(name: str, part: GpuCheckPart) -> tuple[list[GpuTableRow], float]:
+    def run_part(name: str, part: GpuCheckPart) -> Iterator[GpuTableRow]:
         command = [sys.executable, "-m", "tools.gpu_check", "--part", name, "--rounds", str(rounds)]
         return run_command(command, name, part.timeout_seconds)
 
     return run_part
 
 
-def run_command(
-    command: Sequence[str], name: str, timeout_seconds: float
-) -> tuple[list[GpuTableRow], float]:
-    """Run a command that prints the rows of the part ``name`` as lines of JSON. If it fails or
-    takes too long, add a row that says so."""
-    begun = time.perf_counter()
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+def run_command(command: Sequence[str], name: str, timeout_seconds: float) -> Iterator[GpuTableRow]:
+    """Run a command that prints the rows of the part ``name`` as lines of JSON, and yield them. If
+    it fails or takes too long, add a row that says so. A part that takes too long is interrupted
+    first, so that it can stop the processes that it has started."""
+    with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, cwd=ROOT
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            cwd=ROOT,
+            text=True,
         )
+        signals = [
+            threading.Timer(timeout_seconds, process.send_signal, [signal.SIGINT]),
+            threading.Timer(timeout_seconds + STOP_SECONDS, process.kill),
+        ]
+        for timer in signals:
+            timer.start()
+        assert process.stdout is not None
         try:
-            status = f"exited with {process.wait(timeout_seconds)}"
-        except subprocess.TimeoutExpired:
-            status = f"was stopped after {timeout_seconds:.0f} s"
+            for line in process.stdout:
+                if line.startswith("{"):
+                    yield GpuTableRow(**json.loads(line))
+            process.wait()
+            was_stopped = not signals[0].is_alive()
         finally:
+            for timer in signals:
+                timer.cancel()
             process.kill()
             process.wait()
-        output.seek(0)
-        errors.seek(0)
-        rows = [GpuTableRow(**json.loads(line)) for line in output if line.startswith("{")]
+            process.stdout.close()
         if process.returncode:
+            status = f"exited with {process.returncode}"
+            if was_stopped:
+                status = f"was stopped after {timeout_seconds:.0f} s"
+            errors.seek(0)
             last = "; ".join(errors.read().strip().splitlines()[-2:])
-            rows.append(GpuTableRow(name, f"the part {status}: {last}", ok=False))
-    return rows, time.perf_counter() - begun
+            yield GpuTableRow(name, f"the part {status}: {last}", ok=False)
 
 
 def run_here(name: str, part: GpuCheckPart) -> Iterator[GpuTableRow]:
@@ -212,6 +244,7 @@ def main(arguments: Sequence[str]) -> int:
         print("gpu_check: torch sees no GPU here", file=sys.stderr)
         return 2
     if options.part:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" ignores it
         for row in run_here(options.part, parts[options.part]):
             print(json.dumps(asdict(row)), flush=True)
         return 0
