@@ -10,10 +10,12 @@ import torch
 
 from baton.adapter_checkpoint import read_adapter
 from baton.checkpoint import ModelConfig, ModelLimits, load_model_config, model_digest
-from baton.core.ids import TokenId
+from baton.core.ids import BlockId, RequestId, TokenId
+from baton.core.request import SamplingParams
 from baton.engine.attention.base import Attention, PackedBatch, pack_batch
 from baton.engine.attention.block_tables import BlockTableCache
 from baton.engine.attention.cpu import CpuAttention
+from baton.engine.checksum import block_checksums
 from baton.engine.determinism import (
     deterministic_digest,
     numerics_fingerprint,
@@ -48,6 +50,10 @@ DTYPES = {
 KV_DTYPES = ("auto", "fp8")
 HOST = torch.device("cpu")
 Sampler = Callable[[torch.Tensor, Sequence[Row]], list[SampledToken | None]]
+WARM_UP_STEP_TOKENS = (8, 16, 32, 64, 128, 256, 512)
+"""Sizes of the steps that :meth:`ModelRunner.warm_up` runs: all for which products with weights in
+FP8 have tiles of their own, or another method."""
+
 GPU_POOL_FRACTION = 0.85
 """After the weights are loaded, the KV pool takes this share of the GPU memory that is still free;
 the rest is for activations."""
@@ -192,8 +198,9 @@ class ModelRunner:
         return LoadedAdapter(stored.digest, prepared, stored.max_rank, prepared.size_bytes)
 
     def warm_up(self, num_rows: int) -> None:
-        """Capture the CUDA graphs for steps of up to ``num_rows`` decodes, and compile the sampling
-        kernels. Without this call, the first such steps take longer."""
+        """Capture the CUDA graphs for steps of up to ``num_rows`` decodes, and compile the other
+        kernels of a GPU. Without this call, the first requests would wait for that, seconds in
+        all. It must be called before the pool is used."""
         with self._on_device():
             if self._graphs is not None:
                 self._graphs.warm_up(num_rows)
@@ -201,6 +208,22 @@ class ModelRunner:
                 from baton.engine.cuda import sampler
 
                 sampler.warm_up(self.model_config.vocab_size, self._device)
+                self.run_warm_up_steps()
+                block_checksums(self.pool, [BlockId(0)])
+
+    def run_warm_up_steps(self) -> None:
+        """Run steps with a decode and a prompt, of all sizes in ``WARM_UP_STEP_TOKENS`` that the
+        pool has room for. They write to its first blocks."""
+        greedy, block_tokens = SamplingParams(1, temperature=0.0), self.block_tokens
+        most = min((self.num_blocks - 1) * block_tokens, self.limits.max_position_embeddings)
+        decode = Row(RequestId(""), (TokenId(0),), 0, (BlockId(0),), True, greedy)
+        for size in WARM_UP_STEP_TOKENS:
+            count = size - 1
+            if count > most:
+                return
+            blocks = tuple(BlockId(1 + n) for n in range(-(-count // block_tokens)))
+            prompt = Row(RequestId(""), (TokenId(0),) * count, 0, blocks, True, greedy)
+            self.run(Plan(0, (decode, prompt)))
 
     def watch(
         self, on_failure: Callable[[BaseException], object], hang_timeout_seconds: float

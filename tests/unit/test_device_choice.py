@@ -1,9 +1,12 @@
-"""Tests which device a worker computes on."""
+"""Tests which device a worker computes on, and what it runs there before the first request."""
 
 import pytest
 import torch
 
-from baton.engine.runner import pick_device
+from baton.checkpoint import DEMO_MODEL
+from baton.engine.plan import Plan, StepOutput
+from baton.engine.runner import ModelRunner, pick_device
+from baton.engine.runner_options import RunnerOptions
 from baton.errors import Invalid
 
 
@@ -19,3 +22,24 @@ def test_without_gpu_auto_means_cpu_and_cuda_is_refused(monkeypatch: pytest.Monk
     assert pick_device("auto") == pick_device("cpu") == torch.device("cpu")
     with pytest.raises(Invalid, match="torch finds no GPU"):
         pick_device("cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "sizes"), [(64, [8, 16, 32, 64, 128, 256, 512]), (3, [8, 16, 32]), (1, [])]
+)
+def test_warm_up_steps_fit_into_the_pool(
+    num_blocks: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = RunnerOptions(device="cpu", num_blocks=num_blocks, block_tokens=16)
+    runner = ModelRunner.load(DEMO_MODEL, options)
+    plans: list[Plan] = []
+    run = runner.run
+
+    def spy(plan: Plan) -> StepOutput:
+        plans.append(plan)
+        return run(plan)
+
+    monkeypatch.setattr(runner, "run", spy)
+    runner.run_warm_up_steps()
+    assert [sum(row.num_tokens for row in plan.rows) for plan in plans] == sizes
+    assert all(len(plan.rows) == 2 and plan.rows[0].num_tokens == 1 for plan in plans)
