@@ -21,7 +21,7 @@ from baton.engine.runner import ModelRunner
 from tests.unit.cuda_cases import make_config, make_pool, make_rows, make_weights, torch_ops
 
 CPU = torch.device("cpu")
-NUM_CHECKS = 2 + 6 + 2 + 4 + 4 + 3 + 3 + 8 + 6 + 2 + 1 + 2 + 1
+NUM_CHECKS = 2 + 6 + 2 + 4 + 4 + 3 + 3 + 8 + 6 + 2 + 1 + 2 + 1 + 3
 
 
 @pytest.mark.timeout(300)
