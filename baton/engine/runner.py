@@ -15,7 +15,6 @@ from baton.core.request import SamplingParams
 from baton.engine.attention.base import Attention, PackedBatch, pack_batch
 from baton.engine.attention.block_tables import BlockTableCache
 from baton.engine.attention.cpu import CpuAttention
-from baton.engine.checksum import block_checksums
 from baton.engine.determinism import (
     deterministic_digest,
     numerics_fingerprint,
@@ -205,6 +204,7 @@ class ModelRunner:
             if self._graphs is not None:
                 self._graphs.warm_up(num_rows)
             if self._device.type == "cuda":
+                from baton.engine.checksum import block_checksums
                 from baton.engine.cuda import sampler
 
                 sampler.warm_up(self.model_config.vocab_size, self._device)
