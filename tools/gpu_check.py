@@ -270,7 +270,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="check correctness only, not speed")
     parser.add_argument("--list", action="store_true", help="list the parts and exit")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the JSON to FILE")
-    parser.add_argument("--resume", action="store_true", help="skip the parts that FILE has")
+    parser.add_argument("--resume", action="store_true", help="skip the parts that FILE has whole")
     parser.add_argument(
         "--jobs", type=int, default=max(1, min(8, (os.cpu_count() or 1) // 2)),
         help="number of parts that run at the same time, if they check results",

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from baton.checkpoint import DEMO_MODEL
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.engine.attention.base import Attention, pack_batch
@@ -31,7 +32,6 @@ from tests.unit.attention_cases import (
 from tools.gpu_speed import GREEDY, DevicePool
 from tools.gpu_timing import GpuTableRow, device, rows_or_error
 
-DEMO = Path(__file__).parents[1] / "baton" / "models" / "demo"
 PROMPT = "def read(path):\n"
 CHUNK_TOKENS = 37
 """Tokens of a prefill chunk in the check of architectures; not a multiple of a block's tokens."""
@@ -131,8 +131,8 @@ def demo_tokens_are_equal() -> Iterator[GpuTableRow]:
     in FP32."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(DEMO)
-    reference = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    reference = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32).eval()
     ids = tokenizer(PROMPT)["input_ids"]
     wanted = reference.generate(
         torch.tensor([ids]), max_new_tokens=GREEDY.max_tokens, do_sample=False, eos_token_id=None
@@ -153,7 +153,7 @@ def tokens_in_fp8_are_equal() -> Iterator[GpuTableRow]:
     rounded to either, which may change a token."""
     from transformers import AutoTokenizer
 
-    ids = AutoTokenizer.from_pretrained(DEMO)(PROMPT)["input_ids"]
+    ids = AutoTokenizer.from_pretrained(DEMO_MODEL)(PROMPT)["input_ids"]
     for kind, given in (("weights", {"quantization": "fp8"}), ("KV", {"kv_dtype": "fp8"})):
         ours, theirs = (generated(demo_runner(at, **given), ids) for at in ("cuda", "cpu"))
         pairs = zip(ours, theirs, strict=True)
@@ -189,7 +189,7 @@ def architectures_are_right(place: str = "cuda") -> Iterator[GpuTableRow]:
 
 def demo_runner(place: str, **given: Any) -> ModelRunner:
     return ModelRunner.load(
-        DEMO, RunnerOptions(device=place, dtype="float32", num_blocks=64, **given)
+        DEMO_MODEL, RunnerOptions(device=place, dtype="float32", num_blocks=64, **given)
     )
 
 

@@ -7,12 +7,12 @@ with those of the same prompts computed alone and in one chunk.
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from baton.checkpoint import DEMO_MODEL
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.engine.attention.base import pack_batch
@@ -21,7 +21,6 @@ from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
 from tools.gpu_timing import GpuTableRow, rows_or_error
 
-DEMO = Path(__file__).parents[1] / "baton" / "models" / "demo"
 KINDS: dict[str, dict[str, Any]] = {
     "FP32": {"dtype": "float32"},
     "BF16": {"dtype": "bfloat16"},
@@ -45,7 +44,7 @@ def _check(name: str, place: str, given: dict[str, Any]) -> Iterator[GpuTableRow
     computed alone in one chunk, or all of them together, in random chunks and KV blocks. If the
     runner's own check at load fails, raise the error with which a worker would fail to start."""
     runner = ModelRunner.load(
-        DEMO,
+        DEMO_MODEL,
         RunnerOptions(
             device=place,
             num_blocks=NUM_BLOCKS,

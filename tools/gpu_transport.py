@@ -1,5 +1,5 @@
 """Measures reads of KV blocks between two processes on one GPU through Baton's transports, and
-checks what happens when the source is killed during a read; run by ``gpu_check``.
+checks what a read gives whose source was killed; run by ``gpu_check``.
 
     python -m tools.gpu_transport source|reader TRANSPORT
 
@@ -39,7 +39,7 @@ READ_SECONDS = 8.0
 """The deadline of each read."""
 
 PROCESS_SECONDS = 60.0
-"""The longest time that the reader may take, including its start."""
+"""The time that the reader gets to exit after its last line."""
 
 
 def transfers(name: str) -> Iterator[GpuTableRow]:
@@ -83,7 +83,7 @@ def _row(what: str, case: str, size: int, seconds: float, error: str, equal: boo
 
 
 def _start(role: str, name: str, stdin: int) -> "subprocess.Popen[str]":
-    """Start a process; its errors go to this process's standard error, which ``gpu_check``
+    """Start a process. The reader's errors go to this process's standard error, which ``gpu_check``
     keeps."""
     return subprocess.Popen(
         [sys.executable, "-m", "tools.gpu_transport", role, name],
@@ -141,7 +141,7 @@ class Reader:
 
     def read(self, count: int, kill: int = 0) -> tuple[float, str, bool]:
         """Read ``count`` blocks. Return the seconds, the error (or an empty string), and whether
-        the bytes are right. If ``kill`` is a process id, kill it when the read has begun."""
+        the bytes are right. If ``kill`` is a process id, kill that process first."""
         from baton.transport.base import TransferRange, TransferState
 
         self.blocks.zero_()

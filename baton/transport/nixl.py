@@ -51,7 +51,7 @@ CUDA_TLS = ("cuda",)
 """UCX's alias for copies within a GPU, between GPUs of one host, and over NVLink."""
 
 GPU_HOST_TLS = ("cuda_copy",)
-"""What NIXL requires on a host with an NVIDIA GPU, even if the region is in host memory."""
+"""NIXL requires these transports on a host with an NVIDIA GPU, even for host memory."""
 
 GPU_FILE = Path("/dev/nvidiactl")
 """Present on hosts with an NVIDIA GPU."""

@@ -1,10 +1,6 @@
 """Tests that every attention backend agrees with the reference, and writes nothing but the batch's
 slots of the KV pool."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -18,6 +14,7 @@ from baton.engine.attention.triton_cuda import (
 from baton.engine.native.decoder import NativeAttention
 from baton.engine.native.library import DTYPE_CODES
 from tests.unit.attention_cases import CASES, Case, bind_backend, check_case, random_pool
+from tests.unit.interpreted import run_interpreted
 from tests.unit.native_helpers import needs_kernels
 
 
@@ -38,18 +35,8 @@ def test_native_attention_agrees_with_the_reference(seed: int) -> None:
 
 @pytest.mark.timeout(300)
 def test_triton_attention_agrees_with_the_reference_when_interpreted() -> None:
-    """The cases run in their own process, since the interpreter is selected when Triton is
-    imported."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.attention_cases"],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    print(done.stdout, done.stderr)
-    assert done.returncode == 0
-    assert done.stdout.count("within") == 2 * len(CASES)
+    lines = run_interpreted("tests.unit.attention_cases")
+    assert sum("within" in line for line in lines) == 2 * len(CASES)
 
 
 def test_tiles_hold_whole_query_groups() -> None:

@@ -1,9 +1,6 @@
 """Tests the code around the GPU kernels (buckets, static batches, graph replay), and all kernels in
 Triton's interpreter."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,6 +16,7 @@ from baton.engine.model import Model
 from baton.engine.plan import Plan, Row
 from baton.engine.runner import ModelRunner
 from tests.unit.cuda_cases import make_config, make_pool, make_rows, make_weights, torch_ops
+from tests.unit.interpreted import run_interpreted
 
 CPU = torch.device("cpu")
 NUM_CHECKS = 2 + 6 + 2 + 4 + 4 + 3 + 3 + 8 + 6 + 2 + 1 + 2 + 1 + 3
@@ -26,18 +24,7 @@ NUM_CHECKS = 2 + 6 + 2 + 4 + 4 + 3 + 3 + 8 + 6 + 2 + 1 + 2 + 1 + 3
 
 @pytest.mark.timeout(300)
 def test_all_gpu_checks_pass_in_tritons_interpreter() -> None:
-    """The checks run in their own process, since the interpreter is selected when Triton is
-    imported."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.cuda_cases"],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    print(done.stdout, done.stderr)
-    assert done.returncode == 0
-    assert len(done.stdout.splitlines()) == NUM_CHECKS
+    assert len(run_interpreted("tests.unit.cuda_cases")) == NUM_CHECKS
 
 
 def test_batch_uses_the_smallest_bucket_that_holds_it() -> None:

@@ -1,14 +1,11 @@
 """Tests that sampling a whole batch gives the same tokens as sampling row by row."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 from baton.core.philox import uniform
 from baton.engine.philox_batch import uniforms
+from tests.unit.interpreted import run_interpreted
 
 SEED = 20261121
 NUM_LINES = 1 + 1 + 8 + 1 + 1 + 1 + 1
@@ -26,16 +23,5 @@ def test_batched_random_draws_equal_single_draws(count: int) -> None:
 
 @pytest.mark.timeout(300)
 def test_batched_sampling_gives_the_tokens_of_row_by_row_sampling() -> None:
-    """The checks run in their own process, since the interpreter is selected when Triton is
-    imported."""
     pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.cuda_sampler_cases"],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    print(done.stdout, done.stderr)
-    assert done.returncode == 0
-    assert len(done.stdout.splitlines()) == NUM_LINES
+    assert len(run_interpreted("tests.unit.cuda_sampler_cases")) == NUM_LINES
