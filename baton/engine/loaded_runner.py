@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from baton.checkpoint import ModelLimits
-from baton.engine.executor import TwoStageRunner
+from baton.engine.executor import PlanExecutor, TwoStageRunner
 from baton.engine.kv_pool import KvMemory
 from baton.engine.lora.table import AdapterTable, LoadedAdapter
 from baton.engine.plan import Runner
@@ -45,6 +45,10 @@ class LoadedRunner(Runner, TwoStageRunner, Protocol):
     def leaves_core_free(self, num_cores: int) -> bool:
         """Whether the GIL and at least one of the machine's ``num_cores`` cores are free for other
         threads while a step is computed."""
+        ...
+
+    def make_executor(self) -> PlanExecutor:
+        """Return an executor with which the next plan can be made while a plan is computed."""
         ...
 
     def load_adapter(self, path: Path) -> LoadedAdapter:

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from baton.engine.plan import TokenMaskFunction
+from baton.engine.upload import upload, upload_integers
 
 Bits = NDArray[np.uint8]
 
@@ -25,7 +26,7 @@ def apply_masks(
     forbidden = _forbidden(bits, logits)
     if len(present) == len(masks):
         return logits.masked_fill(forbidden, -torch.inf), empty_rows
-    rows = torch.tensor(list(present), device=logits.device)
+    rows = upload_integers(list(present), logits.device)
     masked = logits[rows].masked_fill_(forbidden, -torch.inf)
     return logits.index_copy(0, rows, masked), empty_rows
 
@@ -49,6 +50,6 @@ def _forbidden(bits: Bits, logits: torch.Tensor) -> torch.Tensor:
     if logits.device.type == "cpu":
         flags = np.unpackbits(bits, axis=1, count=vocab_size, bitorder="little")
         return torch.from_numpy(flags == 0)
-    moved = torch.from_numpy(bits).to(logits.device)
+    moved = upload(torch.from_numpy(bits), logits.device)
     powers = 2 ** torch.arange(8, dtype=torch.uint8, device=logits.device)
     return (moved.unsqueeze(-1) & powers).eq(0).flatten(1)[:, :vocab_size]

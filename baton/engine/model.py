@@ -13,6 +13,7 @@ from baton.engine.lora.deltas import add_deltas
 from baton.engine.lora.segments import LoraSegment
 from baton.engine.moe import moe_layer
 from baton.engine.ops import LayerOps
+from baton.engine.step_tokens import StepTokens
 
 OnStart = Callable[[], None]
 
@@ -55,7 +56,7 @@ class DecoderModel(Protocol):
 class StepGraphs(Protocol):
     """CUDA graphs of whole decode steps, captured once and replayed."""
 
-    def logits(self, token_ids: Sequence[int], batch: PackedBatch) -> torch.Tensor | None:
+    def logits(self, tokens: StepTokens, batch: PackedBatch) -> torch.Tensor | None:
         """Compute the logits [num_rows, vocab] in FP32 of each row's token, and write the token's
         KV. The result is valid until the next call. Return None if there is no graph for this
         batch. ``batch`` is on the host."""

@@ -20,8 +20,11 @@ from baton.engine.determinism import (
     numerics_fingerprint,
     require_deterministic,
 )
+from baton.engine.executor import PlanExecutor, ThreadedExecutor
 from baton.engine.kv_pool import KvPool, block_bytes
 from baton.engine.kv_scale import kv_scaled_digest
+from baton.engine.launched_step import LaunchedModelStep, SampledBatch, SampledOnHost
+from baton.engine.launching_executor import LaunchingExecutor
 from baton.engine.loader import CheckpointWeights, Weights
 from baton.engine.lora.adapter import join_adapter
 from baton.engine.lora.segments import LoraSegment, lora_segments
@@ -32,13 +35,15 @@ from baton.engine.native.decoder import NativeModel
 from baton.engine.native.matrix import KernelThreadPool
 from baton.engine.native.sampler import NativeTokenChooser
 from baton.engine.ops import LayerOps, TorchOps
-from baton.engine.plan import Plan, Row, SampledToken, StepOutput
+from baton.engine.plan import Plan, Row, StepOutput
 from baton.engine.prompt_logprobs import prompt_logprobs
 from baton.engine.quantization import E4M3, check_fp8, quantized_digest, resolve_quantization
 from baton.engine.rope import RotaryTable
 from baton.engine.runner_options import DEFAULT_POOL_BYTES, RunnerOptions
-from baton.engine.sampler import sample
+from baton.engine.sampler import TokenChooser, sample
 from baton.engine.shards import Progress
+from baton.engine.step_tokens import StepTokens
+from baton.engine.upload import upload
 from baton.errors import Invalid
 
 DTYPES = {
@@ -48,7 +53,7 @@ DTYPES = {
 }
 KV_DTYPES = ("auto", "fp8")
 HOST = torch.device("cpu")
-Sampler = Callable[[torch.Tensor, Sequence[Row]], list[SampledToken | None]]
+Sampler = Callable[[torch.Tensor, Sequence[Row]], SampledBatch]
 WARM_UP_STEP_TOKENS = (8, 16, 32, 64, 128, 256, 512)
 """Sizes of the steps that :meth:`ModelRunner.warm_up` runs: all for which products with weights in
 FP8 have tiles of their own, or another method."""
@@ -246,41 +251,58 @@ class ModelRunner:
         lora = lora_segments(plan.rows, self.adapters.prepared)
         return PreparedStep(plan, batch, sampling, torch.tensor(last, dtype=torch.int64), lora)
 
+    def make_executor(self) -> PlanExecutor:
+        """Implement :meth:`baton.engine.loaded_runner.LoadedRunner.make_executor`."""
+        if self._device.type == "cuda":
+            return LaunchingExecutor(self)
+        return ThreadedExecutor(self)
+
     def compute(self, prepared: PreparedStep, on_start: OnStart) -> StepOutput:
         with torch.inference_mode(), self._on_device():
-            return self._compute(prepared, on_start)
+            return self._launch(prepared, StepTokens.known(prepared.plan.rows), on_start).wait()
+
+    def launch(
+        self, prepared: PreparedStep, previous: LaunchedModelStep | None = None
+    ) -> LaunchedModelStep:
+        """Implement :meth:`baton.engine.launching_executor.LaunchingRunner.launch`."""
+        rows = prepared.plan.rows
+        if previous is None:
+            tokens = StepTokens.known(rows)
+        else:
+            tokens = StepTokens.following(rows, previous.sampled.tokens, previous.sampled_rows)
+        with torch.inference_mode(), self._on_device():
+            return self._launch(prepared, tokens, no_op)
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Make the model's device this thread's current device, because Triton launches kernels on
         the current device, whatever device their tensors are on."""
         return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
-    def _compute(self, prepared: PreparedStep, on_start: OnStart) -> StepOutput:
+    def _launch(
+        self, prepared: PreparedStep, tokens: StepTokens, on_start: OnStart
+    ) -> LaunchedModelStep:
+        """Run a step; on a GPU, launch it. The end of its sampling is the end of the step, so that
+        whoever has waited for it may read the KV, in any stream and process."""
         plan, batch, sampling = prepared.plan, prepared.batch, prepared.sampling_rows
         for source, target in plan.copies:
             self.pool.tensor[target].copy_(self.pool.tensor[source])
-        tokens = [token for row in plan.rows for token in row.token_ids]
         logits, hidden = self._replay_graph(prepared, tokens), None
         if logits is None:
-            token_ids = torch.tensor(tokens, device=self._device)
+            token_ids = tokens.to_device(self._device)
             hidden = self._model.hidden(token_ids, batch, on_start, prepared.lora)
-            logits = self._model.logits(hidden, prepared.last_token_indices.to(self._device))
+            last = upload(prepared.last_token_indices, self._device)
+            logits = self._model.logits(hidden, last)
         else:
             on_start()
-        sampled: list[SampledToken | None] = [None] * len(plan.rows)
-        rows = [plan.rows[index] for index in sampling]
-        for index, token in zip(sampling, self._sample(logits, rows), strict=True):
-            sampled[index] = token
         scores = (
             prompt_logprobs(self._model, hidden, plan.rows, batch.offsets)
             if hidden is not None
             else ()
         )
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # readers of the pool don't wait for CUDA streams
-        return StepOutput(tuple(sampled), scores)
+        sampled = self._sample(logits, [plan.rows[index] for index in sampling])
+        return LaunchedModelStep(len(plan.rows), sampling, sampled, scores)
 
-    def _replay_graph(self, prepared: PreparedStep, tokens: list[TokenId]) -> torch.Tensor | None:
+    def _replay_graph(self, prepared: PreparedStep, tokens: StepTokens) -> torch.Tensor | None:
         """Compute the logits by replaying a CUDA graph. Return None if there is no graph for the
         batch, if not every row samples, or if any row needs prompt logprobs or an adapter."""
         if self._graphs is None or prepared.lora:
@@ -340,15 +362,24 @@ def make_graphs(config: ModelConfig, model: DecoderModel, pool: KvPool) -> StepG
 
 
 def make_sampler(device: torch.device, model: DecoderModel, vocab_size: int) -> Sampler:
-    """Return the sampler. On a GPU it samples the whole batch at once, because each transfer of a
-    result waits for the device."""
-    if isinstance(model, NativeModel):
-        return partial(sample, chooser=NativeTokenChooser(model.thread_pool, vocab_size))
-    if device.type == "cpu":
-        return sample
-    from baton.engine.cuda.sampler import sample_batch
+    """Return the sampler. On a GPU it samples the whole batch at once, without waiting for the
+    device."""
+    if device.type == "cuda":
+        from baton.engine.cuda.sampler import launch_sampling
 
-    return sample_batch
+        return launch_sampling
+    chooser = (
+        NativeTokenChooser(model.thread_pool, vocab_size)
+        if isinstance(model, NativeModel)
+        else None
+    )
+    return partial(_sample_on_host, chooser)
+
+
+def _sample_on_host(
+    chooser: TokenChooser | None, logits: torch.Tensor, rows: Sequence[Row]
+) -> SampledOnHost:
+    return SampledOnHost(sample(logits, rows, chooser))
 
 
 def make_attention(pool: KvPool) -> Attention:

@@ -10,6 +10,7 @@ from baton.core.philox import uniform
 from baton.core.request import SamplingParams, TokenLogprob
 from baton.engine.mask import apply_masks
 from baton.engine.plan import Row, SampledToken
+from baton.engine.upload import upload_integers
 
 TokenChooser = Callable[[torch.Tensor, Sequence[Row]], list[int]]
 """Chooses one token per row of scores [num_rows, vocab] in FP32, where tokens that are not allowed
@@ -64,10 +65,13 @@ def mask_early_ends(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     if not any(row.suppressed_token_ids for row in rows):
         return logits
     masked, vocab_size = logits.clone(), logits.shape[-1]
-    for index, row in enumerate(rows):
-        masked[
-            index, [token for token in row.suppressed_token_ids if token < vocab_size]
-        ] = -torch.inf
+    places = [
+        index * vocab_size + token
+        for index, row in enumerate(rows)
+        for token in row.suppressed_token_ids
+        if token < vocab_size
+    ]
+    masked.view(-1).index_fill_(0, upload_integers(places, logits.device), -torch.inf)
     return masked
 
 

@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from baton.checkpoint import ModelLimits, model_digest
 from baton.core.request import TokenLogprob
+from baton.engine.executor import PlanExecutor, ThreadedExecutor
 from baton.engine.lora.table import AdapterTable, LoadedAdapter
 from baton.engine.model import no_op
 from baton.engine.plan import Plan, Row, SampledToken, StepOutput
@@ -101,6 +102,10 @@ class VllmRunner:
 
     def leaves_core_free(self, num_cores: int) -> bool:
         return not current_platform.is_cpu()
+
+    def make_executor(self) -> PlanExecutor:
+        """Implement :meth:`baton.engine.loaded_runner.LoadedRunner.make_executor`."""
+        return ThreadedExecutor(self)
 
     def prepare(self, plan: Plan) -> Plan:
         return plan

@@ -14,7 +14,6 @@ from baton.core.ids import TokenId
 from baton.engine.checksum import block_checksums, checksum_algorithm
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.executor import ThreadedExecutor
 from baton.engine.loaded_runner import LoadedRunner
 from baton.engine_settings import runner_options
 from baton.errors import Invalid
@@ -92,7 +91,7 @@ def build_engine(
         kv_dtype=runner.kv_dtype,
         eos_token_ids=frozenset(TokenId(t) for t in runner.limits.eos_token_ids),
         clock=clock,
-        executor=ThreadedExecutor(runner) if _uses_async_scheduling(settings, runner) else None,
+        executor=runner.make_executor() if _uses_async_scheduling(settings, runner) else None,
         adapters=runner.adapters,
     )
 

@@ -17,7 +17,6 @@ import torch
 
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams, TokenLogprob
-from baton.engine.executor import ThreadedExecutor
 from baton.engine.loaded_runner import LoadedRunner
 from baton.engine.plan import UNKNOWN_TOKEN, Plan, Row, StepOutput
 from baton.engine.runner_options import RunnerOptions
@@ -351,7 +350,7 @@ class RunnerContract:
     def test_the_next_plan_may_be_prepared_before_its_tokens_are_known(self, steps: Steps) -> None:
         expected = steps.finish(steps.request("expected", prompt(1)))
         request = steps.request("overlapped", prompt(1))
-        executor = ThreadedExecutor(steps.runner)
+        executor = steps.runner.make_executor()
         try:
             executor.submit(Plan(1, (request.row(),)))
             for number in range(1, ANSWER_TOKENS):

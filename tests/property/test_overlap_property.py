@@ -23,6 +23,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.executor import PlanExecutor, SyncExecutor, ThreadedExecutor
 from baton.engine.fake_runner import FakeRunner
+from baton.engine.launching_executor import LaunchingExecutor
 from baton.engine.plan import Plan, Runner, StepOutput, fill_sampled_tokens
 from tests.engine_state import cached_tokens
 from tests.property.test_engine_property import (
@@ -81,12 +82,43 @@ def in_thread(runner: Runner) -> PlanExecutor:
     return ThreadedExecutor(TwoStageRunner(runner))
 
 
+class UnfinishedStep:
+    """Computes a step only when its output is needed: by the caller, or by the next step."""
+
+    def __init__(self, runner: Runner, plan: Plan, previous: "UnfinishedStep | None") -> None:
+        self._runner, self._plan, self._previous = runner, plan, previous
+        self._output: StepOutput | None = None
+
+    def wait(self) -> StepOutput:
+        if self._output is None:
+            if self._previous is not None:
+                fill_sampled_tokens(self._plan, self._previous.wait())
+            self._output = self._runner.run(self._plan)
+        return self._output
+
+
+class LaunchingRunner(TwoStageRunner):
+    """Has the interface that :class:`LaunchingExecutor` needs."""
+
+    def launch(self, prepared: Plan, previous: UnfinishedStep | None = None) -> UnfinishedStep:
+        return UnfinishedStep(self._runner, prepared, previous)
+
+
+def launched(runner: Runner) -> PlanExecutor:
+    return LaunchingExecutor(LaunchingRunner(runner))
+
+
 def no_executor(runner: Runner) -> None:
     return None
 
 
 STOPS = tuple(TokenId(token) for token in range(0, 40, 8))
-EXECUTORS = {"early": EagerExecutor, "late": SyncExecutor, "in a thread": in_thread}
+EXECUTORS = {
+    "early": EagerExecutor,
+    "late": SyncExecutor,
+    "in a thread": in_thread,
+    "launched": launched,
+}
 
 
 class OverlappedPair(EnginePair):

@@ -29,6 +29,7 @@ from baton.engine.plan import Row
 from baton.engine.quantization import E4M3, MAX_E4M3, QuantizedCodes, quantize, to_e4m3
 from baton.engine.quantized_matrix import QuantizedMatrix
 from baton.engine.rope import RotaryTable
+from baton.engine.step_tokens import StepTokens
 
 if TYPE_CHECKING:
     from baton.engine.cuda.ops import TritonOps
@@ -365,7 +366,7 @@ def graphs_equal_eager(
         batch = pack_batch(rows, BLOCK_TOKENS, CPU)
         tokens = [row.token_ids[0] for row in rows]
         untouched = _without(pool.tensor.cpu(), batch.slots)
-        got = graphs.logits(tokens, batch)
+        got = graphs.logits(StepTokens(tokens), batch)
         assert got is not None
         wanted = torch.arange(len(rows), device=place.device)
         expected = eager.forward(torch.tensor(tokens, device=place.device), batch, wanted)
@@ -376,8 +377,10 @@ def graphs_equal_eager(
     graphs.warm_up(9)
     assert len(captured) == 5, "there must be another graph, for 16 rows"
     mixed = pack_batch(make_rows([(4, 1), (0, 5)]), BLOCK_TOKENS, CPU)
-    assert graphs.logits([1] * 6, mixed) is None
-    assert graphs.logits([1], pack_batch(make_rows([(512, 1)]), BLOCK_TOKENS, CPU)) is None
+    assert graphs.logits(StepTokens([1] * 6), mixed) is None
+    assert (
+        graphs.logits(StepTokens([1]), pack_batch(make_rows([(512, 1)]), BLOCK_TOKENS, CPU)) is None
+    )
 
 
 def decodes_keep_their_bits(place: DeviceUnderTest) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """Tests the code around the GPU kernels (buckets, static batches, graph replay), and all kernels in
 Triton's interpreter."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,10 +10,11 @@ from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.engine.attention.base import PackedBatch, pack_batch
 from baton.engine.cuda.buckets import BUCKETS, MAX_SPLITS_BYTES, bucket_for, context_limit
-from baton.engine.cuda.static_batch import NO_SLOT, StaticBatch
+from baton.engine.cuda.static_batch import NO_SLOT, TOKENS, StaticBatch
 from baton.engine.model import Model
-from baton.engine.plan import Plan, Row
+from baton.engine.plan import UNKNOWN_TOKEN, Plan, Row
 from baton.engine.runner import ModelRunner
+from baton.engine.step_tokens import StepTokens
 from tests.unit.cuda_cases import make_config, make_pool, make_rows, make_weights, torch_ops
 from tests.unit.interpreted import run_interpreted
 
@@ -55,7 +55,10 @@ def batch_of(*rows: Row) -> PackedBatch:
 
 def test_padding_rows_touch_no_block() -> None:
     static = StaticBatch(4, 64, 16, CPU)
-    static.fill([5, 6, 7], batch_of(row(0, 17, [3, 9]), row(1, 0, [1]), row(2, 50, [2, 4, 6, 8])))
+    static.fill(
+        StepTokens([5, 6, 7]),
+        batch_of(row(0, 17, [3, 9]), row(1, 0, [1]), row(2, 50, [2, 4, 6, 8])),
+    )
     batch = static.device_batch
     assert static.token_ids.tolist() == [5, 6, 7, 0]
     assert batch.positions.tolist() == [17, 0, 50, 0]
@@ -72,12 +75,28 @@ def test_padding_rows_touch_no_block() -> None:
 def test_smaller_batch_clears_rows_of_the_previous_one() -> None:
     static = StaticBatch(4, 64, 16, CPU)
     addresses = [static.token_ids.data_ptr(), static.device_batch.block_tables.data_ptr()]
-    static.fill([5, 6], batch_of(row(0, 17, [3, 9]), row(1, 0, [1])))
-    static.fill([8], batch_of(row(0, 2, [7])))
+    static.fill(StepTokens([5, 6]), batch_of(row(0, 17, [3, 9]), row(1, 0, [1])))
+    static.fill(StepTokens([8]), batch_of(row(0, 2, [7])))
     assert static.token_ids.tolist() == [8, 0, 0, 0]
     assert static.device_batch.slots.tolist() == [7 * 16 + 2, *[NO_SLOT] * 3]
     assert static.device_batch.context_lengths.tolist() == [3, 0, 0, 0]
     assert [static.token_ids.data_ptr(), static.device_batch.block_tables.data_ptr()] == addresses
+
+
+def test_tokens_of_the_previous_step_are_taken_from_the_device() -> None:
+    static = StaticBatch(4, 64, 16, CPU)
+    batch = batch_of(row(0, 17, [3, 9]), row(1, 0, [1]), row(2, 50, [2, 4, 6, 8]))
+    sampled = torch.tensor([70, 80], dtype=torch.int32)
+    static.fill(StepTokens([UNKNOWN_TOKEN, 6, UNKNOWN_TOKEN], sampled, [1, None, 0]), batch)
+    assert static.token_ids.tolist() == [80, 6, 70, 0]
+
+
+def test_the_copy_of_the_step_in_flight_is_not_overwritten() -> None:
+    static = StaticBatch(2, 64, 16, CPU)
+    static.fill(StepTokens([5, 6]), batch_of(row(0, 17, [3, 9]), row(1, 0, [1])))
+    in_flight = static._staged[0].rows
+    static.fill(StepTokens([8]), batch_of(row(0, 2, [7])))
+    assert in_flight[TOKENS].tolist() == [5, 6]
 
 
 def test_unfilled_static_batch_has_only_padding() -> None:
@@ -92,7 +111,7 @@ def test_batch_that_does_not_fit_is_rejected() -> None:
     assert not static.fits(batch_of(row(0, 32, [1, 2, 3])))
     assert not static.fits(batch_of(row(0, 1, [1]), row(1, 1, [2])))
     with pytest.raises(AssertionError):
-        static.fill([5, 5], batch_of(row(0, 0, [1], tokens=2)))
+        static.fill(StepTokens([5, 5]), batch_of(row(0, 0, [1], tokens=2)))
 
 
 class Replayed:
@@ -103,11 +122,11 @@ class Replayed:
         self.batch_sizes: list[int] = []
         self.warmed: list[int] = []
 
-    def logits(self, token_ids: Sequence[int], batch: PackedBatch) -> torch.Tensor | None:
+    def logits(self, tokens: StepTokens, batch: PackedBatch) -> torch.Tensor | None:
         self.batch_sizes.append(batch.num_rows)
         if batch.num_decodes < batch.num_rows:
             return None
-        return self._model.forward(torch.tensor(token_ids), batch, torch.arange(batch.num_rows))
+        return self._model.forward(tokens.to_device(CPU), batch, torch.arange(batch.num_rows))
 
     def warm_up(self, num_rows: int) -> None:
         self.warmed.append(num_rows)

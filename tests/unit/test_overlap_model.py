@@ -1,5 +1,5 @@
-"""Tests that async scheduling, which runs the model in a separate thread, does not change the
-model's outputs."""
+"""Tests that async scheduling does not change the model's outputs, whether the model runs in a
+separate thread or its steps are launched one after the other."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,8 @@ from baton.core.request import RequestOutput, RequestSpec, SamplingParams
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.executor import ThreadedExecutor
+from baton.engine.executor import PlanExecutor, ThreadedExecutor
+from baton.engine.launching_executor import LaunchingExecutor
 from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
 from tests.model_zoo import make_model
@@ -52,7 +53,10 @@ def requests(chance: np.random.Generator, vocab_size: int) -> list[RequestSpec]:
 
 
 def answers(
-    runner: ModelRunner, specs: list[RequestSpec], arrivals: list[int], *, overlaps: bool
+    runner: ModelRunner,
+    specs: list[RequestSpec],
+    arrivals: list[int],
+    executor: PlanExecutor | None,
 ) -> dict[RequestId, list[RequestOutput]]:
     config = EngineConfig(
         block_tokens=16, max_model_tokens=256, max_batched_tokens=48, max_sequences=10
@@ -64,7 +68,7 @@ def answers(
         kv_dtype=runner.kv_dtype,
         eos_token_ids=frozenset({TokenId(1)}),
         clock=SystemClock(),
-        executor=ThreadedExecutor(runner) if overlaps else None,
+        executor=executor,
     )
     outputs: dict[RequestId, list[RequestOutput]] = {spec.request_id: [] for spec in specs}
     for number in range(2000):
@@ -107,6 +111,7 @@ def test_async_scheduling_gives_the_same_tokens_and_logprobs(
     chance = np.random.default_rng(SEED)
     specs = requests(chance, runner.model_config.vocab_size)
     arrivals = chance.integers(0, 60, size=len(specs)).tolist()
-    found = answers(runner, specs, arrivals, overlaps=True)
-    assert found == answers(runner, specs, arrivals, overlaps=False)
+    found = answers(runner, specs, arrivals, None)
+    assert answers(runner, specs, arrivals, ThreadedExecutor(runner)) == found
+    assert answers(runner, specs, arrivals, LaunchingExecutor(runner)) == found
     assert all(each[-1].finish_reason is not None for each in found.values())

@@ -10,6 +10,7 @@ from baton.engine.attention.base import PackedBatch
 from baton.engine.cuda.launch import KernelLauncher, ceil_div, power_of_2
 from baton.engine.kv_pool import KvPool
 from baton.engine.quantization import E4M3
+from baton.engine.upload import upload, upload_integers
 
 LOG2_E = 1.4426950408889634
 SPLIT_TOKENS = 256
@@ -134,9 +135,9 @@ class TritonAttention:
         return DeviceBatch(
             decodes,
             max(batch.context_lengths[:decodes], default=0),
-            batch.positions.to(self._pool.device),
-            batch.slots.to(self._pool.device),
-            batch.block_tables.to(self._pool.device, torch.int32),
+            upload(batch.positions, self._pool.device),
+            upload(batch.slots, self._pool.device),
+            upload(batch.block_tables.to(torch.int32), self._pool.device),
             self._integers(batch.context_lengths),
             self._chunks(batch) if decodes < batch.num_rows else None,
         )
@@ -148,7 +149,7 @@ class TritonAttention:
         return PrefillChunks(spans, self._integers(offsets), self._integers(starts))
 
     def _integers(self, values: tuple[int, ...]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=self._pool.device)
+        return upload_integers(values, self._pool.device, torch.int32)
 
     def _write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         pool, scale = self._pool, self._kv_scales[layer]
@@ -244,7 +245,7 @@ class TritonAttention:
         ]
         tiles.sort(reverse=True)
         rows_and_firsts = [(row, first) for _, row, first in tiles]
-        return torch.tensor(rows_and_firsts, dtype=torch.int32, device=self._pool.device)
+        return upload(torch.tensor(rows_and_firsts, dtype=torch.int32), self._pool.device)
 
     def _num_programs(self, rows: int, splits: int) -> int:
         """Return how many programs share the splits of one row and KV head: enough to keep the

@@ -1,6 +1,6 @@
 """Decode steps as CUDA graphs: one launch per step instead of hundreds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +13,7 @@ from baton.engine.cuda.ops import TritonOps
 from baton.engine.cuda.static_batch import StaticBatch
 from baton.engine.kv_pool import KvPool
 from baton.engine.model import Model
+from baton.engine.step_tokens import StepTokens
 
 WARM_UPS = 2
 """Number of runs before a capture. The first run compiles kernels and allocates persistent memory,
@@ -50,17 +51,17 @@ class DecodeCudaGraphs:
         self._captured: dict[int, tuple[StaticBatch, Graph]] = {}
         self._logits = torch.empty((BUCKETS[-1], config.vocab_size), device=self._device)
 
-    def logits(self, token_ids: Sequence[int], batch: PackedBatch) -> torch.Tensor | None:
+    def logits(self, tokens: StepTokens, batch: PackedBatch) -> torch.Tensor | None:
         """Implement :meth:`baton.engine.model.StepGraphs.logits`. Return None if the batch is not
         decode-only, is too large, or has contexts that are too long. The device must have finished
-        the work of the previous call."""
+        the work of the call before the previous one."""
         rows = bucket_for(batch.num_rows)
         if rows is None or batch.num_decodes < batch.num_rows:
             return None
         if max(batch.context_lengths) > self._context_limit(rows):
             return None
         static, graph = self._get_or_capture(rows)
-        static.fill(token_ids, batch)
+        static.fill(tokens, batch)
         graph.replay()
         return self._logits[: batch.num_rows]
 

@@ -1,15 +1,19 @@
 """A decode batch at fixed addresses, for a CUDA graph to read."""
 
-from collections.abc import Sequence
-
 import torch
 
 from baton.engine.attention.base import PackedBatch
 from baton.engine.attention.triton_cuda import DeviceBatch
+from baton.engine.executor import MAX_INFLIGHT_PLANS
+from baton.engine.step_tokens import StepTokens
 
 TOKENS, POSITIONS, SLOTS, CONTEXTS = range(4)
 NO_SLOT = -1
 """The slot of a padding row: its KV is not written."""
+
+NUM_STAGED = MAX_INFLIGHT_PLANS
+"""Number of the host's copies, which are filled in turn: the copy of one step may still be on its
+way to the device while the next step's is filled in."""
 
 
 class StaticBatch:
@@ -24,8 +28,9 @@ class StaticBatch:
     ) -> None:
         self.rows, self.max_context = rows, max_context
         max_blocks = -(-max_context // block_tokens)
-        self._host_rows, self._rows = _host_and_device(4, rows, device)
-        self._host_tables, self._tables = _host_and_device(rows, max_blocks, device)
+        self._rows = torch.zeros((4, rows), dtype=torch.int32, device=device)
+        self._tables = torch.zeros((rows, max_blocks), dtype=torch.int32, device=device)
+        self._staged = [_HostCopy(rows, max_blocks, device) for _ in range(NUM_STAGED)]
         self.token_ids = self._rows[TOKENS]
         self.device_batch = DeviceBatch(
             rows,
@@ -39,38 +44,45 @@ class StaticBatch:
 
     def clear(self) -> None:
         """Turn all rows into padding."""
-        self._clear_rows_from(0)
-        self._rows.copy_(self._host_rows)
+        staged = self._staged[0]
+        staged.clear_rows_from(0)
+        self._rows.copy_(staged.rows)
 
     def fits(self, batch: PackedBatch) -> bool:
         return batch.num_rows <= self.rows and max(batch.context_lengths) <= self.max_context
 
-    def fill(self, token_ids: Sequence[int], batch: PackedBatch) -> None:
-        """Copy ``batch`` (decodes only, on the host) into the static batch. The copies are
-        asynchronous: the device must have finished them before the next call."""
+    def fill(self, tokens: StepTokens, batch: PackedBatch) -> None:
+        """Copy ``batch`` (decodes only, on the host) and its tokens into the static batch. The
+        copies are asynchronous, in the order of the current stream: the device must have finished
+        those of the call before the previous one."""
         rows = batch.num_rows
-        assert batch.num_decodes == rows == len(token_ids) and self.fits(batch)
-        lines = self._host_rows
-        lines[TOKENS, :rows] = torch.tensor(token_ids, dtype=torch.int32)
+        assert batch.num_decodes == rows == len(tokens.on_host) and self.fits(batch)
+        self._staged.reverse()
+        staged = self._staged[0]
+        lines = staged.rows
+        lines[TOKENS, :rows] = torch.tensor(tokens.on_host, dtype=torch.int32)
         lines[POSITIONS, :rows] = batch.positions
         lines[SLOTS, :rows] = batch.slots
         lines[CONTEXTS, :rows] = torch.tensor(batch.context_lengths, dtype=torch.int32)
-        self._clear_rows_from(rows)
+        staged.clear_rows_from(rows)
         used = batch.block_tables.shape[1]
-        self._host_tables[:rows, :used] = batch.block_tables
+        staged.tables[:rows, :used] = batch.block_tables
         self._rows.copy_(lines, non_blocking=True)
-        self._tables[:rows].copy_(self._host_tables[:rows], non_blocking=True)
+        self._tables[:rows].copy_(staged.tables[:rows], non_blocking=True)
+        if tokens.previous is not None:
+            self.token_ids[:rows] = tokens.to_device(self.token_ids.device)
 
-    def _clear_rows_from(self, rows: int) -> None:
+
+class _HostCopy:
+    """The host's copy of a static batch, in pinned memory, so that copies to a GPU are
+    asynchronous."""
+
+    def __init__(self, rows: int, max_blocks: int, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self.rows = torch.zeros((4, rows), dtype=torch.int32, pin_memory=pinned)
+        self.tables = torch.zeros((rows, max_blocks), dtype=torch.int32, pin_memory=pinned)
+
+    def clear_rows_from(self, rows: int) -> None:
         """Turn the rows with index ``rows`` or higher into padding."""
-        self._host_rows[:, rows:] = 0
-        self._host_rows[SLOTS, rows:] = NO_SLOT
-
-
-def _host_and_device(
-    lines: int, columns: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two integer tensors, one on the host (pinned, for asynchronous copies) and one on the
-    device."""
-    on_host = torch.zeros((lines, columns), dtype=torch.int32, pin_memory=device.type == "cuda")
-    return on_host, on_host.to(device, copy=True)
+        self.rows[:, rows:] = 0
+        self.rows[SLOTS, rows:] = NO_SLOT

@@ -73,7 +73,7 @@ class RowTable:
         return cls(entries[order], int(is_filtered.sum()), int(is_random.sum()))
 
 
-def upload(tables: Sequence[RowTable], device: torch.device) -> Sequence[torch.Tensor]:
+def upload_tables(tables: Sequence[RowTable], device: torch.device) -> Sequence[torch.Tensor]:
     """Return the entries of each table on ``device``, after one asynchronous copy."""
     sizes = [len(table.entries) for table in tables]
     shape = (sum(sizes), kernels.NUM_COLUMNS)
