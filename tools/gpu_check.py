@@ -24,6 +24,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,8 @@ import torch
 from tests.unit import cuda_cases
 from tools import gpu_correctness, gpu_fp8, gpu_speed
 from tools.gpu_cluster import cluster
-from tools.gpu_determinism import determinism
+from tools.gpu_cluster_speed import cluster_speed
+from tools.gpu_determinism import KINDS, determinism
 from tools.gpu_timing import GpuTableRow, rows_or_error
 from tools.gpu_transport import transfers
 
@@ -69,7 +72,7 @@ def parts_of(rounds: int) -> Parts:
         "demo model": check(gpu_correctness.demo_tokens_are_equal),
         "demo model in FP8": check(gpu_correctness.tokens_in_fp8_are_equal),
         "architectures": check(gpu_correctness.architectures_are_right),
-        "determinism": check(determinism),
+        **{f"determinism, {name}": check(partial(determinism, name), 240) for name in KINDS},
         "cluster": check(cluster, 180),
         "ceilings": GpuCheckPart(gpu_speed.ceilings, 30),
         "kv transfer": GpuCheckPart(lambda: transfers("cuda_ipc"), 60),
@@ -80,9 +83,20 @@ def parts_of(rounds: int) -> Parts:
         "speed of layer kernels": GpuCheckPart(lambda: gpu_speed.layer_kernels(rounds), 60),
         "speed of fixed products": GpuCheckPart(lambda: gpu_speed.products(rounds), 60),
         "speed of sampling": GpuCheckPart(lambda: gpu_speed.sampling(rounds), 60),
+        "speed of an engine": GpuCheckPart(partial(_engine_steps, rounds), 120),
         "speed of FP8 weights": GpuCheckPart(lambda: gpu_fp8.weights(rounds), 150),
         "speed of FP8 KV": GpuCheckPart(lambda: gpu_fp8.kv(rounds), 150),
+        "speed of a cluster": GpuCheckPart(cluster_speed, 300),
     }
+
+
+def _engine_steps(rounds: int) -> Iterator[GpuTableRow]:
+    if find_spec("structlog") is None:
+        yield GpuTableRow("speed of an engine", "not run: structlog is not installed")
+        return
+    from tools.gpu_engine import engine_steps
+
+    yield from engine_steps(rounds)
 
 
 @dataclass
