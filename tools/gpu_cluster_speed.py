@@ -29,7 +29,7 @@ from tools.gpu_timing import GpuTableRow
 from tools.local_cluster import LocalCluster, local_cluster
 
 SEED = 20261126
-ROUNDS = 7
+ROUNDS = 5
 SHARD_LAYERS = 9
 START_SECONDS = 170.0
 
@@ -46,7 +46,7 @@ class ClusterLoad:
     rates: Sequence[float]
     input_tokens: int = 1024
     output_tokens: int = 128
-    seconds: float = 12.0
+    seconds: float = 10.0
     ttft_slo_seconds: float = 0.5
     latency_slo_seconds: float = 0.03
 
@@ -57,7 +57,7 @@ GPU_LOAD = ClusterLoad(
         "max_model_tokens": 40_000,
     },
     prompts=(512, 4096, 32_000),
-    rates=(4, 8, 12),
+    rates=(12, 16),
 )  # fmt: skip
 SMALL_LOAD = ClusterLoad({}, prompts=(60, 300), rates=(2,), input_tokens=100, seconds=5)
 

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, cast
 
@@ -49,6 +49,7 @@ SPARE_BYTES = 6 * 2**30
 LAYER_TOKENS = 8192
 PREFILL_TOKENS = (512, 2048, 4096, 32_768)
 BATCHES = (1, 8, 64, 256)
+STEPS_AHEAD = 8
 CONTEXTS = (1024, 8192)
 
 QWEN3_8B = ModelConfig(
@@ -295,6 +296,22 @@ def step_seconds(runner: ModelRunner, rows: tuple[Row, ...], rounds: int) -> flo
     return seconds_of(partial(runner.compute, prepared, no_op), rounds)
 
 
+def seconds_ahead(runner: ModelRunner, rows: tuple[Row, ...], rounds: int) -> float:
+    """Return the median time of a step if ``STEPS_AHEAD`` of them are launched one after the other,
+    each of which takes its tokens from the step before."""
+    first = runner.prepare(Plan(0, rows))
+    following = runner.prepare(
+        Plan(0, tuple(replace(row, previous_row_index=n) for n, row in enumerate(rows)))
+    )
+
+    def launch_all() -> None:
+        step = runner.launch(first)
+        for _ in range(STEPS_AHEAD - 1):
+            step = runner.launch(following, step)
+
+    return seconds_of(launch_all, rounds) / STEPS_AHEAD
+
+
 def host_seconds(runner: ModelRunner, rows: tuple[Row, ...], rounds: int) -> str:
     """Return, as text, the median time on the host to prepare a step, which happens while the
     device computes the step before, and the time until all of its kernels are launched."""
@@ -330,15 +347,20 @@ def decode_grid(
 def decode_steps(
     loaded: Loaded, rows: tuple[Row, ...], rounds: int, name: str
 ) -> Iterator[GpuTableRow]:
-    """Measure a decode step twice: replayed from a CUDA graph, and with its kernels launched one by
-    one. The bandwidth is computed as if the step read the weights and the KV exactly once."""
+    """Measure a decode step in three ways: replayed from a CUDA graph, one of several such steps
+    that are launched ahead of the GPU, as an engine does, and with its kernels launched one by one.
+    The bandwidth is computed as if the step read the weights and the KV exactly once."""
     runner, batch = loaded.runner, len(rows)
     token_bytes = runner.pool.block_bytes // runner.block_tokens
     size = loaded.weight_bytes + batch * rows[0].context_tokens * token_bytes
     graphs = runner._graphs
-    for mode, held in (("graph", graphs), ("no graph", None)):
+    for mode, held in (("graph", graphs), ("graphs ahead", graphs), ("no graph", None)):
         runner._graphs = held
-        seconds = step_seconds(runner, rows, rounds)
+        seconds = (
+            seconds_ahead(runner, rows, rounds)
+            if mode == "graphs ahead"
+            else step_seconds(runner, rows, rounds)
+        )
         host = host_seconds(runner, rows, rounds)
         result = f"{batch / seconds:,.0f} tokens/s, {size / seconds / 1e9:.0f} GB/s, {host}"
         ratio = size / seconds / copy_rate()

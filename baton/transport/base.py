@@ -68,19 +68,26 @@ class TransferState(StrEnum):
     RELEASED = "released"
 
 
+GROUP_BYTES = 4 * 1024 * 1024
+"""See :class:`Capabilities`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """The capabilities of a backend. ``local_only``: whether both sides must be on one host.
     ``devices``: the kinds of memory that the backend can read and write. ``copies_in_post``:
     whether ``post`` may take as long as copying the bytes, so that an event loop must call it in a
     thread. ``waits_in_post``: whether ``post`` may also wait for another ``post`` to end, so that
-    even small transfers need a thread.
+    even small transfers need a thread. ``group_bytes``: how many bytes are read at once before they
+    are verified. Small groups let one be verified, and from the processor's cache, while the next
+    is read; but each costs a switch of threads and, on a GPU, the start of a copy and a kernel.
     """
 
     local_only: bool
     devices: frozenset[str]
     copies_in_post: bool
     waits_in_post: bool = False
+    group_bytes: int = GROUP_BYTES
 
 
 class Peer(Protocol):

@@ -36,6 +36,10 @@ HANDLE_BYTES, UUID_BYTES = 64, 16
 _METADATA = struct.Struct(f"<{HANDLE_BYTES}sQQ{UUID_BYTES}s")
 """The allocation's handle, its size, the region's offset in it, and the GPU's UUID."""
 
+GROUP_BYTES = 256 * 1024 * 1024
+"""Bytes that are read before they are verified, half a millisecond's copy on an H100. Starting the
+copy and the verification of a group takes about as long."""
+
 _ENABLE_PEER_ACCESS = 1
 """Flag: if the memory is on another GPU than the reader's, let the reader's access it."""
 
@@ -63,7 +67,12 @@ class CudaIpcTransport(CopyTransport):
         self._exported: Endpoint | None = None
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(local_only=True, devices=frozenset({"cuda"}), copies_in_post=True)
+        return Capabilities(
+            local_only=True,
+            devices=frozenset({"cuda"}),
+            copies_in_post=True,
+            group_bytes=GROUP_BYTES,
+        )
 
     def register(self, region: Region) -> None:
         """Export the allocation that contains ``region``. Raises Unavailable if the driver can't,

@@ -21,7 +21,6 @@ unsafe local blocks."""
 INLINE_BYTES = 1024 * 1024
 """Copying or checksumming less than this is cheaper than switching to a thread and back."""
 
-GROUP_BYTES = 4 * 1024 * 1024
 MAX_CONCURRENT_GROUPS = 2
 """Groups in progress at a time: one is verified while the next one is read, and two cores copy
 faster than one."""
@@ -106,7 +105,7 @@ async def read_and_verify(
     unfinished transfers instead.
     """
     began = clock.monotonic()
-    waiting = deque(_groups(ranges))
+    waiting = deque(_groups(ranges, transport.capabilities().group_bytes))
     good = [False] * len(ranges)
     failures: list[TransferFailed] = []
     invalid: list[Invalid] = []
@@ -159,13 +158,13 @@ def _combined(failures: Sequence[TransferFailed]) -> TransferFailed:
     return TransferFailed(str(failures[0]), unfinished)
 
 
-def _groups(spans: Sequence[TransferRange]) -> list[tuple[int, int]]:
-    """Divide the blocks into groups of at most GROUP_BYTES each, or of a single block that is
+def _groups(spans: Sequence[TransferRange], group_bytes: int) -> list[tuple[int, int]]:
+    """Divide the blocks into groups of at most ``group_bytes`` each, or of a single block that is
     larger. Return the groups as half-open ranges of indexes."""
     groups: list[tuple[int, int]] = []
     first, size = 0, 0
     for index, span in enumerate(spans):
-        if size and size + span.size_bytes > GROUP_BYTES:
+        if size and size + span.size_bytes > group_bytes:
             groups.append((first, index))
             first, size = index, 0
         size += span.size_bytes

@@ -7,9 +7,9 @@ import pytest
 
 from baton.core.kv_transfer import Endpoint
 from baton.errors import Invalid
-from baton.transport.base import Region, TransferRange, TransferState
+from baton.transport.base import GROUP_BYTES, Region, TransferRange, TransferState
 from baton.transport.memory import MemoryFabric, MemoryTransport
-from baton.transport.reads import GROUP_BYTES, TransferFailed, read_and_verify, read_ranges
+from baton.transport.reads import TransferFailed, read_and_verify, read_ranges
 from tests.sim.virtual_time import LoopClock, simulate
 
 CLOCK = LoopClock()
