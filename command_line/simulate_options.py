@@ -118,6 +118,13 @@ class ScenarioOptions:
 
     prefill: Annotated[int, typer.Option(help="Prefill workers.")] = 2
     decode: Annotated[int, typer.Option(help="Decode workers.")] = 2
+    mixed: Annotated[
+        int,
+        typer.Option(
+            help="Workers that compute prompts and answers in the same steps, instead of --prefill "
+            "and --decode."
+        ),
+    ] = 0
     policy: Annotated[
         str, typer.Option(help="Placement policies, separated by commas; or all.")
     ] = "baton"
@@ -165,7 +172,7 @@ def simulate(
 
     traffic = load.traffic(rate, rate_factor)
     hardware = machines.hardware(cluster.report_seconds, cluster.conductors)
-    config = hardware.config(cluster.prefill, cluster.decode)
+    config = hardware.config(cluster.prefill, cluster.decode, cluster.mixed)
     faults = parse_faults(cluster.kill or [], cluster.slow or [], config)
     scenario = Scenario(config=config, faults=faults, as_deployed=cluster.as_deployed)
     policies = parse_policies(cluster.policy)

@@ -15,10 +15,9 @@ from conductor.policy.snapshot import PolicyQuery, Snapshot
 from simulator.autoscaling import SimulatedAutoscaler
 from simulator.cluster_config import ClusterConfig
 from simulator.conductors import SimulatedConductors
-from simulator.decode import SimulatedDecodeWorker
 from simulator.event_queue import EventQueue
 from simulator.faults import Faults, WorkerCrash
-from simulator.fleet import SimulatedFleet, WorkerCallbacks
+from simulator.fleet import AnsweringWorker, SimulatedFleet, WorkerCallbacks
 from simulator.kv_traffic import KvTraffic
 from simulator.prefill import SimulatedPrefillWorker
 from simulator.request import SimulatedRequest
@@ -52,6 +51,7 @@ class SimulatedCluster:
             on_prefilled=self._on_prefilled,
             on_room=self._on_room,
             on_answered=self._on_answered,
+            on_prefilled_in_batch=self._on_prefilled_in_batch,
         )
         block = trace.block_tokens
         self._fleet = fleet = SimulatedFleet(config, block, self._events, callbacks)
@@ -71,7 +71,7 @@ class SimulatedCluster:
         return self._fleet.prefills
 
     @property
-    def decodes(self) -> Sequence[SimulatedDecodeWorker]:
+    def decodes(self) -> Sequence[AnsweringWorker]:
         return self._fleet.decodes
 
     def run(
@@ -133,7 +133,8 @@ class SimulatedCluster:
             self._conductors.report_workers()
         conductor, answers = self._conductors.for_request(job.number), self._conductors.answers
         conductor.load_tracker.advance(self._events.now_seconds, answers.mean)
-        if not (conductor.load_tracker.prefills and conductor.load_tracker.decodes):
+        has_prefill = conductor.load_tracker.prefills or self.config.num_mixed
+        if not (has_prefill and conductor.load_tracker.decodes):
             self._handle_empty_pool(job)
             return
         arrival = job.arrival
@@ -211,6 +212,12 @@ class SimulatedCluster:
         if job.has_room:
             self._transfer_kv(job, min(job.num_prompt_tokens, self.config.step_tokens))
 
+    def _on_prefilled_in_batch(self, job: SimulatedRequest) -> None:
+        assert job.decode is not None
+        if job.first_token_at_seconds < 0:
+            job.first_token_at_seconds = self._events.now_seconds
+        self._fleet.caches.cache_computed(job.decode, job.keys)
+
     def _on_room(self, job: SimulatedRequest) -> None:
         """Continue a request for which the decode worker has reserved memory.
 
@@ -225,7 +232,7 @@ class SimulatedCluster:
         if job.prefill is None:
             assert job.decode is not None
             self._fleet.caches.cache_computed(job.decode, job.keys)
-            self._fleet.decode_by_id[job.decode].join(job)
+            self._fleet.decode_worker(job.decode).join(job)
         elif job.num_remaining == 0:
             self._transfer_kv(job, job.num_prompt_tokens)
 
@@ -241,7 +248,7 @@ class SimulatedCluster:
         assert job.decode is not None
         if job.prefill is not None:
             self._fleet.prefill_by_id[job.prefill].release(job)
-        decode = self._fleet.decode_by_id[job.decode]
+        decode = self._fleet.decode_worker(job.decode)
         if job.is_answer_complete:
             decode.finish_received(job)
         else:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from baton.core.cost import DecodeCost, PrefillCost
 from conductor.policy.snapshot import LinkSpeed
 from simulator.autoscaling import SimulatedAutoscalingConfig
+from simulator.step_cost import StepCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,11 @@ class ClusterConfig:
     ``allow_local_prefill`` is true, decode workers may prefill prompts themselves. The requests are
     distributed round-robin over ``num_conductors``; each conductor knows of the others' requests
     only from the workers' reports. If ``autoscaling`` is given, both pools start at the configured
-    sizes and follow the load."""
+    sizes and follow the load.
+
+    ``num_mixed`` workers compute prompts and answers in the same steps, of at most ``mixed_tokens``
+    tokens; a cluster has either such workers or the two pools. ``device_block_tokens`` is the size
+    of their blocks of KV. If ``step_cost`` is None, it follows from the other costs."""
 
     num_prefill: int
     num_decode: int
@@ -37,3 +42,7 @@ class ClusterConfig:
     num_hosts: int = 0
     allow_local_prefill: bool = True
     autoscaling: SimulatedAutoscalingConfig | None = None
+    num_mixed: int = 0
+    mixed_tokens: int = 2048
+    device_block_tokens: int = 16
+    step_cost: StepCost | None = None

@@ -11,8 +11,12 @@ from simulator.caches import SimulatedCaches, SimulatedNetwork
 from simulator.cluster_config import ClusterConfig
 from simulator.decode import SimulatedDecodeWorker
 from simulator.event_queue import EventQueue
+from simulator.mixed import MixedWorkerLimits, SimulatedMixedWorker
 from simulator.prefill import SimulatedPrefillWorker
 from simulator.request import SimulatedRequest
+from simulator.step_cost import StepCost
+
+AnsweringWorker = SimulatedDecodeWorker | SimulatedMixedWorker
 
 RequestCallback = Callable[[SimulatedRequest], None]
 
@@ -22,12 +26,13 @@ class WorkerCallbacks:
     """The functions that workers call. A prefill worker calls ``on_last_chunk`` when it starts a
     prompt's last chunk, and ``on_prefilled`` when the prompt has been computed. A decode worker
     calls ``on_room`` when it has reserved memory for a request, and ``on_answered`` when the answer
-    is complete."""
+    is complete. A mixed worker calls ``on_prefilled_in_batch`` and ``on_answered``."""
 
     on_last_chunk: RequestCallback
     on_prefilled: RequestCallback
     on_room: RequestCallback
     on_answered: RequestCallback
+    on_prefilled_in_batch: RequestCallback
 
 
 class SimulatedFleet:
@@ -47,7 +52,10 @@ class SimulatedFleet:
         self.crashed: dict[WorkerId, float] = {}
         self.retired: set[WorkerId] = set()
         self.prefills = [self._new_prefill_worker(i) for i in range(config.num_prefill)]
-        self.decodes = [self._new_decode_worker(i) for i in range(config.num_decode)]
+        self.decodes: list[AnsweringWorker] = [
+            self._new_decode_worker(i) for i in range(config.num_decode)
+        ]
+        self.decodes += [self._new_mixed_worker(i) for i in range(config.num_mixed)]
         self.prefill_by_id = {worker.id: worker for worker in self.prefills}
         self.decode_by_id = {worker.id: worker for worker in self.decodes}
         self._num_hosts = config.num_hosts or len(self.ids)
@@ -61,8 +69,14 @@ class SimulatedFleet:
     def ids(self) -> list[WorkerId]:
         return [*self.prefill_by_id, *self.decode_by_id]
 
-    def worker(self, worker: WorkerId) -> SimulatedPrefillWorker | SimulatedDecodeWorker:
+    def worker(self, worker: WorkerId) -> SimulatedPrefillWorker | AnsweringWorker:
         return self.prefill_by_id.get(worker) or self.decode_by_id[worker]
+
+    def decode_worker(self, worker: WorkerId) -> SimulatedDecodeWorker:
+        """Return a worker of the decode pool."""
+        found = self.decode_by_id[worker]
+        assert isinstance(found, SimulatedDecodeWorker)
+        return found
 
     def is_prefill(self, worker: WorkerId) -> bool:
         return worker in self.prefill_by_id
@@ -71,7 +85,7 @@ class SimulatedFleet:
         """Add a worker, on its own host unless ``num_hosts`` is configured."""
         number = len(self.host_of)
         host = f"h{number % self._num_hosts}" if self._config.num_hosts else f"h{number}"
-        worker: SimulatedPrefillWorker | SimulatedDecodeWorker
+        worker: SimulatedPrefillWorker | AnsweringWorker
         if role is Role.PREFILL:
             worker = self._new_prefill_worker(len(self.prefills))
             self.prefills.append(worker)
@@ -128,5 +142,22 @@ class SimulatedFleet:
             capacity_tokens=self._config.device_tokens,
             max_batch=self._config.max_batch,
             on_room=self._callbacks.on_room,
+            on_done=self._callbacks.on_answered,
+        )
+
+    def _new_mixed_worker(self, number: int) -> SimulatedMixedWorker:
+        config = self._config
+        block = config.device_block_tokens
+        return SimulatedMixedWorker(
+            WorkerId(f"m{number}"),
+            self._events,
+            config.step_cost or StepCost.from_measured(config.prefill_cost, config.decode_cost),
+            MixedWorkerLimits(
+                block_tokens=block,
+                capacity_blocks=max(config.device_tokens // block, 1),
+                step_tokens=config.mixed_tokens,
+                max_requests=config.max_batch,
+            ),
+            on_prefilled=self._callbacks.on_prefilled_in_batch,
             on_done=self._callbacks.on_answered,
         )

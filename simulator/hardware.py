@@ -14,14 +14,22 @@ class Gpu:
     (datasheets print twice that, with sparsity). ``memory_bytes`` takes a datasheet's "GB" as GiB,
     which is what vendors mean; drivers report one or two percent less, since the GPU reserves some
     memory. ``dollars_per_hour`` is an assumption: a typical on-demand price per GPU at hourly
-    clouds in 2025."""
+    clouds in 2025. ``matrix_efficiency`` is the assumed share of the peak that a prompt's matrix
+    products reach, and ``memory_efficiency`` that of the bandwidth at which weights and KV are
+    read. Both are higher on GeForce cards: with sums in FP32 their matrix units run at half of
+    their speed, so that the rest of the chip keeps up, and GDDR is closer to its peak than HBM."""
 
     name: str
     flops_per_second: float
     bytes_per_second: float
     memory_bytes: int
     dollars_per_hour: float
+    matrix_efficiency: float = 0.5
+    memory_efficiency: float = 0.7
 
+
+GEFORCE = (0.85, 0.9)
+"""Matrix and memory efficiency."""
 
 # Sources of all values except the prices, in this order: compute; memory.
 _GPUS = (
@@ -40,10 +48,10 @@ _GPUS = (
     Gpu("MI300X", 1307.4 * TERA, 5.3 * TERA, 192 * GIB, 2.49),
     # NVIDIA Ada GPU architecture whitepaper, GeForce RTX 4090: 165.2 TFLOPS dense; 1,008 GB/s,
     # 24 GB.
-    Gpu("RTX4090", 165.2 * TERA, 1.008 * TERA, 24 * GIB, 0.69),
+    Gpu("RTX4090", 165.2 * TERA, 1.008 * TERA, 24 * GIB, 0.69, *GEFORCE),
     # NVIDIA RTX Blackwell GPU architecture whitepaper, GeForce RTX 5090: 209.5 TFLOPS dense;
     # 1,792 GB/s, 32 GB.
-    Gpu("RTX5090", 209.5 * TERA, 1.792 * TERA, 32 * GIB, 0.89),
+    Gpu("RTX5090", 209.5 * TERA, 1.792 * TERA, 32 * GIB, 0.89, *GEFORCE),
 )
 
 GPUS = {gpu.name: gpu for gpu in _GPUS}

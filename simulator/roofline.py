@@ -18,10 +18,15 @@ from baton.errors import Invalid
 from baton.json_fields import JsonFields, parse_fields
 from simulator.hardware import GIB, Gpu
 from simulator.model_shapes import ModelShape
+from simulator.step_cost import StepCost
 
 RESERVED_MEMORY_SHARE = 0.1
 """Share of the memory that is available for neither weights nor KV, but for activations, buffers
 and the runtime."""
+
+STEP_OVERHEAD_SECONDS = 0.5e-3
+"""Time of a step that neither products nor attention take: sampling, small kernels, and what the
+host does not hide. Baton's steps on an H100 and vLLM's on an RTX 4090 have about as much."""
 
 MAX_COUNT = 1 << 50
 """Maximum of any count in a table."""
@@ -35,30 +40,38 @@ class WorkerCosts:
     decode: DecodeCost
     kv_bytes_per_token: int
     kv_capacity_tokens: int
+    step: StepCost
 
 
 def roofline(
     gpu: Gpu,
     shape: ModelShape,
     num_gpus: int = 1,
-    prefill_efficiency: float = 0.5,
-    decode_efficiency: float = 0.7,
+    prefill_efficiency: float | None = None,
+    decode_efficiency: float | None = None,
 ) -> WorkerCosts:
     """Compute the costs of a worker of ``num_gpus`` GPUs that share work and memory evenly;
     communication between them is assumed to take no time. ``prefill_efficiency`` is the share of
     peak FLOPS that matrix products reach, ``decode_efficiency`` the share of memory bandwidth that
-    reads reach.
+    reads reach; if None, they are the GPU's.
 
     FP8 weights are assumed to compute at the speed of BF16. Raises Invalid for a model that does
     not fit, and for arguments out of range."""
+    if prefill_efficiency is None:
+        prefill_efficiency = gpu.matrix_efficiency
+    if decode_efficiency is None:
+        decode_efficiency = gpu.memory_efficiency
     _check(num_gpus, prefill_efficiency, decode_efficiency)
     flops = gpu.flops_per_second * num_gpus * prefill_efficiency
     bandwidth = gpu.bytes_per_second * num_gpus * decode_efficiency
+    prefill = _prefill_cost(shape, flops, bandwidth)
+    decode = _decode_cost(shape, flops, bandwidth)
     return WorkerCosts(
-        _prefill_cost(shape, flops, bandwidth),
-        _decode_cost(shape, flops, bandwidth),
+        prefill,
+        decode,
         shape.kv_bytes_per_token,
         _kv_capacity_tokens(gpu, shape, num_gpus),
+        _step_cost(prefill, decode),
     )
 
 
@@ -101,6 +114,21 @@ def _decode_cost(shape: ModelShape, flops: float, bandwidth: float) -> DecodeCos
     )
 
 
+def _step_cost(prefill: PrefillCost, decode: DecodeCost) -> StepCost:
+    """Return the cost of a step with prompts and answers. Its weights are read once, whatever it
+    computes, and while it computes."""
+    return StepCost(
+        overhead_seconds=STEP_OVERHEAD_SECONDS,
+        weights_seconds=decode.fixed_seconds,
+        per_token_seconds=prefill.per_token_seconds,
+        per_pair_seconds=prefill.per_pair_seconds,
+        per_context_token_seconds=decode.per_context_token_seconds,
+        expert_seconds=decode.expert_seconds,
+        num_experts=decode.num_experts,
+        experts_per_token=decode.experts_per_token,
+    )
+
+
 def _read_bytes(shape: ModelShape, num_parameters: int) -> float:
     return num_parameters * shape.bytes_per_weight
 
@@ -133,7 +161,8 @@ def costs_from_table(path: Path) -> WorkerCosts:
     capacity = table.integer("kv_capacity_tokens", 1, MAX_COUNT)
     prefill = PrefillCost(*_fit(table, "prefill", "new_tokens and cached_tokens", _prefill_terms))
     decode = DecodeCost(*_fit(table, "decode", "batch and context_tokens", _decode_terms))
-    return WorkerCosts(prefill, decode, kv_bytes, capacity)
+    step = StepCost.from_measured(prefill, decode)
+    return WorkerCosts(prefill, decode, kv_bytes, capacity, step)
 
 
 _Terms = tuple[float, float, float]

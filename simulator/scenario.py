@@ -134,11 +134,16 @@ class SimulatedHardware:
     ttft_slo: float
     tbt_slo: float
 
-    def config(self, num_prefill: int, num_decode: int) -> ClusterConfig:
-        """Build the cluster's configuration. Raises Invalid for any invalid value."""
+    def config(self, num_prefill: int, num_decode: int, num_mixed: int = 0) -> ClusterConfig:
+        """Build the configuration of a cluster with the two pools, or with ``num_mixed`` workers
+        that do both. Raises Invalid for any invalid value."""
         self._check()
-        check_at_most("--prefill", num_prefill, MAX_WORKERS_PER_POOL)
-        check_at_most("--decode", num_decode, MAX_WORKERS_PER_POOL)
+        if num_mixed != 0:
+            check_at_most("--mixed", num_mixed, MAX_WORKERS_PER_POOL)
+            num_prefill = num_decode = 0
+        else:
+            check_at_most("--prefill", num_prefill, MAX_WORKERS_PER_POOL)
+            check_at_most("--decode", num_decode, MAX_WORKERS_PER_POOL)
         costs = self._costs
         memory = STORE_BYTES_PER_GPU * self.gpus_per_worker
         device, node = self.device_tokens, self.node_tokens
@@ -157,6 +162,8 @@ class SimulatedHardware:
             report_seconds=self.report_seconds,
             num_conductors=self.conductors,
             num_hosts=self.hosts,
+            num_mixed=num_mixed,
+            step_cost=costs.step,
         )
 
     def _check(self) -> None:
@@ -231,8 +238,8 @@ def parse_faults(kills: Sequence[str], slows: Sequence[str], config: ClusterConf
 
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
-_CRASH = re.compile(rf"([pd]\d+)@{_NUMBER}:{_NUMBER}")
-_SLOW = re.compile(rf"([pd]\d+)x{_NUMBER}")
+_CRASH = re.compile(rf"([pdm]\d+)@{_NUMBER}:{_NUMBER}")
+_SLOW = re.compile(rf"([pdm]\d+)x{_NUMBER}")
 
 
 def _parse_crash(text: str, config: ClusterConfig) -> WorkerCrash:
@@ -251,9 +258,10 @@ def _parse_slowdown(text: str, config: ClusterConfig) -> WorkerSlowdown:
 
 
 def _worker(name: str, config: ClusterConfig) -> WorkerId:
-    last = (config.num_prefill if name[0] == "p" else config.num_decode) - 1
-    if int(name[1:]) > last or str(int(name[1:])) != name[1:]:
-        raise Invalid(f"there is no worker {name!r}; the workers are {name[0]}0 to {name[0]}{last}")
+    sizes = {"p": config.num_prefill, "d": config.num_decode, "m": config.num_mixed}
+    if int(name[1:]) >= sizes[name[0]] or str(int(name[1:])) != name[1:]:
+        known = ", ".join(f"{kind}0 to {kind}{size - 1}" for kind, size in sizes.items() if size)
+        raise Invalid(f"there is no worker {name!r}; the workers are {known}")
     return WorkerId(name)
 
 

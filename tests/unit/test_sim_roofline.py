@@ -15,6 +15,7 @@ from baton.plots import pareto_frontier, plot_cdfs, plot_goodput, plot_load, plo
 from simulator.hardware import GIB, GPUS, Gpu, get_gpu
 from simulator.model_shapes import SHAPES, get_model_shape
 from simulator.roofline import WorkerCosts, costs_from_table, roofline
+from simulator.step_cost import StepCost
 
 PLAIN = Gpu("PLAIN", 1e15, 1e12, 100 * GIB, 1.0)
 
@@ -97,6 +98,13 @@ def test_costs_of_a_dense_model() -> None:
         kv_bytes_per_token=147_456,
         kv_capacity_tokens=math.floor(
             (0.9 * 100 * GIB - 2 * (matrices + 151_936 * 4096)) / 147_456
+        ),
+        step=StepCost(
+            overhead_seconds=0.0005,
+            weights_seconds=pytest.approx(weights_seconds),
+            per_token_seconds=pytest.approx(2 * matrices / 0.5e15),
+            per_pair_seconds=pytest.approx(4 * 36 * 32 * 128 / 0.5e15),
+            per_context_token_seconds=pytest.approx(147_456 / 0.7e12),
         ),
     )
 
@@ -208,7 +216,11 @@ def test_costs_are_recovered_from_a_table(tmp_path: Path) -> None:
         DecodeCost(pytest.approx(0.006), pytest.approx(2e-5), pytest.approx(5e-8)),
         147_456,
         400_000,
-    )
+        StepCost(
+            pytest.approx(0.004), pytest.approx(0.002), pytest.approx(3e-5), pytest.approx(1e-9),
+            pytest.approx(5e-8), pytest.approx(2e-5),
+        ),
+    )  # fmt: skip
 
 
 def test_fitted_costs_are_nonnegative_and_optimal(tmp_path: Path) -> None:
