@@ -5,10 +5,10 @@ A step takes 10 ms, 1 ms per token, 1 µs per pair in prompts, and 10 µs per to
 read.
 """
 
-import random
 from dataclasses import replace
 from itertools import accumulate
 
+import numpy as np
 import pytest
 
 from baton.core.cost import DecodeCost, PrefillCost
@@ -138,12 +138,13 @@ def test_measured_costs_give_the_measured_steps() -> None:
 @pytest.mark.parametrize("seed", range(SEED, SEED + 20))
 def test_steps_in_one_event_equal_single_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = np.random.default_rng(seed)
     at, arrivals = 0.0, []
     for _ in range(40):
-        at += chance.choice([0.0, chance.expovariate(5.0)])
-        arrivals.append(arrival(at, chance.randint(1, 300), chance.randint(0, 60)))
-    limits = {"device_tokens": chance.choice([400, 1000, 10_000]), "max_batch": 6}
+        at += float(chance.exponential(0.2)) if chance.integers(2) else 0.0
+        prompt, answer = int(chance.integers(1, 300)), int(chance.integers(60))
+        arrivals.append(arrival(at, prompt, answer))
+    limits = {"device_tokens": int(chance.choice([400, 1000, 10_000])), "max_batch": 6}
     fast = ends(run(*arrivals, **limits).jobs)
     monkeypatch.setattr(SimulatedMixedWorker, "_num_equal_steps", lambda _: 1)
     slow = ends(run(*arrivals, **limits).jobs)
