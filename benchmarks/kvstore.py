@@ -36,11 +36,12 @@ from baton.core.ids import BlockId, BlockKey
 from baton.core.kv_transfer import CHECKSUM_XXH3, Endpoint
 from baton.core.store import LeaseRequest, PutRequest
 from baton.rpc.kvstore_client import KvStoreClient
+from baton.system.host import host_id
 from baton.transport.base import Peer, Transport
 from baton.transport.host_memory import HostMemory
 from baton.transport.nixl import _HEADER, new_agent
 from baton.transport.reads import read_and_verify
-from baton.transport.selection import host_id, open_transports
+from baton.transport.selection import open_transports
 from baton.worker.kv_layout import KvLayout
 from benchmarks.machine import SYSTEM_CLOCK, describe
 from benchmarks.transport import peer as transport_peer

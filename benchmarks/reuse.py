@@ -36,8 +36,9 @@ from baton.kv.memory_index import MemoryKvIndex
 from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
 from baton.rpc.kvstore_client import KvStoreClient
+from baton.system.host import host_id
 from baton.transport.base import Region
-from baton.transport.selection import TRANSPORT_PREFERENCE, host_id, open_transports
+from baton.transport.selection import TRANSPORT_PREFERENCE, open_transports
 from benchmarks.kvstore import node, plain_copy
 from benchmarks.machine import SYSTEM_CLOCK, describe
 

@@ -13,8 +13,9 @@ from baton.rpc.kvstore_methods import KvStoreMethods
 from baton.rpc.kvstore_service import add_kvstore_service
 from baton.rpc.local_rpc import LocalRpcServer, local_rpc_socket_path
 from baton.rpc.server import build_server, listen
+from baton.system.host import host_id
 from baton.transport.host_memory import HostMemory
-from baton.transport.selection import host_id, open_transports
+from baton.transport.selection import open_transports
 from kvstore.disk_tier import DiskTier
 from kvstore.dram_tier import DramTier
 from kvstore.node import StoreNode

@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import platform
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -14,6 +15,8 @@ from rich.table import Table
 from baton.config import baton_home, load_settings
 from baton.console import open_console
 from baton.errors import Unavailable
+from baton.system.memory_file import create_memory_file, memory_file_problem
+from baton.system.portability import describe_facilities, uses_linux
 from orchestrator.cluster_state import ClusterFolder
 from orchestrator.engine_probe import probe_vllm
 from orchestrator.socket_audit import SocketReport, listening_sockets
@@ -24,7 +27,9 @@ MIN_PYTHON = (3, 11)
 def run_doctor() -> None:
     """Print a line per check. Raises Unavailable when an essential part of the installation is
     missing."""
+    settings = load_settings()  # before the checks, since it chooses the system's facilities
     checks: list[tuple[str, bool, Callable[[], str]]] = [
+        ("platform", True, _platform),
         ("python", True, _python),
         ("torch", True, _torch),
         ("cpu kernels", False, _kernels),
@@ -33,7 +38,6 @@ def run_doctor() -> None:
         ("nixl", False, _nixl),
         ("shared memory", True, _shared_memory),
     ]
-    settings = load_settings()
     if settings.engine == "vllm":
         checks.append(("vllm", True, lambda: f"in {probe_vllm(settings)}"))
     missing = []
@@ -72,6 +76,10 @@ def _print_sockets(found: list[SocketReport]) -> None:
     open_console().print(table, highlight=False, markup=False)
 
 
+def _platform() -> str:
+    return f"{platform.system()} on {platform.machine()}; {describe_facilities()}"
+
+
 def _python() -> str:
     assert sys.version_info >= MIN_PYTHON, "Python 3.11 or newer is needed"
     return sys.version.split()[0]
@@ -108,14 +116,18 @@ def _nixl() -> str:
     from baton.transport.nixl import WHEELS
 
     found = [wheel for wheel in WHEELS if importlib.util.find_spec(wheel)]
+    assert uses_linux(), "not used; the transports are shm and grpc"
     assert found, "not installed; the transports shm and grpc still work"
     return f"{', '.join(found)} {_version('nixl')}"
 
 
 def _shared_memory() -> str:
-    file = os.memfd_create("baton-doctor")
+    size_bytes = 4096
+    file = create_memory_file("baton-doctor", size_bytes)
     try:
-        os.ftruncate(file, 4096)
+        problem = memory_file_problem(file, size_bytes)
     finally:
         os.close(file)
+    if problem:
+        raise Unavailable(f"a memory file can't be used: {problem}")
     return "memory files work"

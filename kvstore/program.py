@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import tempfile
 from pathlib import Path
 
 import grpc.aio
@@ -27,8 +26,10 @@ from baton.rpc.local_rpc import LocalRpcServer, local_rpc_socket_path
 from baton.rpc.server import build_server, listen
 from baton.serve.lifecycle import Program
 from baton.serve.status_pipe import STATUS
+from baton.system.host import host_id
+from baton.system.private_folder import private_folder
 from baton.transport.host_memory import HostMemory
-from baton.transport.selection import host_id, open_transports
+from baton.transport.selection import open_transports
 from baton.transport.stale_peers import StalePeerSweeper
 from kvstore.disk_tier import DiskTier
 from kvstore.dram_tier import DramTier
@@ -142,7 +143,7 @@ class KvStoreProgram:
     async def _start_local_rpc(self) -> None:
         """Serve workers on this host over a Unix socket. If the socket's path is not available,
         they use gRPC like workers on other hosts."""
-        folder = Path(tempfile.gettempdir()) / f"baton-{os.getuid()}"
+        folder = private_folder()
         path = local_rpc_socket_path(folder, f"{self._settings.cluster}-{self._id}-{os.getpid()}")
         if path is None:
             log.warning("no_local_socket", folder=str(folder))

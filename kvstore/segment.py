@@ -19,6 +19,7 @@ import xxhash
 from baton.core.ids import BlockKey
 from baton.core.kv_transfer import CHECKSUM_XXH3
 from baton.errors import Corrupt, Unavailable
+from baton.system.disk_file import read_into, reserve_space
 
 PAGE_BYTES = 4096
 MAGIC = b"batonkv1"
@@ -119,7 +120,7 @@ class Segment:
         """Create a preallocated, empty segment. Raises OSError if the disk has no space for it."""
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(file, 0, segment_bytes)
+            reserve_space(file, segment_bytes)
             segment = cls(path, file, slot_bytes, num_slots_in(segment_bytes, slot_bytes))
             segment._format()
         except BaseException:
@@ -226,7 +227,7 @@ class Segment:
         """Read and verify a block. Raises Corrupt if the data is not what was written, and
         Unavailable if the disk fails."""
         try:
-            count = os.preadv(self._file, [into], self.slot_offset(slot))
+            count = read_into(self._file, into, self.slot_offset(slot))
             table = os.pread(self._file, RECORD_BYTES, self._record_offset(slot))
         except OSError as error:
             raise Unavailable(f"reading {self.path} failed: {error}") from error

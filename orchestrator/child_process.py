@@ -14,7 +14,6 @@ import structlog
 
 from baton.clock import Clock
 from baton.network.listeners import OpenListener
-from baton.serve.process import die_with_parent
 from baton.serve.status_pipe import (
     HEARTBEAT_SECONDS,
     MAX_LINE_BYTES,
@@ -23,6 +22,7 @@ from baton.serve.status_pipe import (
     parse_report,
     parse_settings,
 )
+from baton.system.child_guard import CHILD_GUARD
 from orchestrator.cluster_state import ProcessState
 
 BACKOFF_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)
@@ -201,6 +201,7 @@ class ChildProcess:
                 await self._process.wait()
                 raise
             finally:
+                CHILD_GUARD.forget(self._process.pid)
                 watching.cancel()
                 timeout = FINAL_REPORTS_SECONDS if self.spec.probe is None else 0.0
                 await asyncio.wait([listening], timeout=timeout)
@@ -219,7 +220,7 @@ class ChildProcess:
                 pass_fds=(write_end,),
                 # So Ctrl-C reaches the supervisor only, which drains the processes in order.
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=CHILD_GUARD.hook(),
             )
 
     async def _read_reports(self, reports: object) -> None:

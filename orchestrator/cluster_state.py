@@ -3,8 +3,8 @@
 import fcntl
 import json
 import os
+import select
 import signal
-import struct
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 from baton.core.credentials import ClusterCredentials
 from baton.errors import Invalid, NotFound
 
-_WHOLE_FILE = "hhqqi4x"
-"""The layout of ``struct flock`` on 64-bit Linux: type, whence, start, length, pid."""
+LOCK_ATTEMPTS, LOCK_RETRY_SECONDS = 10, 0.01
+"""A process that only tests the lock holds it for some microseconds; so one attempt may fail."""
 
 
 @dataclass(slots=True)
@@ -95,11 +95,9 @@ class ClusterFolder:
         """Acquire the lock. Raises Invalid when another supervisor has it."""
         self.create()
         file = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.fcntl(file, fcntl.F_OFD_SETLK, _lock_record())
-        except OSError as error:
+        if not _try_to_lock(file, fcntl.LOCK_EX, LOCK_ATTEMPTS):
             os.close(file)
-            raise self.already_running_error() from error
+            raise self.already_running_error()
         self._lock_file = file
         self._state.unlink(missing_ok=True)
         self.control_socket.unlink(missing_ok=True)
@@ -125,16 +123,15 @@ class ClusterFolder:
             self._lock_file = None
 
     def is_locked(self) -> bool:
-        """Whether a supervisor is running. Tests the lock without acquiring it."""
+        """Whether a supervisor is running."""
         try:
             file = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         try:
-            lock = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _lock_record())
+            return not _try_to_lock(file, fcntl.LOCK_SH, attempts=1)
         finally:
             os.close(file)
-        return bool(struct.unpack(_WHOLE_FILE, lock)[0] != fcntl.F_UNLCK)
 
     def write_state(self, state: ClusterState) -> None:
         """Write the state atomically: a reader sees either the old state or the new one."""
@@ -173,5 +170,13 @@ class ClusterFolder:
             raise NotFound(f"the cluster named {self.path.name!r} has just stopped") from error
 
 
-def _lock_record() -> bytes:
-    return struct.pack(_WHOLE_FILE, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+def _try_to_lock(file: int, kind: int, attempts: int) -> bool:
+    """Try to lock a file until it is closed. Return whether that succeeded."""
+    for _ in range(attempts):
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            select.select([], [], [], LOCK_RETRY_SECONDS)
+        else:
+            return True
+    return False

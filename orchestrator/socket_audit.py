@@ -19,6 +19,7 @@ import psutil
 from baton.core.states import WORKER_ROLES, Role
 from baton.network.address import host_port
 from baton.network.listeners import FILE_PERMISSIONS, LISTENERS, LOOPBACK_ONLY, NO_AUTHENTICATION
+from baton.system.portability import uses_linux
 from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
 
 NIXL_ROLES = (Role.PREFILL, Role.DECODE, Role.KVSTORE)
@@ -90,7 +91,15 @@ def open_sockets(process: psutil.Process) -> list[OpenSocket]:
         for each in process.net_connections(kind)
         if each.laddr and (each.status == psutil.CONN_LISTEN if kind == "tcp" else not each.raddr)
     ]
-    return [*inet, *_unix_sockets(process.pid)]
+    unix = _unix_sockets(process.pid) if uses_linux() else _portable_unix_sockets(process)
+    return [*inet, *unix]
+
+
+def _portable_unix_sockets(process: psutil.Process) -> Iterator[OpenSocket]:
+    """Yield the named Unix sockets. Those of accepted connections have the listener's name."""
+    for each in process.net_connections("unix"):
+        if isinstance(each.laddr, str) and each.laddr:
+            yield OpenSocket("unix", each.laddr)
 
 
 def _unix_sockets(pid: int) -> Iterator[OpenSocket]:
@@ -110,7 +119,8 @@ def _unix_sockets(pid: int) -> Iterator[OpenSocket]:
 def _with_full_path(sockets: list[OpenSocket], folder: ClusterFolder) -> Iterator[OpenSocket]:
     """Replace the short path of the supervisor's own socket by its full path. The supervisor binds
     the short path, since addresses of Unix sockets are limited to 107 bytes."""
-    short = re.compile(rf"/proc/self/fd/\d+/{re.escape(folder.control_socket.name)}")
+    name = re.escape(folder.control_socket.name)
+    short = re.compile(rf"/proc/self/fd/\d+/{name}|.*/baton-[^/]+/c/{name}")
     for each in sockets:
         is_short = each.family == "unix" and short.fullmatch(each.address)
         yield OpenSocket("unix", str(folder.control_socket)) if is_short else each
@@ -214,7 +224,9 @@ def _match_ray(
 
 
 def _mapped_files(process: psutil.Process) -> str:
-    return Path(f"/proc/{process.pid}/maps").read_text()
+    """Return the paths of the files that a process has mapped, among other text. It is empty
+    without /proc, so that sockets of vLLM and Ray are not recognized there."""
+    return Path(f"/proc/{process.pid}/maps").read_text() if uses_linux() else ""
 
 
 def _has_token(process: psutil.Process) -> bool:

@@ -8,6 +8,8 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from baton.config import load_settings
+
 PROCESSES = ("tests/e2e/", "tests/kube/", "tests/clients/", "tests/console/")
 """Folders whose tests start processes. These tests run one after the other, in parallel with the
 tests in all other folders."""
@@ -43,6 +45,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-table", type=Path, help="write the results of tests/clients to this file"
     )
+
+
+def pytest_configure() -> None:
+    """With BATON_PORTABLE=1 (``make test-portable``), what runs in this process uses the portable
+    facilities, too."""
+    if "BATON_PORTABLE" in os.environ:
+        load_settings()
 
 
 class LeftOutModule(pytest.Module):

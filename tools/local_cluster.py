@@ -111,12 +111,17 @@ def local_cluster(
     timeout_seconds: float = START_SECONDS,
 ) -> Iterator[LocalCluster]:
     """Start a cluster, and stop it at the end of the block. ``settings`` are named as in
-    ``baton.config.Settings``. ``tree`` is the source of another version to run instead of this
-    one. ``timeout_seconds`` is the time within which each ``baton`` command must end."""
+    ``baton.config.Settings``; of this process's environment, only BATON_PORTABLE is passed on.
+    ``tree`` is the source of another version to run instead of this one. ``timeout_seconds`` is the
+    time within which each ``baton`` command must end."""
     with tempfile.TemporaryDirectory(prefix="baton-") as folder:
         port = free_port()
         environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("BATON_")},
+            **{
+                key: value
+                for key, value in os.environ.items()
+                if not key.startswith("BATON_") or key == "BATON_PORTABLE"
+            },
             "BATON_HOME": folder,
             **{f"BATON_{key.upper()}": str(value) for key, value in (settings or {}).items()},
             **({"PYTHONPATH": str(tree)} if tree else {}),

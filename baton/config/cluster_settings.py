@@ -81,5 +81,9 @@ class ClusterSettings(BaseModel):
     traces."""
     trace_sample: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Fraction of requests that are traced, among those whose client sent no sampling decision."""
+    portable: bool = False
+    """Whether to use, on Linux too, the portable twins of facilities that only Linux has, and torch
+    instead of the CPU kernels (docs/platforms.md). It is for tests of what runs on other systems.
+    Unlike other settings, it must be the same in all processes of one machine."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"

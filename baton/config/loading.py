@@ -24,6 +24,7 @@ from baton.config.sources import (
 )
 from baton.config.validation import check_combinations, check_exposure, check_private_network
 from baton.errors import Invalid
+from baton.system.portability import set_portable
 
 OPS_SETTINGS = ("ops_host", "ops_port", "drain_timeout_seconds")
 """The settings that :func:`load_ops_settings` needs."""
@@ -43,11 +44,13 @@ def load_settings(
     """Load the settings from all sources. A flag that is None counts as not given. ``warn`` is
     called once for each setting that a source gives under an old name. It is also called if the
     config file is marked as written for a newer version of Baton; settings in it that this version
-    does not know are ignored. Raises Invalid for a wrong value, and for an unknown name anywhere
-    else."""
+    does not know are ignored. The setting ``portable`` takes effect at once, for this process.
+    Raises Invalid for a wrong value, and for an unknown name anywhere else."""
     if config is not None:
         os.environ[CONFIG_ENVIRONMENT_VARIABLE] = str(config)
-    return _load(flags, warn)
+    settings = _load(flags, warn)
+    set_portable(settings.portable)
+    return settings
 
 
 def load_ops_settings(config: Path | None = None) -> Settings:

@@ -56,7 +56,7 @@ _SERVED = tuple(reader for reader in Reader if reader is not Reader.SUPERVISOR)
 _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
     tuple(Reader): """
         cluster redis_url redis_password cluster_secret rpc_tls_certificate rpc_tls_key rpc_tls_ca
-        drain_timeout_seconds hang_timeout_seconds ops_port log_level log_format""",
+        drain_timeout_seconds hang_timeout_seconds ops_port portable log_level log_format""",
     _SERVED: """
         id redis_wait_seconds heartbeat_interval_seconds advertise_address ops_host
         allowed_hosts""",

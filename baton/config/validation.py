@@ -42,6 +42,10 @@ def check_private_network(settings: Settings) -> None:
 
 def check_combinations(settings: Settings) -> None:
     """Raise Invalid if the values of settings that depend on each other contradict each other."""
+    if settings.portable and settings.engine == "vllm":
+        raise Invalid(
+            "portable is true, but engine vllm needs Linux's own facilities: set portable to false"
+        )
     least = settings.min_prefill + settings.min_decode
     if settings.min_prefill > settings.max_prefill or settings.min_decode > settings.max_decode:
         raise Invalid(

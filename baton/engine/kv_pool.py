@@ -9,7 +9,6 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -17,9 +16,9 @@ import torch
 from baton.checkpoint import ModelConfig
 from baton.engine.kv_scale import KvScale
 from baton.errors import Invalid
+from baton.system.host import available_memory_bytes
 from baton.system.memory_file import create_memory_file
 
-MEMINFO = Path("/proc/meminfo")
 HEADROOM_BYTES = 256 * 1024 * 1024
 """Number of bytes of host memory that the pool leaves free for everything else."""
 
@@ -105,7 +104,7 @@ def check_memory(num_blocks: int, block_bytes: int, device: torch.device) -> Non
     if device.type == "cuda":
         available = torch.cuda.mem_get_info(device)[0]
     else:
-        available = _host_bytes() - HEADROOM_BYTES
+        available = available_memory_bytes() - HEADROOM_BYTES
     if num_blocks < 1:
         raise Invalid(
             f"the KV pool is too small for one block of {block_bytes:,} bytes: raise "
@@ -118,12 +117,3 @@ def check_memory(num_blocks: int, block_bytes: int, device: torch.device) -> Non
             f"{max(available, 0):,} are available on {device}: lower pool_bytes or num_blocks",
             param="pool_bytes",
         )
-
-
-def _host_bytes() -> int:
-    """Return the host memory that can be allocated without swapping."""
-    for line in MEMINFO.read_text(encoding="ascii").splitlines():
-        name, _, size = line.partition(":")
-        if name == "MemAvailable":
-            return int(size.removesuffix("kB")) * 1024
-    raise AssertionError(f"{MEMINFO} has no line MemAvailable")

@@ -3,12 +3,14 @@
 import json
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from baton.errors import Unavailable, error_from_grpc_status
+from baton.system.portability import uses_linux
 
 MAX_LINE_BYTES = 256 * 1024
 """Maximum size of an answer: enough for both pools at their largest."""
@@ -40,9 +42,16 @@ def send_control_command(path: Path, request: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def short_socket_path(path: Path) -> Iterator[str]:
     """Context manager that yields a short alias of ``path``, because the path of a socket may have
-    at most 107 bytes, and the path of a home directory may be longer."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
+    at most 107 bytes, and the path of a home directory may be longer. The portable alias is a
+    symbolic link."""
+    if uses_linux():
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield f"/proc/self/fd/{folder}/{path.name}"
+        finally:
+            os.close(folder)
+    else:
+        with tempfile.TemporaryDirectory(prefix="baton-") as folder_name:
+            alias = Path(folder_name) / "c"
+            alias.symlink_to(path.parent.absolute(), target_is_directory=True)
+            yield str(alias / path.name)

@@ -7,10 +7,7 @@ node closes the connections of their processes.
 """
 
 import asyncio
-import contextlib
 import os
-import socket
-import struct
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -28,18 +25,17 @@ from baton.rpc.convert.error import error_fields, error_from_proto
 from baton.rpc.frames import FrameProtocol
 from baton.rpc.kvstore_methods import LOCAL_RPC_METHODS, KvStoreMethods
 from baton.rpc.v1 import kvstore_pb2 as pb
+from baton.system.peer_user import is_same_user
+from baton.system.private_folder import MAX_SOCKET_PATH_BYTES, create_private_folder
+from baton.system.unix_socket import listen_privately
 
 MAX_CALLS = 256
 """Maximum number of concurrent calls on one connection."""
-
-MAX_PATH_BYTES = 100
-"""Maximum length of a socket's path. Linux allows 107 bytes."""
 
 NOTIFICATION, MAX_CALL_NUMBER = 0, (1 << 32) - 1
 """A call with number NOTIFICATION (0) is not answered."""
 
 _OK, _ERROR = 0, 255
-_UCRED = struct.Struct("3i")
 _NUMBERS = {request: number for number, (request, _, _) in enumerate(LOCAL_RPC_METHODS)}
 
 
@@ -48,14 +44,9 @@ def local_rpc_socket_path(folder: Path, name: str) -> Path | None:
     if the path would be too long, or if the folder can't be created, belongs to another user or is
     open to other users."""
     path = folder / f"{name}.sock"
-    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
         return None
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-    except OSError:
-        return None
-    return path if status.st_uid == os.getuid() and not status.st_mode & 0o077 else None
+    return path if create_private_folder(folder) else None
 
 
 class LocalRpcServer:
@@ -69,14 +60,10 @@ class LocalRpcServer:
 
     async def start(self) -> None:
         """Start to listen. Raises Unavailable if that fails."""
-        try:
-            self._path.unlink(missing_ok=True)  # left by an earlier process
-            loop = asyncio.get_running_loop()
-            self._server = await loop.create_unix_server(self._new_connection, str(self._path))
-            self._path.chmod(0o600)
-            announce_listener("local_rpc", str(self._path), FILE_PERMISSIONS)
-        except OSError as error:
-            raise Unavailable(f"can't listen at {self._path}: {error}") from error
+        listener = listen_privately(self._path)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(self._new_connection, sock=listener)
+        announce_listener("local_rpc", str(self._path), FILE_PERMISSIONS)
 
     async def close(self) -> None:
         if self._server is not None:
@@ -101,7 +88,7 @@ class _LocalRpcConnection(FrameProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._connections.add(self)
-        if _peer_user(transport) != os.getuid():
+        if not is_same_user(transport.get_extra_info("socket"), os.getuid()):
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -241,11 +228,3 @@ def _parse(code: int, payload: bytes) -> tuple[str, Message]:
         return name, request_type.FromString(payload)
     except DecodeError as error:
         raise Invalid(f"the received request is a malformed {request_type.__name__}") from error
-
-
-def _peer_user(transport: asyncio.BaseTransport) -> int:
-    peer = transport.get_extra_info("socket")
-    with contextlib.suppress(OSError):
-        raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        return int(_UCRED.unpack(raw)[1])
-    return -1

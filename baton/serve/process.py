@@ -1,8 +1,6 @@
 """Runs a program in its own process, with signal handlers and an ops server."""
 
 import asyncio
-import contextlib
-import ctypes
 import gc
 import os
 import signal
@@ -14,9 +12,6 @@ from baton.serve.ops_server import OpsServer
 from baton.serve.settings_watcher import SettingsWatcher
 from baton.serve.status_pipe import STATUS
 from baton.serve.termination_message import report_fatal_error
-
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
 
 GC_THRESHOLD = 50_000
 """Number of objects, allocated but not freed, that triggers a garbage collection; they take some
@@ -92,10 +87,3 @@ def single_error(group: BaseExceptionGroup[BaseException]) -> BatonError | None:
         error = error.exceptions[0]
     assert isinstance(error, BatonError)
     return error
-
-
-def die_with_parent() -> None:
-    """Make the kernel kill this process when the thread that started it ends, for whatever reason.
-    Safe between fork and exec: it imports nothing and takes no lock."""
-    with contextlib.suppress(AttributeError):
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,1 +1,1 @@
-"""Operating-system facilities: the heap, memory files."""
+"""Facilities of the operating system, each with a portable twin where only Linux has it."""

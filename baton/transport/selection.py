@@ -1,7 +1,6 @@
 """Opens the transports that this process can serve, and chooses the one that two processes use."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import cast
 
 import structlog
@@ -9,6 +8,8 @@ import structlog
 from baton.clock import Clock
 from baton.core.credentials import ClusterCredentials
 from baton.errors import BatonError, Invalid
+from baton.system.host import host_id
+from baton.system.portability import describe_facilities, uses_linux
 from baton.transport.base import Region, Transport
 from baton.transport.cuda_ipc import CudaIpcTransport
 from baton.transport.grpc_transport import GrpcTransport
@@ -19,17 +20,20 @@ TRANSPORT_PREFERENCE = ("shm", "cuda_ipc", "nixl", "grpc")
 LOCAL_ONLY = frozenset({"shm", "cuda_ipc", "memory", LOCAL_NAME})
 """Names of transports that work only within a host."""
 
+LINUX_ONLY = frozenset({"nixl", "cuda_ipc"})
+"""Names of transports whose libraries exist only for Linux."""
+
 ONE_DEVICE = {"shm": "cpu", "cuda_ipc": "cuda"}
 """The transports that serve only one kind of memory, with its device."""
 
 log = structlog.get_logger(__name__)
 
 
-def host_id() -> str:
-    """Return an id of the host. It is equal in two processes iff they run under the same boot of
-    the same kernel and in the same PID namespace, so that they may map each other's memory."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+def preferred_transports(device: str) -> list[str]:
+    """Return the names of the transports for memory of a device (``cpu`` or ``cuda``) that exist on
+    this system, best first."""
+    usable = [name for name in TRANSPORT_PREFERENCE if uses_linux() or name not in LINUX_ONLY]
+    return [name for name in usable if ONE_DEVICE.get(name, device) == device]
 
 
 def open_transports(
@@ -51,9 +55,15 @@ def open_transports(
     start. Otherwise open the named ones, and raise an error if one of them can't start. NIXL uses
     only the network devices ``nixl_interfaces``; if there are none, its name is ``nixl_local``."""
     kind = region.device.partition(":")[0]
-    wanted = names or [name for name in TRANSPORT_PREFERENCE if ONE_DEVICE.get(name, kind) == kind]
+    wanted = names or preferred_transports(kind)
     opened: dict[str, Transport] = {}
     for name in wanted:
+        if name in LINUX_ONLY and not uses_linux():
+            raise Invalid(
+                f"transport {name} needs Linux, but this process uses {describe_facilities()}; "
+                f"choose from {', '.join(preferred_transports(kind))}",
+                param="transports",
+            )
         transport = (
             _new_nixl(owner, generation, clock, nixl_interfaces)
             if name == "nixl"

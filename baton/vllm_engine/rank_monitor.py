@@ -9,6 +9,7 @@ only when a step times out.
 import mmap
 import os
 import struct
+import sys
 import threading
 from collections.abc import Sequence
 from multiprocessing import connection
@@ -33,6 +34,7 @@ class RankHeartbeats:
     """Counts of the heartbeats of ``num_ranks`` ranks, in an anonymous memory file."""
 
     def __init__(self, num_ranks: int) -> None:
+        assert sys.platform == "linux", "engine vllm needs Linux"
         self._file = os.memfd_create("baton-rank-heartbeats", os.MFD_CLOEXEC)
         os.ftruncate(self._file, num_ranks * _COUNT.size)
         self._memory = mmap.mmap(self._file, num_ranks * _COUNT.size)

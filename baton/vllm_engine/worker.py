@@ -15,7 +15,7 @@ from vllm.v1.outputs import SamplerOutput
 
 from baton.engine.plan import Row, SampledToken
 from baton.engine.prompt_logprobs import PromptLogprobs, score_row
-from baton.serve.process import die_with_parent
+from baton.system.child_guard import die_with_parent
 from baton.vllm_engine.rank_monitor import send_heartbeats
 
 Sampler = Callable[[torch.Tensor, Sequence[Row]], list[SampledToken | None]]

@@ -32,8 +32,9 @@ from baton.rpc.server import build_server, listen
 from baton.rpc.worker_service import add_worker_service
 from baton.serve.status_pipe import STATUS, report_role
 from baton.system.heap import trim_heap
+from baton.system.host import host_id
 from baton.transport.base import Transport
-from baton.transport.selection import host_id, open_transports
+from baton.transport.selection import open_transports
 from baton.transport.stale_peers import StalePeerSweeper
 from baton.worker.adapters import WorkerAdapters
 from baton.worker.constraint_opener import ConstraintOpener

@@ -22,7 +22,8 @@ from baton.errors import BatonError
 from baton.transport.base import TransferRange, TransferState
 from baton.transport.grpc_transport import GrpcTransport
 from baton.transport.host_memory import HostMemory
-from baton.transport.shm import ShmTransport, start_ticks
+from baton.transport.memory_sharing import start_ticks
+from baton.transport.shm import ShmTransport
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
 
 NAME = "endpoints"

@@ -48,6 +48,8 @@ NOT_FOUND = {
     *(("redis_password", reader) for reader in Reader),
     # The supervisor reads both sizes by a computed name.
     ("prefill", Reader.SUPERVISOR), ("decode", Reader.SUPERVISOR),
+    # Loading the settings chooses the facilities.
+    *(("portable", reader) for reader in Reader),
     # They only change how the settings are checked.
     ("allow_open_http", Reader.ROUTER),
     ("nixl_private_network", Reader.WORKER), ("nixl_private_network", Reader.KVSTORE),

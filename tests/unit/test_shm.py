@@ -14,7 +14,8 @@ from baton.errors import Invalid, Unavailable
 from baton.system.memory_file import create_memory_file
 from baton.transport.base import TransferRange, TransferState
 from baton.transport.host_memory import HostMemory
-from baton.transport.shm import _METADATA, ShmTransport, start_ticks
+from baton.transport.memory_sharing import METADATA, start_ticks
+from baton.transport.shm import ShmTransport
 
 SIZE = 4096
 
@@ -25,7 +26,7 @@ def transport(owner: str) -> ShmTransport:
 
 def endpoint_of(descriptor: int, size_bytes: int = SIZE, pid: int | None = None) -> Endpoint:
     pid = os.getpid() if pid is None else pid
-    metadata = _METADATA.pack(pid, descriptor, start_ticks(pid))
+    metadata = METADATA.pack(pid, descriptor, start_ticks(pid))
     return Endpoint("shm", "liar", 1, "here", size_bytes, metadata)
 
 

@@ -10,6 +10,7 @@ from baton.engine.native import library
 from baton.engine.native.matrix import can_pack
 from baton.engine.native.processor import best_instruction_set, missing_features
 from baton.errors import Invalid, Unavailable
+from baton.system.portability import describe_facilities, uses_linux
 
 CPU_KERNEL_MODES = ("auto", "on", "off")
 
@@ -89,6 +90,8 @@ def unsupported_reason(
 def unavailable_reason() -> str | None:
     """Return why the kernels can't run on this machine, or None if they can. Compile them if
     needed."""
+    if not uses_linux():
+        return f"this process uses {describe_facilities()}"
     best = best_instruction_set()
     return (
         f"the processor lacks {', '.join(missing_features())}"

@@ -2,6 +2,7 @@
 
 import contextlib
 import mmap
+import sys
 import weakref
 from ctypes import c_int64, c_void_p
 
@@ -126,6 +127,7 @@ def _memory(size_bytes: int) -> torch.Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, size_bytes, flags=flags)
-    with contextlib.suppress(OSError):  # a Linux kernel without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)

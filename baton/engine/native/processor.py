@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from baton.system.portability import uses_linux
+
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 
@@ -41,7 +43,10 @@ def model_name(cpuinfo: Path = CPUINFO) -> str:
 
 
 def supported_instruction_sets() -> list[str]:
-    """Return the names in ``INSTRUCTION_SETS`` that this processor supports, the best first."""
+    """Return the names in ``INSTRUCTION_SETS`` that this processor supports, the best first. It is
+    empty where Linux doesn't list the features."""
+    if not uses_linux():
+        return []
     names = list(INSTRUCTION_SETS)
     allowed = names[names.index(_most) :]
     return [name for name in allowed if features().issuperset(INSTRUCTION_SETS[name])]

@@ -20,6 +20,8 @@ from typing import Self, TypeVar
 from baton.concurrency.fair_slots import FairSlots
 from baton.core.grammar import Grammar, GrammarKind
 from baton.errors import Invalid, Unavailable
+from baton.system.memory_watch import MemoryWatch
+from baton.system.portability import uses_linux
 from baton.text.grammar.helper_process import (
     CPU_SECONDS,
     LENGTH_BYTES,
@@ -38,6 +40,9 @@ MAX_WAITING = 256
 VERDICT_TIMEOUT_SECONDS = 10.0
 """Time limit for a helper's verdict. A helper that has not used up its CPU time by then hangs, or
 the machine is overloaded."""
+
+WATCH_SECONDS = 0.02
+"""Interval between looks at a helper's memory, where the system does not limit it."""
 
 MAX_REMEMBERED_GRAMMARS = 4096
 """Number of valid grammars that are remembered, by their digests."""
@@ -141,8 +146,9 @@ class GrammarHelperProcess:
     is garbage-collected."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
+        limit = str(MEMORY_BYTES if uses_linux() else 0)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "baton.text.grammar.helper_process", *arguments],
+            [sys.executable, "-m", "baton.text.grammar.helper_process", limit, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -176,15 +182,16 @@ class GrammarHelperProcess:
 
     def _request_verdict(self, grammar: Grammar) -> str:
         deadline = monotonic() + VERDICT_TIMEOUT_SECONDS
+        watch = None if uses_linux() else MemoryWatch(self._process.pid)
         job = json.dumps({"kind": grammar.kind.value, "text": grammar.text}).encode()
         self._write(len(job).to_bytes(LENGTH_BYTES, "big") + job)
-        size = int.from_bytes(self._read(LENGTH_BYTES, deadline), "big")
+        size = int.from_bytes(self._read(LENGTH_BYTES, deadline, watch), "big")
         if size > MAX_VERDICT_BYTES:
             raise ValueError(
                 f"the helper process sent a verdict of {size} bytes; it may have at most "
                 f"{MAX_VERDICT_BYTES}"
             )
-        return str(json.loads(self._read(size, deadline))["wrong"])
+        return str(json.loads(self._read(size, deadline, watch))["wrong"])
 
     def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None
@@ -192,17 +199,23 @@ class GrammarHelperProcess:
         while view:
             view = view[self._process.stdin.write(view) or 0 :]
 
-    def _read(self, size: int, deadline: float) -> bytes:
+    def _read(self, size: int, deadline: float, watch: MemoryWatch | None) -> bytes:
         """Read ``size`` bytes from the helper. Raises TimeoutError at the deadline, or
-        ConnectionResetError if the helper died."""
+        ConnectionResetError if the helper died. If ``watch`` is given, the helper is killed when it
+        has taken too much memory."""
         assert self._process.stdout is not None
         file = self._process.stdout.fileno()
         poll = select.poll()
         poll.register(file, select.POLLIN)
         data = b""
         while len(data) < size:
-            if not poll.poll(max(deadline - monotonic(), 0.0) * 1e3):
-                raise TimeoutError("the helper process gave no verdict in time")
+            left = max(deadline - monotonic(), 0.0)
+            if not poll.poll((left if watch is None else min(left, WATCH_SECONDS)) * 1e3):
+                if watch is not None and watch.has_grown_by(MEMORY_BYTES):
+                    self._process.send_signal(signal.SIGABRT)
+                if monotonic() >= deadline:
+                    raise TimeoutError("the helper process gave no verdict in time")
+                continue
             new = os.read(file, size - len(data))
             if not new:
                 raise ConnectionResetError("the helper process exited")

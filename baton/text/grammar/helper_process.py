@@ -1,10 +1,12 @@
 """The helper process, which compiles grammars to check them.
 
-``python -m baton.text.grammar.helper_process [TOKENIZER_JSON VOCAB_SIZE EOS_IDS]`` reads jobs from
-its standard input and writes verdicts to its standard output, one at a time, each a JSON object
-prefixed by its length (four bytes, big endian). A grammar that exceeds a limit kills the process by
-a signal, from which :mod:`baton.text.grammar.checker` infers the reason: SIGPROF for CPU time,
-SIGABRT for memory, SIGSEGV for depth. The process exits when its standard input is closed.
+``python -m baton.text.grammar.helper_process MEMORY [TOKENIZER_JSON VOCAB_SIZE EOS_IDS]`` reads
+jobs from its standard input and writes verdicts to its standard output, one at a time, each a JSON
+object prefixed by its length (four bytes, big endian). A grammar that exceeds a limit kills the
+process by a signal, from which :mod:`baton.text.grammar.checker` infers the reason: SIGPROF for CPU
+time, SIGABRT for memory, SIGSEGV for depth. MEMORY is the limit of its memory in bytes, beyond what
+the process uses after its start; 0 where only the checker limits it. The process exits when its
+standard input is closed.
 """
 
 import json
@@ -33,7 +35,7 @@ CPU_SECONDS = 0.5
 """CPU time limit of one grammar. Typical schemas take a millisecond."""
 
 MEMORY_BYTES = 512 << 20
-"""Memory limit of one grammar, beyond what the process uses after its start."""
+"""Memory limit of one grammar."""
 
 STACK_BYTES = 4 << 20
 """Stack size. The threads that use the grammar afterwards have sixteen times as much."""
@@ -47,9 +49,11 @@ LENGTH_BYTES = 4
 def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the parent
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    vocabulary, wrong = _load(*arguments) if arguments else (None, "")
-    limit = _virtual_bytes() + MEMORY_BYTES + STACK_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    memory_bytes, *vocabulary_of = arguments
+    vocabulary, wrong = _load(*vocabulary_of) if vocabulary_of else (None, "")
+    if int(memory_bytes):
+        limit = _virtual_bytes() + int(memory_bytes) + STACK_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     threading.stack_size(STACK_BYTES)
     while (job := read_message(sys.stdin.buffer)) is not None:
         # One thread per job, so that its stack is returned to the system afterwards.

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from baton.system.thread_clock import ThreadClock
+
 STACK_BYTES = 64 << 20
 """Stack size, in address space: untouched pages cost nothing. Grammars were checked with a
 sixteenth of it (:mod:`baton.text.grammar.helper_process`)."""
@@ -103,8 +105,8 @@ class _Thread:
         self._jobs = jobs
         self._is_stopping = False
         self._current_job: tuple[MaskJob, float] | None = None
-        """The current job, and the thread's CPU seconds when it began."""
-        self._clock = -1
+        """The current job, and the clock's reading when it began."""
+        self._clock: ThreadClock | None = None
         before = threading.stack_size(STACK_BYTES)
         try:
             self._thread = threading.Thread(target=self._run, name="mask", daemon=True)
@@ -123,19 +125,22 @@ class _Thread:
         """End the current job with MaskTimeout if it has exceeded its CPU time. Return whether the
         thread is then still busy with that job."""
         under_way = self._current_job
-        if under_way is None:
+        if under_way is None or self._clock is None:
             return False
         job, began = under_way
-        if time.clock_gettime(self._clock) - began < MASK_CPU_SECONDS:
+        limit, unit = MASK_TIMEOUT_SECONDS, "s"
+        if self._clock.is_cpu_time:
+            limit, unit = MASK_CPU_SECONDS, "s of CPU time"
+        if self._clock.seconds() - began < limit:
             return False
-        job.set_result(crash=MaskTimeout(f"it took more than {MASK_CPU_SECONDS:g} s of CPU time"))
+        job.set_result(crash=MaskTimeout(f"it took more than {limit:g} {unit}"))
         return self._current_job is under_way
 
     def _run(self) -> None:
-        self._clock = time.pthread_getcpuclockid(threading.get_ident())
+        self._clock = clock = ThreadClock()
         while not self._is_stopping:
             job = self._jobs.get()
-            self._current_job = (job, time.thread_time())
+            self._current_job = (job, clock.seconds())
             job.run()
             self._current_job = None
             del job

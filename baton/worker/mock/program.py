@@ -26,8 +26,8 @@ from baton.rpc.framed.server import FramedServer
 from baton.rpc.framed.worker_service import framed_encoded_worker_services
 from baton.rpc.server import build_server, listen
 from baton.serve.status_pipe import STATUS
+from baton.system.host import host_id
 from baton.text.tokenizer import Tokenizer
-from baton.transport.selection import host_id
 from baton.worker.mock.kv_transfers import MockKvTransfers
 from baton.worker.mock.model import build_mock_model
 from baton.worker.mock.worker import MockConfig, MockSharedState, MockWorker
