@@ -46,7 +46,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 SECONDS := 120
 
-.PHONY: help setup setup-vllm setup-clients setup-console up down test test-vllm test-clients test-console check sim fuzz neighbour proto bench exact clean
+.PHONY: help setup setup-vllm setup-clients setup-console up down test test-portable test-vllm test-clients test-console check sim fuzz neighbour proto bench exact clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST)
@@ -124,6 +124,14 @@ down: setup  ## Stop it from elsewhere
 test: export PYTHONDONTWRITEBYTECODE =
 test: setup  ## All tests (ARGS=…, JOBS=2 at a time)
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope $(ARGS)
+
+# Without what only Linux has, as on macOS: starting, killed processes, KV transfer, the store.
+PORTABLE_TESTS := $(addprefix tests/e2e/test_,$(addsuffix .py,requests failures store transports sockets several_routers)) \
+  tests/contract/test_store_rpc.py
+
+test-portable: export PYTHONDONTWRITEBYTECODE =
+test-portable: setup  ## A part of them with Linux's own facilities switched off (ARGS=…)
+	BATON_PORTABLE=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope $(PORTABLE_TESTS) $(ARGS)
 
 test-vllm: setup setup-vllm  ## Tests of engine vllm, in both environments (ARGS=…)
 	$(VLLM_BIN)/python -m pytest -q --vllm tests/vllm --ignore=tests/vllm/e2e $(ARGS)

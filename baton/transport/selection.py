@@ -57,13 +57,8 @@ def open_transports(
     kind = region.device.partition(":")[0]
     wanted = names or preferred_transports(kind)
     opened: dict[str, Transport] = {}
+    _check_names(wanted, kind, nixl_interfaces)
     for name in wanted:
-        if name in LINUX_ONLY and not uses_linux():
-            raise Invalid(
-                f"transport {name} needs Linux, but this process uses {describe_facilities()}; "
-                f"choose from {', '.join(preferred_transports(kind))}",
-                param="transports",
-            )
         transport = (
             _new_nixl(owner, generation, clock, nixl_interfaces)
             if name == "nixl"
@@ -84,6 +79,25 @@ def open_transports(
             param="transports",
         )
     return opened
+
+
+def _check_names(names: Sequence[str], kind: str, nixl_interfaces: Sequence[str]) -> None:
+    """Raise Invalid if a transport is wanted that exists only for Linux, and Linux's own facilities
+    are not used."""
+    if uses_linux():
+        return
+    if wrong := next((name for name in names if name in LINUX_ONLY), ""):
+        raise Invalid(
+            f"transport {wrong} needs Linux, but this process uses {describe_facilities()}; "
+            f"choose from {', '.join(preferred_transports(kind))}",
+            param="transports",
+        )
+    if nixl_interfaces:
+        raise Invalid(
+            f"nixl_interfaces is {','.join(nixl_interfaces)}, but NIXL needs Linux, and this "
+            f"process uses {describe_facilities()}: leave nixl_interfaces empty",
+            param="nixl_interfaces",
+        )
 
 
 def _new(

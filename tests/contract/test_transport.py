@@ -22,6 +22,7 @@ from baton.transport.memory import MemoryFabric, MemoryTransport
 from baton.transport.reads import TransferFailed, read_ranges
 from baton.transport.selection import open_transports
 from tests.contract.transport_peer import endpoint_from_json, pattern
+from tests.facilities import facilities
 
 SIZE = 1 << 20
 SEED = 20261120
@@ -89,14 +90,20 @@ class Reader:
         self.bytes = np.frombuffer(memory.view, dtype=np.uint8)
 
 
-@pytest.fixture(params=["memory", "shm", "grpc", "nixl", "nixl over TCP"])
+@pytest.fixture(params=["memory", "shm", "shm over sockets", "grpc", "nixl", "nixl over TCP"])
 def pair(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Source, Reader]]:
+    """Over sockets, the descriptors of shared memory are passed, as on systems other than Linux."""
     name, _, over = request.param.partition(" over ")
-    if over:
+    if over == "TCP":
         monkeypatch.setenv("UCX_TLS", "tcp")
-    with opened_pair(name, ("lo",) if over else ()) as opened:
+    elif over:
+        monkeypatch.setenv("BATON_PORTABLE", "1")  # for the source's process
+    with (
+        facilities(is_portable=over == "sockets"),
+        opened_pair(name, ("lo",) if over == "TCP" else ()) as opened,
+    ):
         yield opened
 
 

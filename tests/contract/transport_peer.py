@@ -15,6 +15,7 @@ from dataclasses import asdict
 import numpy as np
 
 from baton.clock import SystemClock
+from baton.config import load_settings
 from baton.core.kv_transfer import Endpoint
 from baton.transport.host_memory import HostMemory
 from baton.transport.selection import open_transports
@@ -35,6 +36,7 @@ def endpoint_to_json(endpoint: Endpoint) -> str:
 
 
 def main(name: str, size_bytes: int, generation: int, *interfaces: str) -> None:
+    load_settings()  # BATON_PORTABLE chooses the facilities
     memory = HostMemory("peer", size_bytes)
     np.frombuffer(memory.view, dtype=np.uint8)[:] = pattern(size_bytes, generation)
     opened = open_transports(

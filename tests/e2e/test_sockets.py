@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from baton.system.portability import uses_linux
 from tests import certificates
 from tests.e2e.sockets import sockets_by_process
 from tools.local_cluster import LocalCluster, local_cluster
 
-WORKER = {"grpc", "framed", "kv", "ucx_wakeup"}
+MEMORY = "ucx_wakeup" if uses_linux() else "shared_memory"
+"""The socket that a process with KV memory has for its peers on the host."""
+
+WORKER = {"grpc", "framed", "kv", MEMORY}
 
 
 def test_the_sockets_of_a_default_cluster_are_documented(cluster: LocalCluster) -> None:
@@ -18,7 +22,7 @@ def test_the_sockets_of_a_default_cluster_are_documented(cluster: LocalCluster) 
     assert sockets_by_process(cluster) == {
         "supervisor": {"control"},
         "redis": {"redis"},
-        "kvstore": {"grpc", "kv", "local_rpc", "ucx_wakeup"},
+        "kvstore": {"grpc", "kv", "local_rpc", MEMORY},
         "conductor": {"grpc", "framed"},
         "router": {"http"},
     } | dict.fromkeys(workers, WORKER)
@@ -34,14 +38,17 @@ def test_the_sockets_of_a_cluster_with_tls_and_a_fabric_are_documented(tmp_path:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     settings = {name: tmp_path / name for name in files} | {
-        "cluster_secret": "s", "api_keys": "key=tenant", "ops_port": 0, "nixl_interfaces": "lo",
+        "cluster_secret": "s", "api_keys": "key=tenant", "ops_port": 0,
+        **({"nixl_interfaces": "lo"} if uses_linux() else {}),
     }  # fmt: skip
     with local_cluster(settings=settings) as cluster:
         names = sockets_by_process(cluster)
         sockets = json.loads(cluster.baton("doctor", "--sockets", "--json").stdout)
-    assert names["prefill-0"] == WORKER | {"ucx", "ops"}
+    fabric = {"ucx"} if uses_linux() else set()
+    assert names["prefill-0"] == WORKER | {"ops"} | fabric
     assert names["router"] == {"http", "ops"}
     authentication = {each["name"]: each["authentication"] for each in sockets}
     internal = dict.fromkeys(("grpc", "framed", "kv"), "mutual TLS and the cluster secret")
     assert {name: authentication[name] for name in internal} == internal
-    assert [authentication[name] for name in ("http", "ops", "ucx")] == ["API keys", "none", "none"]
+    assert authentication["http"] == "API keys"
+    assert {authentication[name] for name in ("ops", *fabric)} == {"none"}

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from baton.system.portability import uses_linux
 from tests.model_zoo import make_model
 from tools.exactness import Reference, Score, compare_all, over_http, reference_of
 from tools.local_cluster import local_cluster
@@ -16,7 +17,14 @@ pytestmark = pytest.mark.timeout(300)
 SEED = 5
 TOKENS = 16
 LENGTHS = [1, 15, 16, 17, 64, 129, 300, 900]
-CELLS = [("shm", "qwen3-moe", 16, 16), ("nixl", "qwen3-odd", 128, 16), ("grpc", "llama", 128, 64)]
+CELLS = [
+    pytest.param("shm", "qwen3-moe", 16, 16),
+    pytest.param(
+        "nixl", "qwen3-odd", 128, 16,
+        marks=pytest.mark.skipif(not uses_linux(), reason="NIXL exists only for Linux"),
+    ),
+    pytest.param("grpc", "llama", 128, 64),
+]  # fmt: skip
 
 
 def references(path: Path) -> list[Reference]:
