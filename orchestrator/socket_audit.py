@@ -216,7 +216,7 @@ def _match_ray(
     command = process.cmdline() or [""]
     if any(word.endswith(RAY_MONITOR) for word in command):
         return "ray_metrics", NO_AUTHENTICATION
-    is_driver = process.pid == state.supervisor_pid and RAY_LIBRARY in _mapped_files(process)
+    is_driver = process.pid == state.supervisor_pid and _is_ray_driver(process)
     is_program = command[0].startswith("ray::") or RAY_PROGRAM.search(command[0])
     if each.family == "tcp" and (is_driver or is_program):
         return "ray", "Ray's token" if _has_token(process) else NO_AUTHENTICATION
@@ -225,8 +225,17 @@ def _match_ray(
 
 def _mapped_files(process: psutil.Process) -> str:
     """Return the paths of the files that a process has mapped, among other text. It is empty
-    without /proc, so that sockets of vLLM and Ray are not recognized there."""
+    without /proc, where vLLM does not run either."""
     return Path(f"/proc/{process.pid}/maps").read_text() if uses_linux() else ""
+
+
+def _is_ray_driver(process: psutil.Process) -> bool:
+    """Whether a process uses Ray. Without /proc, one that has started Ray is recognized, but not
+    one that uses a Ray that was running before."""
+    if uses_linux():
+        return RAY_LIBRARY in _mapped_files(process)
+    programs = [each.cmdline() or [""] for each in process.children()]
+    return any(RAY_PROGRAM.search(command[0]) for command in programs)
 
 
 def _has_token(process: psutil.Process) -> bool:

@@ -103,32 +103,46 @@ def read_pins() -> dict[str, str]:
 
 def resolve(requirements: list[str], platform: Platform, python: str) -> Resolution:
     """Walk the requirements, one level of packages per call of pip."""
-    pins, environment, result = read_pins(), platform.environment(python), Resolution()
+    environment, pins, result = platform.environment(python), read_pins(), Resolution()
+    level = [(Requirement(text), frozenset({""})) for text in requirements]
     seen: set[tuple[str, str]] = set()
-    level = {text: {""} for text in requirements}
     while level:
-        wanted: dict[str, tuple[str, set[str]]] = {}
-        for text, active in level.items():
-            requirement = Requirement(text)
-            name, marker = canonicalize_name(requirement.name), requirement.marker
-            if marker and not any(marker.evaluate(environment | {"extra": e}) for e in active):
-                if "extra" not in str(marker):
-                    result.excluded.add(name)
-                continue
-            extras = {"", *requirement.extras}
-            if {(name, each) for each in extras} <= seen:
-                continue
-            seen |= {(name, each) for each in extras}
-            version = f"=={pins[name]}" if name in pins else str(requirement.specifier)
-            known = wanted.get(name, (f"{name}{version}", set()))
-            wanted[name] = (known[0], known[1] | extras)
-        found = choose_wheels([text for text, _ in wanted.values()], platform, python, result)
-        level = {}
-        for name, requires in found.items():
-            for text in requires:
-                level.setdefault(text, set()).update(wanted[name][1])
+        extras = _active_extras(level, environment, result)
+        new = {
+            name: wanted
+            for name, wanted in extras.items()
+            if not {(name, each) for each in wanted} <= seen
+        }
+        seen |= {(name, each) for name, wanted in new.items() for each in wanted}
+        specifiers = {str(canonicalize_name(one.name)): str(one.specifier) for one, _ in level}
+        texts = [
+            f"{name}=={pins[name]}" if name in pins else f"{name}{specifiers[name]}" for name in new
+        ]
+        found = choose_wheels(texts, platform, python, result)
+        level = [
+            (Requirement(text), frozenset(new[name]))
+            for name, requires in found.items()
+            for text in requires
+        ]
     result.excluded -= result.wheels.keys()
     return result
+
+
+def _active_extras(
+    level: list[tuple[Requirement, frozenset[str]]],
+    environment: dict[str, str],
+    result: Resolution,
+) -> dict[str, set[str]]:
+    """Return the packages whose markers hold, with the extras that are wanted of each ("" is the
+    package itself). Each requirement comes with the extras of the package that requires it."""
+    active: dict[str, set[str]] = {}
+    for requirement, extras in level:
+        name, marker = str(canonicalize_name(requirement.name)), requirement.marker
+        if marker is None or any(marker.evaluate({**environment, "extra": e}) for e in extras):
+            active.setdefault(name, set()).update({"", *requirement.extras})
+        elif "extra" not in str(marker):
+            result.excluded.add(name)
+    return active
 
 
 def choose_wheels(
@@ -143,7 +157,7 @@ def choose_wheels(
     if report is None:
         result.missing += requirements
         return {}
-    found = {}
+    found: dict[str, list[str]] = {}
     for item in report:
         name = canonicalize_name(item["metadata"]["name"])
         result.wheels[name] = item["download_info"]["url"].rpartition("/")[2]

@@ -48,7 +48,8 @@ def memory_file_problem(file: int, size_bytes: int) -> str:
 
 
 def _sealed_file_problem(file: int, size_bytes: int) -> str:
-    assert sys.platform == "linux"
+    if sys.platform != "linux":
+        raise AssertionError("only Linux has sealed files")
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
         return "it is not a regular file"

@@ -9,7 +9,6 @@ only when a step times out.
 import mmap
 import os
 import struct
-import sys
 import threading
 from collections.abc import Sequence
 from multiprocessing import connection
@@ -19,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from baton.system.memory_file import create_memory_file
 from baton.vllm_engine.memory_path import memory_path
 
 HEARTBEAT_SECONDS = 1.0
@@ -34,10 +34,9 @@ class RankHeartbeats:
     """Counts of the heartbeats of ``num_ranks`` ranks, in an anonymous memory file."""
 
     def __init__(self, num_ranks: int) -> None:
-        assert sys.platform == "linux", "engine vllm needs Linux"
-        self._file = os.memfd_create("baton-rank-heartbeats", os.MFD_CLOEXEC)
-        os.ftruncate(self._file, num_ranks * _COUNT.size)
-        self._memory = mmap.mmap(self._file, num_ranks * _COUNT.size)
+        size_bytes = num_ranks * _COUNT.size
+        self._file = create_memory_file("baton-rank-heartbeats", size_bytes)
+        self._memory = mmap.mmap(self._file, size_bytes)
         self.path = memory_path(self._file)
         """The path by which the ranks open the file."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.e2e.sockets import sockets_by_process
+from tests.e2e.sockets import MEMORY_SOCKET, sockets_by_process
 from tools.local_cluster import LocalCluster, local_cluster
 
 pytestmark = [
@@ -41,7 +41,7 @@ def test_a_ray_cluster_serves_scales_drains_and_stops(over_ray: LocalCluster) ->
     names = sockets_by_process(cluster)
     assert names["supervisor"] == {"control", "ray"}
     assert names["ray: raylet"] == {"ray", "ray_local"}
-    assert names["prefill-0"] == {"grpc", "framed", "kv", "ucx_wakeup"}
+    assert names["prefill-0"] == {"grpc", "framed", "kv", MEMORY_SOCKET}
     tokens = cluster.complete(PROMPT, 16, **FIELDS)
     assert len(tokens) == 16
 

@@ -8,13 +8,10 @@ import pytest
 
 from baton.system.portability import uses_linux
 from tests import certificates
-from tests.e2e.sockets import sockets_by_process
+from tests.e2e.sockets import MEMORY_SOCKET, sockets_by_process
 from tools.local_cluster import LocalCluster, local_cluster
 
-MEMORY = "ucx_wakeup" if uses_linux() else "shared_memory"
-"""The socket that a process with KV memory has for its peers on the host."""
-
-WORKER = {"grpc", "framed", "kv", MEMORY}
+WORKER = {"grpc", "framed", "kv", MEMORY_SOCKET}
 
 
 def test_the_sockets_of_a_default_cluster_are_documented(cluster: LocalCluster) -> None:
@@ -22,7 +19,7 @@ def test_the_sockets_of_a_default_cluster_are_documented(cluster: LocalCluster) 
     assert sockets_by_process(cluster) == {
         "supervisor": {"control"},
         "redis": {"redis"},
-        "kvstore": {"grpc", "kv", "local_rpc", MEMORY},
+        "kvstore": {"grpc", "kv", "local_rpc", MEMORY_SOCKET},
         "conductor": {"grpc", "framed"},
         "router": {"http"},
     } | dict.fromkeys(workers, WORKER)
