@@ -93,8 +93,15 @@ class KvPool:
 
 def map_memory_file(size_bytes: int) -> tuple[int, torch.Tensor]:
     """Create a memory file for a pool. Return its descriptor, which the caller closes, and its
-    memory as a tensor of bytes."""
-    file = create_memory_file("baton-kv", size_bytes)
+    memory as a tensor of bytes. Raises Invalid if the system has no space for it."""
+    try:
+        file = create_memory_file("baton-kv", size_bytes)
+    except OSError as error:
+        raise Invalid(
+            f"the KV pool of {size_bytes:,} bytes can't be allocated: {error}; lower pool_bytes or "
+            "num_blocks",
+            param="pool_bytes",
+        ) from error
     return file, torch.frombuffer(mmap.mmap(file, size_bytes), dtype=torch.uint8)
 
 

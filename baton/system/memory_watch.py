@@ -1,16 +1,11 @@
-"""Watches another process's memory, where Linux doesn't limit it (RLIMIT_AS)."""
-
-from contextlib import suppress
+"""Watches another process's memory, where no system limits it as Linux does (RLIMIT_AS)."""
 
 
 class MemoryWatch:
     """Compares a process's resident memory with what it had when this object was created."""
 
     def __init__(self, pid: int) -> None:
-        import psutil
-
-        self._gone = psutil.NoSuchProcess
-        self._process = psutil.Process(pid)
+        self._pid = pid
         self._first_bytes = self._resident_bytes()
 
     def has_grown_by(self, size_bytes: int) -> bool:
@@ -18,6 +13,9 @@ class MemoryWatch:
 
     def _resident_bytes(self) -> int:
         """Return the resident memory; 0 if the process has exited."""
-        with suppress(self._gone):
-            return int(self._process.memory_info().rss)
-        return 0
+        import psutil
+
+        try:
+            return int(psutil.Process(self._pid).memory_info().rss)
+        except psutil.NoSuchProcess:
+            return 0

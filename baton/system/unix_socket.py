@@ -14,9 +14,8 @@ BACKLOG = 128
 
 
 def listen_privately(path: Path) -> socket.socket:
-    """Return a non-blocking socket that listens at ``path``, in a folder that is
-    created for this user alone. Sockets named *.sock in it whose owner was killed are removed.
-    Raises Unavailable."""
+    """Return a non-blocking socket that listens at ``path``, in a folder that is created for this
+    user alone. Sockets in it (*.sock) whose owner was killed are removed. Raises Unavailable."""
     folder = path.parent
     if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
         raise Unavailable(f"the path of {folder} is too long for a socket; set TMPDIR to another")
@@ -49,7 +48,7 @@ def _remove_dead_sockets(folder: Path) -> None:
             probe.setblocking(False)
             try:
                 probe.connect(str(path))
-            except ConnectionRefusedError:
+            except ConnectionRefusedError:  # nobody listens (on macOS: or BACKLOG peers wait)
                 path.unlink(missing_ok=True)
             except OSError:  # it has gone, its queue is full, or it is no stream socket
                 continue
