@@ -32,6 +32,10 @@ class EngineConfig:
     that was served more tokens than another tenant by at least ``fairness_slack_tokens`` ranks
     behind it.
 
+    If ``speculation`` is set, tokens of answers are drafted where that is measured to pay, at most
+    ``speculation_tokens`` for an answer and step (:mod:`baton.engine.speculation`). The runner's
+    logits must not depend on the number of a row's tokens.
+
     Token ids of requests must be below ``vocab_size``; if it is None, they are not checked.
     """
 
@@ -49,6 +53,8 @@ class EngineConfig:
     fairness: bool = True
     fairness_slack_tokens: int = SLACK_TOKENS
     admission_window: int = 32
+    speculation: bool = False
+    speculation_tokens: int = 16
     vocab_size: int | None = None
 
     def __post_init__(self) -> None:
@@ -101,5 +107,6 @@ _MINIMUMS: dict[str, float] = {
     "growth_tokens": 0,
     "fairness_slack_tokens": 1,
     "admission_window": 1,
+    "speculation_tokens": 1,
     "vocab_size": 1,
 }

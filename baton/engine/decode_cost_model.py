@@ -16,15 +16,15 @@ would later be multiplied by batch sizes that were never observed."""
 
 
 class DecodeCostModel:
-    """Fits seconds = fixed + a · batch + b · context to the last decode-only steps. ``batch`` is
-    the number of requests, and ``context`` is the sum of their context lengths."""
+    """Fits seconds = fixed + a · batch + b · context to the last decode-only steps without drafts.
+    ``batch`` is the number of requests, and ``context`` is the sum of their context lengths."""
 
     def __init__(self) -> None:
         self._steps: deque[StepWork] = deque(maxlen=WINDOW_STEPS)
         self._fitted: DecodeCost | None = None
 
     def record(self, work: StepWork) -> None:
-        if work.is_decode and work.seconds > 0:
+        if work.is_decode and not work.num_drafts and work.seconds > 0:
             self._steps.append(work)
             self._fitted = None
 

@@ -35,6 +35,9 @@ from baton.engine.result import (
 )
 from baton.engine.scheduler import Scheduler
 from baton.engine.sequence import Phase, Sequence
+from baton.engine.speculation.draft_source import DraftSource
+from baton.engine.speculation.ngram_source import NgramSource
+from baton.engine.speculation.speculator import Speculator
 from baton.engine.step_applier import StepApplier, collect_sealed_run
 from baton.errors import Invalid, NotFound, Overloaded
 
@@ -56,6 +59,8 @@ class Engine:
     step, and its blocks are freed only when the next step is complete.
 
     ``adapters`` are the LoRA adapters that the runner knows; the engine owns them from now on.
+    ``draft_source`` proposes tokens for speculative decoding; without it, and with
+    ``config.speculation``, they are looked up in prompt and answer.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class Engine:
         clock: Clock,
         executor: PlanExecutor | None = None,
         adapters: AdapterTable | None = None,
+        draft_source: DraftSource | None = None,
     ) -> None:
         if runner.block_tokens != config.block_tokens:
             raise Invalid(
@@ -82,8 +88,17 @@ class Engine:
         self._pool = BlockPool(runner.num_blocks)
         self._costs = MeasuredCosts(config)
         self._answer_lengths = AnswerLengthPredictor(config.growth_tokens)
+        self._speculator: Speculator | None = None
+        if config.speculation:
+            self._speculator = Speculator(
+                draft_source or NgramSource(), self._pool, config, eos_token_ids
+            )
         self._scheduler = Scheduler(
-            self._pool, config, self._costs.prefill_seconds, self._costs.max_prefill_tokens
+            self._pool,
+            config,
+            self._costs.prefill_seconds,
+            self._costs.max_prefill_tokens,
+            self._speculator,
         )
         self._cache_transfers = CacheTransfers(self._pool, self._scheduler)
         self.key_hasher = BlockKeyChainFactory(model_digest, kv_dtype, config.block_tokens)
@@ -98,7 +113,7 @@ class Engine:
             schedules_ahead=executor is not None,
         )
         self._applier = StepApplier(
-            self._scheduler, self._answer_lengths, eos_token_ids, self._finish
+            self._scheduler, self._answer_lengths, eos_token_ids, self._finish, self._speculator
         )
 
     def set_target_inter_token_latency(self, seconds: float | None) -> None:
@@ -321,6 +336,8 @@ class Engine:
             return StepResult(preempted=flight.preempted)
         work = StepWork.from_plan(flight.plan, flight.duration_seconds)
         self._costs.record(work)
+        if self._speculator is not None:
+            self._speculator.record_step(work)
         result = StepResult(work=work, admitted=flight.admitted, preempted=flight.preempted)
         return self._applier.apply(flight, output, result)
 
@@ -370,6 +387,7 @@ class Engine:
     def stats(self) -> EngineStats:
         lineups = self._scheduler.queues
         unfinished = [*lineups[Phase.WAITING], *lineups[Phase.RUNNING]]
+        speculator = self._speculator
         return EngineStats(
             running=len(lineups[Phase.RUNNING]),
             waiting=len(lineups[Phase.WAITING]),
@@ -384,6 +402,8 @@ class Engine:
             num_preemptions=self._scheduler.num_preemptions,
             num_pauses=self._scheduler.num_pauses,
             pool=self._pool.counts,
+            num_drafted_tokens=speculator.num_drafted if speculator else 0,
+            num_accepted_tokens=speculator.num_accepted if speculator else 0,
         )
 
     def check_integrity(self) -> None:

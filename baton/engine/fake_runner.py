@@ -45,10 +45,12 @@ class FakeRunner:
         contexts = [self._read(row.block_ids, row.start) for row in plan.rows]
         for row, context in zip(plan.rows, contexts, strict=True):
             self._write(row, compute_slots(context, row.token_ids, row.start, row.adapter))
-        sampled = tuple(self._sample(row) if row.sample else None for row in plan.rows)
+        tokens = [self._sample_and_verify(row) if row.sample else [] for row in plan.rows]
+        sampled = tuple(each[0] if each else None for each in tokens)
+        following = {index: tuple(each[1:]) for index, each in enumerate(tokens) if each[1:]}
         if not any(row.prompt_logprob_targets for row in plan.rows):
-            return StepOutput(sampled)
-        return StepOutput(sampled, tuple(map(self._score, plan.rows)))
+            return StepOutput(sampled, following=following)
+        return StepOutput(sampled, tuple(map(self._score, plan.rows)), following)
 
     def export_block(self, block_id: BlockId) -> bytes:
         """Return a block's content, as a transfer reads it."""
@@ -71,6 +73,20 @@ class FakeRunner:
             block_id = row.block_ids[position // self._block_tokens]
             index = block_id * self._block_tokens + position % self._block_tokens
             self.memory[index * SLOT_BYTES : (index + 1) * SLOT_BYTES] = slot
+
+    def _sample_and_verify(self, row: Row) -> list[SampledToken]:
+        """Sample the next token, and one more for each draft that is right."""
+        tokens: list[SampledToken] = []
+        for draft in (*row.token_ids[len(row.token_ids) - row.num_drafts :], None):
+            sampled = self._sample(row.with_accepted(len(tokens)))
+            if sampled is None:
+                break
+            tokens.append(sampled)
+            if sampled.token_id != draft:
+                break
+            if row.accept is not None:
+                row.accept(sampled.token_id)
+        return tokens
 
     def _sample(self, row: Row) -> SampledToken | None:
         context = self._read(row.block_ids, row.context_tokens)
@@ -97,6 +113,7 @@ class FakeRunner:
         written: set[BlockId] = set()
         for row in plan.rows:
             assert row.token_ids and row.start >= 0, row
+            assert not row.num_drafts or (row.sample and row.num_tokens == row.num_drafts + 1), row
             assert row.context_tokens <= len(row.block_ids) * self._block_tokens, row
             assert len(set(row.block_ids)) == len(row.block_ids), row
             assert all(0 <= block_id < self._num_blocks for block_id in row.block_ids), row

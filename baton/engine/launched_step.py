@@ -1,6 +1,7 @@
 """A step that is launched on its device, and whose output may not be complete yet."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -37,7 +38,8 @@ class SampledOnHost:
 
 class LaunchedModelStep:
     """A launched step of :class:`baton.engine.runner.ModelRunner`. Of its ``num_rows`` rows, those
-    with the indices ``sampled_rows`` sample, in the order of ``sampled``."""
+    with the indices ``sampled_rows`` sample, in the order of ``sampled``. ``following`` is that of
+    :class:`baton.engine.plan.StepOutput`."""
 
     def __init__(
         self,
@@ -45,11 +47,13 @@ class LaunchedModelStep:
         sampled_rows: Sequence[int],
         sampled: SampledBatch,
         prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...],
+        following: Mapping[int, tuple[SampledToken, ...]] = MappingProxyType({}),
     ) -> None:
         self.sampled_rows = sampled_rows
         self.sampled = sampled
         self._num_rows = num_rows
         self._prompt_logprobs = prompt_logprobs
+        self._following = following
         self._output: StepOutput | None = None
 
     def wait(self) -> StepOutput:
@@ -58,5 +62,5 @@ class LaunchedModelStep:
             tokens: list[SampledToken | None] = [None] * self._num_rows
             for index, token in zip(self.sampled_rows, self.sampled.wait(), strict=True):
                 tokens[index] = token
-            self._output = StepOutput(tuple(tokens), self._prompt_logprobs)
+            self._output = StepOutput(tuple(tokens), self._prompt_logprobs, self._following)
         return self._output

@@ -19,9 +19,9 @@ def continuing_sequences(
     whichever token that is.
 
     Return None if the next step can't be planned yet: a prompt is still being computed, a grammar
-    needs the current step's token, or a running request is to be migrated, which is only possible
-    once no step in flight computes it."""
-    if not all(row.sample and row.mask is None for row in plan.rows):
+    needs the current step's token, it is not known how many drafts are right, or a running request
+    is to be migrated, which is only possible once no step in flight computes it."""
+    if not all(row.sample and row.mask is None and not row.num_drafts for row in plan.rows):
         return None
     places = {request: place for place, request in enumerate(requests)}
     continuing: list[ContinuingSequence] = []

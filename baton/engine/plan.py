@@ -6,7 +6,7 @@ output)``. Prefill and decode follow one rule, "computed tokens catch up with kn
 decode is a row with one token to compute, and a prefill chunk is a row with many.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +20,9 @@ TokenMaskFunction = Callable[[], bytes]
 """Returns the mask of the tokens that are allowed next, one bit per token id (``Constraint.mask``
 in ``baton.engine.constraint``). It is called once the logits are computed, or launched on the
 device."""
+
+TokenAcceptFunction = Callable[[TokenId], None]
+"""Advances the state of a row's grammar by a token (``Constraint.accept``)."""
 
 
 @dataclass(slots=True)
@@ -38,6 +41,11 @@ class Row:
     answer, if it may not end yet.
 
     ``adapter`` is the digest of the request's LoRA adapter, or empty.
+
+    The last ``num_drafts`` of ``token_ids`` are drafts: guesses of the next tokens, which the step
+    verifies (``baton.engine.speculation.verification``). A row with drafts has one more token,
+    which is known. ``history`` ends before the drafts. If the row also has a ``mask``, ``accept``
+    advances it by a draft that is right.
 
     ``previous_row_index`` is the index of this request's row in the previous step's plan, if this
     row was planned before that step had sampled. Such a row has one token, which is UNKNOWN_TOKEN
@@ -58,6 +66,8 @@ class Row:
     suppressed_token_ids: tuple[TokenId, ...] = ()
     adapter: bytes = b""
     previous_row_index: int | None = None
+    num_drafts: int = 0
+    accept: TokenAcceptFunction | None = field(default=None, repr=False)
 
     @property
     def num_tokens(self) -> int:
@@ -65,8 +75,28 @@ class Row:
 
     @property
     def context_tokens(self) -> int:
-        """Number of the request's tokens that are in the KV cache after this step."""
+        """Number of the request's tokens that are in the KV cache after this step, with drafts."""
         return self.start + len(self.token_ids)
+
+    def with_accepted(self, num_drafts: int) -> "Row":
+        """Return a row without drafts that samples the token after the first ``num_drafts`` drafts,
+        assuming that these are right."""
+        end = len(self.token_ids) - self.num_drafts + num_drafts
+        accepted = self.token_ids[end - num_drafts : end]
+        return Row(
+            self.request_id,
+            self.token_ids[:end],
+            self.start,
+            self.block_ids,
+            self.sample,
+            self.sampling,
+            self.history + accepted if self.history else (),
+            self.num_prompt_tokens,
+            self.mask,
+            self.prompt_logprob_targets,
+            self.suppressed_token_ids,
+            self.adapter,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +127,14 @@ class SampledToken:
 class StepOutput:
     """The results of a step. ``sampled`` has one entry per row of the plan: the sampled token, or
     None if the row does not sample or its mask allows no token. ``prompt_logprobs`` has the
-    logprobs of each row's ``prompt_logprob_targets``; it is empty if no row has any."""
+    logprobs of each row's ``prompt_logprob_targets``; it is empty if no row has any.
+
+    ``following`` has the tokens that rows sampled after ``sampled``, by the row's index: one for
+    each draft that was right, which is the token after that draft, or the next draft."""
 
     sampled: tuple[SampledToken | None, ...]
     prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    following: Mapping[int, tuple[SampledToken, ...]] = field(default_factory=dict)
 
 
 def fill_sampled_tokens(plan: Plan, before: StepOutput) -> None:

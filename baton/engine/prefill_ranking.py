@@ -60,6 +60,10 @@ class PrefillRanking:
             for sequence in sequences:
                 self.counters.charge(sequence.spec.owner, 0, 1, sequence.spec.weight)
 
+    def charge_answer(self, sequence: Sequence, num_tokens: int) -> None:
+        if self.counters.has_several_tenants:
+            self.counters.charge(sequence.spec.owner, 0, num_tokens, sequence.spec.weight)
+
     # One step
 
     def allocate(

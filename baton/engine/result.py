@@ -62,7 +62,8 @@ class StepWork:
     """The work of one step: ``num_tokens`` tokens, which attend to ``num_attended_tokens`` tokens
     in total, computed in ``seconds``. ``num_decodes`` of its ``num_rows`` rows were decodes; every
     row with a single token counts as a decode. ``is_prefill`` says that no row was a decode,
-    ``is_decode`` that all rows were decodes."""
+    ``is_decode`` that all rows were decodes. A decode may have drafts, ``num_drafts`` in all, which
+    ``num_tokens`` includes."""
 
     num_tokens: int
     num_attended_tokens: int
@@ -71,6 +72,7 @@ class StepWork:
     is_decode: bool = False
     num_rows: int = 1
     num_decodes: int = 0
+    num_drafts: int = 0
 
     @classmethod
     def from_plan(cls, plan: Plan, seconds: float) -> "StepWork":
@@ -79,9 +81,17 @@ class StepWork:
             count * row.start + count * (count + 1) // 2
             for count, row in zip(num_tokens, plan.rows, strict=True)
         )
-        is_prefill, is_decode = min(num_tokens) > 1, max(num_tokens) == 1
-        num_rows, num_decodes = len(num_tokens), num_tokens.count(1)
-        return cls(sum(num_tokens), attended, seconds, is_prefill, is_decode, num_rows, num_decodes)
+        num_drafts = sum(row.num_drafts for row in plan.rows)
+        if num_drafts:
+            num_decodes = sum(row.num_tokens - row.num_drafts == 1 for row in plan.rows)
+        else:
+            num_decodes = num_tokens.count(1)
+        num_rows = len(num_tokens)
+        is_prefill, is_decode = num_decodes == 0, num_decodes == num_rows
+        return cls(
+            sum(num_tokens), attended, seconds, is_prefill, is_decode, num_rows, num_decodes,
+            num_drafts,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +124,9 @@ class Reservation:
 class EngineStats:
     """The state of an engine, and its counters since it started. ``queued_tokens`` counts the
     uncomputed tokens of waiting and partly computed prompts. ``num_pauses`` counts how often a
-    partly computed prompt got no tokens in a step because other prompts ranked before it."""
+    partly computed prompt got no tokens in a step because other prompts ranked before it.
+    ``num_drafted_tokens`` counts the tokens drafted by speculative decoding, and
+    ``num_accepted_tokens`` those of them that became part of an answer."""
 
     running: int
     waiting: int
@@ -125,3 +137,5 @@ class EngineStats:
     num_preemptions: int
     num_pauses: int
     pool: BlockCounts
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0

@@ -42,6 +42,7 @@ from baton.engine.rope import RotaryTable
 from baton.engine.runner_options import DEFAULT_POOL_BYTES, RunnerOptions
 from baton.engine.sampler import TokenChooser, sample
 from baton.engine.shards import Progress
+from baton.engine.speculation.verification import sampled_indices, verify
 from baton.engine.step_tokens import StepTokens
 from baton.engine.upload import upload
 from baton.errors import Invalid
@@ -66,13 +67,14 @@ the rest is for activations."""
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
     """A plan's rows as tensors on the host. ``sampling_rows`` are the indices of the rows that
-    sample, and ``last_token_indices`` [num_sampling] the indices of their last tokens in the packed
-    batch. ``lora`` says which tokens use an adapter."""
+    sample, and ``sampled_indices`` the indices of their tokens whose logits are needed in the
+    packed batch: of each row the last one, and one more for each draft. ``lora`` says which tokens
+    use an adapter."""
 
     plan: Plan
     batch: PackedBatch
     sampling_rows: list[int]
-    last_token_indices: torch.Tensor
+    sampled_indices: torch.Tensor
     lora: list[LoraSegment]
 
 
@@ -247,9 +249,13 @@ class ModelRunner:
         another thread computes, since it uses only the host."""
         batch = pack_batch(plan.rows, self.block_tokens, HOST, self._block_tables)
         sampling = [index for index, row in enumerate(plan.rows) if row.sample]
-        last = [batch.offsets[index + 1] - 1 for index in sampling]
+        wanted = [
+            token
+            for index in sampling
+            for token in sampled_indices(plan.rows[index], batch.offsets[index + 1])
+        ]
         lora = lora_segments(plan.rows, self.adapters.prepared)
-        return PreparedStep(plan, batch, sampling, torch.tensor(last, dtype=torch.int64), lora)
+        return PreparedStep(plan, batch, sampling, torch.tensor(wanted, dtype=torch.int64), lora)
 
     def make_executor(self) -> PlanExecutor:
         """Implement :meth:`baton.engine.loaded_runner.LoadedRunner.make_executor`."""
@@ -290,8 +296,8 @@ class ModelRunner:
         if logits is None:
             token_ids = tokens.to_device(self._device)
             hidden = self._model.hidden(token_ids, batch, on_start, prepared.lora)
-            last = upload(prepared.last_token_indices, self._device)
-            logits = self._model.logits(hidden, last)
+            wanted = upload(prepared.sampled_indices, self._device)
+            logits = self._model.logits(hidden, wanted)
         else:
             on_start()
         scores = (
@@ -299,8 +305,17 @@ class ModelRunner:
             if hidden is not None
             else ()
         )
-        sampled = self._sample(logits, [plan.rows[index] for index in sampling])
-        return LaunchedModelStep(len(plan.rows), sampling, sampled, scores)
+        chosen = [plan.rows[index] for index in sampling]
+        if not any(row.num_drafts for row in chosen):
+            return LaunchedModelStep(len(plan.rows), sampling, self._sample(logits, chosen), scores)
+        verified = verify(logits, chosen, lambda *part: self._sample(*part).wait())
+        first = SampledOnHost([tokens[0] if tokens else None for tokens in verified])
+        following = {
+            row: tuple(tokens[1:])
+            for row, tokens in zip(sampling, verified, strict=True)
+            if len(tokens) > 1
+        }
+        return LaunchedModelStep(len(plan.rows), sampling, first, scores, following)
 
     def _replay_graph(self, prepared: PreparedStep, tokens: StepTokens) -> torch.Tensor | None:
         """Compute the logits by replaying a CUDA graph. Return None if there is no graph for the

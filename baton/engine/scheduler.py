@@ -13,6 +13,7 @@ from baton.engine.prefill_budget import MaxPrefillTokens, unlimited_tokens
 from baton.engine.prefill_ranking import PredictPrefillSeconds, PrefillRanking, unknown_seconds
 from baton.engine.sequence import Phase, Sequence
 from baton.engine.sequence_queue import SequenceQueue
+from baton.engine.speculation.speculator import Speculator
 
 _RETRY_EVERY_STEP = -1
 """A value of ``Scheduler._allocatable_when_blocked`` that is below any number of allocatable
@@ -38,6 +39,7 @@ class Scheduler:
         config: EngineConfig,
         prefill_seconds: PredictPrefillSeconds = unknown_seconds,
         max_prefill_tokens: MaxPrefillTokens = unlimited_tokens,
+        speculator: Speculator | None = None,
     ) -> None:
         self.queues: dict[Phase, SequenceQueue] = {
             phase: SequenceQueue() for phase in Phase if phase is not Phase.FINISHED
@@ -52,6 +54,7 @@ class Scheduler:
         self._pool = pool
         self._config = config
         self._max_prefill_tokens = max_prefill_tokens
+        self._speculator = speculator
         self._prefill_ranking = PrefillRanking(pool, config, prefill_seconds)
         self._waiting = self.queues[Phase.WAITING]
         self._running = self.queues[Phase.RUNNING]
@@ -168,8 +171,13 @@ class Scheduler:
         self.admitted.clear()
         self.preempted.clear()
         preempted = self._allocate_or_preempt()
-        rows = self._decode_rows()
-        rows += self._chunk_rows(rows, preempted, now_seconds)
+        decoding = [each for each in self._running if each.num_uncomputed_tokens == 1]
+        rows = self._decode_rows(decoding)
+        chunks = self._chunk_rows(rows, preempted, now_seconds)
+        if chunks:  # without drafts, since products limit the step rather than memory
+            rows += chunks
+        elif self._speculator is not None and decoding:
+            rows = self._speculator.add_drafts(decoding, rows)
         self._stalled = not rows and not preempted
         rows.sort(key=_is_chunk)
         self.num_steps += 1
@@ -185,6 +193,10 @@ class Scheduler:
         """
         continuing = continuing_sequences(self._running, plan, sequences)
         if not continuing or not self._is_admission_impossible(len(continuing)):
+            return None
+        if self._speculator is not None and self._speculator.wants_to_draft(
+            [each for each, _ in continuing]
+        ):
             return None
         if not self._allocate_next_blocks(continuing, plan):
             return None
@@ -240,10 +252,13 @@ class Scheduler:
         self.preempted.append(victim)
         self.num_preemptions += 1
 
-    def _decode_rows(self) -> list[Row]:
-        decoding = [each for each in self._running if each.num_uncomputed_tokens == 1]
+    def _decode_rows(self, decoding: list[Sequence]) -> list[Row]:
         self._prefill_ranking.charge_decodes(decoding)
         return [each.make_row(1) for each in decoding]
+
+    def charge_accepted(self, sequence: Sequence, num_tokens: int) -> None:
+        """Charge a sequence's tenant for drafts that became part of the answer."""
+        self._prefill_ranking.charge_answer(sequence, num_tokens)
 
     def _chunk_rows(self, decodes: list[Row], preempted: bool, now_seconds: float) -> list[Row]:
         """Distribute the rest of the token budget to prompts in ranked order, and admit waiting

@@ -1,6 +1,7 @@
 """The state of one request inside the engine: its tokens, its blocks and its phase."""
 
 from enum import StrEnum
+from typing import Any
 
 from baton.core.ids import BlockId, BlockKey, RequestId, TokenId
 from baton.core.prefill_order import WaitingPrompt
@@ -55,6 +56,7 @@ class Sequence:
         "awaits_migration",
         "block_ids",
         "constraint",
+        "draft_state",
         "end_token_ids",
         "max_total_tokens",
         "num_adopted_tokens",
@@ -120,6 +122,9 @@ class Sequence:
         computed."""
         self.awaits_migration = False
         """Whether a migration is waiting until no step in flight computes this request."""
+        self.draft_state: Any = None
+        """What a :class:`baton.engine.speculation.draft_source.DraftSource` knows about this
+        sequence."""
         self._chain = chain
         # Cached here because they are read for each token.
         self._adapter_digest = spec.adapter_digest
@@ -215,6 +220,16 @@ class Sequence:
             else (),
             self._adapter_digest,
         )
+
+    def make_draft_row(self, drafts: tuple[TokenId, ...]) -> Row:
+        """Return a row that computes the last known token and the drafts of the next ones."""
+        row = self.make_row(1)
+        assert row.sample, self.describe()
+        row.token_ids += drafts
+        row.num_drafts = len(drafts)
+        if self.constraint is not None:
+            row.accept = self.constraint.accept
+        return row
 
     def make_next_row(self, before: Row, place: int) -> Row:
         """Return this sequence's row in the next step. The token that it computes is not known yet:

@@ -1,6 +1,7 @@
 """Applies the output of a step to the requests that the step computed."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 from baton.core.answer_length_predictor import AnswerLengthPredictor
 from baton.core.ids import TokenId
@@ -8,10 +9,11 @@ from baton.core.request import PROMPT_PREFILLED, FinishReason, RequestOutput, To
 from baton.core.task import Task
 from baton.core.tenant import tenant_tag
 from baton.engine.inflight import InflightStep
-from baton.engine.plan import SampledToken, StepOutput
+from baton.engine.plan import Row, SampledToken, StepOutput
 from baton.engine.result import PrefillProgress, SealedRun, StepResult
 from baton.engine.scheduler import Scheduler
 from baton.engine.sequence import Phase, Sequence
+from baton.engine.speculation.speculator import Speculator
 
 PUBLISH_INTERVAL_BLOCKS = 16
 """Number of newly sealed blocks after which a running request reports them, so that the store has
@@ -28,11 +30,13 @@ class StepApplier:
         answer_lengths: AnswerLengthPredictor,
         eos_token_ids: frozenset[TokenId],
         finish: Callable[[Sequence], None],
+        speculator: Speculator | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._answer_lengths = answer_lengths
         self._eos_token_ids = eos_token_ids
         self._finish = finish
+        self._speculator = speculator
 
     def apply(self, flight: InflightStep, output: StepOutput, result: StepResult) -> StepResult:
         """Apply the output to the plan's requests, except those that have ended. Return ``result``
@@ -43,10 +47,13 @@ class StepApplier:
         rows = flight.plan.rows
         scores = output.prompt_logprobs or ((),) * len(rows)
         row_results = zip(rows, flight.sequences, output.sampled, scores, strict=True)
-        for row, sequence, sampled, scored in row_results:
+        for index, (row, sequence, sampled, scored) in enumerate(row_results):
             if sequence.phase is Phase.FINISHED:
                 continue
+            following = output.following.get(index, ())
             sequence.num_computed_tokens = row.start + len(row.token_ids)
+            if row.num_drafts:
+                self._apply_accepted_drafts(sequence, row, len(following))
             assert len(scored) == len(row.prompt_logprob_targets), f"scores of {row.request_id}"
             if row.prompt_logprob_targets:
                 sequence.prompt_logprobs[row.start :] = scored
@@ -56,7 +63,7 @@ class StepApplier:
                 progress.append(_prefill_progress(sequence))
             assert (sampled is not None) == row.sample or row.mask, f"row of {row.request_id}"
             if sampled is not None:
-                outputs.append(self._apply_sampled_token(sequence, sampled))
+                outputs.append(self._apply_sampled_tokens(sequence, (sampled, *following)))
             elif row.sample:
                 outputs.append(self._fail_without_allowed_token(sequence))
             if num_sealed > sequence.num_published_blocks:
@@ -70,31 +77,42 @@ class StepApplier:
             result.preempted,
         )
 
-    def _apply_sampled_token(self, sequence: Sequence, sampled: SampledToken) -> RequestOutput:
-        """Append the sampled token. The request then continues, ends, or, if its task is PREFILL,
-        waits for its KV to be read."""
-        spec = sequence.spec
+    def _apply_accepted_drafts(self, sequence: Sequence, row: Row, num_accepted: int) -> None:
+        """Append the row's first ``num_accepted`` drafts, which are right. The KV of the other
+        drafts does not count as computed: later tokens overwrite it. None of the drafts ends the
+        answer, and the runner has already advanced the grammar by the accepted ones."""
+        first = len(row.token_ids) - row.num_drafts
+        for token_id in row.token_ids[first : first + num_accepted]:
+            sequence.append_token(token_id)
+        sequence.num_computed_tokens -= row.num_drafts - num_accepted
+        self._scheduler.charge_accepted(sequence, num_accepted)
+        assert self._speculator is not None, "only a speculator drafts"
+        self._speculator.record_verified(sequence, row.num_drafts, num_accepted)
+
+    def _apply_sampled_tokens(self, sequence: Sequence, tokens: Seq[SampledToken]) -> RequestOutput:
+        """Append the last of the sampled ``tokens``; those before it are accepted drafts, which are
+        appended already. The request then continues, ends, or, if its task is PREFILL, waits for
+        its KV to be read."""
+        spec, sampled = sequence.spec, tokens[-1]
         num_known = sequence.num_known_tokens
-        first_index = num_known - spec.num_prompt_tokens
         sequence.append_token(sampled.token_id)
+        num_answered = sequence.num_answer_tokens
         finish_reason = sequence.finish_reason(self._eos_token_ids)
         if sequence.task is Task.PREFILL:
             sequence.constraint = None  # the decode worker replays the tokens into its own grammar
             self._scheduler.change_phase(sequence, Phase.EXPORTED)
         elif finish_reason is not None:
             is_truncated = finish_reason is FinishReason.LENGTH
-            self._answer_lengths.record_length(
-                spec.owner, first_index + 1, was_truncated=is_truncated
-            )
+            self._answer_lengths.record_length(spec.owner, num_answered, was_truncated=is_truncated)
             self._finish(sequence)
         elif sequence.constraint is not None:
             sequence.constraint.accept(sampled.token_id)
         output = RequestOutput(
             spec.request_id,
             spec.epoch,
-            first_index,
-            (sampled.token_id,),
-            logprobs=() if sampled.logprob is None else (sampled.logprob,),
+            num_answered - len(tokens),
+            tuple(token.token_id for token in tokens),
+            logprobs=tuple(token.logprob for token in tokens if token.logprob is not None),
             finish_reason=finish_reason,
         )
         if num_known == len(spec.token_ids):

@@ -363,7 +363,7 @@ def logits_of(runner: ModelRunner, rows: Sequence[Row]) -> list[torch.Tensor]:
     prepared = runner.prepare(Plan(1, tuple(rows)))
     tokens = torch.tensor([token for row in rows for token in row.token_ids])
     hidden = runner._model.hidden(tokens, prepared.batch, lora=prepared.lora)
-    return list(runner._model.logits(hidden, prepared.last_token_indices).unbind())
+    return list(runner._model.logits(hidden, prepared.sampled_indices).unbind())
 
 
 @needs_kernels

@@ -1,0 +1,1 @@
+"""Speculative decoding with unchanged answers: drafts, their verification, and when to draft."""

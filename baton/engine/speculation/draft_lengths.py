@@ -1,0 +1,65 @@
+"""Decides how many tokens to draft for each answer of a step."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+MIN_GAIN = 1.05
+"""Nothing is drafted unless it is predicted to raise the tokens per second at least by this
+factor, since predictions are not exact."""
+
+PredictSeconds = Callable[[int, int], NDArray[np.float64]]
+"""Returns the seconds of steps with first, first + 1, … last tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftDecision:
+    """``lengths`` has the number of tokens to draft for each answer. ``gain`` is the predicted
+    ratio of the tokens per second with and without these drafts."""
+
+    lengths: tuple[int, ...]
+    gain: float = 1.0
+
+    @property
+    def num_drafts(self) -> int:
+        return sum(self.lengths)
+
+
+def choose_draft_lengths(
+    chances: Sequence[Sequence[float]],
+    predict_seconds: PredictSeconds,
+    *,
+    max_drafts: int,
+    draft_seconds: float = 0.0,
+) -> DraftDecision:
+    """Choose the draft lengths with the most tokens per second.
+
+    ``chances[i][j]`` is the probability that the first j + 1 drafts of answer i are right,
+    decreasing in j. A step yields one token per answer and the drafts that are right, so drafts are
+    considered in the order of their chances: of the first n, for each n up to ``max_drafts``, the
+    expected number of tokens is divided by the seconds of a step with that many tokens.
+    ``draft_seconds`` is the time to draft the next token of all answers at once."""
+    num_answers = len(chances)
+    none = DraftDecision((0,) * num_answers)
+    drafts = [
+        (-chance, depth, answer)
+        for answer, each in enumerate(chances)
+        for depth, chance in enumerate(each, 1)
+    ]
+    if not drafts or max_drafts < 1:
+        return none
+    drafts.sort()
+    del drafts[max_drafts:]
+    expected = np.cumsum([0.0, *(-chance for chance, _, _ in drafts)])
+    depths = np.maximum.accumulate([0, *(depth for _, depth, _ in drafts)])
+    seconds = predict_seconds(num_answers, num_answers + len(drafts)) + draft_seconds * depths
+    gains = (num_answers + expected) / num_answers * (seconds[0] / seconds)
+    best = int(gains.argmax())
+    if gains[best] < MIN_GAIN:
+        return none
+    lengths = [0] * num_answers
+    for _, depth, answer in drafts[:best]:
+        lengths[answer] = max(lengths[answer], depth)
+    return DraftDecision(tuple(lengths), float(gains[best]))

@@ -1,0 +1,138 @@
+"""Speculative decoding of one engine: which tokens of which answers are drafted in each step."""
+
+from collections.abc import Sequence as Seq
+
+from baton.core.ids import TokenId
+from baton.core.task import Task
+from baton.engine.block_pool import BlockPool
+from baton.engine.config import EngineConfig
+from baton.engine.plan import Row
+from baton.engine.result import StepWork
+from baton.engine.sequence import Sequence
+from baton.engine.speculation.draft_lengths import DraftDecision, choose_draft_lengths
+from baton.engine.speculation.draft_source import DraftRequest, DraftSource
+from baton.engine.speculation.verify_costs import VerifyCosts
+
+
+class Speculator:
+    """Drafts tokens for the next step, where measurements say that it pays. ``eos_token_ids`` end
+    an answer unless it ignores them. Blocks for drafts come from ``pool``."""
+
+    def __init__(
+        self,
+        source: DraftSource,
+        pool: BlockPool,
+        config: EngineConfig,
+        eos_token_ids: frozenset[TokenId],
+    ) -> None:
+        self.num_drafted = 0
+        """Drafted tokens since the start."""
+        self.num_accepted = 0
+        """Drafted tokens that became part of an answer."""
+        self._source = source
+        self._pool = pool
+        self._config = config
+        self._eos_token_ids = eos_token_ids
+        self._costs = VerifyCosts()
+
+    def record_step(self, work: StepWork) -> None:
+        """Record the measured duration of a step."""
+        if work.is_decode:
+            self._costs.record(work.num_tokens, work.seconds)
+
+    def record_verified(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        """Record how many of a sequence's drafts were right."""
+        self.num_drafted += num_drafted
+        self.num_accepted += num_accepted
+        self._source.record(sequence, num_drafted, num_accepted)
+
+    def wants_to_draft(self, sequences: Seq[Sequence]) -> bool:
+        """Whether it looks as if tokens would be drafted for these sequences as soon as their next
+        tokens are known."""
+        return self._decide(sequences, 1).num_drafts > 0
+
+    def add_drafts(self, sequences: Seq[Sequence], rows: list[Row]) -> list[Row]:
+        """Return ``rows``, those of ``sequences`` in a step that only decodes, with the drafts that
+        pay."""
+        drafts = self._draft(sequences)
+        if not drafts:
+            return rows
+        return [
+            each.make_draft_row(drafts[each])
+            if each in drafts and self._allocate(each, len(drafts[each]))
+            else row
+            for each, row in zip(sequences, rows, strict=True)
+        ]
+
+    def _allocate(self, sequence: Sequence, num_drafts: int) -> bool:
+        """Make sure that a sequence has blocks for its next token and for drafts. Return False if
+        they would have to come from the watermark, so that drafts don't cause a preemption."""
+        end = sequence.num_computed_tokens + 1 + num_drafts
+        num_new = self._config.num_blocks_for(end) - len(sequence.block_ids)
+        if num_new > 0:
+            if not self._pool.can_allocate(num_new + self._config.watermark_blocks):
+                return False
+            sequence.block_ids += tuple(self._pool.allocate(num_new))
+        return True
+
+    def _draft(self, sequences: Seq[Sequence]) -> dict[Sequence, tuple[TokenId, ...]]:
+        """Draft tokens for the sequences for which it pays."""
+        decision = self._decide(sequences, 0)
+        requests = [
+            DraftRequest(sequence, length)
+            for sequence, length in zip(sequences, decision.lengths, strict=True)
+            if length
+        ]
+        drafts: dict[Sequence, tuple[TokenId, ...]] = {}
+        if not requests:
+            return drafts
+        for request, token_ids in zip(requests, self._source.draft(requests), strict=True):
+            token_ids = self._before_end(request.sequence, token_ids)
+            if token_ids:
+                drafts[request.sequence] = token_ids
+        return drafts
+
+    def _decide(self, sequences: Seq[Sequence], num_coming: int) -> DraftDecision:
+        """Decide on the lengths of drafts that begin after ``num_coming`` more tokens."""
+        chances = []
+        for sequence in sequences:
+            self._source.observe(sequence)
+            limit = min(self._config.speculation_tokens, max_draft_tokens(sequence, num_coming))
+            chances.append(self._source.chances(sequence, limit) if limit > 0 else ())
+        if not any(chances) or not self._costs.has_measured(len(sequences)):
+            return DraftDecision((0,) * len(sequences))
+        return choose_draft_lengths(
+            chances,
+            self._costs.predict,
+            max_drafts=self._config.max_batched_tokens - len(sequences),
+            draft_seconds=self._source.seconds_per_token,
+        )
+
+    def _before_end(
+        self, sequence: Sequence, token_ids: tuple[TokenId, ...]
+    ) -> tuple[TokenId, ...]:
+        """Return the draft up to the first token that would end the answer. Whether the answer ends
+        there is up to the target model, which needs no draft for it."""
+        sampling = sequence.spec.sampling
+        for index, token_id in enumerate(token_ids):
+            if token_id in self._eos_token_ids or token_id in sampling.stop_token_ids:
+                return token_ids[:index]
+        return token_ids
+
+
+def max_draft_tokens(sequence: Sequence, num_coming: int = 0) -> int:
+    """Return the maximum length of a draft that begins after ``num_coming`` more tokens; it may be
+    below 0. The step samples one token after the draft, so the answer must have room for both. An
+    answer that may not end yet (``min_tokens``) gets no draft beyond that point, because all tokens
+    that a row samples have the same suppressed tokens. The step that yields the first token on this
+    worker has no drafts."""
+    num_known = sequence.num_known_tokens + num_coming
+    if sequence.task is Task.PREFILL or num_known <= len(sequence.spec.token_ids):
+        return 0
+    room = sequence.max_total_tokens - num_known - 1
+    if sequence.end_token_ids:
+        num_answered = sequence.num_answer_tokens + num_coming
+        to_minimum = sequence.spec.sampling.min_tokens - num_answered - 1
+        if to_minimum >= 0:
+            return min(room, to_minimum)
+    return room
