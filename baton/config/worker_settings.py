@@ -70,6 +70,12 @@ class WorkerSettings(BaseModel):
     """Async scheduling: plan the next decode step while the current one is computed
     (docs/engine.md). ``auto``: on for a GPU, and for a CPU if the kernels leave one of its cores
     free."""
+    speculation: Annotated[Literal["auto", "ngram", "off"], AsSwitch] = "auto"
+    """Speculative decoding, which changes no answer (docs/speculation.md). ``ngram``: draft tokens
+    from what prompt and answer have already said, where that is measured to be faster; ``auto``:
+    the same, with Baton's own CPU kernels."""
+    speculation_tokens: Annotated[int, Field(ge=1, le=64)] = 16
+    """Maximum number of tokens that are drafted for an answer in one step."""
     block_tokens: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Number of tokens per KV block. None: 16, with vLLM 32."""
     num_blocks: Count | None = None

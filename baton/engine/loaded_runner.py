@@ -22,8 +22,10 @@ class LoadedRunner(Runner, TwoStageRunner, Protocol):
     Two workers can exchange KV blocks iff ``model_digest`` and ``kv_layout`` are equal.
     ``numerics_fingerprint`` is empty unless results are bit-identical in any batch. ``description``
     names the software that computes the model; ``is_fallback`` is set if that software is slower
-    than the preferred one. ``adapters`` are the LoRA adapters that plans may name; only the
-    engine's thread may use them."""
+    than the preferred one. ``supports_speculation`` says that plans may have drafts, and that a
+    token's logits have the same bits whatever the batch and the number of a row's tokens, so that
+    speculative decoding changes no answer. ``adapters`` are the LoRA adapters that plans may name;
+    only the engine's thread may use them."""
 
     limits: ModelLimits
     model_digest: bytes
@@ -31,6 +33,7 @@ class LoadedRunner(Runner, TwoStageRunner, Protocol):
     quantization: str
     description: str
     is_fallback: bool
+    supports_speculation: bool
     adapters: AdapterTable
 
     @property

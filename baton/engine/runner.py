@@ -106,6 +106,7 @@ class ModelRunner:
         self.quantization = quantization
         self.description = backend.description
         self.is_fallback = backend.is_fallback
+        self.supports_speculation = backend.is_native
         self._model = model
         self._graphs = graphs
         self._device = pool.tensor.device

@@ -63,6 +63,7 @@ class VllmRunner:
         version = check_vllm_version()
         self.description = f"vLLM {version}"
         self.is_fallback = False
+        self.supports_speculation = False
         self.adapters = AdapterTable(0)
         digest = hashlib.blake2b(checkpoint, digest_size=16, person=b"baton.vllm.v1")
         for part in (version, arguments.kv_identity, self.kv_dtype, self.kv_layout):

@@ -136,7 +136,7 @@ class WorkerMetrics:
             (self._mixed if work.num_decodes else self._prefill).observe(work.seconds)
             self._prompt_tokens.inc(work.num_tokens - work.num_decodes)
         if work.num_decodes:
-            self._answer_tokens.inc(work.num_decodes)
+            self._answer_tokens.inc(work.num_decodes + work.num_drafts)
         self._batch_sizes.observe(work.num_rows)
         for each in admitted:
             self._queue_seconds.observe(each.waited_seconds)
@@ -252,4 +252,14 @@ class EngineGauges(Collector):
             "baton_worker_pauses",
             "Prefills paused in favour of a prompt with higher rank.",
             stats.num_pauses,
+        )
+        yield CounterMetricFamily(
+            "baton_worker_drafted_tokens",
+            "Tokens of answers drafted by speculative decoding.",
+            stats.num_drafted_tokens,
+        )
+        yield CounterMetricFamily(
+            "baton_worker_accepted_tokens",
+            "Drafted tokens that were right, and became part of an answer.",
+            stats.num_accepted_tokens,
         )

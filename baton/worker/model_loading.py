@@ -2,7 +2,7 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import structlog
@@ -76,6 +76,7 @@ def engine_config(settings: Settings, limits: ModelLimits) -> EngineConfig:
         max_waiting=settings.max_waiting,
         order=settings.prefill_order,
         fairness=settings.tenant_fairness,
+        speculation_tokens=settings.speculation_tokens,
         max_model_tokens=min(settings.max_model_tokens or limit, limit),
         vocab_size=limits.vocab_size,
     )
@@ -84,6 +85,7 @@ def engine_config(settings: Settings, limits: ModelLimits) -> EngineConfig:
 def build_engine(
     settings: Settings, runner: LoadedRunner, config: EngineConfig, clock: Clock
 ) -> Engine:
+    config = replace(config, speculation=_uses_speculation(settings, runner))
     return Engine(
         runner,
         config,
@@ -116,6 +118,8 @@ def _load_own_engine(settings: Settings) -> LoadedRunner:
 
 
 def _load_vllm(settings: Settings) -> LoadedRunner:
+    if settings.speculation == "ngram":
+        raise Invalid("speculation is not supported with engine vllm", param="speculation")
     from baton.vllm_engine.versions import check_vllm_version
 
     check_vllm_version()
@@ -152,3 +156,18 @@ def _uses_async_scheduling(settings: Settings, runner: LoadedRunner) -> bool:
     if settings.async_scheduling == "auto":
         return runner.leaves_core_free(os.cpu_count() or 1)
     return settings.async_scheduling == "on"
+
+
+def _uses_speculation(settings: Settings, runner: LoadedRunner) -> bool:
+    """Whether to use speculative decoding. Raises Invalid if it is set, but would change answers
+    with this runner."""
+    if settings.speculation == "auto":
+        return runner.supports_speculation
+    if settings.speculation == "ngram" and not runner.supports_speculation:
+        raise Invalid(
+            f"speculation is ngram, but this worker computes with {runner.description}. "
+            "Speculation needs Baton's CPU kernels, whose results don't depend on the number of "
+            "tokens that are computed at once. Set speculation to auto or off",
+            param="speculation",
+        )
+    return settings.speculation == "ngram"

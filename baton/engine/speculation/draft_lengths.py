@@ -3,15 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 MIN_GAIN = 1.05
 """Nothing is drafted unless it is predicted to raise the tokens per second at least by this
 factor, since predictions are not exact."""
 
-PredictSeconds = Callable[[int, int], NDArray[np.float64]]
-"""Returns the seconds of steps with first, first + 1, … last tokens."""
+PredictSeconds = Callable[[int, int], Sequence[float]]
+"""Returns the seconds of steps of so many answers with 0, 1, … max_drafts drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +49,18 @@ def choose_draft_lengths(
         return none
     drafts.sort()
     del drafts[max_drafts:]
-    expected = np.cumsum([0.0, *(-chance for chance, _, _ in drafts)])
-    depths = np.maximum.accumulate([0, *(depth for _, depth, _ in drafts)])
-    seconds = predict_seconds(num_answers, num_answers + len(drafts)) + draft_seconds * depths
-    gains = (num_answers + expected) / num_answers * (seconds[0] / seconds)
-    best = int(gains.argmax())
-    if gains[best] < MIN_GAIN:
+    seconds = predict_seconds(num_answers, len(drafts))
+    plain = best = num_answers / seconds[0]
+    num_best, expected, deepest = 0, float(num_answers), 0
+    for count, (chance, depth, _) in enumerate(drafts, 1):
+        expected -= chance
+        deepest = max(deepest, depth)
+        rate = expected / (seconds[count] + draft_seconds * deepest)
+        if rate > best:
+            best, num_best = rate, count
+    if best < MIN_GAIN * plain:
         return none
     lengths = [0] * num_answers
-    for _, depth, answer in drafts[:best]:
+    for _, depth, answer in drafts[:num_best]:
         lengths[answer] = max(lengths[answer], depth)
-    return DraftDecision(tuple(lengths), float(gains[best]))
+    return DraftDecision(tuple(lengths), best / plain)

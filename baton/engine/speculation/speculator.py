@@ -99,7 +99,7 @@ class Speculator:
             self._source.observe(sequence)
             limit = min(self._config.speculation_tokens, max_draft_tokens(sequence, num_coming))
             chances.append(self._source.chances(sequence, limit) if limit > 0 else ())
-        if not any(chances) or not self._costs.has_measured(len(sequences)):
+        if not any(chances) or not self._costs.has_base(len(sequences)):
             return DraftDecision((0,) * len(sequences))
         return choose_draft_lengths(
             chances,

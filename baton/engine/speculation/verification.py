@@ -49,8 +49,8 @@ def verify(
     """Return the tokens that each row samples: of a row without drafts one, of another up to the
     first that differs from its draft. Empty for a row whose mask allows no token.
 
-    A grammar's state advances with accepted tokens only, so rows with a grammar are sampled token by
-    token; all others at once, assuming that their drafts are right."""
+    A grammar's state advances with accepted tokens only, so rows with a grammar are sampled token
+    by token; all others at once, assuming that their drafts are right."""
     verifications: list[_Verification] = []
     indices: list[int] = []
     expanded: list[Row] = []
