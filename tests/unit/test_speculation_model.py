@@ -27,9 +27,7 @@ from tests.unit.test_overlap_model import SEED, requests
 GRAMMARS = [
     regex("[a-c]{5,40}(xyz){1,9}"),
     choice("the quick brown fox", "the quick brown dog", "something else"),
-    schema(
-        {"type": "object", "properties": {"name": {"enum": ["ab", "abc"]}}, "required": ["name"]}
-    ),
+    schema({"type": "array", "items": {"enum": ["ab", "abc"]}, "minItems": 2, "maxItems": 6}),
 ]
 
 
