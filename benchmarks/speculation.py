@@ -266,7 +266,8 @@ def main(arguments: list[str]) -> int:
         share = line["accepted"] / max(line["drafted"], 1)
         print(
             f"{line['text']:8} batch {line['batch']:2}  {line['off']:8.1f} {line['on']:8.1f}  "
-            f"× {line['ratio']:.2f} (CPU {line['cpu_ratio']:.2f})  {line['tokens_per_step']:5.2f} tokens a step, "
+            f"× {line['ratio']:.2f} (CPU {line['cpu_ratio']:.2f})  "
+            f"{line['tokens_per_step']:5.2f} tokens a step, "
             f"{share:4.0%} of {line['drafted']} drafts right",
             flush=True,
         )

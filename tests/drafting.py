@@ -18,8 +18,6 @@ class OracleSource:
     """Drafts from answers that the test knows, with a wrong token in most drafts: after how many
     right ones depends on ``seed`` and on the position."""
 
-    seconds_per_token = 0.0
-
     def __init__(self, known_answer: KnownAnswer, vocab_size: int, seed: int) -> None:
         self._known_answer = known_answer
         self._vocab_size = vocab_size

@@ -70,10 +70,15 @@ class WorkerSettings(BaseModel):
     """Async scheduling: plan the next decode step while the current one is computed
     (docs/engine.md). ``auto``: on for a GPU, and for a CPU if the kernels leave one of its cores
     free."""
-    speculation: Annotated[Literal["auto", "ngram", "off"], AsSwitch] = "auto"
-    """Speculative decoding, which changes no answer (docs/speculation.md). ``ngram``: draft tokens
-    from what prompt and answer have already said, where that is measured to be faster; ``auto``:
-    the same, with Baton's own CPU kernels."""
+    speculation: Annotated[Literal["auto", "ngram", "draft", "off"], AsSwitch] = "auto"
+    """Speculative decoding (docs/speculation.md): it changes no answer, and is used where it is
+    measured to be faster. ``ngram``: draft tokens from what prompt and answer have already said;
+    ``draft``: draft them with ``draft_model``; ``auto``: the latter if that is set, else the
+    former, with Baton's own CPU kernels."""
+    draft_model: str | None = None
+    """A smaller model with the same tokenizer, a directory or a hub id, which drafts tokens."""
+    draft_pool_bytes: Size = 256 * 2**20
+    """Size of the draft model's KV pool."""
     speculation_tokens: Annotated[int, Field(ge=1, le=64)] = 16
     """Maximum number of tokens that are drafted for an answer in one step."""
     block_tokens: Annotated[int, Field(ge=1, le=1024)] | None = None

@@ -15,6 +15,7 @@ from baton.engine.checksum import block_checksums, checksum_algorithm
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.loaded_runner import LoadedRunner
+from baton.engine.speculation.draft_source import DraftSource
 from baton.engine_settings import runner_options
 from baton.errors import Invalid
 from baton.serve.status_pipe import report_progress
@@ -22,6 +23,7 @@ from baton.text.grammar.checker import GrammarChecker
 from baton.text.grammar.matcher import GrammarCompiler
 from baton.transport.base import Region
 from baton.worker.kv_layout import KvLayout
+from baton.worker.speculation_setup import check_speculation, load_draft_source, uses_speculation
 
 log = structlog.get_logger(__name__)
 
@@ -30,11 +32,13 @@ log = structlog.get_logger(__name__)
 class LoadedModel:
     """A loaded model. ``grammars`` is None if the model's tokenizer does not support grammars, in
     which case requests with a grammar are rejected. Otherwise, ``grammar_checker`` runs the helper
-    processes that try to compile a grammar before this process does; the caller must close it."""
+    processes that try to compile a grammar before this process does; the caller must close it.
+    ``draft_source`` is the draft model, if there is one."""
 
     runner: LoadedRunner
     grammars: GrammarCompiler | None
     grammar_checker: GrammarChecker | None
+    draft_source: DraftSource | None = None
 
     @property
     def kv_layout(self) -> KvLayout:
@@ -56,12 +60,13 @@ class LoadedModel:
 def load_model(settings: Settings) -> LoadedModel:
     """Load the weights and, concurrently, the vocabulary for grammars, which takes a second if it
     is large. Blocks for seconds to minutes; raises Invalid."""
+    check_speculation(settings)
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(_load_grammars, settings)
         runner = _load_runner(settings)
         grammars = loading.result()
     checker = None if grammars is None else _start_checker(settings)
-    return LoadedModel(runner, grammars, checker)
+    return LoadedModel(runner, grammars, checker, load_draft_source(settings, runner))
 
 
 def engine_config(settings: Settings, limits: ModelLimits) -> EngineConfig:
@@ -83,9 +88,13 @@ def engine_config(settings: Settings, limits: ModelLimits) -> EngineConfig:
 
 
 def build_engine(
-    settings: Settings, runner: LoadedRunner, config: EngineConfig, clock: Clock
+    settings: Settings,
+    runner: LoadedRunner,
+    config: EngineConfig,
+    clock: Clock,
+    draft_source: DraftSource | None = None,
 ) -> Engine:
-    config = replace(config, speculation=_uses_speculation(settings, runner))
+    config = replace(config, speculation=uses_speculation(settings, runner))
     return Engine(
         runner,
         config,
@@ -95,6 +104,7 @@ def build_engine(
         clock=clock,
         executor=runner.make_executor() if _uses_async_scheduling(settings, runner) else None,
         adapters=runner.adapters,
+        draft_source=draft_source,
     )
 
 
@@ -118,8 +128,6 @@ def _load_own_engine(settings: Settings) -> LoadedRunner:
 
 
 def _load_vllm(settings: Settings) -> LoadedRunner:
-    if settings.speculation == "ngram":
-        raise Invalid("speculation is not supported with engine vllm", param="speculation")
     from baton.vllm_engine.versions import check_vllm_version
 
     check_vllm_version()
@@ -156,18 +164,3 @@ def _uses_async_scheduling(settings: Settings, runner: LoadedRunner) -> bool:
     if settings.async_scheduling == "auto":
         return runner.leaves_core_free(os.cpu_count() or 1)
     return settings.async_scheduling == "on"
-
-
-def _uses_speculation(settings: Settings, runner: LoadedRunner) -> bool:
-    """Whether to use speculative decoding. Raises Invalid if it is set, but would change answers
-    with this runner."""
-    if settings.speculation == "auto":
-        return runner.supports_speculation
-    if settings.speculation == "ngram" and not runner.supports_speculation:
-        raise Invalid(
-            f"speculation is ngram, but this worker computes with {runner.description}. "
-            "Speculation needs Baton's CPU kernels, whose results don't depend on the number of "
-            "tokens that are computed at once. Set speculation to auto or off",
-            param="speculation",
-        )
-    return settings.speculation == "ngram"

@@ -229,7 +229,7 @@ class WorkerProgram:
 
     def _build_engine(self, model: LoadedModel) -> Engine:
         config = engine_config(self._settings, model.runner.limits)
-        engine = build_engine(self._settings, model.runner, config, self._clock)
+        engine = build_engine(self._settings, model.runner, config, self._clock, model.draft_source)
         self._thread = EngineThread(engine, self._on_step, self._on_crash)
         return engine
 

@@ -6,6 +6,7 @@ are partly right, and are verified whenever there are any. A wrong draft leaves 
 changes every later token unless it is overwritten.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -16,8 +17,10 @@ from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.request import RequestSpec, SamplingParams
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.fake_runner import reference_answer
+from baton.engine.fake_runner import FakeRunner, reference_answer
 from baton.engine.lora.table import LoadedAdapter
+from baton.engine.speculation.draft_model import DraftModelSource
+from baton.engine.speculation.draft_source import DraftSource
 from tests.drafting import OracleSource, draft_always
 from tests.property.test_engine_property import (
     ADAPTERS,
@@ -43,11 +46,24 @@ from tests.property.test_overlap_property import (
     varied,
 )
 
+MakeSource = Callable[[EngineConfig, int], DraftSource]
+"""Returns the draft source of an engine with this configuration. The second argument is a seed."""
+
 ALL_EXECUTORS: dict[str, MakeExecutor] = {"none": no_executor, **EXECUTORS}
 
 
 def known_answer(spec: RequestSpec) -> tuple[TokenId, ...]:
     return reference_answer(spec, vocab_size=VOCAB_SIZE, eos_token_ids=EOS)[0]
+
+
+def oracle(config: EngineConfig, seed: int) -> DraftSource:
+    return OracleSource(known_answer, VOCAB_SIZE, seed)
+
+
+def draft_model(config: EngineConfig, seed: int) -> DraftSource:
+    """Return a draft model that is the model itself, with few blocks of another size."""
+    runner = FakeRunner(12 + 4 * seed, 5, VOCAB_SIZE)
+    return DraftModelSource(runner, config.max_model_tokens)
 
 
 class SpeculatingPair(OverlappedPair):
@@ -59,9 +75,11 @@ class SpeculatingPair(OverlappedPair):
         make_executor: MakeExecutor,
         num_drafts: int,
         seed: int,
+        make_source: MakeSource = oracle,
     ) -> None:
         self._num_drafts = num_drafts
         self._seed = seed
+        self._make_source = make_source
         super().__init__(*engines, make_executor)
 
     def _side(self, config: EngineConfig, num_blocks: int) -> EngineUnderTest:
@@ -75,7 +93,7 @@ class SpeculatingPair(OverlappedPair):
             eos_token_ids=EOS,
             clock=self.clock,
             executor=self._pipeline(runner),
-            draft_source=OracleSource(known_answer, VOCAB_SIZE, self._seed),
+            draft_source=self._make_source(config, self._seed),
         )
         draft_always(engine)
         for adapter in ADAPTERS:
@@ -101,7 +119,7 @@ drafts, seeds = st.integers(1, 8), st.integers(0, 3)
 
 
 @pytest.mark.parametrize("executor", ALL_EXECUTORS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(engines=varied(), jobs=job_lists(), num_drafts=drafts, seed=seeds)
 def test_every_request_gets_the_tokens_that_it_would_get_alone(
     executor: str,
@@ -114,7 +132,7 @@ def test_every_request_gets_the_tokens_that_it_would_get_alone(
 
 
 @pytest.mark.parametrize("executor", ALL_EXECUTORS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(engines=tight(), jobs=growing_jobs() | stopping_jobs(), num_drafts=drafts, seed=seeds)
 def test_preemption_and_stop_tokens_do_not_change_tokens(
     executor: str,
@@ -124,6 +142,30 @@ def test_preemption_and_stop_tokens_do_not_change_tokens(
     seed: int,
 ) -> None:
     check_workload(SpeculatingPair(engines, ALL_EXECUTORS[executor], num_drafts, seed), jobs)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    engines=varied() | tight(),
+    jobs=job_lists() | growing_jobs() | stopping_jobs(),
+    num_drafts=drafts,
+    seed=seeds,
+)
+def test_drafts_of_the_same_model_are_all_right(
+    engines: tuple[EngineConfig, EngineConfig, Blocks],
+    jobs: list[Job],
+    num_drafts: int,
+    seed: int,
+) -> None:
+    """Each token that the fake draft model samples depends on the KV of all tokens before it, so a
+    draft is right only if its KV is, whatever was dropped, rejected or preempted before."""
+    for job in jobs:  # it does not know adapters
+        job.spec = replace(job.spec, adapter=None)
+    pair = SpeculatingPair(engines, no_executor, num_drafts, seed, draft_model)
+    check_workload(pair, jobs)
+    for side in (pair.left, pair.right):
+        stats = side.engine.stats()
+        assert stats.num_accepted_tokens == stats.num_drafted_tokens
 
 
 def test_drafts_save_steps() -> None:

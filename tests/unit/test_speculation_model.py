@@ -17,6 +17,7 @@ from baton.engine.engine import Engine
 from baton.engine.executor import ThreadedExecutor
 from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
+from baton.engine.speculation.draft_model import DraftModelSource
 from baton.engine.speculation.draft_source import DraftSource
 from tests.byte_grammars import byte_grammars, choice, regex, schema
 from tests.drafting import OracleSource, draft_always
@@ -43,7 +44,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Run:
-    """How requests are run. ``drafts``: none, from n-grams, or from the known answers."""
+    """How requests are run. ``drafts``: none, from n-grams, from the known answers, or from a draft
+    model, which is the model itself or another one."""
 
     drafts: str = "none"
     budget: int = 48
@@ -58,6 +60,8 @@ RUNS = [
     Run("oracle"),
     Run("oracle", overlaps=True),
     Run("oracle", budget=17, chunk=5),
+    Run("itself"),
+    Run("another", overlaps=True),
 ]
 
 
@@ -66,11 +70,14 @@ def answers(
     specs: Sequence[RequestSpec],
     run: Run,
     known: dict[RequestId, Answer],
+    draft_models: dict[str, ModelRunner],
 ) -> dict[RequestId, Answer]:
     """Run the requests, which arrive in different steps; return their answers."""
     source: DraftSource | None = None
     if run.drafts == "oracle":
         source = OracleSource(lambda spec: known[spec.request_id].tokens, 512, SEED)
+    elif run.drafts in draft_models:
+        source = DraftModelSource(draft_models[run.drafts], 256)
     config = EngineConfig(
         block_tokens=16,
         max_model_tokens=256,
@@ -109,8 +116,9 @@ def answers(
             answer.finish_reason = output.finish_reason
             answer.num_outputs += 1
         engine.check_integrity()
-    if config.speculation:
-        assert engine.stats().num_accepted_tokens > 0
+    stats = engine.stats()
+    assert (stats.num_drafted_tokens > 0) == config.speculation
+    assert (stats.num_accepted_tokens > 0) == (run.drafts not in ("none", "another"))
     engine.close()
     return found
 
@@ -148,14 +156,21 @@ def test_drafts_do_not_change_tokens_and_logprobs(
     )
     chance = np.random.default_rng(SEED)
     specs = [*requests(chance, 512), *with_grammars(512)]
-    expected = answers(runner, specs, PLAIN, {})
+    make_model(tmp_path / "another", architecture, seed=SEED + 1)
+    options = RunnerOptions(device="cpu", dtype=dtype, num_blocks=40, block_tokens=8)
+    draft_models = {
+        "itself": ModelRunner.load(tmp_path, options),
+        "another": ModelRunner.load(tmp_path / "another", options),
+    }
+    expected = answers(runner, specs, PLAIN, {}, draft_models)
     assert all(each.finish_reason is not None for each in expected.values())
     for run in RUNS:
-        found = answers(runner, specs, run, expected)
+        found = answers(runner, specs, run, expected, draft_models)
         for name, answer in found.items():
             assert as_received(answer) == as_received(expected[name]), (run, name)
-        if run.drafts == "oracle":
+        if run.drafts in ("oracle", "itself"):
             assert any(each.num_outputs < len(each.tokens) for each in found.values())
+        if run.drafts == "oracle":
             assert any(
                 each.num_outputs < len(each.tokens)
                 for name, each in found.items()

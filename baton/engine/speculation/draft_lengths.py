@@ -29,15 +29,13 @@ def choose_draft_lengths(
     predict_seconds: PredictSeconds,
     *,
     max_drafts: int,
-    draft_seconds: float = 0.0,
 ) -> DraftDecision:
     """Choose the draft lengths with the most tokens per second.
 
     ``chances[i][j]`` is the probability that the first j + 1 drafts of answer i are right,
     decreasing in j. A step yields one token per answer and the drafts that are right, so drafts are
     considered in the order of their chances: of the first n, for each n up to ``max_drafts``, the
-    expected number of tokens is divided by the seconds of a step with that many tokens.
-    ``draft_seconds`` is the time to draft the next token of all answers at once."""
+    expected number of tokens is divided by the seconds of a step with that many tokens."""
     num_answers = len(chances)
     none = DraftDecision((0,) * num_answers)
     drafts = [
@@ -51,11 +49,10 @@ def choose_draft_lengths(
     del drafts[max_drafts:]
     seconds = predict_seconds(num_answers, len(drafts))
     plain = best = num_answers / seconds[0]
-    num_best, expected, deepest = 0, float(num_answers), 0
-    for count, (chance, depth, _) in enumerate(drafts, 1):
+    num_best, expected = 0, float(num_answers)
+    for count, (chance, _, _) in enumerate(drafts, 1):
         expected -= chance
-        deepest = max(deepest, depth)
-        rate = expected / (seconds[count] + draft_seconds * deepest)
+        rate = expected / seconds[count]
         if rate > best:
             best, num_best = rate, count
     if best < MIN_GAIN * plain:

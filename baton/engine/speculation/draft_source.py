@@ -20,11 +20,6 @@ class DraftSource(Protocol):
     """Proposes the next tokens of answers, and estimates how likely they are to be right. It keeps
     its state of a sequence in ``sequence.draft_state``."""
 
-    @property
-    def seconds_per_token(self) -> float:
-        """Time of drafting one token for all sequences of a batch at once."""
-        ...
-
     def observe(self, sequence: Sequence) -> None:
         """Take in the tokens that the sequence has got since the last call."""
         ...

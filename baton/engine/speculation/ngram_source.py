@@ -99,8 +99,6 @@ def match_kind(match_tokens: int) -> int:
 class NgramSource:
     """Implements :class:`baton.engine.speculation.draft_source.DraftSource`."""
 
-    seconds_per_token = 0.0
-
     def __init__(self) -> None:
         self._rates = list(INITIAL_RATES)
 

@@ -105,7 +105,6 @@ class Speculator:
             chances,
             self._costs.predict,
             max_drafts=self._config.max_batched_tokens - len(sequences),
-            draft_seconds=self._source.seconds_per_token,
         )
 
     def _before_end(
