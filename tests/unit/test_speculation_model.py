@@ -118,7 +118,8 @@ def answers(
         engine.check_integrity()
     stats = engine.stats()
     assert (stats.num_drafted_tokens > 0) == config.speculation
-    assert (stats.num_accepted_tokens > 0) == (run.drafts not in ("none", "another"))
+    if run.drafts not in ("none", "another"):  # another model is hardly ever right
+        assert stats.num_accepted_tokens > 0
     engine.close()
     return found
 
@@ -144,8 +145,10 @@ def as_received(answer: Answer) -> Answer:
 
 
 @needs_kernels
-@pytest.mark.parametrize("architecture", ["llama3-rope", "qwen3", "qwen3-moe"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("architecture", "dtype"),
+    [("llama3-rope", "float32"), ("qwen3", "bfloat16"), ("qwen3-moe", "bfloat16")],
+)
 def test_drafts_do_not_change_tokens_and_logprobs(
     architecture: str, dtype: str, tmp_path: Path
 ) -> None:
