@@ -77,6 +77,17 @@ def test_the_cluster_generates_the_tokens_of_baton_generate(cluster: LocalCluste
     assert choice["finish_reason"] == generate_alone["finish_reason"]
 
 
+def test_an_answer_that_repeats_the_prompt_is_that_of_baton_generate(cluster: LocalCluster) -> None:
+    """Decode workers draft its tokens; ``baton generate`` computes them one by one."""
+    prompt = "values = [1, 2, 3]\nfor value in values:\n    print(value)\n" * 12
+    done = cluster.baton("generate", "--prompt", prompt, "--max-tokens", "96", "--json",
+                         "--temperature", "0")  # fmt: skip
+    fields = {"prompt": prompt, "max_tokens": 96, "temperature": 0, "return_token_ids": True}
+    choice = cluster.post("/v1/completions", fields | {"logprobs": 2})["choices"][0]
+    assert choice["token_ids"] == json.loads(done.stdout)["token_ids"]
+    assert len(choice["logprobs"]["token_logprobs"]) == len(choice["token_ids"])
+
+
 def test_seeded_samples_equal_those_of_one_engine_at_any_concurrency(
     cluster: LocalCluster,
 ) -> None:
