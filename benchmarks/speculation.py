@@ -43,6 +43,7 @@ from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.executor import ThreadedExecutor
+from baton.engine.launched_step import SampledOnHost
 from baton.engine.plan import Row, SampledToken
 from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
@@ -77,11 +78,11 @@ class ScriptedSampler:
         self._sample = runner._sample
         runner._sample = self
 
-    def __call__(self, logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledToken | None]:
-        return [
-            self._scripted(row, token)
-            for row, token in zip(rows, self._sample(logits, rows), strict=True)
-        ]
+    def __call__(self, logits: torch.Tensor, rows: Sequence[Row]) -> SampledOnHost:
+        sampled = self._sample(logits, rows).wait()
+        return SampledOnHost(
+            [self._scripted(row, token) for row, token in zip(rows, sampled, strict=True)]
+        )
 
     def _scripted(self, row: Row, token: SampledToken | None) -> SampledToken | None:
         script = self.scripts.get(row.request_id)
