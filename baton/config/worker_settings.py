@@ -70,7 +70,7 @@ class WorkerSettings(BaseModel):
     """Async scheduling: plan the next decode step while the current one is computed
     (docs/engine.md). ``auto``: on for a GPU, and for a CPU if the kernels leave one of its cores
     free."""
-    speculation: Annotated[Literal["auto", "ngram", "draft", "off"], AsSwitch] = "auto"
+    speculation: Annotated[Literal["auto", "ngram", "draft", "off"], AsSwitch] = "off"
     """Speculative decoding (docs/speculation.md): it changes no answer, and is used where it is
     measured to be faster. ``ngram``: draft tokens from what prompt and answer have already said;
     ``draft``: draft them with ``draft_model``; ``auto``: the latter if that is set, else the

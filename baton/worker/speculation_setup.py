@@ -18,7 +18,7 @@ def check_speculation(settings: Settings) -> None:
     """Raise Invalid if the settings of speculation contradict one another. This is called before
     the model is loaded, which may take minutes."""
     wanted = settings.speculation
-    if settings.engine == "vllm" and (wanted in ("ngram", "draft") or settings.draft_model):
+    if settings.engine == "vllm" and wanted in ("ngram", "draft"):
         raise Invalid("speculation is not supported with engine vllm", param="speculation")
     if wanted == "draft" and not settings.draft_model:
         raise Invalid("speculation is draft, so draft_model must be set", param="draft_model")

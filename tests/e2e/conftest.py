@@ -9,6 +9,7 @@ from tools.local_cluster import LocalCluster, local_cluster
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
-    """A cluster with two prefill and two decode workers, which serve the demo model."""
-    with local_cluster(prefill=2, decode=2) as running:
+    """A cluster with two prefill and two decode workers, which serve the demo model and draft
+    tokens where the kernels run."""
+    with local_cluster(prefill=2, decode=2, settings={"speculation": "auto"}) as running:
         yield running

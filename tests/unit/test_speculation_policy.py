@@ -146,7 +146,7 @@ def test_speculation_is_refused_where_it_would_change_answers() -> None:
     ("values", "error"),
     [
         ({"engine": "vllm", "speculation": "ngram"}, "not supported with engine vllm"),
-        ({"engine": "vllm", "draft_model": "x"}, "not supported with engine vllm"),
+        ({"engine": "vllm", "speculation": "draft"}, "not supported with engine vllm"),
         ({"speculation": "draft"}, "draft_model must be set"),
         ({"speculation": "ngram", "draft_model": "x"}, "draft_model must not be set"),
     ],
@@ -160,5 +160,9 @@ def test_a_draft_model_needs_the_same_tokenizer(tmp_path: Path) -> None:
     make_model(tmp_path, "qwen3", seed=1)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(Invalid, match="must have the tokenizer"):
-        check_speculation(settings(model=str(DEMO_MODEL), draft_model=str(tmp_path)))
-    check_speculation(settings(model=str(DEMO_MODEL), draft_model=str(DEMO_MODEL)))
+        check_speculation(draft_settings(tmp_path))
+    check_speculation(draft_settings(DEMO_MODEL))
+
+
+def draft_settings(draft_model: Path) -> Settings:
+    return settings(model=str(DEMO_MODEL), speculation="auto", draft_model=str(draft_model))
