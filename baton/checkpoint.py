@@ -5,13 +5,22 @@ This module doesn't import torch, because the router and the conductor use it, t
 
 import hashlib
 import json
-import math
-from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from baton.decoder_traits import (
+    DEFAULTS,
+    LLAMA_TRAITS,
+    DecoderTraits,
+    MoeConfig,
+    has_attention_bias,
+    load_moe,
+    load_traits,
+)
 from baton.errors import Invalid, Unavailable
+from baton.json_file import JsonFile
+from baton.rope_config import RopeConfig, load_rope, max_position
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -19,61 +28,18 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "MistralForCausalLM": "mistral",
+    "Gemma3ForCausalLM": "gemma3",
+    "GptOssForCausalLM": "gpt_oss",
 }
 DEMO_MODEL = Path(__file__).parent / "models" / "demo"
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 DTYPES = ("float32", "bfloat16", "float16")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
-MAX_JSON_BYTES = 64 * 1024 * 1024
 MIN_SCALE_BLOCK = 16
 """The sides of a block that shares a scale must be multiples of this, because the kernels multiply
 this many inputs at once."""
 
 SAMPLES_PER_SHARD = 16
 SAMPLE_BYTES = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Parameters of the rotary position embedding. All types but ``default`` use ``factor``;
-    ``llama3`` and ``yarn`` also use ``original_max_position``, the length in tokens for which the
-    model was trained first. Cosines and sines are multiplied by ``attention_factor``."""
-
-    theta: float
-    type: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
-    yarn: "YarnConfig | None" = None
-
-    @property
-    def attention_factor(self) -> float:
-        return self.yarn.attention_factor if self.yarn else 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class YarnConfig:
-    """Parameters of YaRN. Dimensions that rotate more than ``beta_fast`` times within the original
-    length keep their frequency; those that rotate less than ``beta_slow`` times are slowed down.
-    ``rounds_range``: whether the bounds of the dimensions in between are rounded to integers."""
-
-    beta_fast: float
-    beta_slow: float
-    attention_factor: float
-    rounds_range: bool
-
-
-@dataclass(frozen=True, slots=True)
-class MoeConfig:
-    """Configuration of a mixture of experts. ``layers`` are the indexes of the layers that have
-    experts."""
-
-    num_experts: int
-    experts_per_token: int
-    intermediate_size: int
-    normalizes_weights: bool
-    layers: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +74,7 @@ class ModelConfig:
     dtype: str
     eos_token_ids: tuple[int, ...]
     fp8: Fp8Format | None = None
+    traits: DecoderTraits = LLAMA_TRAITS
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -153,12 +120,12 @@ def resolve_model(model: str | Path) -> Path:
 def load_model_config(path: Path) -> ModelConfig:
     """Load the model's configuration. Raises Invalid, naming the file and the key, if a value is
     missing, wrong or not supported."""
-    raw = _Json(path / "config.json")
+    raw = JsonFile(path / "config.json")
     architecture = _architecture(raw)
+    raw = raw.with_defaults(DEFAULTS.get(architecture, {}))
     num_heads = raw.positive_int("num_attention_heads")
     hidden_size = raw.positive_int("hidden_size")
     num_layers = raw.positive_int("num_hidden_layers")
-    _reject_unsupported(raw)
     return ModelConfig(
         architecture=architecture,
         num_layers=num_layers,
@@ -168,16 +135,17 @@ def load_model_config(path: Path) -> ModelConfig:
         num_kv_heads=raw.positive_int("num_key_value_heads", num_heads),
         head_dim=raw.positive_int("head_dim", hidden_size // num_heads),
         vocab_size=raw.positive_int("vocab_size"),
-        max_position_embeddings=_max_position(raw),
+        max_position_embeddings=max_position(raw),
         rms_norm_eps=raw.positive_float("rms_norm_eps", 1e-6),
-        rope=_rope(raw),
+        rope=load_rope(raw),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        qkv_bias=architecture == "qwen2" or bool(raw.get("attention_bias", False)),
-        qk_norm=architecture in ("qwen3", "qwen3_moe"),
-        moe=_moe(raw, num_layers) if architecture == "qwen3_moe" else None,
+        qkv_bias=has_attention_bias(raw, architecture),
+        qk_norm=architecture in ("qwen3", "qwen3_moe", "gemma3"),
+        moe=load_moe(raw, architecture, num_layers),
         dtype=_dtype(raw),
         eos_token_ids=_eos_token_ids(raw, path),
-        fp8=_fp8(raw),
+        fp8=_fp8(raw, architecture),
+        traits=load_traits(raw, architecture, num_layers),
     )
 
 
@@ -185,11 +153,11 @@ def load_model_limits(path: Path) -> ModelLimits:
     """Load the limits of a model of any architecture. For a multimodal model, load the limits of
     its language model. Raises Invalid, naming the file and the key, if a value is missing or
     wrong."""
-    raw = _Json(path / "config.json")
+    raw = JsonFile(path / "config.json")
     text = raw.part("text_config")
     return ModelLimits(
         text.positive_int("vocab_size"),
-        _max_position(text),
+        max_position(text),
         _eos_token_ids(raw, path) or _eos_token_ids(text, path),
     )
 
@@ -198,7 +166,7 @@ def list_shards(path: Path) -> list[Path]:
     """Return the model's safetensors files, ordered by name. Raises Invalid if one is missing."""
     index_path = path / "model.safetensors.index.json"
     if index_path.exists():
-        weight_map = _Json(index_path).get("weight_map")
+        weight_map = JsonFile(index_path).get("weight_map")
         if not isinstance(weight_map, dict):
             raise Invalid(f"{index_path}: weight_map is missing, or is not an object")
         shards = [path / name for name in sorted(set(weight_map.values()))]
@@ -261,69 +229,7 @@ def model_digest(path: Path) -> bytes:
     return digest.digest()
 
 
-class _Json:
-    """A JSON object in a file. Its errors name the file and the key."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            if path.stat().st_size > MAX_JSON_BYTES:
-                raise Invalid(f"{path}: the file is larger than {MAX_JSON_BYTES} bytes")
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise Invalid(f"{path}: the file is missing") from error
-        except (OSError, ValueError) as error:
-            raise Invalid(f"{path}: {error}") from error
-        if not isinstance(value, dict):
-            raise Invalid(f"{path}: the file is not a JSON object")
-        self._values = value
-
-    def part(self, key: str) -> "_Json":
-        """Return the object under ``key``. If there is none, return this object itself: a model
-        that is only a language model has its values at the top level, not in such an object."""
-        values = self._values.get(key)
-        if not isinstance(values, dict):
-            return self
-        part = copy(self)
-        part._values = values
-        return part
-
-    def merged(self, *keys: str) -> "_Json":
-        """Merge the objects under ``keys`` into one. If several have a field, the last one's value
-        is used. A missing key counts as an empty object."""
-        values: dict[str, Any] = {}
-        for key in keys:
-            part = self.get(key, {})
-            if not isinstance(part, dict):
-                raise Invalid(f"{self.path}: {key} is {part!r}; it must be an object")
-            values |= part
-        merged = copy(self)
-        merged._values = values
-        return merged
-
-    def get(self, key: str, default: Any = None) -> Any:
-        value = self._values.get(key)
-        return default if value is None else value
-
-    def positive_int(self, key: str, default: int | None = None) -> int:
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise Invalid(f"{self.path}: {key} is {value!r}; it must be a positive integer")
-        return value
-
-    def positive_float(self, key: str, default: float | None = None) -> float:
-        value = self.get(key, default)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not math.isfinite(value)
-            or value <= 0
-        ):
-            raise Invalid(f"{self.path}: {key} is {value!r}; it must be a positive number")
-        return float(value)
-
-
-def _architecture(raw: _Json) -> str:
+def _architecture(raw: JsonFile) -> str:
     names = raw.get("architectures", [])
     for name in names if isinstance(names, list) else []:
         if name in ARCHITECTURES:
@@ -334,34 +240,14 @@ def _architecture(raw: _Json) -> str:
     )
 
 
-def _reject_unsupported(raw: _Json) -> None:
-    """Raise Invalid for a model that needs features which the engine lacks, since the engine would
-    silently generate wrong tokens."""
-    activation = raw.get("hidden_act", "silu")
-    if activation != "silu":
-        raise Invalid(f"{raw.path}: hidden_act is {activation!r}; only 'silu' is supported")
-    window = raw.get("sliding_window")
-    used = raw.get("use_sliding_window", raw.get("architectures") == ["MistralForCausalLM"])
-    if used and window is not None:
-        window = raw.positive_int("sliding_window")
-    if used and window is not None and window < raw.positive_int("max_position_embeddings"):
-        raise Invalid(
-            f"{raw.path}: sliding_window {window} is below max_position_embeddings; windowed "
-            "attention is not supported: lower max_position_embeddings to the window"
-        )
-    if raw.get("mlp_bias"):
-        raise Invalid(
-            f"{raw.path}: mlp_bias is true; models with biases in the MLP are not supported"
-        )
-
-
-def _fp8(raw: _Json) -> Fp8Format | None:
+def _fp8(raw: JsonFile, architecture: str) -> Fp8Format | None:
     """Parse ``quantization_config`` as transformers (``fp8``) and llm-compressor
-    (``compressed-tensors``) write it for FP8. Return None if the checkpoint is not quantized.
-    Raises Invalid for any other format. The settings for activations are ignored: the engine
+    (``compressed-tensors``) write it for FP8. Return None if the checkpoint is not quantized,
+    or in MXFP4, which is decoded when gpt-oss is loaded. Raises Invalid for any other format. The
+    settings for activations are ignored: the engine
     decides how to quantize activations."""
     config = raw.get("quantization_config")
-    if config is None:
+    if config is None or (architecture == "gpt_oss" and _is_mxfp4(config)):
         return None
     try:
         return _FP8_METHODS[config["quant_method"]](config)
@@ -371,6 +257,10 @@ def _fp8(raw: _Json) -> Fp8Format | None:
             "with quant_method fp8 or compressed-tensors is supported, with one scale per "
             f"matrix, output, or block whose sides are multiples of {MIN_SCALE_BLOCK}"
         ) from error
+
+
+def _is_mxfp4(config: Any) -> bool:
+    return isinstance(config, dict) and config.get("quant_method") == "mxfp4"
 
 
 def _huggingface_fp8(config: dict[str, Any]) -> Fp8Format:
@@ -407,105 +297,18 @@ def _block(value: Any) -> tuple[int, int] | None:
 _FP8_METHODS = {"fp8": _huggingface_fp8, "compressed-tensors": _compressed_tensors}
 
 
-def _rope(raw: _Json) -> RopeConfig:
-    """Parse the RoPE settings. Older files use rope_theta and rope_scaling, newer ones
-    rope_parameters."""
-    values = raw.merged("rope_scaling", "rope_parameters")
-    kind = values.get("rope_type", values.get("type", "default"))
-    if kind not in ROPE_TYPES:
-        raise Invalid(
-            f"{raw.path}: rope type is {kind!r}; supported types: {', '.join(ROPE_TYPES)}"
-        )
-    if values.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise Invalid(f"{raw.path}: partial_rotary_factor must be 1; no other value is supported")
-    return RopeConfig(
-        theta=values.positive_float("rope_theta", raw.positive_float("rope_theta", 10_000.0)),
-        type=kind,
-        factor=_yarn_factor(raw, values)
-        if kind == "yarn"
-        else values.positive_float("factor", 1.0),
-        low_freq_factor=values.positive_float("low_freq_factor", 1.0),
-        high_freq_factor=values.positive_float("high_freq_factor", 4.0),
-        original_max_position=_original_max_position(raw, values),
-        yarn=_yarn(raw, values) if kind == "yarn" else None,
-    )
-
-
-def _original_max_position(raw: _Json, values: _Json) -> int:
-    most = raw.positive_int("max_position_embeddings")
-    return values.positive_int("original_max_position_embeddings", most)
-
-
-def _yarn_factor(raw: _Json, values: _Json) -> float:
-    ratio = raw.positive_int("max_position_embeddings") / _original_max_position(raw, values)
-    factor = values.positive_float("factor", ratio)
-    if factor < 1:
-        raise Invalid(f"{values.path}: factor is {factor:g}; YaRN needs a number of at least 1")
-    return factor
-
-
-def _yarn(raw: _Json, values: _Json) -> YarnConfig:
-    factor = _yarn_factor(raw, values)
-    fast, slow = values.positive_float("beta_fast", 32.0), values.positive_float("beta_slow", 1.0)
-    if fast < slow:
-        raise Invalid(
-            f"{values.path}: beta_fast is {fast:g} and beta_slow is {slow:g}; beta_fast must be at "
-            "least beta_slow"
-        )
-    usual = _yarn_scale(factor)
-    if values.get("mscale") and values.get("mscale_all_dim"):
-        scales = (values.positive_float(key) for key in ("mscale", "mscale_all_dim"))
-        numerator, denominator = (_yarn_scale(factor, scale) for scale in scales)
-        usual = numerator / denominator
-    return YarnConfig(
-        beta_fast=fast,
-        beta_slow=slow,
-        attention_factor=values.positive_float("attention_factor", usual),
-        rounds_range=bool(values.get("truncate", True)),
-    )
-
-
-def _yarn_scale(factor: float, weight: float = 1.0) -> float:
-    return 0.1 * weight * math.log(factor) + 1.0
-
-
-def _max_position(raw: _Json) -> int:
-    """Return the longest context in tokens. Checkpoints with YaRN often state only the length
-    without it, such as Qwen3, whose documentation says to add the factor to config.json."""
-    most = raw.positive_int("max_position_embeddings")
-    values = raw.merged("rope_scaling", "rope_parameters")
-    if values.get("rope_type", values.get("type")) != "yarn":
-        return most
-    return max(most, round(_yarn_factor(raw, values) * _original_max_position(raw, values)))
-
-
-def _moe(raw: _Json, num_layers: int) -> MoeConfig:
-    step = raw.positive_int("decoder_sparse_step", 1)
-    dense = set(raw.get("mlp_only_layers", []))
-    num_experts = raw.positive_int("num_experts", raw.get("num_local_experts"))
-    return MoeConfig(
-        num_experts=num_experts,
-        experts_per_token=raw.positive_int("num_experts_per_tok"),
-        intermediate_size=raw.positive_int("moe_intermediate_size"),
-        normalizes_weights=bool(raw.get("norm_topk_prob", False)),
-        layers=frozenset(
-            layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0
-        ),
-    )
-
-
-def _dtype(raw: _Json) -> str:
+def _dtype(raw: JsonFile) -> str:
     name = str(raw.get("dtype", raw.get("torch_dtype", "float32"))).removeprefix("torch.")
     if name not in DTYPES:
         raise Invalid(f"{raw.path}: dtype is {name!r}; supported dtypes: {', '.join(DTYPES)}")
     return name
 
 
-def _eos_token_ids(raw: _Json, path: Path) -> tuple[int, ...]:
+def _eos_token_ids(raw: JsonFile, path: Path) -> tuple[int, ...]:
     """Return the ids of the EOS tokens. generation_config.json takes precedence over config.json,
     as in transformers."""
     generation = path / "generation_config.json"
-    value = _Json(generation).get("eos_token_id") if generation.exists() else None
+    value = JsonFile(generation).get("eos_token_id") if generation.exists() else None
     if value is None:
         value = raw.get("eos_token_id", [])
     values = value if isinstance(value, list) else [value]

@@ -1,5 +1,5 @@
-"""Writes tiny, randomly initialised Hugging Face models: one of every architecture that Baton's own
-engine supports, and some that only vLLM supports."""
+"""Writes tiny, randomly initialised Hugging Face models of every architecture that Baton's own
+engine supports."""
 
 import json
 from collections.abc import Callable
@@ -51,6 +51,8 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 256,
 }
 
+SLIDING_WINDOW = 64
+
 Maker = tuple[Callable[..., PretrainedConfig], Callable[..., PreTrainedModel], dict[str, Any]]
 
 ZOO: dict[str, Maker] = {
@@ -89,15 +91,37 @@ ZOO: dict[str, Maker] = {
         MistralForCausalLM,
         {"num_key_value_heads": 1, "sliding_window": None, "head_dim": 16},
     ),
-}
-
-SLIDING_WINDOW = 64
-
-VLLM_ONLY: dict[str, Maker] = {
+    "llama-biased": (  # in all linear layers
+        LlamaConfig,
+        LlamaForCausalLM,
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "qwen3-window": (  # in the last of three layers; and biases in attention
+        Qwen3Config,
+        Qwen3ForCausalLM,
+        {
+            "head_dim": 32,
+            "attention_bias": True,
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "max_window_layers": 2,
+            "sliding_window": 50,
+        },
+    ),
+    "mistral-window": (  # in all layers
+        MistralConfig,
+        MistralForCausalLM,
+        {"sliding_window": SLIDING_WINDOW, "head_dim": 16, "hidden_act": "gelu_pytorch_tanh"},
+    ),
     "gemma3": (  # five of six layers have a sliding window
         Gemma3TextConfig,
         Gemma3ForCausalLM,
-        {"head_dim": 32, "num_hidden_layers": 6, "sliding_window": SLIDING_WINDOW},
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 6,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": SLIDING_WINDOW,
+        },
     ),
     "gpt-oss": (  # sliding windows in every second layer, attention sinks, experts
         GptOssConfig,
@@ -111,7 +135,6 @@ VLLM_ONLY: dict[str, Maker] = {
         },
     ),
 }
-"""Models that Baton's own engine does not support."""
 
 
 def make_model(
@@ -124,7 +147,7 @@ def make_model(
     **changes: Any,
 ) -> Path:
     """Write a directory with weights, configs and a byte-level tokenizer; return ``path``."""
-    make_config, make, fields = (ZOO | VLLM_ONLY)[name]
+    make_config, make, fields = ZOO[name]
     config = make_config(**{**BASE, **fields, **changes})
     torch.manual_seed(seed)
     model = make(config).to(dtype).eval()

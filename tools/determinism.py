@@ -41,9 +41,12 @@ from benchmarks.machine import describe
 from tests.model_zoo import make_model
 
 SEED = 20261121
-ARCHITECTURES = {"qwen2": 0.3, "qwen3": 0.3, "llama3-rope": 0.3, "qwen3-moe": 0.1}
-"""The architectures and their shares of the placements. The MoE model has a smaller share, since
-torch computes its experts one by one, which takes longer."""
+ARCHITECTURES = {
+    "qwen2": 0.25, "qwen3": 0.25, "llama3-rope": 0.2, "gemma3": 0.2, "qwen3-moe": 0.05,
+    "gpt-oss": 0.05,
+}  # fmt: skip
+"""The architectures and their shares of the placements. Models with experts have a smaller share,
+since torch computes experts one by one, which takes longer."""
 
 LENGTHS = (1, 5, 64, 65, 130, 190)
 POOL_TOKENS = 1024

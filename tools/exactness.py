@@ -89,9 +89,16 @@ def prompt_lengths(count: int, longest: int) -> list[int]:
 
 
 @torch.inference_mode()
-def reference_of(model: AutoModelForCausalLM, prompt: Tokens, num_tokens: int) -> Reference:
-    """Decode greedily with transformers' forward pass and cache, but without ``generate()``."""
-    ids, cache = torch.tensor([prompt]), None
+def reference_of(
+    model: AutoModelForCausalLM, prompt: Tokens, num_tokens: int, chunk: int | None = None
+) -> Reference:
+    """Decode greedily with transformers' forward pass and cache, but without ``generate()``. The
+    prompt is computed in chunks of ``chunk`` tokens if that is given, to save memory."""
+    cache = None
+    *chunks, ids = torch.tensor([prompt]).split(chunk or len(prompt), dim=1)
+    for part in chunks:
+        output = model(input_ids=part, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache = output.past_key_values
     tokens, margins = [], []
     for _ in range(num_tokens):
         output = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)

@@ -12,10 +12,10 @@ import torch
 from baton.checkpoint import DEMO_MODEL
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
+from baton.decoder_traits import DecoderTraits
 from baton.engine.attention.base import Attention, pack_batch
 from baton.engine.attention.reference import ReferenceAttention
 from baton.engine.kv_pool import KvPool
-from baton.engine.kv_scale import KvScale
 from baton.engine.plan import Plan, Row
 from baton.engine.runner import ModelRunner, make_attention
 from baton.engine.runner_options import RunnerOptions
@@ -24,6 +24,7 @@ from tests.unit import cuda_cases
 from tests.unit.attention_cases import (
     CASES,
     TOLERANCE,
+    Case,
     make_rows,
     poison,
     random_pool,
@@ -43,13 +44,13 @@ def attention_is_right() -> Iterator[GpuTableRow]:
     for seed, case in enumerate(CASES):
         chance = torch.Generator().manual_seed(seed)
         pool, rows = random_pool(case, chance), make_rows(case, seed)
-        poison(pool, rows)
+        poison(case, pool, rows)
         shapes = [(case.heads, case.dim), *[(case.kv_heads, case.dim)] * 2]
         total = sum(row.num_tokens for row in rows)
         qkv = [torch.randn(total, *s, generator=chance).to(case.dtype) for s in shapes]
-        here = torch.device("cpu")
-        wanted, wanted_pool = answer(ReferenceAttention, here, pool, rows, qkv, case.scales)
-        got, got_pool = answer(make_attention, device(), pool, rows, qkv, case.scales)
+        here, sinks = torch.device("cpu"), case.make_sinks(chance)
+        wanted, wanted_pool = answer(ReferenceAttention, here, pool, rows, qkv, case, sinks)
+        got, got_pool = answer(make_attention, device(), pool, rows, qkv, case, sinks)
         worst = float((got - wanted).abs().max())
         written = "" if same_bytes(got_pool, wanted_pool) else ", KV written wrongly"
         ok = worst <= TOLERANCE[case.dtype] and not written  # false for NaN
@@ -58,19 +59,21 @@ def attention_is_right() -> Iterator[GpuTableRow]:
 
 
 def answer(
-    backend: Callable[[KvPool], Attention],
+    backend: Callable[[KvPool, DecoderTraits], Attention],
     place: torch.device,
     pool: torch.Tensor,
     rows: Sequence[Row],
     qkv: Sequence[torch.Tensor],
-    scales: Sequence[KvScale],
+    case: Case,
+    sinks: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run one layer's attention on the device ``place``; return its output and the pool afterwards,
     both as CPU tensors."""
-    held = DevicePool(pool.clone().to(place), scales)
-    attention = backend(held)  # type: ignore[arg-type]
+    held = DevicePool(pool.clone().to(place), case.scales)
+    attention = backend(held, case.traits)  # type: ignore[arg-type]
     attention.prepare(pack_batch(rows, held.block_tokens, torch.device("cpu")))
-    attended = attention.attend(1, *(part.to(place) for part in qkv))
+    q, k, v = (part.to(place) for part in qkv)
+    attended = attention.attend(1, q, k, v, None if sinks is None else sinks.to(place))
     return attended.cpu().float(), held.tensor.cpu()
 
 

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from baton.checkpoint import ModelConfig, RopeConfig
+from baton.checkpoint import ModelConfig
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.engine.attention.base import pack_batch
@@ -27,6 +27,7 @@ from baton.engine.model import Model, no_op
 from baton.engine.plan import Plan, Row
 from baton.engine.quantized_matrix import QuantizedMatrix
 from baton.engine.runner import ModelRunner, make_attention, make_graphs, make_ops
+from baton.rope_config import RopeConfig
 from tests.unit.attention_cases import Case, make_rows
 from tools.gpu_timing import (
     LONG_ROUNDS,
@@ -106,20 +107,29 @@ def memory_row(what: str, size: float, seconds: float) -> GpuTableRow:
 def layer_kernels(rounds: int) -> Iterator[GpuTableRow]:
     from baton.engine.cuda import layer
 
-    config, width = QWEN3_8B, 48 * 128
+    config, width, style = QWEN3_8B, 48 * 128, layer.NormStyle(1e-6)
     for tokens in (64, LAYER_TOKENS):
         x, update = _noise(tokens, 4096), _noise(tokens, 4096)
         weight, gate_up = _noise(4096), _noise(tokens, 2 * 12_288)
-        norm = kernel_seconds(partial(layer.norm, x, weight, 1e-6, update), rounds)
+        norm = kernel_seconds(partial(layer.norm, x, weight, style, update), rounds)
         yield memory_row(f"residual and norm, {tokens} tokens", 4 * tokens * 4096 * 2, norm)
-        gated = kernel_seconds(partial(layer.silu_and_mul, gate_up), rounds)
+        gated = kernel_seconds(partial(layer.activate, gate_up, "silu"), rounds)
         yield memory_row(f"SiLU(gate) * up, {tokens} tokens", 3 * tokens * 12_288 * 2, gated)
         qkv, norms = _noise(tokens, 48, 128), (_noise(128), _noise(128))
         pool = _noise(tokens // BLOCK_TOKENS, 1, 2, BLOCK_TOKENS, 8, 128)
         tables = (_noise(config.max_position_embeddings, 128),) * 2
         numbers = torch.arange(tokens, device=device())
         turn = partial(
-            layer.norm_rope_write_kv, qkv, pool, 0, norms, tables, numbers, numbers, 1e-6, KvScale()
+            layer.norm_rope_write_kv,
+            qkv,
+            pool,
+            0,
+            norms,
+            tables,
+            numbers,
+            numbers,
+            style,
+            KvScale(),
         )
         size = 2 * tokens * width * BF16_BYTES
         yield memory_row(

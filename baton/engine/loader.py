@@ -8,6 +8,8 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from baton.checkpoint import ModelConfig
+from baton.decoder_traits import MoeConfig
+from baton.engine.fused_experts import fused_experts
 from baton.engine.kv_scale import KvScale
 from baton.engine.quantization import head_quantization
 from baton.engine.quantized_matrix import load_matrix
@@ -28,7 +30,9 @@ class LayerOf(Generic[M]):
 
     A dense layer has ``gate_up`` and ``down``. A layer with experts has ``router`` [num_experts,
     hidden], ``expert_gate_up`` [num_experts, 2 * size, hidden] and ``expert_down`` [num_experts,
-    hidden, size] instead.
+    hidden, size] instead. ``post_norm`` is the norm before the feed-forward. What else a layer may
+    have is described in :class:`baton.decoder_traits.DecoderTraits`: ``sinks`` is [num_heads], and
+    the biases of experts are [num_experts, outs].
     """
 
     input_norm: M
@@ -43,6 +47,15 @@ class LayerOf(Generic[M]):
     router: M | None = None
     expert_gate_up: M | None = None
     expert_down: M | None = None
+    output_bias: M | None = None
+    sinks: M | None = None
+    attention_output_norm: M | None = None
+    feed_forward_output_norm: M | None = None
+    gate_up_bias: M | None = None
+    down_bias: M | None = None
+    router_bias: M | None = None
+    expert_gate_up_bias: M | None = None
+    expert_down_bias: M | None = None
 
     def map(self, change: Callable[[str, M], N]) -> "LayerOf[N]":
         """Return a layer with ``change(name, weight)`` applied to each weight."""
@@ -141,23 +154,43 @@ def _layer(shards: CheckpointShards, config: ModelConfig, index: int) -> LayerOf
     def norm(name: str, size: int) -> StoredTensor:
         return shards.stack([name + ".weight"], [size])
 
+    traits = config.traits
+    post_norm = "pre_feedforward" if traits.has_output_norms else "post_attention"
     layer = LayerOf(
         input_norm=norm(prefix + "input_layernorm", hidden),
-        post_norm=norm(prefix + "post_attention_layernorm", hidden),
+        post_norm=norm(f"{prefix}{post_norm}_layernorm", hidden),
         qkv=shards.stack([name + ".weight" for name in names], rows, hidden),
         qkv_bias=shards.stack([f"{n}.bias" for n in names], rows) if config.qkv_bias else None,
         output=shards.stack([attention + "o_proj.weight"], [hidden], rows[0]),
         q_norm=norm(attention + "q_norm", head_dim) if config.qk_norm else None,
         k_norm=norm(attention + "k_norm", head_dim) if config.qk_norm else None,
     )
-    if config.moe is not None and index in config.moe.layers:
-        _experts(shards, config, prefix + "mlp.", layer)
+    if traits.output_bias:
+        layer.output_bias = shards.stack([attention + "o_proj.bias"], [hidden])
+    if traits.has_sinks:
+        layer.sinks = shards.stack([attention + "sinks"], [config.num_heads])
+    if traits.has_output_norms:
+        layer.attention_output_norm = norm(prefix + "post_attention_layernorm", hidden)
+        layer.feed_forward_output_norm = norm(prefix + "post_feedforward_layernorm", hidden)
+    if config.moe is None or index not in config.moe.layers:
+        _dense(shards, config, prefix + "mlp.", layer)
+    elif config.moe.clamped is not None:
+        _gpt_oss_experts(shards, config.moe, hidden, prefix + "mlp.", layer)
     else:
-        size = config.intermediate_size
-        names = [f"{prefix}mlp.{part}_proj.weight" for part in ("gate", "up")]
-        layer.gate_up = shards.stack(names, [size, size], hidden)
-        layer.down = shards.stack([f"{prefix}mlp.down_proj.weight"], [hidden], size)
+        _experts(shards, config, prefix + "mlp.", layer)
     return layer
+
+
+def _dense(
+    shards: CheckpointShards, config: ModelConfig, prefix: str, layer: LayerOf[StoredTensor]
+) -> None:
+    size, hidden = config.intermediate_size, config.hidden_size
+    names = [f"{prefix}{part}_proj" for part in ("gate", "up")]
+    layer.gate_up = shards.stack([name + ".weight" for name in names], [size, size], hidden)
+    layer.down = shards.stack([f"{prefix}down_proj.weight"], [hidden], size)
+    if config.traits.mlp_bias:
+        layer.gate_up_bias = shards.stack([name + ".bias" for name in names], [size, size])
+        layer.down_bias = shards.stack([f"{prefix}down_proj.bias"], [hidden])
 
 
 def _kv_scale(shards: CheckpointShards, index: int) -> KvScale:
@@ -177,3 +210,17 @@ def _experts(
     layer.expert_down = shards.stack_experts(
         [[f"{name}down_proj.weight"] for name in each], hidden, size
     )
+
+
+def _gpt_oss_experts(
+    shards: CheckpointShards, moe: MoeConfig, hidden: int, prefix: str, layer: LayerOf[StoredTensor]
+) -> None:
+    """Find the weights of gpt-oss' experts. Gate and up alternate in the rows of
+    ``expert_gate_up``."""
+    count, size, experts = moe.num_experts, moe.intermediate_size, prefix + "experts."
+    layer.router = shards.stack([prefix + "router.weight"], [count], hidden)
+    layer.router_bias = shards.stack([prefix + "router.bias"], [count])
+    layer.expert_gate_up = fused_experts(shards, experts + "gate_up_proj", count, 2 * size, hidden)
+    layer.expert_gate_up_bias = shards.stack([experts + "gate_up_proj_bias"], [count], 2 * size)
+    layer.expert_down = fused_experts(shards, experts + "down_proj", count, hidden, size)
+    layer.expert_down_bias = shards.stack([experts + "down_proj_bias"], [count], hidden)

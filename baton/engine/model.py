@@ -68,8 +68,8 @@ class StepGraphs(Protocol):
 
 
 class Model:
-    """A decoder for Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE, with pre-norm, rotary embeddings
-    and grouped-query attention.
+    """A decoder for all supported architectures, with pre-norm, rotary embeddings and
+    grouped-query attention.
 
     ``ops`` implements the operations of a layer and so determines the device.
     """
@@ -110,14 +110,15 @@ class Model:
     def layers(self, token_ids: torch.Tensor, lora: Sequence[LoraSegment] = ()) -> torch.Tensor:
         """Run the layers, and return the hidden states. Unlike :meth:`hidden`, this needs
         ``self.ops`` to be prepared for the batch already."""
-        x = self._weights.embedding[token_ids]
+        x = scale_embeddings(self._weights.embedding[token_ids], self._config)
         update: torch.Tensor | None = None
         for index, layer in enumerate(self._weights.layers):
             x, normed = self._add_norm(x, update, layer.input_norm)
-            x, normed = self.ops.add_norm(
-                x, self._attend(index, layer, normed, lora), layer.post_norm
-            )
+            attended = self._attend(index, layer, normed, lora)
+            attended = self._output_norm(attended, layer.attention_output_norm)
+            x, normed = self.ops.add_norm(x, attended, layer.post_norm)
             update = self._feed_forward(index, layer, normed, lora)
+            update = self._output_norm(update, layer.feed_forward_output_norm)
         return x if update is None else x + update
 
     def logits(self, hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -137,13 +138,17 @@ class Model:
             return x, self.ops.norm(x, weight)
         return self.ops.add_norm(x, update, weight)
 
+    def _output_norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        return x if weight is None else self.ops.norm(x, weight)
+
     def _attend(
         self, index: int, layer: LayerWeights, x: torch.Tensor, lora: Sequence[LoraSegment]
     ) -> torch.Tensor:
         qkv = self.ops.linear(x, layer.qkv, layer.qkv_bias)
         add_deltas(qkv, x, index, "qkv", lora)
         attended = self.ops.attend(index, qkv, layer)
-        return add_deltas(self.ops.linear(attended, layer.output), attended, index, "output", lora)
+        output = self.ops.linear(attended, layer.output, layer.output_bias)
+        return add_deltas(output, attended, index, "output", lora)
 
     def _feed_forward(
         self, index: int, layer: LayerWeights, x: torch.Tensor, lora: Sequence[LoraSegment]
@@ -152,6 +157,14 @@ class Model:
         if moe is not None and index in moe.layers:
             return moe_layer(x, layer, moe, self.ops)
         assert layer.gate_up is not None and layer.down is not None
-        gate_up = add_deltas(self.ops.linear(x, layer.gate_up), x, index, "gate_up", lora)
-        gated = self.ops.silu_and_mul(gate_up)
-        return add_deltas(self.ops.linear(gated, layer.down), gated, index, "down", lora)
+        gate_up = self.ops.linear(x, layer.gate_up, layer.gate_up_bias)
+        gated = self.ops.activate(add_deltas(gate_up, x, index, "gate_up", lora))
+        down = self.ops.linear(gated, layer.down, layer.down_bias)
+        return add_deltas(down, gated, index, "down", lora)
+
+
+def scale_embeddings(x: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+    """Multiply by the model's embedding scale, which is rounded to the dtype of ``x`` first, as in
+    transformers."""
+    scale = config.traits.embedding_scale
+    return x if scale == 1 else x * torch.tensor(scale, dtype=x.dtype, device=x.device)

@@ -9,7 +9,7 @@ from torch.nn import functional
 from baton.checkpoint import ModelConfig
 from baton.engine.attention.base import Attention, PackedBatch
 from baton.engine.loader import LayerWeights
-from baton.engine.rope import RotaryTable, apply_rotary
+from baton.engine.rope import RotaryTables, apply_rotary
 
 
 class LayerOps(Protocol):
@@ -17,8 +17,9 @@ class LayerOps(Protocol):
     …] in the dtype of the computation.
 
     All implementations round intermediate results where the library ``transformers`` does: in a
-    norm, before the multiplication by the norm's weight; in a rotary embedding, the two products
-    before they are added; and SiLU(gate) before it is multiplied by up.
+    norm, before the multiplication by the norm's weight (or only after it, if the model's traits
+    say so); in a rotary embedding, the two products before they are added; and the activated gate
+    before it is multiplied by up.
     """
 
     def prepare(self, batch: PackedBatch) -> None:
@@ -48,23 +49,23 @@ class LayerOps(Protocol):
         kv_heads) * head_dim], and the result is [num_tokens, heads * head_dim]."""
         ...
 
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Return SiLU(gate) * up. ``gate_up`` is [num_tokens, 2 * size]: the first half of its
-        columns is gate, the second half is up."""
+    def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Return SiLU(gate) * up, or GELU(gate) * up, as the model's traits say. ``gate_up`` is
+        [num_tokens, 2 * size]: the first half of its columns is gate, the second half is up."""
         ...
 
 
 class TorchOps:
     """Implements :class:`LayerOps` with torch's own kernels, on any device."""
 
-    def __init__(self, config: ModelConfig, attention: Attention, rotary: RotaryTable) -> None:
+    def __init__(self, config: ModelConfig, attention: Attention, rotary: RotaryTables) -> None:
         self._config = config
         self._attention = attention
         self._rotary = rotary
 
     def prepare(self, batch: PackedBatch) -> None:
         self._attention.prepare(batch)
-        self._cos, self._sin = self._rotary.at(batch.positions)
+        self._cos_sin = [table.at(batch.positions) for table in self._rotary.tables]
 
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
@@ -72,8 +73,10 @@ class TorchOps:
         return functional.linear(x, weight, bias)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
+        wide, traits = x.float(), self._config.traits
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._config.rms_norm_eps)
+        if traits.norms_round_last:
+            return (wide * scale * (weight.float() + traits.norm_offset)).to(x.dtype)
         return weight * (wide * scale).to(x.dtype)
 
     def add_norm(
@@ -88,9 +91,12 @@ class TorchOps:
         q, k, v = torch.split(qkv.view(qkv.shape[0], -1, config.head_dim), heads, dim=1)
         if weights.q_norm is not None and weights.k_norm is not None:
             q, k = self.norm(q, weights.q_norm), self.norm(k, weights.k_norm)
-        q, k = (apply_rotary(part, self._cos, self._sin) for part in (q, k))
-        return self._attention.attend(index, q, k, v).flatten(1)
+        cos, sin = self._cos_sin[self._rotary.table_index(index)]
+        q, k = (apply_rotary(part, cos, sin) for part in (q, k))
+        return self._attention.attend(index, q, k, v, weights.sinks).flatten(1)
 
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return functional.silu(gate) * up
+        if self._config.traits.activation == "silu":
+            return functional.silu(gate) * up
+        return functional.gelu(gate, approximate="tanh") * up

@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from baton.checkpoint import RopeConfig, YarnConfig
+from baton.checkpoint import ModelConfig
+from baton.rope_config import RopeConfig, YarnConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
@@ -74,6 +75,24 @@ class RotaryTable:
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines and sines [num_tokens, 1, head_dim] at ``positions`` [num_tokens]."""
         return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+
+
+class RotaryTables:
+    """The rotary tables of a model's layers: one, or a second one for layers with a window."""
+
+    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+        local = config.traits.local_rope
+        ropes = [config.rope] if local is None else [config.rope, local]
+        length = config.max_position_embeddings
+        self._traits = config.traits
+        self.tables = [RotaryTable(rope, config.head_dim, length, device, dtype) for rope in ropes]
+
+    def table_index(self, layer: int) -> int:
+        is_local = self._traits.local_rope is not None and self._traits.window(layer) is not None
+        return 1 if is_local else 0
+
+    def of_layer(self, layer: int) -> RotaryTable:
+        return self.tables[self.table_index(layer)]
 
 
 def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

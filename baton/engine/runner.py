@@ -12,6 +12,7 @@ from baton.adapter_checkpoint import read_adapter
 from baton.checkpoint import ModelConfig, ModelLimits, load_model_config, model_digest
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
+from baton.decoder_traits import LLAMA_TRAITS, DecoderTraits
 from baton.engine.attention.base import Attention, PackedBatch, pack_batch
 from baton.engine.attention.block_tables import BlockTableCache
 from baton.engine.attention.cpu import CpuAttention
@@ -38,7 +39,7 @@ from baton.engine.ops import LayerOps, TorchOps
 from baton.engine.plan import Plan, Row, StepOutput
 from baton.engine.prompt_logprobs import prompt_logprobs
 from baton.engine.quantization import E4M3, check_fp8, quantized_digest, resolve_quantization
-from baton.engine.rope import RotaryTable
+from baton.engine.rope import RotaryTables
 from baton.engine.runner_options import DEFAULT_POOL_BYTES, RunnerOptions
 from baton.engine.sampler import TokenChooser, sample
 from baton.engine.shards import Progress
@@ -351,15 +352,9 @@ def make_ops(
     config: ModelConfig, pool: KvPool, dtype: torch.dtype, *, deterministic: bool = False
 ) -> LayerOps:
     """Return the layer operations of a model that computes in ``dtype`` on ``pool``'s device."""
-    rotary = RotaryTable(
-        config.rope,
-        config.head_dim,
-        config.max_position_embeddings,
-        pool.tensor.device,
-        dtype,
-    )
+    rotary = RotaryTables(config, pool.tensor.device, dtype)
     if pool.tensor.device.type == "cpu":
-        return TorchOps(config, CpuAttention(pool), rotary)
+        return TorchOps(config, CpuAttention(pool, config.traits), rotary)
     from baton.engine.cuda.ops import BatchInvariantOps, TritonOps
 
     return (BatchInvariantOps if deterministic else TritonOps)(config, pool, rotary)
@@ -398,12 +393,12 @@ def _sample_on_host(
     return SampledOnHost(sample(logits, rows, chooser))
 
 
-def make_attention(pool: KvPool) -> Attention:
+def make_attention(pool: KvPool, traits: DecoderTraits = LLAMA_TRAITS) -> Attention:
     if pool.tensor.device.type == "cpu":
-        return CpuAttention(pool)
+        return CpuAttention(pool, traits)
     from baton.engine.attention.triton_cuda import TritonAttention
 
-    return TritonAttention(pool)
+    return TritonAttention(pool, traits)
 
 
 def pick_device(name: str) -> torch.device:

@@ -2,7 +2,7 @@
 used."""
 
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,6 +19,7 @@ Progress = Callable[[int, int], None]
 
 _FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _FORMATS = {**_FLOATS, "F8_E4M3": E4M3}
+_BYTES = {"U8": torch.uint8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,14 @@ class StoredTensor:
         assert sum(part.numel() for part in parts) == prod(shape), f"{[*shape]}"
         assert len({part.dtype for part in parts}) == 1
         assert len(scales) == (len(parts) if parts[0].dtype is E4M3 else 0)
-        self.parts = tuple(parts)
+        self._parts = tuple(parts)
         self.shape = tuple(shape)
         self.scales = tuple(scales)
         self._on_used = on_used
+
+    @property
+    def parts(self) -> Sequence[torch.Tensor]:
+        return self._parts
 
     @property
     def dtype(self) -> torch.dtype:
@@ -176,6 +181,13 @@ class CheckpointShards:
             parts, (len(names), rows, ins), self._mark_used, self._scales(flat, parts)
         )
 
+    def has(self, name: str) -> bool:
+        return name in self._entries
+
+    def bytes_of(self, name: str, *shape: int) -> StoredTensor:
+        """Return a tensor of bytes, whose format the caller knows."""
+        return StoredTensor([self._view(name, *shape, formats=_BYTES)], shape, self._mark_used)
+
     def scalar(self, name: str, default: float) -> float:
         """Return the value of a tensor that has one element, or ``default`` if there is no such
         tensor."""
@@ -234,7 +246,9 @@ class CheckpointShards:
         shard, start, _ = self._places[stack.parts[0].data_ptr()]
         return shard.path, start
 
-    def _view(self, name: str, *shape: int) -> torch.Tensor:
+    def _view(
+        self, name: str, *shape: int, formats: Mapping[str, torch.dtype] = _FORMATS
+    ) -> torch.Tensor:
         if name not in self._entries:
             raise Invalid(f"{self.path}: no file has tensor {name}")
         shard, entry = self._entries[name].shard, self._entries[name].fields
@@ -242,12 +256,12 @@ class CheckpointShards:
             raise Invalid(
                 f"{shard.path}: {name} has shape {entry['shape']}, but must have shape {[*shape]}"
             )
-        if entry["dtype"] not in _FORMATS:
+        if entry["dtype"] not in formats:
             raise Invalid(
                 f"{shard.path}: {name} has dtype {entry['dtype']}; supported dtypes: "
-                f"{', '.join(sorted(_FORMATS))}"
+                f"{', '.join(sorted(formats))}"
             )
-        dtype, (start, end) = _FORMATS[entry["dtype"]], entry["data_offsets"]
+        dtype, (start, end) = formats[entry["dtype"]], entry["data_offsets"]
         if not 0 <= start <= end or end - start != prod(shape) * dtype.itemsize:
             raise Invalid(
                 f"{shard.path}: tensor {name} takes bytes [{start}, {end}) = {end - start} bytes, "

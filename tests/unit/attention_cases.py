@@ -16,6 +16,7 @@ import torch
 
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
+from baton.decoder_traits import DecoderTraits
 from baton.engine.attention.base import Attention, pack_batch
 from baton.engine.attention.reference import ReferenceAttention
 from baton.engine.kv_scale import KvScale
@@ -35,7 +36,8 @@ class Case:
     """A batch for which attention is computed. ``rows`` has (tokens in the cache before the step,
     tokens of the step) for each row, decodes first. ``dtype`` is the dtype of queries, keys and
     values; ``kv`` is the dtype of the KV pool, or None if the pool has ``dtype``. ``scales`` has
-    each layer's KV scales."""
+    each layer's KV scales. ``windows`` are the layers' sliding windows, if they have any; with
+    ``has_sinks``, each head has a sink."""
 
     name: str
     rows: Sequence[tuple[int, int]]
@@ -46,10 +48,25 @@ class Case:
     dtype: torch.dtype = torch.float32
     kv: torch.dtype | None = None
     scales: Sequence[KvScale] = (KvScale(),) * LAYERS
+    windows: tuple[int | None, ...] = ()
+    score_scale: float | None = None
+    has_sinks: bool = False
 
     @property
     def pool_dtype(self) -> torch.dtype:
         return self.kv or self.dtype
+
+    @property
+    def traits(self) -> DecoderTraits:
+        return DecoderTraits(windows=self.windows, attention_scale=self.score_scale)
+
+    def first_read(self, start: int) -> int:
+        """Return the first position that a row from ``start`` on reads in any layer."""
+        windows = list(self.windows or (None,))
+        return 0 if None in windows else max(0, start + 1 - max(w for w in windows if w))
+
+    def make_sinks(self, chance: torch.Generator) -> torch.Tensor | None:
+        return torch.randn(self.heads, generator=chance).to(self.dtype) if self.has_sinks else None
 
 
 CASES = [
@@ -68,6 +85,54 @@ CASES = [
     Case("float16", [(90, 1), (0, 35), (48, 20)], 4, 2, 32, 16, torch.float16),
     Case("FP8 KV", [(90, 1), (300, 1), (0, 35), (48, 20)], 4, 2, 20, 16, kv=E4M3),
     Case("FP8 KV, scaled", [(40, 1), (7, 1), (0, 20)], 4, 2, 16, 16, torch.float16, E4M3, SCALES),
+    Case(
+        "windows of one block",
+        [(90, 1), (15, 1), (0, 40), (70, 33)],
+        4,
+        2,
+        16,
+        16,
+        windows=(16, 16),
+    ),
+    Case(
+        "windows of odd sizes",
+        [(700, 1), (3, 1), (0, 300), (257, 40)],
+        8,
+        2,
+        20,
+        16,
+        windows=(37, 130),
+        score_scale=0.3,
+    ),
+    Case(
+        "one layer with a window", [(300, 1), (0, 70), (64, 70)], 8, 1, 64, 64, windows=(None, 64)
+    ),
+    Case("a window of one token", [(20, 1), (0, 19)], 4, 2, 16, 16, windows=(1, 1)),
+    Case("long windows", [(3000, 1), (1500, 130)], 4, 2, 16, 64, windows=(600, 1000)),
+    Case("sinks", [(90, 1), (300, 1), (0, 35), (48, 20)], 6, 2, 24, 16, has_sinks=True),
+    Case(
+        "sinks and windows, BF16",
+        [(90, 1), (700, 1), (0, 135), (300, 20)],
+        8,
+        2,
+        64,
+        16,
+        torch.bfloat16,
+        windows=(None, 128),
+        has_sinks=True,
+    ),
+    Case(
+        "sinks and windows, FP8 KV",
+        [(90, 1), (300, 1), (0, 35)],
+        4,
+        2,
+        20,
+        16,
+        kv=E4M3,
+        scales=SCALES,
+        windows=(24, 50),
+        has_sinks=True,
+    ),
     Case("FP8 KV, BF16", [(90, 1), (0, 35)], 4, 2, 64, 16, torch.bfloat16, E4M3, SCALES),
 ]
 
@@ -79,7 +144,7 @@ def check_case(case: Case, backend: type[Any], seed: int, *, poisoned: bool = Fa
     chance = torch.Generator().manual_seed(seed)
     pool, rows = random_pool(case, chance), make_rows(case, seed)
     if poisoned:
-        poison(pool, rows)
+        poison(case, pool, rows)
     batch = pack_batch(rows, case.block_tokens, torch.device("cpu"))
     num_tokens = batch.offsets[-1]
     q = torch.randn(num_tokens, case.heads, case.dim, generator=chance).to(case.dtype)
@@ -87,7 +152,7 @@ def check_case(case: Case, backend: type[Any], seed: int, *, poisoned: bool = Fa
         torch.randn(num_tokens, case.kv_heads, case.dim, generator=chance).to(case.dtype)
         for _ in range(2)
     )
-    expected_pool, worst = pool.clone(), 0.0
+    expected_pool, worst, sinks = pool.clone(), 0.0, case.make_sinks(chance)
     ours, reference = (
         bind_backend(backend, pool, case),
         bind_backend(ReferenceAttention, expected_pool, case),
@@ -95,7 +160,7 @@ def check_case(case: Case, backend: type[Any], seed: int, *, poisoned: bool = Fa
     for attention in (ours, reference):
         attention.prepare(batch)
     for layer in range(LAYERS):
-        got, wanted = (a.attend(layer, q, k, v) for a in (ours, reference))
+        got, wanted = (a.attend(layer, q, k, v, sinks) for a in (ours, reference))
         assert got.isfinite().all(), f"{case.name}: not finite"  # max() would drop a NaN
         worst = max(worst, float((got.float() - wanted.float()).abs().max()))
     assert same_bytes(pool, expected_pool), f"{case.name}: the pools differ"
@@ -103,14 +168,14 @@ def check_case(case: Case, backend: type[Any], seed: int, *, poisoned: bool = Fa
     return worst
 
 
-def poison(pool: torch.Tensor, rows: Sequence[Row]) -> None:
-    """Write NaN to all slots except those of tokens that were in the cache before the step. Any
-    read beyond a context, a head or the block table then changes the result: a NaN does so even
-    with an attention weight of zero."""
+def poison(case: Case, pool: torch.Tensor, rows: Sequence[Row]) -> None:
+    """Write NaN to all slots except those of tokens that were in the cache before the step and are
+    read in at least one layer. Any read before the window, or beyond a context, a head or the block
+    table then changes the result: a NaN does so even with an attention weight of zero."""
     block_tokens = pool.shape[3]
     known = torch.zeros(pool.shape[0], block_tokens, dtype=torch.bool)
     for row in rows:
-        for position in range(row.start):
+        for position in range(case.first_read(row.start), row.start):
             known[row.block_ids[position // block_tokens], position % block_tokens] = True
     blocks, offsets = torch.where(~known)
     pool[blocks, :, :, offsets] = float("nan")
@@ -123,7 +188,7 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def bind_backend(backend: type[Any], pool: torch.Tensor, case: Case) -> Attention:
     held = SimpleNamespace(tensor=pool, block_tokens=case.block_tokens, scales=case.scales)
-    attention: Attention = backend(held)
+    attention: Attention = backend(held, case.traits)
     return attention
 
 

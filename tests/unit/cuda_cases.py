@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from baton.checkpoint import ModelConfig, RopeConfig
+from baton.checkpoint import ModelConfig
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
+from baton.decoder_traits import LLAMA_TRAITS, DecoderTraits
 from baton.engine.attention.base import pack_batch
 from baton.engine.attention.cpu import CpuAttention
 from baton.engine.determinism import numerics_fingerprint
@@ -28,8 +29,9 @@ from baton.engine.ops import TorchOps
 from baton.engine.plan import Row
 from baton.engine.quantization import E4M3, MAX_E4M3, QuantizedCodes, quantize, to_e4m3
 from baton.engine.quantized_matrix import QuantizedMatrix
-from baton.engine.rope import RotaryTable
+from baton.engine.rope import RotaryTables
 from baton.engine.step_tokens import StepTokens
+from baton.rope_config import RopeConfig
 
 if TYPE_CHECKING:
     from baton.engine.cuda.ops import TritonOps
@@ -49,12 +51,27 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 bits a result may be rounded differently."""
 
 
-def make_config(heads: int, kv_heads: int, dim: int, qk_norm: bool) -> ModelConfig:
+TRAITS = {
+    "as Gemma 3": DecoderTraits(
+        windows=(50, None), local_rope=RopeConfig(1e3), attention_scale=0.3, norm_offset=1.0,
+        activation="gelu_pytorch_tanh", norms_round_last=True, has_output_norms=True,
+        embedding_scale=7.0,
+    ),
+    "as gpt-oss": DecoderTraits(
+        windows=(None, 40), has_sinks=True, norms_round_last=True, output_bias=True, mlp_bias=True
+    ),
+}  # fmt: skip
+
+
+def make_config(
+    heads: int, kv_heads: int, dim: int, qk_norm: bool, traits: DecoderTraits = LLAMA_TRAITS
+) -> ModelConfig:
     return ModelConfig(
         architecture="qwen3", num_layers=2, hidden_size=48, intermediate_size=80, num_heads=heads,
         num_kv_heads=kv_heads, head_dim=dim, vocab_size=100, max_position_embeddings=512,
         rms_norm_eps=1e-6, rope=RopeConfig(1e4), tie_word_embeddings=False, qkv_bias=False,
         qk_norm=qk_norm, moe=None, dtype="float32", eos_token_ids=(),
+        traits=traits,
     )  # fmt: skip
 
 
@@ -66,7 +83,7 @@ def make_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) 
 
     hidden, size = config.hidden_size, config.intermediate_size
     heads, kv = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
-    norm = config.qk_norm
+    norm, traits = config.qk_norm, config.traits
     layers = [
         LayerWeights(
             input_norm=make(hidden), post_norm=make(hidden), qkv=make(heads + 2 * kv, hidden),
@@ -74,6 +91,12 @@ def make_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) 
             q_norm=make(config.head_dim) if norm else None,
             k_norm=make(config.head_dim) if norm else None,
             gate_up=make(2 * size, hidden), down=make(hidden, size),
+            output_bias=make(hidden) if traits.output_bias else None,
+            gate_up_bias=make(2 * size) if traits.mlp_bias else None,
+            down_bias=make(hidden) if traits.mlp_bias else None,
+            sinks=make(config.num_heads) if traits.has_sinks else None,
+            attention_output_norm=make(hidden) if traits.has_output_norms else None,
+            feed_forward_output_norm=make(hidden) if traits.has_output_norms else None,
         )
         for _ in range(config.num_layers)
     ]  # fmt: skip
@@ -81,8 +104,10 @@ def make_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) 
     return Weights(make(vocab, hidden), layers, make(hidden), make(vocab, hidden))
 
 
-def make_rotary_table(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> RotaryTable:
-    return RotaryTable(config.rope, config.head_dim, config.max_position_embeddings, device, dtype)
+def make_rotary_tables(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> RotaryTables:
+    return RotaryTables(config, device, dtype)
 
 
 def quantize_layers_to_fp8(weights: Weights, block: int | None) -> Weights:
@@ -169,33 +194,40 @@ GPU = DeviceUnderTest(torch.device("cuda:0"), tuple(TOLERANCE))
 def triton_ops(config: ModelConfig, pool: KvPool, dtype: torch.dtype) -> "TritonOps":
     from baton.engine.cuda.ops import TritonOps
 
-    return TritonOps(config, pool, make_rotary_table(config, dtype, pool.tensor.device))
+    return TritonOps(config, pool, make_rotary_tables(config, dtype, pool.tensor.device))
 
 
 def torch_ops(config: ModelConfig, pool: KvPool, dtype: torch.dtype) -> TorchOps:
-    return TorchOps(config, CpuAttention(pool), make_rotary_table(config, dtype, CPU))
+    return TorchOps(
+        config, CpuAttention(pool, config.traits), make_rotary_tables(config, dtype, CPU)
+    )
 
 
 def operations_agree(place: DeviceUnderTest) -> Iterator[str]:
     for dtype in place.dtypes:
-        config = make_config(*SHAPES[0])
-        mine = triton_ops(config, make_pool(config, dtype, place.device), dtype)
-        torchs = torch_ops(config, make_pool(config, dtype, CPU), dtype)
-        chance = torch.Generator().manual_seed(SEED)
-        x, update = (torch.randn(5, 48, generator=chance).to(dtype) for _ in range(2))
-        weight = torch.randn(48, generator=chance).to(dtype)
-        joined = torch.randn(5, 2 * 1100, generator=chance).to(dtype)
-        there = [part.to(place.device) for part in (x, update, weight, joined)]
-        worst = assert_near(mine.norm(there[0], there[2]), torchs.norm(x, weight))
-        wanted = torchs.add_norm(x, update, weight)
-        got = mine.add_norm(*there[:3])
-        assert torch.equal(got[0].cpu(), wanted[0])
-        worst = max(
-            worst,
-            assert_near(got[1], wanted[1]),
-            assert_near(mine.silu_and_mul(there[3]), torchs.silu_and_mul(joined)),
-        )
-        yield f"norms and SiLU, {dtype}: within {worst:.1e}"
+        yield _operations_agree(place, dtype, LLAMA_TRAITS)
+        yield _operations_agree(place, dtype, TRAITS["as Gemma 3"])
+
+
+def _operations_agree(place: DeviceUnderTest, dtype: torch.dtype, traits: DecoderTraits) -> str:
+    config = make_config(*SHAPES[0], traits)
+    mine = triton_ops(config, make_pool(config, dtype, place.device), dtype)
+    torchs = torch_ops(config, make_pool(config, dtype, CPU), dtype)
+    chance = torch.Generator().manual_seed(SEED)
+    x, update = (torch.randn(5, 48, generator=chance).to(dtype) for _ in range(2))
+    weight = torch.randn(48, generator=chance).to(dtype)
+    joined = torch.randn(5, 2 * 1100, generator=chance).to(dtype)
+    there = [part.to(place.device) for part in (x, update, weight, joined)]
+    worst = assert_near(mine.norm(there[0], there[2]), torchs.norm(x, weight))
+    wanted = torchs.add_norm(x, update, weight)
+    got = mine.add_norm(*there[:3])
+    assert torch.equal(got[0].cpu(), wanted[0])
+    worst = max(
+        worst,
+        assert_near(got[1], wanted[1]),
+        assert_near(mine.activate(there[3]), torchs.activate(joined)),
+    )
+    return f"norms and {traits.activation}, {dtype}: within {worst:.1e}"
 
 
 class _Spy:
@@ -205,9 +237,16 @@ class _Spy:
         self._attention = CpuAttention(pool)
         self.prepare = self._attention.prepare
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         self.q = q
-        return self._attention.attend(layer, q, k, v)
+        return self._attention.attend(layer, q, k, v, sinks)
 
 
 def rope_and_kv_write_agree(place: DeviceUnderTest) -> Iterator[str]:
@@ -238,7 +277,7 @@ def _rope_and_kv_write_agree(
         make_pool(config, kept, at, scales) for at in (CPU, place.device, CPU)
     )
     spy = _Spy(wanted_pool)
-    torchs = TorchOps(config, spy, make_rotary_table(config, dtype, CPU))
+    torchs = TorchOps(config, spy, make_rotary_tables(config, dtype, CPU))
     torchs.prepare(batch)
     torchs.attend(1, qkv, weights)
     mine = triton_ops(config, pool, dtype)
@@ -274,9 +313,11 @@ def models_agree(place: DeviceUnderTest) -> Iterator[str]:
     """Compare a whole model that uses our kernels with one that uses torch's operations, in a step
     of decodes and prefill chunks."""
     for dtype in place.dtypes:
-        config = make_config(*SHAPES[0])
-        mine, torchs = (make_weights(config, dtype, at) for at in (place.device, CPU))
-        yield f"model, {dtype}: within {_models_agree(place, dtype, mine, torchs, dtype):.1e}"
+        for name, traits in {"": LLAMA_TRAITS, **TRAITS}.items():
+            config = make_config(*SHAPES[0], traits)
+            mine, torchs = (make_weights(config, dtype, at) for at in (place.device, CPU))
+            worst = _models_agree(place, dtype, mine, torchs, dtype, traits)
+            yield f"model {name}, {dtype}: within {worst:.1e}"
 
 
 def models_in_fp8_agree(place: DeviceUnderTest) -> Iterator[str]:
@@ -294,9 +335,14 @@ def models_in_fp8_agree(place: DeviceUnderTest) -> Iterator[str]:
 
 
 def _models_agree(
-    place: DeviceUnderTest, dtype: torch.dtype, mine: Weights, torchs: Weights, kept: torch.dtype
+    place: DeviceUnderTest,
+    dtype: torch.dtype,
+    mine: Weights,
+    torchs: Weights,
+    kept: torch.dtype,
+    traits: DecoderTraits = LLAMA_TRAITS,
 ) -> float:
-    config = make_config(*SHAPES[0])
+    config = make_config(*SHAPES[0], traits)
     rows = make_rows(SPANS)
     batch = pack_batch(rows, BLOCK_TOKENS, CPU)
     tokens = torch.tensor([token for row in rows for token in row.token_ids])
@@ -442,7 +488,7 @@ def _batch_invariant_ops_keep_their_bits(
     outputs = []
     for chunks in ((21,), (12, 8, 1)):
         pool = make_pool(config, kept, place.device)
-        rotary = make_rotary_table(config, dtype, place.device)
+        rotary = make_rotary_tables(config, dtype, place.device)
         model = Model(config, weights, BatchInvariantOps(config, pool, rotary))
         start = 0
         for count in chunks:
@@ -468,7 +514,7 @@ def determinism_probe_passes(place: DeviceUnderTest) -> Iterator[str]:
 
     config, dtype = make_config(4, 2, 16, True), place.dtypes[-1]
     pool = make_pool(config, dtype, place.device)
-    ops = BatchInvariantOps(config, pool, make_rotary_table(config, dtype, place.device))
+    ops = BatchInvariantOps(config, pool, make_rotary_tables(config, dtype, place.device))
     model = Model(config, make_weights(config, dtype, place.device), ops)
     yield f"trial of determinism: {numerics_fingerprint(model, pool, config.vocab_size)}"
 

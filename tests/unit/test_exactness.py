@@ -33,13 +33,20 @@ SAMPLES = [
     Sample(name, chunk, block, batch)
     for name, chunk, block, batch in zip(
         ZOO,
-        [16, 128, 512, 16, 128, 512, 16],
-        [16, 64, 16, 64, 16, 64, 16],
-        [16, 1, 16, 1, 16, 1, 1],
+        [16, 128, 512, 16, 128, 512, 16, 128, 512, 16, 128, 512],
+        [16, 64, 16, 64, 16, 64, 16, 16, 64, 16, 64, 16],
+        [16, 1, 16, 1, 16, 1, 1, 16, 1, 16, 1, 16],
         strict=True,
     )
 ]
-ON_TORCH = [Sample("llama3-rope", 128, 16, 16, "off"), Sample("qwen3", 16, 64, 1, "off")]
+ON_TORCH = [
+    Sample("llama3-rope", 128, 16, 16, "off"),
+    Sample("qwen3", 16, 64, 1, "off"),
+    Sample("llama-biased", 128, 16, 16, "off"),
+    Sample("mistral-window", 16, 64, 16, "off"),
+    Sample("gemma3", 128, 16, 16, "off"),
+    Sample("gpt-oss", 128, 16, 16, "off"),
+]
 """Samples for machines on which our kernels are not available."""
 
 

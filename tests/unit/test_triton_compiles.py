@@ -44,6 +44,11 @@ SHAPES = [("bf16", 4, 128, "own"), ("bf16", 4, 128, "fp8"), ("fp32", 3, 80, "own
 own, or FP8)."""
 
 FP8 = "*fp8e4nv"
+GEMMA = {"OFFSET": 1.0, "ROUNDS_LAST": True}
+"""How Gemma 3 computes norms."""
+
+RULES = [{"WINDOW": 0, "SINKS": False}, {"WINDOW": 128, "SINKS": True}]
+"""What attention kernels are compiled for: nothing special, and what gpt-oss has."""
 
 
 def compiled(
@@ -96,25 +101,27 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("one_loop", [False, True])
 @pytest.mark.parametrize(("dtype", "group", "dim", "kv"), SHAPES)
 def test_prefill_attention_compiles(
-    dtype: str, group: int, dim: int, kv: str, one_loop: bool
+    dtype: str, group: int, dim: int, kv: str, one_loop: bool, rule: dict[str, int]
 ) -> None:
     data, ints = f"*{dtype}", "*i32"
     types = {
         "q_ptr": data, "out_ptr": data, "layer_ptr": FP8 if kv == "fp8" else data,
         "tables_ptr": ints, "tiles_ptr": ints,
-        "offsets_ptr": ints, "starts_ptr": ints, "table_stride": "i32", **STRIDES, "scale": "fp32",
-        "value_scale": "fp32",
+        "offsets_ptr": ints, "starts_ptr": ints, "sinks_ptr": data, "table_stride": "i32",
+        **STRIDES, "scale": "fp32", "value_scale": "fp32",
     }  # fmt: skip
     m, n = (32, 32) if dtype == "fp32" else (128, 64)
-    constants = shape_of(dtype, group, dim) | {"M": m, "N": n, "ONE_LOOP": one_loop}
+    constants = shape_of(dtype, group, dim) | {"M": m, "N": n, "ONE_LOOP": one_loop} | rule
     assert shared_bytes(kernels.prefill, types, constants, 8) <= MAX_SHARED_BYTES
 
 
+@pytest.mark.parametrize("window", [0, 128])
 @pytest.mark.parametrize(("dtype", "group", "dim", "kv"), SHAPES)
-def test_decode_attention_compiles(dtype: str, group: int, dim: int, kv: str) -> None:
+def test_decode_attention_compiles(dtype: str, group: int, dim: int, kv: str, window: int) -> None:
     data, ints, floats = f"*{dtype}", "*i32", "*fp32"
     types = {
         "q_ptr": data, "parts_ptr": floats, "sums_ptr": floats,
@@ -122,21 +129,23 @@ def test_decode_attention_compiles(dtype: str, group: int, dim: int, kv: str) ->
         "tables_ptr": ints, "contexts_ptr": ints, "max_splits": "i32", "table_stride": "i32",
         **STRIDES, "scale": "fp32", "value_scale": "fp32",
     }  # fmt: skip
-    tiling = {"M": 16, "N": 32 if dtype == "fp32" else 64, "SPLIT": SPLIT_TOKENS}
+    tiling = {"M": 16, "N": 32 if dtype == "fp32" else 64, "SPLIT": SPLIT_TOKENS, "WINDOW": window}
     constants = shape_of(dtype, group, dim) | tiling
     assert shared_bytes(kernels.decode, types, constants, 4) <= MAX_SHARED_BYTES
 
 
-def test_combine_and_write_kernels_compile() -> None:
+@pytest.mark.parametrize("rule", RULES)
+def test_combine_and_write_kernels_compile(rule: dict[str, int]) -> None:
     types = {
         "parts_ptr": "*fp32", "sums_ptr": "*fp32", "out_ptr": "*bf16", "contexts_ptr": "*i32",
-        "max_splits": "i32", "heads": "i32",
+        "sinks_ptr": "*bf16", "max_splits": "i32", "heads": "i32",
     }  # fmt: skip
     constants = {
         "DIM": 80,
         "DIM_PADDED": 128,
         "SPLIT": SPLIT_TOKENS,
         "AT_ONCE": SPLITS_PER_ITERATION,
+        **rule,
     }
     assert shared_bytes(kernels.combine, types, constants, 4) <= MAX_SHARED_BYTES
     types = {"k_ptr": "*bf16", "v_ptr": "*bf16", "layer_ptr": "*bf16", "slots_ptr": "*i64"}
@@ -153,7 +162,7 @@ def test_combine_and_write_kernels_compile() -> None:
 def test_norm_kernel_compiles(dtype: str, *, add: bool) -> None:
     names = ("x_ptr", "update_ptr", "weight_ptr", "out_ptr")
     types = dict.fromkeys(names, f"*{dtype}") | {"eps": "fp32"}
-    constants = {"SIZE": 5120, "PADDED": 8192, "ADD": add}
+    constants = {"SIZE": 5120, "PADDED": 8192, "ADD": add, **GEMMA}
     assert shared_bytes(layer_kernels.norm, types, constants, 16) <= MAX_SHARED_BYTES
 
 
@@ -167,16 +176,16 @@ def test_rope_and_write_kernel_compiles(dtype: str, group: int, dim: int, kv: st
         types["layer_ptr"] = FP8
     constants = {
         "NUM_HEADS": 8 * group, "NUM_KV_HEADS": 8, "DIM": dim, "DIM_PADDED": 128,
-        "BLOCK_TOKENS": 16, "HEADS": HEADS_PER_PROGRAM, "NORMED": True,
-        "FP8": kv == "fp8",
+        "BLOCK_TOKENS": 16, "HEADS": HEADS_PER_PROGRAM, "NORMED": True, "FP8": kv == "fp8", **GEMMA,
     }  # fmt: skip
     assert shared_bytes(layer_kernels.norm_rope_write_kv, types, constants, 4) <= MAX_SHARED_BYTES
 
 
-def test_silu_kernel_compiles() -> None:
+@pytest.mark.parametrize("gelu", [False, True])
+def test_activation_kernel_compiles(*, gelu: bool) -> None:
     types = {"gate_up_ptr": "*bf16", "out_ptr": "*bf16"}
-    constants = {"SIZE": 12_288, "N": COLUMNS_PER_PROGRAM}
-    assert shared_bytes(layer_kernels.silu_and_mul, types, constants, 4) <= MAX_SHARED_BYTES
+    constants = {"SIZE": 12_288, "N": COLUMNS_PER_PROGRAM, "GELU": gelu}
+    assert shared_bytes(layer_kernels.activate, types, constants, 4) <= MAX_SHARED_BYTES
 
 
 def product_bytes(

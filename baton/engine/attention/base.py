@@ -37,16 +37,27 @@ class PackedBatch:
 
 
 class Attention(Protocol):
-    """Attention over one KV pool."""
+    """Attention over one KV pool.
+
+    A query at position ``p`` of a layer with a window attends to the positions (``p`` - window,
+    ``p``]. Nothing is read from blocks that no query of the step attends to in any layer, so their
+    entries in the block table may be stale."""
 
     def prepare(self, batch: PackedBatch) -> None:
         """Prepare for a batch. This must be called once per step, before the first layer."""
         ...
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Write ``k`` and ``v`` [num_tokens, kv_heads, head_dim] to their slots, and compute causal
         attention over each row's context. ``q`` and the result are [num_tokens, heads, head_dim].
-        """
+        ``sinks`` [heads] are scores that take part in each head's softmax and have no value."""
         ...
 
 

@@ -2,12 +2,16 @@
 
 Decodes are computed as one batch, padded to the longest context. Prefill rows are computed one by
 one, since their lengths differ too much for padding. Padding is set to zero: another request may
-have left a NaN there, which would make the result NaN even with an attention weight of zero.
+have left a NaN there, which would make the result NaN even with an attention weight of zero. In a
+layer with a window, only the blocks from a row's first visible key on are gathered.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
+from baton.decoder_traits import LLAMA_TRAITS, DecoderTraits
 from baton.engine.attention.base import PackedBatch
 from baton.engine.attention.kv_format import decode_kv, encode_kv
 from baton.engine.kv_pool import KvPool
@@ -15,94 +19,200 @@ from baton.engine.kv_scale import KvScale
 
 
 class CpuAttention:
-    def __init__(self, pool: KvPool) -> None:
+    def __init__(self, pool: KvPool, traits: DecoderTraits = LLAMA_TRAITS) -> None:
         self._pool = pool.tensor
         self._scales = pool.scales
         self._block_tokens = pool.block_tokens
+        self._traits = traits
 
     def prepare(self, batch: PackedBatch) -> None:
-        """Prepare the block tables of the decodes and the attention masks of all rows."""
+        """Prepare the block tables and the attention masks, for each window that layers have."""
         self._batch = batch
         self._blocks = batch.slots // self._block_tokens
         self._offsets = batch.slots % self._block_tokens
         decodes = batch.num_decodes
-        self._decode_mask: torch.Tensor | None = None
-        if decodes:
-            contexts = batch.context_lengths[:decodes]
-            num_blocks = -(-max(contexts) // self._block_tokens)
-            self._decode_tables = batch.block_tables[:decodes, :num_blocks]
-            length = num_blocks * self._block_tokens
-            inside = torch.arange(length) < torch.tensor(contexts).view(-1, 1)
-            self._decode_mask = inside.view(decodes, 1, 1, length)
-            by_block = inside.view(decodes, num_blocks, self._block_tokens)
-            is_used = by_block.any(dim=-1, keepdim=True)
-            self._unused_blocks = torch.where(~is_used.flatten())[0]
-            self._tails = torch.where(is_used & ~by_block)  # rows, blocks, offsets
-        self._masks = [
-            _causal(batch.context_lengths[row] - batch.starts[row], batch.starts[row])
-            for row in range(decodes, batch.num_rows)
-        ]
+        windows = set(self._traits.windows or (None,))
+        self._decode_contexts = {
+            window: _decode_contexts(batch, window, self._block_tokens)
+            for window in windows
+            if decodes
+        }
+        self._prefill_contexts = {
+            window: [
+                _prefill_context(batch, row, window, self._block_tokens)
+                for row in range(decodes, batch.num_rows)
+            ]
+            for window in windows
+        }
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         pool, batch, scale = self._pool[:, layer], self._batch, self._scales[layer]
         pool[self._blocks, 0, self._offsets] = encode_kv(k, scale.key, pool)
         pool[self._blocks, 1, self._offsets] = encode_kv(v, scale.value, pool)
         output = torch.empty_like(q)
-        decodes = batch.num_decodes
+        decodes, window = batch.num_decodes, self._traits.window(layer)
         if decodes:
-            output[:decodes] = self._decode(pool, scale, q[:decodes])
+            contexts = self._decode_contexts[window]
+            output[:decodes] = self._decode(pool, scale, contexts, q[:decodes], sinks)
         for index, row in enumerate(range(decodes, batch.num_rows)):
             tokens = slice(batch.offsets[row], batch.offsets[row + 1])
-            output[tokens] = self._prefill(pool, scale, row, q[tokens], self._masks[index])
+            context = self._prefill_contexts[window][index]
+            output[tokens] = self._prefill(pool, scale, context, q[tokens], sinks)
         return output
 
-    def _decode(self, pool: torch.Tensor, scale: KvScale, q: torch.Tensor) -> torch.Tensor:
+    def _decode(
+        self,
+        pool: torch.Tensor,
+        scale: KvScale,
+        contexts: "_DecodeContexts",
+        q: torch.Tensor,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
         """Compute attention for the decodes, whose queries ``q`` are [rows, heads, dim]. The query
         heads that share a KV head are treated as several queries of that one head, so that its keys
         and values need not be repeated."""
         rows, heads, dim = q.shape
         # [rows, blocks, 2, tokens, kv_heads, dim]
-        context = decode_kv(pool[self._decode_tables], scale, q.dtype)
-        context.flatten(0, 1).index_fill_(0, self._unused_blocks, 0)
-        tail_rows, tail_blocks, tail_offsets = self._tails
+        context = decode_kv(pool[contexts.tables], scale, q.dtype)
+        context.flatten(0, 1).index_fill_(0, contexts.unused_blocks, 0)
+        tail_rows, tail_blocks, tail_offsets = contexts.hidden
         context[tail_rows, tail_blocks, :, tail_offsets] = 0
         keys, values = (context[:, :, part].flatten(1, 2).transpose(1, 2) for part in (0, 1))
         grouped = q.view(rows, keys.shape[1], -1, dim)
-        attended = functional.scaled_dot_product_attention(
-            grouped, keys, values, attn_mask=self._decode_mask
-        )
+        attended = self._attended(grouped, keys, values, contexts.mask, sinks)
         return attended.reshape(rows, heads, dim)
 
     def _prefill(
         self,
         pool: torch.Tensor,
         scale: KvScale,
-        row: int,
+        row: "_PrefillContext",
         q: torch.Tensor,
-        mask: torch.Tensor | None,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """Compute attention for one prefill row, whose queries ``q`` are [tokens, heads, dim]."""
-        length = self._batch.context_lengths[row]
-        table = self._batch.block_tables[row, : -(-length // self._block_tokens)]
-        context = decode_kv(pool[table], scale, q.dtype)  # [blocks, 2, tokens, kv_heads, dim]
+        context = decode_kv(pool[row.table], scale, q.dtype)  # [blocks, 2, tokens, kv_heads, dim]
+        context[0, :, : row.num_hidden] = 0
         keys, values = (
-            context[:, part].flatten(0, 1)[:length].transpose(0, 1).unsqueeze(0) for part in (0, 1)
+            context[:, part].flatten(0, 1)[: row.length].transpose(0, 1).unsqueeze(0)
+            for part in (0, 1)
         )
-        attended = functional.scaled_dot_product_attention(
-            q.transpose(0, 1).unsqueeze(0),
+        attended = self._attended(q.transpose(0, 1).unsqueeze(0), keys, values, row.mask, sinks)
+        return attended.squeeze(0).transpose(0, 1)
+
+    def _attended(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Compute attention of ``q`` [rows, heads, tokens, dim], or [rows, kv_heads, group, dim],
+        over ``keys`` and ``values`` [rows, kv_heads, context, dim]. If ``mask`` is None, the tokens
+        are the whole context, and each sees itself and what precedes it."""
+        scale = self._traits.score_scale(q.shape[-1])
+        if sinks is not None:
+            q, keys, values, mask = _with_sinks(q, keys, values, mask, sinks / scale)
+        return functional.scaled_dot_product_attention(
+            q,
             keys,
             values,
             attn_mask=mask,
             is_causal=mask is None,
-            enable_gqa=True,
+            enable_gqa=q.shape[1] != keys.shape[1],
+            scale=scale,
         )
-        return attended.squeeze(0).transpose(0, 1)
 
 
-def _causal(num_tokens: int, start: int) -> torch.Tensor | None:
-    """Return the mask [num_tokens, start + num_tokens], true where a query may attend. Return None
-    if ``start`` is 0: the mask is then a plain triangle, which torch applies by itself."""
-    if start == 0:
-        return None
-    queries = torch.arange(start, start + num_tokens).view(-1, 1)
-    return torch.arange(start + num_tokens).view(1, -1) <= queries
+@dataclass(frozen=True, slots=True)
+class _DecodeContexts:
+    """The blocks ``tables`` [rows, blocks] that decodes read in layers with one window, and the
+    ``mask`` [rows, 1, 1, keys] of what they see. ``unused_blocks`` are indices into the flat table;
+    ``hidden`` are rows, blocks and offsets of hidden keys in the other blocks."""
+
+    tables: torch.Tensor
+    mask: torch.Tensor
+    unused_blocks: torch.Tensor
+    hidden: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _PrefillContext:
+    """The blocks ``table`` that a row reads, which have ``length`` keys up to its last token. No
+    query sees the first ``num_hidden`` of them. ``mask`` is [tokens, length], or None if each token
+    sees all keys up to its own and the row begins at position 0."""
+
+    table: torch.Tensor
+    length: int
+    num_hidden: int
+    mask: torch.Tensor | None
+
+
+def _decode_contexts(batch: PackedBatch, window: int | None, block_tokens: int) -> _DecodeContexts:
+    rows = batch.num_decodes
+    ends = torch.tensor(batch.context_lengths[:rows]).view(-1, 1)
+    starts = torch.zeros_like(ends) if window is None else (ends - window).clamp(min=0)
+    first_blocks = starts // block_tokens
+    num_blocks = int((-(-ends // block_tokens) - first_blocks).max())
+    places = (first_blocks + torch.arange(num_blocks)).clamp(max=batch.block_tables.shape[1] - 1)
+    positions = first_blocks * block_tokens + torch.arange(num_blocks * block_tokens)
+    inside = (positions >= starts) & (positions < ends)
+    by_block = inside.view(rows, num_blocks, block_tokens)
+    is_used = by_block.any(dim=-1, keepdim=True)
+    return _DecodeContexts(
+        tables=batch.block_tables[:rows].gather(1, places),
+        mask=inside.view(rows, 1, 1, -1),
+        unused_blocks=torch.where(~is_used.flatten())[0],
+        hidden=torch.where(is_used & ~by_block),
+    )
+
+
+def _prefill_context(
+    batch: PackedBatch, row: int, window: int | None, block_tokens: int
+) -> _PrefillContext:
+    start, end = batch.starts[row], batch.context_lengths[row]
+    first = 0 if window is None else max(0, start - window + 1)
+    first_block = first // block_tokens
+    base = first_block * block_tokens
+    mask = None
+    if start > 0 or (window is not None and end > window):
+        keys = torch.arange(base, end).view(1, -1)
+        ages = torch.arange(start, end).view(-1, 1) - keys
+        mask = ages >= 0 if window is None else (ages >= 0) & (ages < window)
+    table = batch.block_tables[row, first_block : -(-end // block_tokens)]
+    return _PrefillContext(table, end - base, first - base, mask)
+
+
+def _with_sinks(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Add a key whose product with a query is its head's number in ``sinks`` [heads], and whose
+    value is zero.
+
+    Heads that share a KV head have different sinks, so one more dimension is added for each of
+    them: a query has a 1 in its own, the new key has the sinks there, and other keys have zeros."""
+    kv_heads, length = keys.shape[1:3]
+    group = len(sinks) // kv_heads
+    own = torch.eye(group, dtype=q.dtype)
+    if q.shape[1] == len(sinks):
+        extra = own.repeat(kv_heads, 1).view(1, -1, 1, group).expand(*q.shape[:3], -1)
+    else:
+        extra = own.expand(*q.shape[:2], -1, -1)
+    keys = functional.pad(keys, (0, group, 0, 1))
+    keys[:, :, length, -group:] = sinks.view(kv_heads, group)
+    if mask is None:
+        mask = torch.ones(q.shape[2], length, dtype=torch.bool).tril()
+    mask = functional.pad(mask, (0, 1), value=True)
+    return torch.cat((q, extra), dim=-1), keys, functional.pad(values, (0, 0, 0, 1)), mask

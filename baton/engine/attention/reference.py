@@ -3,6 +3,7 @@ against."""
 
 import torch
 
+from baton.decoder_traits import LLAMA_TRAITS, DecoderTraits
 from baton.engine.attention.base import PackedBatch
 from baton.engine.attention.kv_format import decode_kv, encode_kv
 from baton.engine.kv_pool import KvPool
@@ -11,7 +12,8 @@ from baton.engine.kv_pool import KvPool
 class ReferenceAttention:
     """Computes attention row by row in FP32. It is slow, and meant for tests only."""
 
-    def __init__(self, pool: KvPool) -> None:
+    def __init__(self, pool: KvPool, traits: DecoderTraits = LLAMA_TRAITS) -> None:
+        self._traits = traits
         self._pool = pool.tensor
         self._scales = pool.scales
         self._block_tokens = pool.block_tokens
@@ -19,7 +21,14 @@ class ReferenceAttention:
     def prepare(self, batch: PackedBatch) -> None:
         self._batch = batch
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         batch, scale = self._batch, self._scales[layer]
         blocks, offsets = batch.slots // self._block_tokens, batch.slots % self._block_tokens
         self._pool[blocks, layer, 0, offsets] = encode_kv(k, scale.key, self._pool)
@@ -33,18 +42,40 @@ class ReferenceAttention:
                 cache[:, part].flatten(0, 1)[: batch.context_lengths[row]].float()
                 for part in (0, 1)
             )
-            output[tokens] = _attend(q[tokens].float(), keys, values, batch.starts[row]).to(q.dtype)
+            if (window := self._traits.window(layer)) is not None:
+                first = max(0, batch.starts[row] - window + 1)
+                keys[:first], values[:first] = 0, 0
+            attended = _attend(
+                q[tokens].float() * self._traits.score_scale(q.shape[-1]),
+                keys,
+                values,
+                batch.starts[row],
+                window,
+                None if sinks is None else sinks.float(),
+            )
+            output[tokens] = attended.to(q.dtype)
         return output
 
 
-def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int) -> torch.Tensor:
-    """Compute attention of ``q`` [tokens, heads, dim], whose first token is at position ``start``,
-    over ``keys`` and ``values`` [context, kv_heads, dim]. Query head h reads KV head h // (heads /
-    kv_heads)."""
+def _attend(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    start: int,
+    window: int | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Compute attention of ``q`` [tokens, heads, dim], which are scaled already and whose first
+    token is at position ``start``, over ``keys`` and ``values`` [context, kv_heads, dim]. Query
+    head h reads KV head h // (heads / kv_heads)."""
     group = q.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
-    scores = torch.einsum("thd,chd->htc", q, keys) / q.shape[-1] ** 0.5
-    positions = torch.arange(start, start + q.shape[0])
-    future = torch.arange(keys.shape[0])[None, :] > positions[:, None]
-    scores = scores.masked_fill(future, float("-inf"))
-    return torch.einsum("htc,chd->thd", scores.softmax(dim=-1), values)
+    scores = torch.einsum("thd,chd->htc", q, keys)
+    ages = torch.arange(start, start + q.shape[0])[:, None] - torch.arange(keys.shape[0])[None, :]
+    hidden = (ages < 0) if window is None else (ages < 0) | (ages >= window)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        column = sinks.view(-1, 1, 1).expand(-1, q.shape[0], 1)
+        scores = torch.cat((scores, column), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : keys.shape[0]]
+    return torch.einsum("htc,chd->thd", weights, values)

@@ -5,6 +5,7 @@ from functools import cache
 
 import torch
 
+from baton.decoder_traits import LLAMA_TRAITS, DecoderTraits
 from baton.engine.attention import triton_kernels as kernels
 from baton.engine.attention.base import PackedBatch
 from baton.engine.cuda.launch import KernelLauncher, ceil_div, power_of_2
@@ -90,8 +91,11 @@ class TritonAttention:
     ``one_loop``, a prompt's results do not depend on its chunks (see ``triton_kernels.prefill``).
     """
 
-    def __init__(self, pool: KvPool, *, one_loop: bool = False) -> None:
+    def __init__(
+        self, pool: KvPool, traits: DecoderTraits = LLAMA_TRAITS, *, one_loop: bool = False
+    ) -> None:
         self._one_loop = one_loop
+        self._traits = traits
         self._pool = pool.tensor
         self._block_tokens, self._kv_heads, self._dim = self._pool.shape[3:]
         self._width = self._kv_heads * self._dim
@@ -112,17 +116,26 @@ class TritonAttention:
         self.batch = batch
         self._tiles: torch.Tensor | None = None
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         self._write(layer, k.contiguous(), v.contiguous())
-        return self.attend_cached(layer, q.contiguous())
+        return self.attend_cached(layer, q.contiguous(), sinks)
 
-    def attend_cached(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+    def attend_cached(
+        self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Like :meth:`attend`, but for keys and values that are already in the pool."""
         output = torch.empty_like(q)
         if self.batch.num_decodes:
-            self._decode(layer, q, output)
+            self._decode(layer, q, output, sinks)
         if self.batch.prefill_chunks is not None:
-            self._prefill(layer, q, output, self.batch.prefill_chunks)
+            self._prefill(layer, q, output, sinks, self.batch.prefill_chunks)
         return output
 
     def split_bytes(self, num_heads: int) -> int:
@@ -169,7 +182,12 @@ class TritonAttention:
         )
 
     def _prefill(
-        self, layer: int, q: torch.Tensor, output: torch.Tensor, chunks: PrefillChunks
+        self,
+        layer: int,
+        q: torch.Tensor,
+        output: torch.Tensor,
+        sinks: torch.Tensor | None,
+        chunks: PrefillChunks,
     ) -> None:
         group = q.shape[1] // self._kv_heads
         tiling = prefill_tiling(q.dtype, self._padded_dim, group)
@@ -183,26 +201,32 @@ class TritonAttention:
             self._tiles,
             chunks.offsets,
             chunks.starts,
+            q if sinks is None else sinks,
             *self._strides,
             *self._scales_of(layer),
             GROUP=group,
             **self._kernel_constants(q.dtype),
             M=tiling.m,
             N=tiling.n,
+            WINDOW=self._traits.window(layer) or 0,
+            SINKS=sinks is not None,
             ONE_LOOP=self._one_loop,
             num_warps=tiling.warps,
             num_stages=tiling.stages,
         )
 
-    def _decode(self, layer: int, q: torch.Tensor, output: torch.Tensor) -> None:
-        batch = self.batch
+    def _decode(
+        self, layer: int, q: torch.Tensor, output: torch.Tensor, sinks: torch.Tensor | None
+    ) -> None:
+        batch, window = self.batch, self._traits.window(layer) or 0
         rows, heads = batch.num_decodes, q.shape[1]
         group = heads // self._kv_heads
         tiling = decode_tiling(q.dtype, self._padded_dim, group)
         splits = ceil_div(batch.max_context, SPLIT_TOKENS)
         parts = torch.empty(rows, heads, splits, self._dim, dtype=torch.float32, device=q.device)
         sums = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
-        decode[(rows, self._kv_heads, self._num_programs(rows, splits))](
+        read = min(splits, window // SPLIT_TOKENS + 2) if window else splits
+        decode[(rows, self._kv_heads, self._num_programs(rows, read))](
             q,
             parts,
             sums,
@@ -217,6 +241,7 @@ class TritonAttention:
             M=tiling.m,
             N=tiling.n,
             SPLIT=SPLIT_TOKENS,
+            WINDOW=window,
             num_warps=tiling.warps,
             num_stages=tiling.stages,
         )
@@ -225,12 +250,15 @@ class TritonAttention:
             sums,
             output,
             batch.context_lengths,
+            q if sinks is None else sinks,
             splits,
             heads,
             DIM=self._dim,
             DIM_PADDED=self._padded_dim,
             SPLIT=SPLIT_TOKENS,
             AT_ONCE=SPLITS_PER_ITERATION,
+            WINDOW=window,
+            SINKS=sinks is not None,
             num_warps=COMBINE_WARPS,
         )
 
@@ -258,7 +286,7 @@ class TritonAttention:
         Both include the layer's KV scales. The first also includes log2(e), because the kernels
         compute exponentials with base 2."""
         scale = self._kv_scales[layer]
-        return float(LOG2_E / self._dim**0.5) * scale.key, scale.value
+        return LOG2_E * self._traits.score_scale(int(self._dim)) * scale.key, scale.value
 
     @property
     def _strides(self) -> tuple[int, int, int]:

@@ -15,6 +15,8 @@ import triton.language as tl
 
 from baton.engine.cuda.e4m3_kernels import from_pool_dtype, to_pool_dtype
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def write_kv(
@@ -55,6 +57,7 @@ def _attend_range(
     scale,  # log2(e) / sqrt(dim), times the scale of FP8 keys: turns products into scores
     begin,
     end,
+    lowest,  # no query attends to keys before this one; read with WINDOW only
     head_ptr,  # the layer's keys of this KV head
     table_ptr,  # block table of this row
     block_stride,
@@ -65,6 +68,7 @@ def _attend_range(
     BLOCK_TOKENS: tl.constexpr,
     N: tl.constexpr,
     PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr,  # number of last keys that a query attends to, its own included; 0: all
     MASKED: tl.constexpr,
 ):
     """Attend to keys [begin, end), N at a time. If MASKED is false, no key is masked: all of these
@@ -76,6 +80,8 @@ def _attend_range(
     for first in range(begin, end, N):
         keys = first + tl.arange(0, N)
         exists = keys < end
+        if WINDOW > 0:
+            exists = exists & (keys >= lowest)
         block = tl.load(table_ptr + keys // BLOCK_TOKENS, mask=exists, other=0).to(tl.int64)
         offset = block * block_stride + keys % BLOCK_TOKENS * WIDTH
         address = head_ptr + offset[:, None] + columns[None, :]
@@ -84,6 +90,8 @@ def _attend_range(
         products = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if MASKED:
             visible = exists[None, :] & (keys[None, :] <= positions[:, None])
+            if WINDOW > 0:
+                visible = visible & (keys[None, :] > positions[:, None] - WINDOW)
             products = tl.where(visible, products, float("-inf"))
         new_best = tl.maximum(best, tl.max(products, axis=1))
         # The maximum of a query that has seen no key is -inf; use 0 so that -inf - -inf isn't NaN.
@@ -107,6 +115,7 @@ def prefill(
     tiles_ptr,  # [num_tiles, 2]: row, first token of the row
     offsets_ptr,  # [num_rows + 1]
     starts_ptr,  # [num_rows]
+    sinks_ptr,  # [heads]; read with SINKS only
     table_stride,
     block_stride,
     part_stride,
@@ -120,14 +129,19 @@ def prefill(
     M: tl.constexpr,
     N: tl.constexpr,
     PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
     ONE_LOOP: tl.constexpr,
 ):
     """Compute prefill attention. There is one program per KV head and tile of a row's tokens. A
     tile has M // GROUP tokens with GROUP query heads each.
 
-    Keys that all of a tile's queries see are not masked, unless ONE_LOOP is set. Which keys these
-    are depends on a prompt's chunks, and two loops may be compiled to different arithmetic. With
-    ONE_LOOP, all keys are masked in the same loop, so that results do not depend on the chunks."""
+    Keys that all of a tile's queries see are not masked, unless ONE_LOOP or WINDOW is set. Which
+    keys these are depends on a prompt's chunks, and two loops may be compiled to different
+    arithmetic. With ONE_LOOP, all keys are masked in the same loop, so that results do not depend
+    on the chunks. With WINDOW, hardly any key is seen by all.
+
+    A sink counts as a key that was seen before all others, and whose value is zero."""
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     row = tl.load(tiles_ptr + 2 * tile)
     first = tl.load(tiles_ptr + 2 * tile + 1)
@@ -144,23 +158,41 @@ def prefill(
     q = tl.load(q_ptr + address, mask=readable, other=0.0)
     positions = start + tokens
     end = start + tl.minimum(first + M // GROUP, num_tokens)
-    seen_by_all = 0 if ONE_LOOP else (start + first + 1) // N * N
+    lowest = 0
+    if WINDOW > 0:
+        lowest = tl.maximum(start + first - WINDOW + 1, 0)
+    masked_from = lowest // N * N
+    if not ONE_LOOP and WINDOW == 0:
+        masked_from = (start + first + 1) // N * N
     best = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
+    if SINKS:
+        best = tl.load(sinks_ptr + heads, mask=mine, other=0.0).to(tl.float32) * LOG2_E / scale
+        total += 1.0
     acc = tl.zeros([M, DIM_PADDED], tl.float32)
     head_ptr = layer_ptr + kv_head * DIM
     table_ptr = tables_ptr + row.to(tl.int64) * table_stride
-    if not ONE_LOOP:
+    if not ONE_LOOP and WINDOW == 0:
         best, total, acc = _attend_range(
-            q, positions, best, total, acc, scale, 0, seen_by_all, head_ptr, table_ptr,
-            block_stride, part_stride, DIM, DIM_PADDED, WIDTH, BLOCK_TOKENS, N, PRECISION,
+            q, positions, best, total, acc, scale, 0, masked_from, lowest, head_ptr, table_ptr,
+            block_stride, part_stride, DIM, DIM_PADDED, WIDTH, BLOCK_TOKENS, N, PRECISION, WINDOW,
             MASKED=False,
         )  # fmt: skip
     best, total, acc = _attend_range(
-        q, positions, best, total, acc, scale, seen_by_all, end, head_ptr, table_ptr, block_stride,
-        part_stride, DIM, DIM_PADDED, WIDTH, BLOCK_TOKENS, N, PRECISION, MASKED=True,
+        q, positions, best, total, acc, scale, masked_from, end, lowest, head_ptr, table_ptr,
+        block_stride, part_stride, DIM, DIM_PADDED, WIDTH, BLOCK_TOKENS, N, PRECISION, WINDOW,
+        MASKED=True,
     )  # fmt: skip
     tl.store(out_ptr + address, (acc / total[:, None] * value_scale).to(q.dtype), mask=readable)
+
+
+@triton.jit
+def _lowest_key(context, WINDOW: tl.constexpr):
+    """Return the first key that the last token of a context attends to."""
+    lowest = 0
+    if WINDOW > 0:
+        lowest = tl.maximum(context - WINDOW, 0)
+    return lowest
 
 
 @triton.jit(do_not_specialize=["max_splits", "table_stride"])
@@ -186,10 +218,11 @@ def decode(
     N: tl.constexpr,
     SPLIT: tl.constexpr,  # keys per split; a multiple of N
     PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Compute decode attention of one row and KV head, over this program's splits of the context. A
     split has the same keys in any batch; only the assignment of splits to programs depends on the
-    batch."""
+    batch. Splits before the window are skipped."""
     row, kv_head = tl.program_id(0), tl.program_id(1)
     context = tl.load(contexts_ptr + row)
     members = tl.arange(0, M)
@@ -197,17 +230,20 @@ def decode(
     line = row.to(tl.int64) * (tl.num_programs(1) * GROUP) + kv_head * GROUP + members
     inside = (members < GROUP)[:, None] & (columns < DIM)[None, :]
     q = tl.load(q_ptr + line[:, None] * DIM + columns[None, :], mask=inside, other=0.0)
-    positions = tl.full([M], 0, tl.int32) + context
-    for split in range(tl.program_id(2), tl.cdiv(context, SPLIT), tl.num_programs(2)):
+    positions = tl.full([M], 0, tl.int32) + (context - 1)
+    lowest = _lowest_key(context, WINDOW)
+    first_split = lowest // SPLIT + tl.program_id(2)
+    for split in range(first_split, tl.cdiv(context, SPLIT), tl.num_programs(2)):
         begin = split * SPLIT
         best = tl.full([M], float("-inf"), tl.float32)
         total = tl.zeros([M], tl.float32)
         acc = tl.zeros([M, DIM_PADDED], tl.float32)
         best, total, acc = _attend_range(
-            q, positions, best, total, acc, scale, begin, tl.minimum(begin + SPLIT, context),
+            q, positions, best, total, acc, scale, tl.maximum(begin, lowest // N * N),
+            tl.minimum(begin + SPLIT, context), lowest,
             layer_ptr + kv_head * DIM, tables_ptr + row.to(tl.int64) * table_stride,
             block_stride, part_stride,
-            DIM, DIM_PADDED, WIDTH, BLOCK_TOKENS, N, PRECISION, MASKED=True,
+            DIM, DIM_PADDED, WIDTH, BLOCK_TOKENS, N, PRECISION, WINDOW, MASKED=True,
         )  # fmt: skip
         part = line * max_splits + split
         mean = acc / total[:, None] * value_scale
@@ -221,23 +257,31 @@ def combine(
     sums_ptr,
     out_ptr,  # [num_decodes, heads, dim]
     contexts_ptr,  # [num_decodes]
+    sinks_ptr,  # [heads]; read with SINKS only
     max_splits,
     heads,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     SPLIT: tl.constexpr,
     AT_ONCE: tl.constexpr,  # splits per iteration; a power of two
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     """Combine the splits of a row and head: compute the mean of ``parts``, in which each split
-    counts in proportion to its sum of weights. The splits are added in their order. There is one
-    program per row and head. A padding row, which has no context, gets zeros."""
+    counts in proportion to its sum of weights. A sink counts as a split before all others, whose
+    mean is zero. The splits are added in their order. There is one program per row and head. A
+    padding row, which has no context, gets zeros."""
     line = tl.program_id(0).to(tl.int64)
-    splits = tl.cdiv(tl.load(contexts_ptr + line // heads), SPLIT)
+    context = tl.load(contexts_ptr + line // heads)
+    splits = tl.cdiv(context, SPLIT)
     columns = tl.arange(0, DIM_PADDED)
     best = float("-inf")
     total = 0.0
+    if SINKS:
+        best = tl.load(sinks_ptr + line % heads).to(tl.float32) * LOG2_E
+        total = 1.0
     acc = tl.zeros([DIM_PADDED], tl.float32)
-    for first in range(0, splits, AT_ONCE):
+    for first in range(_lowest_key(context, WINDOW) // SPLIT, splits, AT_ONCE):
         index = first + tl.arange(0, AT_ONCE)
         exists = index < splits
         sums = tl.load(sums_ptr + line * max_splits + index, mask=exists, other=float("-inf"))

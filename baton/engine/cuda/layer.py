@@ -1,15 +1,18 @@
 """Functions that run the fused kernels of a layer on tensors. They neither wait for the device nor
 copy to the host."""
 
+from dataclasses import dataclass
+
 import torch
 
+from baton.checkpoint import ModelConfig
 from baton.engine.cuda import layer_kernels as kernels
 from baton.engine.cuda.launch import KernelLauncher, ceil_div, power_of_2
 from baton.engine.kv_scale import KvScale
 from baton.engine.quantization import E4M3
 
-_norm, _silu_and_mul, _norm_rope_write_kv = map(
-    KernelLauncher, (kernels.norm, kernels.silu_and_mul, kernels.norm_rope_write_kv)
+_norm, _activate, _norm_rope_write_kv = map(
+    KernelLauncher, (kernels.norm, kernels.activate, kernels.norm_rope_write_kv)
 )
 
 HEADS_PER_PROGRAM = 8
@@ -17,14 +20,28 @@ HEADS_PER_PROGRAM = 8
 and a program has four warps."""
 
 COLUMNS_PER_PROGRAM = 1024
-"""Columns per program of ``silu_and_mul``."""
+"""Columns per program of ``activate``."""
 
 MAX_COLUMNS_PER_WARP = 512
 """Maximum number of columns per warp of the norm kernel, which makes 16 per thread."""
 
 
+@dataclass(frozen=True, slots=True)
+class NormStyle:
+    """How a model's norms are computed: see :class:`baton.decoder_traits.DecoderTraits`."""
+
+    epsilon: float
+    offset: float = 0.0
+    rounds_last: bool = False
+
+    @staticmethod
+    def of(config: ModelConfig) -> "NormStyle":
+        traits = config.traits
+        return NormStyle(config.rms_norm_eps, traits.norm_offset, traits.norms_round_last)
+
+
 def norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, update: torch.Tensor | None = None
+    x: torch.Tensor, weight: torch.Tensor, style: NormStyle, update: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return RMSNorm of ``x`` [num_tokens, size]. If ``update`` is given, it is first added to
     ``x`` in place."""
@@ -37,23 +54,25 @@ def norm(
         x if update is None else update,
         weight,
         out,
-        eps,
+        style.epsilon,
         SIZE=size,
         PADDED=padded,
         ADD=update is not None,
+        OFFSET=style.offset,
+        ROUNDS_LAST=style.rounds_last,
         num_warps=min(16, max(1, padded // MAX_COLUMNS_PER_WARP)),
     )
     return out
 
 
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """Return SiLU(gate) * up. ``gate_up`` is [num_tokens, 2 * size]: the first half of its columns
-    is gate, the second half is up."""
+def activate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    """Return activation(gate) * up. ``gate_up`` is [num_tokens, 2 * size]: the first half of its
+    columns is gate, the second half is up."""
     assert gate_up.is_contiguous()
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((num_tokens, size))
-    _silu_and_mul[(num_tokens, ceil_div(size, COLUMNS_PER_PROGRAM))](
-        gate_up, out, SIZE=size, N=COLUMNS_PER_PROGRAM
+    _activate[(num_tokens, ceil_div(size, COLUMNS_PER_PROGRAM))](
+        gate_up, out, SIZE=size, N=COLUMNS_PER_PROGRAM, GELU=activation != "silu"
     )
     return out
 
@@ -66,7 +85,7 @@ def norm_rope_write_kv(
     rotary: tuple[torch.Tensor, torch.Tensor],
     positions: torch.Tensor,
     slots: torch.Tensor,
-    eps: float,
+    style: NormStyle,
     scale: KvScale,
 ) -> torch.Tensor:
     """Normalize and rotate queries and keys, write keys and values to the pool, and return the
@@ -93,7 +112,7 @@ def norm_rope_write_kv(
         pool.stride(2),
         1 / scale.key,
         1 / scale.value,
-        eps,
+        style.epsilon,
         NUM_HEADS=heads,
         NUM_KV_HEADS=kv_heads,
         DIM=dim,
@@ -101,6 +120,8 @@ def norm_rope_write_kv(
         BLOCK_TOKENS=block_tokens,
         HEADS=HEADS_PER_PROGRAM,
         NORMED=norms is not None,
+        OFFSET=style.offset,
+        ROUNDS_LAST=style.rounds_last,
         FP8=pool.dtype is E4M3,
     )
     return q

@@ -21,6 +21,8 @@ def norm(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,  # a power of two >= SIZE
     ADD: tl.constexpr,  # x += update, in place, before the norm
+    OFFSET: tl.constexpr,  # added to the weight
+    ROUNDS_LAST: tl.constexpr,  # rounded after the multiplication by the weight only
 ):
     """Compute RMSNorm. There is one program per token."""
     columns = tl.arange(0, PADDED)
@@ -33,20 +35,27 @@ def norm(
         tl.store(x_ptr + place, x, mask=inside)
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps)
-    rounded = (wide * scale).to(x.dtype).to(tl.float32)
-    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + place, (weight * rounded).to(x.dtype), mask=inside)
+    wide *= scale
+    if not ROUNDS_LAST:
+        wide = wide.to(x.dtype).to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32) + OFFSET
+    tl.store(out_ptr + place, (weight * wide).to(x.dtype), mask=inside)
 
 
 @triton.jit
-def _rounded_norm(x, scale, weight_ptr, columns, inside, NORMED: tl.constexpr):
+def _rounded_norm(
+    x, scale, weight_ptr, columns, inside,
+    NORMED: tl.constexpr, OFFSET: tl.constexpr, ROUNDS_LAST: tl.constexpr,
+):  # fmt: skip
     """Return ``x`` [heads, dim] normalized and multiplied by the norm's weight (if NORMED), in
     FP32 but rounded to the dtype of ``x``."""
     wide = x.to(tl.float32)
     if NORMED:
-        weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-        rounded = (wide * scale[:, None]).to(x.dtype).to(tl.float32)
-        wide = (rounded * weight[None, :]).to(x.dtype).to(tl.float32)
+        weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32) + OFFSET
+        wide *= scale[:, None]
+        if not ROUNDS_LAST:
+            wide = wide.to(x.dtype).to(tl.float32)
+        wide = (wide * weight[None, :]).to(x.dtype).to(tl.float32)
     return wide
 
 
@@ -62,6 +71,8 @@ def _normed_and_rotated(
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     NORMED: tl.constexpr,
+    OFFSET: tl.constexpr,
+    ROUNDS_LAST: tl.constexpr,
 ):
     """Return heads of one token [HEADS, DIM_PADDED], normalized and rotated by the token's
     position. Each head is read twice, as it is and with its halves swapped; the second read hits
@@ -74,8 +85,8 @@ def _normed_and_rotated(
     y = tl.load(line_ptr + heads[:, None] * DIM + swapped[None, :], mask=readable, other=0.0)
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / DIM + eps)
-    x_normed = _rounded_norm(x, scale, weight_ptr, columns, inside, NORMED)
-    y_normed = _rounded_norm(y, scale, weight_ptr, swapped, inside, NORMED)
+    x_normed = _rounded_norm(x, scale, weight_ptr, columns, inside, NORMED, OFFSET, ROUNDS_LAST)
+    y_normed = _rounded_norm(y, scale, weight_ptr, swapped, inside, NORMED, OFFSET, ROUNDS_LAST)
     cos = tl.load(cos_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     sin = tl.where(columns < DIM // 2, -sin, sin)
@@ -107,6 +118,8 @@ def norm_rope_write_kv(
     BLOCK_TOKENS: tl.constexpr,
     HEADS: tl.constexpr,  # heads per program
     NORMED: tl.constexpr,
+    OFFSET: tl.constexpr,  # as in norm()
+    ROUNDS_LAST: tl.constexpr,
     FP8: tl.constexpr,  # whether the pool is in FP8
 ):
     """Normalize and rotate queries and keys, and write keys and values to the pool. There is one
@@ -123,7 +136,7 @@ def norm_rope_write_kv(
         heads = part * HEADS + tl.arange(0, HEADS)
         q = _normed_and_rotated(
             line_ptr, q_weight_ptr, cos_ptr, sin_ptr, eps, heads, heads < NUM_HEADS,
-            DIM, DIM_PADDED, NORMED,
+            DIM, DIM_PADDED, NORMED, OFFSET, ROUNDS_LAST,
         )  # fmt: skip
         target = (token * NUM_HEADS + heads)[:, None] * DIM + columns[None, :]
         inside = (heads < NUM_HEADS)[:, None] & (columns < DIM)[None, :]
@@ -133,7 +146,7 @@ def norm_rope_write_kv(
         line_ptr += NUM_HEADS * DIM
         k = _normed_and_rotated(
             line_ptr, k_weight_ptr, cos_ptr, sin_ptr, eps, heads, heads < NUM_KV_HEADS,
-            DIM, DIM_PADDED, NORMED,
+            DIM, DIM_PADDED, NORMED, OFFSET, ROUNDS_LAST,
         )  # fmt: skip
         slot = tl.load(slots_ptr + token).to(tl.int64)
         inside = (heads < NUM_KV_HEADS)[:, None] & (columns < DIM)[None, :] & (slot >= 0)
@@ -146,13 +159,15 @@ def norm_rope_write_kv(
 
 
 @triton.jit
-def silu_and_mul(
+def activate(
     gate_up_ptr,  # [num_tokens, 2 * SIZE], contiguous
     out_ptr,  # [num_tokens, SIZE]
     SIZE: tl.constexpr,
     N: tl.constexpr,
+    GELU: tl.constexpr,  # instead of SiLU
 ):
-    """Compute SiLU(gate) * up. There is one program per token and N columns."""
+    """Compute SiLU(gate) * up, or GELU(gate) * up in its approximation by tanh, which is x / (1 +
+    e^-2y) for y = sqrt(2 / pi) (x + 0.044715 x^3). There is one program per token and N columns."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * N + tl.arange(0, N)
     inside = columns < SIZE
@@ -160,5 +175,8 @@ def silu_and_mul(
     gate = tl.load(gate_up_ptr + source, mask=inside, other=0.0)
     up = tl.load(gate_up_ptr + source + SIZE, mask=inside, other=0.0).to(tl.float32)
     wide = gate.to(tl.float32)
-    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype).to(tl.float32)
-    tl.store(out_ptr + token * SIZE + columns, (silu * up).to(gate.dtype), mask=inside)
+    exponent = wide
+    if GELU:
+        exponent = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
+    own = (wide / (1.0 + tl.exp(-exponent))).to(gate.dtype).to(tl.float32)
+    tl.store(out_ptr + token * SIZE + columns, (own * up).to(gate.dtype), mask=inside)

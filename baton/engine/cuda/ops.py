@@ -13,7 +13,7 @@ from baton.engine.cuda import fp8, gemm, layer
 from baton.engine.kv_pool import KvPool
 from baton.engine.loader import LayerWeights
 from baton.engine.quantized_matrix import QuantizedMatrix
-from baton.engine.rope import RotaryTable
+from baton.engine.rope import RotaryTables
 
 
 class TritonOps:
@@ -22,14 +22,15 @@ class TritonOps:
     After :meth:`prepare` or :meth:`set_batch`, no operation waits for the device or copies to it,
     so a whole forward pass can be captured in a graph, unless the model has mixtures of experts."""
 
-    def __init__(self, config: ModelConfig, pool: KvPool, rotary: RotaryTable) -> None:
+    def __init__(self, config: ModelConfig, pool: KvPool, rotary: RotaryTables) -> None:
         self._config = config
         self._pool, self._kv_scales = pool.tensor, pool.scales
-        self._rotary = (rotary.cos, rotary.sin)
+        self._rotary = rotary
+        self._norm_style = layer.NormStyle.of(config)
         self.attention = self._make_attention(pool)
 
     def _make_attention(self, pool: KvPool) -> TritonAttention:
-        return TritonAttention(pool)
+        return TritonAttention(pool, self._config.traits)
 
     def prepare(self, batch: PackedBatch) -> None:
         self.attention.prepare(batch)
@@ -46,17 +47,17 @@ class TritonOps:
         return functional.linear(x, weight, bias)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return layer.norm(x, weight, self._config.rms_norm_eps)
+        return layer.norm(x, weight, self._norm_style)
 
     def add_norm(
         self, x: torch.Tensor, update: torch.Tensor, weight: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        normed = layer.norm(x, weight, self._config.rms_norm_eps, update)
+        normed = layer.norm(x, weight, self._norm_style, update)
         return x, normed
 
     def attend(self, index: int, qkv: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
         q = self.norm_rope_write_kv(index, qkv, weights)
-        return self.attention.attend_cached(index, q).flatten(1)
+        return self.attention.attend_cached(index, q, weights.sinks).flatten(1)
 
     def norm_rope_write_kv(
         self, index: int, qkv: torch.Tensor, weights: LayerWeights
@@ -65,21 +66,21 @@ class TritonOps:
         everything that :meth:`attend` does before the attention itself. Return the queries
         [num_tokens, heads, head_dim]."""
         q_norm, k_norm = weights.q_norm, weights.k_norm
-        batch = self.attention.batch
+        batch, rotary = self.attention.batch, self._rotary.of_layer(index)
         return layer.norm_rope_write_kv(
             qkv.view(qkv.shape[0], -1, self._config.head_dim),
             self._pool,
             index,
             None if q_norm is None or k_norm is None else (q_norm, k_norm),
-            self._rotary,
+            (rotary.cos, rotary.sin),
             batch.positions,
             batch.slots,
-            self._config.rms_norm_eps,
+            self._norm_style,
             self._kv_scales[index],
         )
 
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return layer.silu_and_mul(gate_up)
+    def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return layer.activate(gate_up, self._config.traits.activation)
 
 
 class BatchInvariantOps(TritonOps):
@@ -88,7 +89,7 @@ class BatchInvariantOps(TritonOps):
     chunk of one token, so that its keys are summed in the same order as in a longer chunk."""
 
     def _make_attention(self, pool: KvPool) -> TritonAttention:
-        return TritonAttention(pool, one_loop=True)
+        return TritonAttention(pool, self._config.traits, one_loop=True)
 
     def prepare(self, batch: PackedBatch) -> None:
         super().prepare(replace(batch, num_decodes=0))

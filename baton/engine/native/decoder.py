@@ -8,14 +8,16 @@ from ctypes import byref
 import torch
 
 from baton.checkpoint import ModelConfig
+from baton.decoder_traits import LLAMA_TRAITS, DecoderTraits
 from baton.engine.attention.base import PackedBatch
 from baton.engine.kv_pool import KvPool
 from baton.engine.loader import CheckpointWeights, LayerOf
 from baton.engine.lora.adapter import LoraWeights
 from baton.engine.lora.segments import LoraSegment
-from baton.engine.model import OnStart, no_op
-from baton.engine.moe import combine_experts
+from baton.engine.model import OnStart, no_op, scale_embeddings
+from baton.engine.moe import add_bias, clamped_swiglu, combine_experts
 from baton.engine.native.library import (
+    ACTIVATION_CODES,
     DTYPE_CODES,
     LAYER_FIELDS,
     QUANTIZATION_CODES,
@@ -27,7 +29,7 @@ from baton.engine.native.library import (
 from baton.engine.native.lora import NativeAdapter, segment_pointers
 from baton.engine.native.matrix import KernelThreadPool, PackedMatrix
 from baton.engine.quantization import head_quantization
-from baton.engine.rope import RotaryTable
+from baton.engine.rope import RotaryTable, RotaryTables
 from baton.engine.shards import StoredTensor
 
 
@@ -50,16 +52,18 @@ class NativeModel:
         self._config, self.thread_pool = config, thread_pool
         self._dtype = dtype = pool.tensor.dtype
         shape = shape_of(config, pool.tensor)
-        self._core = NativeDecoder(
-            shape, pool.tensor, thread_pool, _rotary(config, pool), quantization
-        )
+        self._core = NativeDecoder(shape, pool.tensor, thread_pool, quantization)
+        rotary = RotaryTables(config, pool.tensor.device, dtype)
+        halves = [_halves(table) for table in rotary.tables]
         self._core.set_head(weights.norm, weights.head)
         experts: dict[int, _NativeExperts] = {}
         for index in weights.layer_order:
             layer = weights.layers[index]
-            self._core.set_layer(index, layer)
+            self._core.set_layer(
+                index, layer, halves[rotary.table_index(index)], config.traits.window(index)
+            )
             if layer.router is not None:
-                experts[index] = _NativeExperts(thread_pool, layer, dtype, quantization)
+                experts[index] = _NativeExperts(thread_pool, layer, config, dtype, quantization)
         self._experts = {index: experts[index] for index in sorted(experts)}
         self._embedding = None
         if weights.head is not weights.embedding:
@@ -87,7 +91,7 @@ class NativeModel:
         for index, experts in self._experts.items():
             normed = torch.empty_like(x)
             self._core.run(batch, first, index + 1, x, normed, on_start, lora)
-            x += experts(normed, self._config)
+            x += experts(normed)
             first, on_start = index + 1, no_op
         self._core.run(batch, first, self._config.num_layers, x, x, on_start, lora)
         return x
@@ -106,27 +110,39 @@ class NativeModel:
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         if self._embedding is not None:
-            return self._embedding[token_ids]
-        return self._core.embed(token_ids)
+            return scale_embeddings(self._embedding[token_ids], self._config)
+        return scale_embeddings(self._core.embed(token_ids), self._config)
 
 
 class NativeAttention:
     """Computes attention with the CPU kernels, without the rest of the model. Implements
     :class:`baton.engine.attention.base.Attention`."""
 
-    def __init__(self, pool: KvPool, thread_pool: KernelThreadPool | None = None) -> None:
-        self._pool = pool.tensor
+    def __init__(
+        self,
+        pool: KvPool,
+        traits: DecoderTraits = LLAMA_TRAITS,
+        thread_pool: KernelThreadPool | None = None,
+    ) -> None:
+        self._pool, self._traits = pool.tensor, traits
         self._thread_pool = thread_pool or KernelThreadPool(torch.get_num_threads())
         self._core: NativeDecoder | None = None
 
     def prepare(self, batch: PackedBatch) -> None:
         self._batch = batch
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         if self._core is None:
-            self._core = NativeDecoder(
-                _attention_shape(self._pool, q.shape[1]), self._pool, self._thread_pool
-            )
+            shape = _attention_shape(self._pool, q.shape[1], self._traits)
+            self._core = NativeDecoder(shape, self._pool, self._thread_pool)
+        self._core.set_attention(layer, self._traits.window(layer), sinks)
         return self._core.attend(self._batch, layer, q, k, v)
 
 
@@ -134,8 +150,7 @@ class NativeDecoder:
     """Wraps the C++ decoder, and keeps alive the memory to which the decoder points.
 
     This class checks shapes and dtypes, which do not change; the kernels check lengths, block
-    tables and tokens in each step. ``rotary`` has the cosines and sines [positions, head_dim / 2]
-    in FP32.
+    tables and tokens in each step.
     """
 
     def __init__(
@@ -143,35 +158,53 @@ class NativeDecoder:
         shape: DecoderShape,
         pool: torch.Tensor,
         thread_pool: KernelThreadPool,
-        rotary: tuple[torch.Tensor, torch.Tensor] | None = None,
         quantization: str = "none",
     ) -> None:
         sizes = (shape.num_blocks, shape.layers, 2, shape.block_tokens, shape.kv_heads)
         assert pool.shape == (*sizes, shape.head_dim) and pool.is_contiguous(), pool.shape
         assert shape.heads % shape.kv_heads == 0 and shape.head_dim % 2 == 0
-        for table in rotary or ():
-            assert table.shape == (shape.positions, shape.head_dim // 2), table.shape
-            assert table.dtype is torch.float32 and table.is_contiguous()
         self._shape, self._thread_pool, self._dtype = shape, thread_pool, pool.dtype
         self._quantization = quantization
-        self._kept_alive: list[object] = [pool, rotary]
+        self._kept_alive: list[object] = [pool]
         self._library = library = thread_pool.library
-        addresses = [table.data_ptr() for table in rotary] if rotary else [None, None]
         self._handle = library.baton_decoder(
-            thread_pool.handle, DTYPE_CODES[pool.dtype], byref(shape), pool.data_ptr(), *addresses
+            thread_pool.handle, DTYPE_CODES[pool.dtype], byref(shape), pool.data_ptr()
         )
         assert self._handle, "out of memory"
         end = weakref.finalize(self, library.baton_decoder_free, self._handle)
         end.atexit = False
 
-    def set_layer(self, index: int, weights: LayerOf[StoredTensor]) -> None:
+    def set_layer(
+        self,
+        index: int,
+        weights: LayerOf[StoredTensor],
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        window: int | None = None,
+    ) -> None:
         """Pack and set the weights of a layer, except those of its experts, which the C++ decoder
-        does not compute."""
-        layer = LayerPointers(coding=QUANTIZATION_CODES[self._quantization])
+        does not compute. ``rotary`` has the layer's cosines and sines [positions, head_dim / 2] in
+        FP32."""
+        for table in rotary:
+            assert table.shape == (self._shape.positions, self._shape.head_dim // 2), table.shape
+            assert table.dtype is torch.float32 and table.is_contiguous()
+        self._kept_alive.append(rotary)
+        cos, sin = (table.data_ptr() for table in rotary)
+        layer = LayerPointers(
+            coding=QUANTIZATION_CODES[self._quantization], cos=cos, sin=sin, window=window or 0
+        )
         for name in LAYER_FIELDS:
             stack: StoredTensor | None = getattr(weights, name)
             if stack is not None:
                 setattr(layer, name, self._store(name, stack))
+        self._library.baton_set_layer(self._handle, index, byref(layer))
+
+    def set_attention(self, index: int, window: int | None, sinks: torch.Tensor | None) -> None:
+        """Set what :meth:`attend` uses of a layer. ``sinks`` must be kept alive while it is
+        called."""
+        layer = LayerPointers(window=window or 0)
+        if sinks is not None:
+            self._check(sinks, self._shape.heads)
+            layer.sinks = sinks.data_ptr()
         self._library.baton_set_layer(self._handle, index, byref(layer))
 
     def _store(self, name: str, stack: StoredTensor) -> int:
@@ -291,6 +324,12 @@ class NativeDecoder:
             "k_norm": (shape.head_dim,),
             "gate_up": (shape.intermediate, hidden),
             "down": (hidden, shape.intermediate),
+            "output_bias": (hidden,),
+            "gate_up_bias": (2 * shape.intermediate,),
+            "down_bias": (hidden,),
+            "sinks": (shape.heads,),
+            "attention_output_norm": (hidden,),
+            "feed_forward_output_norm": (hidden,),
         }
 
 
@@ -301,28 +340,44 @@ class _NativeExperts:
         self,
         team: KernelThreadPool,
         layer: LayerOf[StoredTensor],
+        config: ModelConfig,
         dtype: torch.dtype,
         quantization: str,
     ) -> None:
+        assert config.moe is not None
+        self._moe = config.moe
+        # The kernels compute SiLU(gate) * up together with the product.
+        is_fused = config.moe.clamped is None
+
         def pack(stack: StoredTensor, *, gated: bool = False) -> PackedMatrix:
             return PackedMatrix(team, stack, gated=gated, dtype=dtype, quantization=quantization)
 
         gate_up, down = layer.expert_gate_up, layer.expert_down
         assert layer.router is not None and gate_up is not None and down is not None
         self._router = PackedMatrix(team, layer.router, dtype=dtype)
-        self._gate_up = [pack(each, gated=True) for each in gate_up.split()]
+        self._gate_up = [pack(each, gated=is_fused) for each in gate_up.split()]
         self._down = [pack(each) for each in down.split()]
 
-    def __call__(self, x: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-        assert config.moe is not None
-        return combine_experts(x, self._router(x), self._expert, config.moe)
+        self._router_bias, *self._biases = (
+            None if stack is None else stack.join(torch.device("cpu"), dtype)
+            for stack in (layer.router_bias, layer.expert_gate_up_bias, layer.expert_down_bias)
+        )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self._router(x)
+        if self._router_bias is not None:
+            scores += self._router_bias
+        return combine_experts(x, scores, self._expert, self._moe)
 
     @property
     def size_bytes(self) -> int:
         return sum(each.size_bytes for each in (self._router, *self._gate_up, *self._down))
 
     def _expert(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        return self._down[index](self._gate_up[index](x))
+        gated = add_bias(self._gate_up[index](x), self._biases[0], index)
+        if self._moe.clamped is not None:
+            gated = clamped_swiglu(gated, self._moe.clamped)
+        return add_bias(self._down[index](gated), self._biases[1], index)
 
 
 def shape_of(config: ModelConfig, pool: torch.Tensor) -> DecoderShape:
@@ -338,10 +393,16 @@ def shape_of(config: ModelConfig, pool: torch.Tensor) -> DecoderShape:
         num_blocks=pool.shape[0],
         block_tokens=pool.shape[3],
         epsilon=config.rms_norm_eps,
+        score_scale=config.traits.score_scale(config.head_dim),
+        norm_offset=config.traits.norm_offset,
+        norms_round_last=config.traits.norms_round_last,
+        activation=ACTIVATION_CODES[config.traits.activation],
     )
 
 
-def _attention_shape(pool: torch.Tensor, heads: int) -> DecoderShape:
+def _attention_shape(
+    pool: torch.Tensor, heads: int, traits: DecoderTraits = LLAMA_TRAITS
+) -> DecoderShape:
     """Return the shape of a decoder that only computes attention."""
     num_blocks, layers, _, block_tokens, kv_heads, head_dim = pool.shape
     return DecoderShape(
@@ -352,17 +413,17 @@ def _attention_shape(pool: torch.Tensor, heads: int) -> DecoderShape:
         positions=num_blocks * block_tokens,
         num_blocks=num_blocks,
         block_tokens=block_tokens,
+        score_scale=traits.score_scale(head_dim),
     )
 
 
-def _rotary(config: ModelConfig, pool: KvPool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the cosines and sines of :class:`RotaryTable` in FP32, for one half of a head; the
-    other half has the same cosines and sines."""
-    length, tensor = config.max_position_embeddings, pool.tensor
-    table = RotaryTable(config.rope, config.head_dim, length, tensor.device, tensor.dtype)
-    halves = [part[:, 0, : config.head_dim // 2] for part in table.at(torch.arange(length))]
-    cos, sin = (half.float().contiguous() for half in halves)
-    return cos, sin
+def _halves(table: RotaryTable) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosines and sines in FP32, for one half of a head; the other half has the same."""
+    half = table.cos.shape[1] // 2
+    return (
+        table.cos[:, :half].float().contiguous(),
+        table.sin[:, :half].float().contiguous(),
+    )
 
 
 def _rows(batch: PackedBatch) -> tuple[PackedRows, list[torch.Tensor]]:

@@ -26,13 +26,19 @@ QUANTIZATION_CODES = {"none": 0, "int8": 1, "int4": 2}
 """The kernels' codes for the formats in which weights are stored (kernels/quantized.h), by the
 formats' names in :mod:`baton.engine.quantization`."""
 
+ACTIVATION_CODES = {"silu": 0, "gelu_pytorch_tanh": 1}
+"""The kernels' codes for the activations in :mod:`baton.decoder_traits`."""
+
 LAYER_FIELDS = (
     "input_norm", "post_norm", "qkv", "qkv_bias", "output", "q_norm", "k_norm", "gate_up", "down",
+    "output_bias", "gate_up_bias", "down_bias", "sinks", "attention_output_norm",
+    "feed_forward_output_norm",
 )  # fmt: skip
 
 
 class DecoderShape(Structure):
-    """The shape of a decoder and its pool; all sizes are in elements."""
+    """The shape of a decoder and its pool, and what its layers have in common; all sizes are in
+    elements."""
 
     _fields_ = [
         *[
@@ -42,15 +48,19 @@ class DecoderShape(Structure):
                 "vocabulary", "positions", "num_blocks", "block_tokens",
             )
         ],
-        ("epsilon", c_double),
+        *[(name, c_double) for name in ("epsilon", "score_scale", "norm_offset")],
+        *[(name, c_int64) for name in ("norms_round_last", "activation")],
     ]  # fmt: skip
 
 
 class LayerPointers(Structure):
-    """The addresses of a layer's weights, and the format of its matrices. The address of a weight
-    that the layer does not have is 0."""
+    """The addresses of a layer's weights and of its cosines and sines, the format of its matrices,
+    and its window. What the layer does not have is 0."""
 
-    _fields_ = [*[(name, c_void_p) for name in LAYER_FIELDS], ("coding", c_int64)]
+    _fields_ = [
+        *[(name, c_void_p) for name in (*LAYER_FIELDS, "cos", "sin")],
+        *[(name, c_int64) for name in ("coding", "window")],
+    ]
 
 
 class LowRankPointers(Structure):
@@ -134,8 +144,8 @@ _FUNCTIONS = {
     "peak_products": (c_float, [c_int64, c_int64]),
     # from (at a multiple of 64), bytes
     "peak_reads": (c_int64, [c_void_p, c_int64]),
-    # thread pool, kind, shape, pool, cosines, sines
-    "decoder": (c_void_p, [c_void_p, c_int64, POINTER(DecoderShape), c_void_p, c_void_p, c_void_p]),
+    # thread pool, kind, shape, pool
+    "decoder": (c_void_p, [c_void_p, c_int64, POINTER(DecoderShape), c_void_p]),
     "decoder_free": (None, [c_void_p]),
     "set_layer": (None, [c_void_p, c_int64, POINTER(LayerPointers)]),
     # decoder, norm, packed head, its coding

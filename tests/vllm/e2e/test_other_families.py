@@ -1,5 +1,5 @@
-"""Tests model families that only vLLM supports, and Baton's own engine does not: a cluster's
-answers must equal those of vLLM alone."""
+"""Tests model families with sliding windows, sinks and experts: a cluster's answers must equal those
+of vLLM alone."""
 
 from pathlib import Path
 

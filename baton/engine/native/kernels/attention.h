@@ -59,20 +59,34 @@ inline std::vector<QueryTile> query_tiles(const Batch& batch, long group, long k
   return tiles;
 }
 
+constexpr long kNoWindow = 1L << 40;
+
+// What distinguishes a layer's attention: a token attends to its own and the `window` - 1 tokens
+// before it; `sinks` [heads] are scores that take part in the softmax without a value (null: none).
+template <class T>
+struct AttentionRule {
+  long window = kNoWindow;
+  const T* sinks = nullptr;
+
+  // Returns the first key that a token at this position attends to.
+  long first_key(long position) const { return std::max(0L, position - window + 1); }
+};
+
 // Softmax runs online in FP32 (Milakov and Gimelshein 2018), over tiles of 64 keys counted from
 // the beginning of the context, so a query's sums and their order depend only on its own position.
-// Keys beyond the end of the context are taken as zeros, whatever is in the pool there.
+// Keys beyond the end of the context, and those before the window of a tile's first token, are
+// taken as zeros, whatever is in the pool there.
 template <class T>
 class Attention {
  public:
-  Attention(long heads, long kv_heads, long head_dim)
+  Attention(long heads, long kv_heads, long head_dim, float scale)
       : heads_(heads),
         kv_heads_(kv_heads),
         dim_(head_dim),
         width_(ceil_div(head_dim, kColumns) * kColumns),
         depth_(head_dim / kPerUnit),
         group_(heads / kv_heads),
-        scale_(1.0f / std::sqrt(static_cast<float>(head_dim))),
+        scale_(scale),
         queries_(rows() * dim_),
         keys_(depth_ * kColumns),
         values_(kColumns / kPerUnit * width_),
@@ -87,24 +101,28 @@ class Attention {
   // [num_tokens][heads * head_dim]. `next` is the tile whose keys are prefetched at the end of this
   // one, or null.
   void attend(const Batch& batch, const QueryTile& tile, const QueryTile* next,
-              const Pages<T>& pages, const T* qkv, T* to) {
+              const Pages<T>& pages, const AttentionRule<T>& rule, const T* qkv, T* to) {
     const long first = batch.offsets[tile.row] + tile.first;
     const long start = batch.starts[tile.row] + tile.first;
-    begin(tile, qkv + first * (heads_ + 2 * kv_heads_) * dim_);
-    const int64_t* table = batch.table(tile.row);
-    locate(table, 0, tile.end, tile.head, pages, key_addresses_);
-    for (long key = 0; key < tile.end; key += kColumns) {
-      if (key + kColumns < tile.end || !next)
-        locate(table, key + kColumns, tile.end, tile.head, pages, next_key_addresses_);
-      else
-        locate(batch.table(next->row), 0, next->end, next->head, pages, next_key_addresses_);
-      // Tokens before this one attend to none of these keys.
+    begin(tile, rule, qkv + first * (heads_ + 2 * kv_heads_) * dim_);
+    const long lowest = rule.first_key(start);
+    locate(batch, tile, lowest / kColumns, lowest, pages, key_addresses_);
+    for (long key = lowest / kColumns * kColumns; key < tile.end; key += kColumns) {
+      if (key + kColumns < tile.end || !next) {
+        locate(batch, tile, key / kColumns + 1, lowest, pages, next_key_addresses_);
+      } else {
+        const long next_lowest = rule.first_key(batch.starts[next->row] + next->first);
+        locate(batch, *next, next_lowest / kColumns, next_lowest, pages, next_key_addresses_);
+      }
+      // Tokens before `from`, and from `until` on, attend to none of these keys.
       const long from = std::max(0L, key - start);
+      const long until = std::min(tile.count, key + kColumns - start + rule.window - 1);
       list_prefetches(tile.num_heads);
       for (long head = 0; head < tile.num_heads; ++head) {
         head_prefetches_ = prefetches_.data() + head * kColumns;
-        accumulate((head * tile.count + from) * group_, (tile.count - from) * group_,
-                   {head * dim_, pages.block_tokens * kv_heads_ * dim_}, start + from + 1 - key);
+        accumulate((head * tile.count + from) * group_, (until - from) * group_,
+                   {head * dim_, pages.block_tokens * kv_heads_ * dim_},
+                   {start + from + 1 - rule.window - key, start + from + 1 - key});
       }
       if (key + kColumns < tile.end) std::copy_n(next_key_addresses_, kColumns, key_addresses_);
     }
@@ -119,10 +137,18 @@ class Attention {
     long head, values;
   };
 
+  // The keys [first, last) of 64 that a token attends to; those of the next token are one later.
+  struct KeyRange {
+    long first, last;
+
+    KeyRange after(long tokens) const { return {first + tokens, last + tokens}; }
+  };
+
   // Maximum number of a tile's queries, which are [num_heads][count][group].
   long rows() const { return std::max(kQueryRows, group_); }
 
-  void begin(const QueryTile& tile, const T* qkv) {
+  // A sink counts as a key that was seen before all others, and whose value is zero.
+  void begin(const QueryTile& tile, const AttentionRule<T>& rule, const T* qkv) {
     const long num_rows = tile.num_heads * tile.count * group_, size = group_ * dim_;
     for (long head = 0; head < tile.num_heads; ++head)
       for (long i = 0; i < tile.count; ++i)
@@ -130,16 +156,27 @@ class Attention {
                     qkv + i * (heads_ + 2 * kv_heads_) * dim_ + (tile.head + head) * size,
                     sizeof(T) * size);
     std::fill_n(static_cast<float*>(row_max_), num_rows, -INFINITY);
-    std::fill_n(static_cast<float*>(row_sum_), num_rows, 0.0f);
+    std::fill_n(static_cast<float*>(row_sum_), num_rows, rule.sinks ? 1.0f : 0.0f);
+    for (long row = 0; rule.sinks && row < num_rows; ++row)
+      row_max_[row] = first_lane(Format<T>::load(rule.sinks + head_of(tile, row), lanes(1)));
     std::fill_n(static_cast<float*>(sums_), num_rows * width_, 0.0f);
   }
 
-  // Finds the addresses of the keys [first, first + 64) of a head; null from `end` on.
-  static void locate(const int64_t* table, long first, long end, long head, const Pages<T>& pages,
-                     const T** addresses) {
+  // Returns the query head of a tile's row.
+  long head_of(const QueryTile& tile, long row) const {
+    return (tile.head + row / group_ / tile.count) * group_ + row % group_;
+  }
+
+  // Finds the addresses of the 64 keys with this index in the context of a tile; null before
+  // `lowest` and from the tile's end on.
+  static void locate(const Batch& batch, const QueryTile& tile, long index, long lowest,
+                     const Pages<T>& pages, const T** addresses) {
+    const int64_t* table = batch.table(tile.row);
+    const long first = index * kColumns;
     long block = first / pages.block_tokens, offset = first % pages.block_tokens;
     for (long i = 0; i < kColumns; ++i) {
-      addresses[i] = first + i < end ? pages.keys(table[block], offset, head) : nullptr;
+      const bool is_read = first + i >= lowest && first + i < tile.end;
+      addresses[i] = is_read ? pages.keys(table[block], offset, tile.head) : nullptr;
       if (++offset == pages.block_tokens) {
         offset = 0;
         ++block;
@@ -160,7 +197,7 @@ class Attention {
   }
 
   // Adds the current tile of keys to `count` rows; their first token attends to `visible` of them.
-  void accumulate(long first, long count, HeadOffsets offsets, long visible) {
+  void accumulate(long first, long count, HeadOffsets offsets, KeyRange visible) {
     switch (count) {
       case 1:
         return accumulate_few<1>(first, offsets, visible);
@@ -175,11 +212,11 @@ class Attention {
     }
   }
 
-  void accumulate_many(long first, long count, HeadOffsets offsets, long visible) {
+  void accumulate_many(long first, long count, HeadOffsets offsets, KeyRange visible) {
     read(offsets);
     multiply<T>(count, reinterpret_cast<const Unit*>(queries_ + first * dim_), depth_, keys_,
                 kColumns, depth_, scores_ + first * kColumns, kColumns, true);
-    for (long row = 0; row < count; ++row) update_softmax(first + row, visible + row / group_);
+    for (long row = 0; row < count; ++row) update_softmax(first + row, visible.after(row / group_));
     for (long column = 0; column < width_; column += kColumns)
       multiply<T>(count, reinterpret_cast<const Unit*>(weights_ + first * kColumns),
                   kColumns / kPerUnit, values_ + column, width_, kColumns / kPerUnit,
@@ -223,12 +260,12 @@ class Attention {
   // Gives the same bits as accumulate_many(), for R rows, whose sums stay in registers if there are
   // enough registers. Keys and values pass through registers, too, and are not stored in buffers.
   template <long R>
-  void accumulate_few(long first, HeadOffsets offsets, long visible) {
+  void accumulate_few(long first, HeadOffsets offsets, KeyRange visible) {
     if (vectors_at_once(R) * kLanes < kColumns) return accumulate_many(first, R, offsets, visible);
     // Successive blocks have different sums, so that none waits for the previous one.
     for (long step = 0; step < depth_; step += kLanes)
       for (long i = 0; i < kColumns; i += kLanes) accumulate_scores<R>(first, offsets, i, step);
-    for (long row = 0; row < R; ++row) update_softmax(first + row, visible + row / group_);
+    for (long row = 0; row < R; ++row) update_softmax(first + row, visible.after(row / group_));
     for (long column = 0; column < width_; column += kColumns)
       accumulate_values<R>(first, offsets, column);
   }
@@ -302,13 +339,15 @@ class Attention {
   }
 
   // Turns a row's scores into weights. If a score exceeds all before, earlier sums are rescaled.
-  void update_softmax(long row, long visible) {
+  void update_softmax(long row, KeyRange visible) {
     const Vec scale = broadcast(scale_), none = broadcast(-INFINITY);
     const float* scores = scores_ + row * kColumns;
     Vec scaled[kColumns / kLanes], highest = none;
     for (long v = 0; v < kColumns / kLanes; ++v) {
       const Vec own = load(scores + v * kLanes) * scale;
-      scaled[v] = blend(lanes(visible - v * kLanes), own, none);
+      scaled[v] = blend(lanes(visible.last - v * kLanes), own, none);
+      if (visible.first > v * kLanes)
+        scaled[v] = blend(lanes(visible.first - v * kLanes), none, scaled[v]);
       highest = max_lanes(highest, scaled[v]);
     }
     const float best = reduce_max(highest);
@@ -317,7 +356,9 @@ class Attention {
     Vec total = zeros();
     for (long v = 0; v < kColumns / kLanes; ++v) {
       const Vec own = exp_lanes(scaled[v] - most);
-      const Vec weight = blend(lanes(visible - v * kLanes), own, zeros());
+      Vec weight = blend(lanes(visible.last - v * kLanes), own, zeros());
+      if (visible.first > v * kLanes)
+        weight = blend(lanes(visible.first - v * kLanes), zeros(), weight);
       Format<T>::store(weights_ + row * kColumns + v * kLanes, kAllLanes, weight);
       total = total + weight;
     }
@@ -336,8 +377,7 @@ class Attention {
 
   void finish(const QueryTile& tile, T* to) {
     for (long row = 0; row < tile.num_heads * tile.count * group_; ++row) {
-      const long pair = row / group_, head = tile.head + pair / tile.count;
-      T* place = to + (pair % tile.count * heads_ + head * group_ + row % group_) * dim_;
+      T* place = to + (row / group_ % tile.count * heads_ + head_of(tile, row)) * dim_;
       const Vec total = broadcast(row_sum_[row]);
       for (long i = 0; i < dim_; i += kLanes)
         Format<T>::store(place + i, lanes(dim_ - i), sums_at(row, i) / total);

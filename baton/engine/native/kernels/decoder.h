@@ -14,17 +14,23 @@ namespace baton {
 struct Shape {
   int64_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, positions;
   int64_t num_blocks, block_tokens;
-  double epsilon;
+  double epsilon, score_scale;
+  double norm_offset;
+  int64_t norms_round_last, activation;  // see NormStyle and Activation
 };
 
-// One layer's weights. A null pointer means that the layer has no bias, head norms or dense
-// feed-forward. `coding` is the format of its matrices.
+// One layer's weights. A null pointer means that the layer does not have them; without `gate_up` it
+// has no dense feed-forward. `cos` and `sin` [positions][head_dim / 2] rotate its queries and keys.
+// `coding` is the format of its matrices, and `window` is zero if it has none.
 struct Layer {
   const void *input_norm, *post_norm;
   const void *qkv, *qkv_bias, *output;
   const void *q_norm, *k_norm;
   const void *gate_up, *down;
-  int64_t coding;
+  const void *output_bias, *gate_up_bias, *down_bias;
+  const void *sinks, *attention_output_norm, *feed_forward_output_norm;
+  const float *cos, *sin;
+  int64_t coding, window;
 };
 
 class Decoder {
@@ -43,16 +49,14 @@ class Decoder {
 template <class T>
 class DecoderOf : public Decoder {
  public:
-  DecoderOf(const Shape& shape, void* pool, const float* cos, const float* sin, ThreadPool& threads)
+  DecoderOf(const Shape& shape, void* pool, ThreadPool& threads)
       : shape_(shape),
         threads_(threads),
         pool_(static_cast<T*>(pool)),
-        cos_(cos),
-        sin_(sin),
         layers_(shape.layers) {
     for (int thread = 0; thread < threads.size(); ++thread) {
-      attention_.push_back(
-          std::make_unique<Attention<T>>(shape.heads, shape.kv_heads, shape.head_dim));
+      attention_.push_back(std::make_unique<Attention<T>>(shape.heads, shape.kv_heads, shape.head_dim,
+                                                          static_cast<float>(shape.score_scale)));
       scratch_.push_back(std::make_unique<AlignedBuffer<float>>(kScratch));
     }
   }
@@ -105,8 +109,8 @@ class DecoderOf : public Decoder {
     if (const char* fault = check(batch)) return fault;
     const Step step = begin(batch, shape_.layers);
     step.threads->run([&](int thread) {
-      write_kv(step, heads(Layer{}, false), pages(layer), static_cast<T*>(qkv));
-      run_attention(step, pages(layer), thread, static_cast<T*>(qkv), static_cast<T*>(to));
+      write_kv(step, heads(Layer{}), pages(layer), static_cast<T*>(qkv));
+      run_attention(step, layer, thread, static_cast<T*>(qkv), static_cast<T*>(to));
     });
     return nullptr;
   }
@@ -215,15 +219,20 @@ class DecoderOf : public Decoder {
             shape_.kv_heads, shape_.head_dim};
   }
 
-  HeadLayout<T> heads(const Layer& layer, bool with_rope) const {
+  NormStyle norm_style() const {
+    return {static_cast<float>(shape_.epsilon), static_cast<float>(shape_.norm_offset),
+            shape_.norms_round_last != 0};
+  }
+
+  HeadLayout<T> heads(const Layer& layer) const {
     return {shape_.heads,
             shape_.kv_heads,
             shape_.head_dim,
             static_cast<const T*>(layer.q_norm),
             static_cast<const T*>(layer.k_norm),
-            with_rope ? cos_ : nullptr,
-            with_rope ? sin_ : nullptr,
-            static_cast<float>(shape_.epsilon)};
+            layer.cos,
+            layer.sin,
+            norm_style()};
   }
 
   // The parts of a layer; all threads of the pool call each of them.
@@ -236,10 +245,10 @@ class DecoderOf : public Decoder {
     norm(step, x, layer.input_norm, step.normed);
     project(step, index, &LoraLayer::qkv, thread, step.normed, qkv,
             StoreOutput<T>{step.qkv, qkv_width(), static_cast<const T*>(layer.qkv_bias)});
-    write_kv(step, heads(layer, true), pages(index), step.qkv);
-    run_attention(step, pages(index), thread, step.qkv, step.attended);
-    project(step, index, &LoraLayer::output, thread, step.attended, output,
-            AddToResidual<T>{x, shape_.hidden});
+    write_kv(step, heads(layer), pages(index), step.qkv);
+    run_attention(step, index, thread, step.qkv, step.attended);
+    add_product(step, index, &LoraLayer::output, thread, step.attended, output, layer.output_bias,
+                layer.attention_output_norm, x);
   }
 
   void feed_forward(const Step& step, long index, int thread, T* x) {
@@ -248,9 +257,26 @@ class DecoderOf : public Decoder {
     const Matrix<T> gate_up{layer.gate_up, shape_.intermediate, shape_.hidden, true, coding};
     const Matrix<T> down{layer.down, shape_.hidden, shape_.intermediate, false, coding};
     project(step, index, &LoraLayer::gate_up, thread, step.normed, gate_up,
-            StoreSwiGlu<T>{step.gated, shape_.intermediate});
-    project(step, index, &LoraLayer::down, thread, step.gated, down,
-            AddToResidual<T>{x, shape_.hidden});
+            StoreGated<T>{step.gated, shape_.intermediate, static_cast<Activation>(shape_.activation),
+                          static_cast<const T*>(layer.gate_up_bias)});
+    add_product(step, index, &LoraLayer::down, thread, step.gated, down, layer.down_bias,
+                layer.feed_forward_output_norm, x);
+  }
+
+  // Adds the product `from` * W (+ bias) to x [num_tokens][hidden], after `norm` if there is one.
+  void add_product(const Step& step, long index, LowRank LoraLayer::*part, int thread, const T* from,
+                   const Matrix<T>& matrix, const void* bias, const void* norm, T* x) {
+    const T* added = static_cast<const T*>(bias);
+    if (!norm)
+      return project(step, index, part, thread, from, matrix,
+                     AddToResidual<T>{x, shape_.hidden, added});
+    project(step, index, part, thread, from, matrix,
+            StoreOutput<T>{step.normed, shape_.hidden, added});
+    const long size = shape_.hidden;
+    step.threads->parallel_for(step.count, [&](long i) {
+      add_rms_norm(step.normed + i * size, static_cast<const T*>(norm), x + i * size, size,
+                   norm_style());
+    });
   }
 
   // Multiplies all tokens with one of the layer's matrices, adds what the adapters add to this
@@ -298,7 +324,7 @@ class DecoderOf : public Decoder {
     const long size = shape_.hidden;
     step.threads->parallel_for(step.count, [&](long i) {
       rms_norm(x + i * size, static_cast<const T*>(weight), to + i * size, size,
-               static_cast<float>(shape_.epsilon));
+               norm_style());
     });
   }
 
@@ -312,11 +338,15 @@ class DecoderOf : public Decoder {
     });
   }
 
-  void run_attention(const Step& step, const Pages<T>& pages, int thread, const T* qkv, T* to) {
+  void run_attention(const Step& step, long index, int thread, const T* qkv, T* to) {
+    const Pages<T> pages = this->pages(index);
+    const Layer& layer = layers_[index];
+    const AttentionRule<T> rule{layer.window ? layer.window : kNoWindow,
+                                static_cast<const T*>(layer.sinks)};
     const long count = static_cast<long>(step.tiles.size()), size = step.threads->size();
     step.threads->parallel_for(count, [&](long task) {
       const QueryTile* next = task + size < count ? &step.tiles[task + size] : nullptr;
-      attention_[thread]->attend(*step.batch, step.tiles[task], next, pages, qkv, to);
+      attention_[thread]->attend(*step.batch, step.tiles[task], next, pages, rule, qkv, to);
     });
   }
 
@@ -324,7 +354,6 @@ class DecoderOf : public Decoder {
   ThreadPool& threads_;
   ThreadPool single_thread_{1};
   T* const pool_;
-  const float *const cos_, *const sin_;
   std::vector<Layer> layers_;
   const T* norm_ = nullptr;
   Matrix<T> head_{nullptr, 0, 0};

@@ -47,7 +47,7 @@ void multiply_as(ThreadPool& all, const void* x, long count, const Matrix<T>& ma
     T* place = static_cast<T*>(to);
     if (matrix.gated)
       matmul(threads, static_cast<const T*>(x), count, matrix, own,
-             StoreSwiGlu<T>{place, matrix.outs});
+             StoreGated<T>{place, matrix.outs});
     else
       matmul(threads, static_cast<const T*>(x), count, matrix, own,
              StoreOutput<T>{place, matrix.outs});
@@ -121,11 +121,10 @@ int64_t baton_peak_reads(const void* from, int64_t bytes) {
   return peak_reads(static_cast<const Unit*>(from), bytes / 64);
 }
 
-Decoder* baton_decoder(ThreadPool* threads, int64_t kind, const Shape* shape, void* pool,
-                       const float* cos, const float* sin) {
+Decoder* baton_decoder(ThreadPool* threads, int64_t kind, const Shape* shape, void* pool) {
   try {
-    if (kind == kBfloat16) return new DecoderOf<Bf16>(*shape, pool, cos, sin, *threads);
-    return new DecoderOf<float>(*shape, pool, cos, sin, *threads);
+    if (kind == kBfloat16) return new DecoderOf<Bf16>(*shape, pool, *threads);
+    return new DecoderOf<float>(*shape, pool, *threads);
   } catch (const std::bad_alloc&) {
     return nullptr;
   }

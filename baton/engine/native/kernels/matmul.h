@@ -175,11 +175,12 @@ struct StoreOutput {
   }
 };
 
-// to[row] += sums: adds to the residual.
+// to[row] += sums (+ bias): adds to the residual.
 template <class T>
 struct AddToResidual {
   T* to;
   long outs;
+  const T* bias = nullptr;
 
   void operator()(long row, long panel, const float* sums) const {
     for (long c = 0; c < kColumns; c += kLanes) {
@@ -187,7 +188,9 @@ struct AddToResidual {
       const Lanes inside = lanes(outs - at);
       if (!inside) return;
       T* place = to + row * outs + at;
-      const Vec value = Format<T>::rounded(load(sums + c));
+      Vec value = load(sums + c);
+      if (bias) value = value + Format<T>::load(bias + at, inside);
+      value = Format<T>::rounded(value);
       Format<T>::store(place, inside, Format<T>::load(place, inside) + value);
     }
   }
@@ -208,23 +211,42 @@ struct StoreLogits {
   }
 };
 
-// to[row] = SiLU(gate) * up, for a gated matrix.
+// The values must equal those in baton/engine/native/library.py.
+enum Activation { kSilu = 0, kGeluTanh = 1 };
+
+// SiLU, or GELU in its approximation by tanh (Hendrycks and Gimpel 2016), which is x / (1 + e^-2y)
+// for y = sqrt(2 / pi) (x + 0.044715 x^3).
+inline Vec activated(Activation activation, Vec x) {
+  Vec exponent = x;
+  if (activation == kGeluTanh) {
+    const Vec cubic = fma(x * x * x, broadcast(0.044715f), x);
+    exponent = cubic * broadcast(1.59576912160573071176f);
+  }
+  return x / (broadcast(1.0f) + exp_lanes(zeros() - exponent));
+}
+
+// to[row] = activated(gate) * up, for a gated matrix; `bias` has the gates' and then the ups'.
 template <class T>
-struct StoreSwiGlu {
+struct StoreGated {
   T* to;
   long outs;
+  Activation activation = kSilu;
+  const T* bias = nullptr;
 
   void operator()(long row, long panel, const float* sums) const {
-    const Vec one = broadcast(1.0f);
     for (long c = 0; c < kHalf; c += kLanes) {
       const long at = panel * kHalf + c;
       const Lanes inside = lanes(outs - at);
       if (!inside) return;
-      const Vec gate = Format<T>::rounded(load(sums + c));
-      const Vec up = Format<T>::rounded(load(sums + kHalf + c));
-      const Vec below = one + exp_lanes(zeros() - gate);
-      const Vec silu = Format<T>::rounded(gate / below);
-      Format<T>::store(to + row * outs + at, inside, silu * up);
+      Vec gate = load(sums + c), up = load(sums + kHalf + c);
+      if (bias) {
+        gate = gate + Format<T>::load(bias + at, inside);
+        up = up + Format<T>::load(bias + outs + at, inside);
+      }
+      gate = Format<T>::rounded(gate);
+      up = Format<T>::rounded(up);
+      const Vec own = Format<T>::rounded(activated(activation, gate));
+      Format<T>::store(to + row * outs + at, inside, own * up);
     }
   }
 };

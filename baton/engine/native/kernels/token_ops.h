@@ -8,21 +8,40 @@
 
 namespace baton {
 
-// RMSNorm (Zhang and Sennrich 2019): in FP32, rounded, then multiplied by the weight. `to` may be
-// `from`.
+// How a model's norms are computed: `offset` is added to the weights, and the result is rounded
+// after the multiplication by the weight, or, unless `rounds_last`, also before it.
+struct NormStyle {
+  float epsilon, offset;
+  bool rounds_last;
+};
+
+// RMSNorm (Zhang and Sennrich 2019), in FP32. `to` may be `from`.
 template <class T>
-inline void rms_norm(const T* from, const T* weight, T* to, long size, float epsilon) {
+inline void rms_norm(const T* from, const T* weight, T* to, long size, const NormStyle& style) {
   Vec squares = zeros();
   for (long i = 0; i < size; i += kLanes) {
     const Vec x = Format<T>::load(from + i, lanes(size - i));
     squares = fma(x, x, squares);
   }
   const float mean = reduce_sum(squares) / static_cast<float>(size);
-  const Vec scale = broadcast(1.0f / std::sqrt(mean + epsilon));
+  const Vec scale = broadcast(1.0f / std::sqrt(mean + style.epsilon));
   for (long i = 0; i < size; i += kLanes) {
     const Lanes inside = lanes(size - i);
-    const Vec x = Format<T>::rounded(Format<T>::load(from + i, inside) * scale);
-    Format<T>::store(to + i, inside, Format<T>::load(weight + i, inside) * x);
+    const Vec x = Format<T>::load(from + i, inside) * scale;
+    const Vec by = Format<T>::load(weight + i, inside);
+    const Vec y = style.rounds_last ? x * (by + broadcast(style.offset)) : Format<T>::rounded(x) * by;
+    Format<T>::store(to + i, inside, y);
+  }
+}
+
+// to += the norm of `from`, which is rounded before it is added.
+template <class T>
+inline void add_rms_norm(T* from, const T* weight, T* to, long size, const NormStyle& style) {
+  rms_norm(from, weight, from, size, style);
+  for (long i = 0; i < size; i += kLanes) {
+    const Lanes inside = lanes(size - i);
+    const Vec sum = Format<T>::load(to + i, inside) + Format<T>::load(from + i, inside);
+    Format<T>::store(to + i, inside, sum);
   }
 }
 
@@ -50,7 +69,7 @@ struct HeadLayout {
   const T* k_norm;
   const float* cos;  // [positions][head_dim / 2]; null: heads are rotated already
   const float* sin;
-  float epsilon;
+  NormStyle norm_style;
 
   long width() const { return (heads + 2 * kv_heads) * head_dim; }
 
@@ -60,7 +79,7 @@ struct HeadLayout {
     for (long head = 0; head < heads + kv_heads; ++head) {
       T* own = qkv + head * head_dim;
       const T* norm = head < heads ? q_norm : k_norm;
-      if (norm) rms_norm(own, norm, own, head_dim, epsilon);
+      if (norm) rms_norm(own, norm, own, head_dim, norm_style);
       const long first = position * (head_dim / 2);
       if (cos) apply_rope(own, cos + first, sin + first, head_dim);
     }
