@@ -84,11 +84,13 @@ class ModelConfig:
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
     """A model's vocabulary size, maximum length in tokens, and EOS tokens. Unlike
-    :class:`ModelConfig`, it can be loaded for models of any architecture."""
+    :class:`ModelConfig`, it can be loaded for models of any architecture. ``kv_window_tokens`` is
+    set by an engine that frees the KV of tokens before a window of this length."""
 
     vocab_size: int
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
+    kv_window_tokens: int | None = None
 
 
 def resolve_model(model: str | Path) -> Path:

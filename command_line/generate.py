@@ -89,4 +89,5 @@ def engine_config(settings: Settings, runner: ModelRunner, num_prompts: int) -> 
         max_sequences=settings.max_sequences,
         max_waiting=max(settings.max_waiting, num_prompts),
         max_model_tokens=min(settings.max_model_tokens or limit, limit),
+        window_tokens=runner.limits.kv_window_tokens,
     )

@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, Callable
 
 from baton.core.ids import BlockId, BlockKey, TokenId
 from baton.core.kv_transfer import (
-    BlockRef,
     Endpoint,
     KvTransferChunk,
     KvTransferDone,
@@ -27,6 +26,9 @@ class KvExport:
     compute. That leaves enough time to read the earlier blocks, but a long prompt does not occupy
     memory on both workers for seconds.
 
+    If all layers of the model have sliding windows, the blocks before ``first_block``, which no
+    later token reads, are not announced.
+
     There is at most one reader; :meth:`attach_reader` raises Unavailable for a second one.
     """
 
@@ -37,6 +39,7 @@ class KvExport:
         block_tokens: int,
         reserve_ahead_tokens: int,
         on_close: Callable[[bool], None],
+        first_block: int = 0,
     ) -> None:
         self._layout = layout
         self._num_tokens = num_tokens
@@ -47,10 +50,10 @@ class KvExport:
         self._endpoint: Endpoint | None = None
         self._nearly_done = False
         self._num_ready = 0
+        self._num_announced = first_block
         self._num_acknowledged = 0
         self._block_ids: tuple[BlockId, ...] = ()
         self._keys: tuple[BlockKey, ...] = ()
-        self._announced_blocks: list[BlockRef] = []
         self._done: KvTransferDone | None = None
         self._closed = False
 
@@ -101,7 +104,7 @@ class KvExport:
     def acknowledge(self, num_blocks: int) -> None:
         """Record that the reader has the first ``num_blocks`` blocks. If fewer blocks were
         announced to it, only those count."""
-        acknowledged = min(num_blocks, len(self._announced_blocks))
+        acknowledged = min(num_blocks, self._num_announced)
         self._num_acknowledged = max(self._num_acknowledged, acknowledged)
         self._changed.set()
 
@@ -119,26 +122,26 @@ class KvExport:
         await self._wait_until(lambda: self._nearly_done)
         yield KvTransferScheduled(self._endpoint, self._num_tokens, self._layout.checksum_algorithm)
         while not self._all_announced():
-            if self._num_ready > len(self._announced_blocks):
+            if self._num_ready > self._num_announced:
                 yield await self._next_chunk()
             else:
                 await self._wait_until(
-                    lambda: self._num_ready > len(self._announced_blocks) or self._done is not None
+                    lambda: self._num_ready > self._num_announced or self._done is not None
                 )
         assert self._done is not None
         yield self._done
-        await self._wait_until(lambda: self._num_acknowledged >= len(self._announced_blocks))
+        await self._wait_until(lambda: self._num_acknowledged >= self._num_announced)
 
     def _all_announced(self) -> bool:
         """Whether nothing but KvTransferDone is left to be sent."""
         if self._done is None:
             return False
-        return self._done.is_finished or len(self._announced_blocks) >= len(self._block_ids)
+        return self._done.is_finished or self._num_announced >= len(self._block_ids)
 
     async def _next_chunk(self) -> KvTransferChunk:
-        start, end = len(self._announced_blocks), self._num_ready
+        start, end = self._num_announced, self._num_ready
         refs = await self._layout.block_refs(self._block_ids[start:end], self._keys[start:end])
-        self._announced_blocks.extend(refs)
+        self._num_announced = end
         return KvTransferChunk(start, refs)
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:

@@ -32,6 +32,7 @@ class KvExporter:
             context.key_hasher.block_tokens,
             context.config.reserve_ahead_tokens,
             on_close,
+            context.engine_config.window.first_block(num_tokens),
         )
         self._exports[job.spec.request_id] = (job, kv_export)
         self._added.set()

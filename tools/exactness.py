@@ -95,7 +95,7 @@ def reference_of(
     """Decode greedily with transformers' forward pass and cache, but without ``generate()``. The
     prompt is computed in chunks of ``chunk`` tokens if that is given, to save memory."""
     cache = None
-    *chunks, ids = torch.tensor([prompt]).split(chunk or len(prompt), dim=1)
+    *chunks, ids = torch.split(torch.tensor([prompt]), chunk or len(prompt), dim=1)
     for part in chunks:
         output = model(input_ids=part, past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache = output.past_key_values
@@ -170,6 +170,7 @@ class EngineAlone:
             max_model_tokens=longest + 128,
             max_batched_tokens=max(chunk, 64),
             chunk_tokens=chunk,
+            window_tokens=self._runner.limits.kv_window_tokens,
         )
         self.engine = self._new_engine()
 

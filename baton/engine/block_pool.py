@@ -11,6 +11,7 @@ from itertools import islice
 
 from baton.core.ids import BlockId, BlockKey
 from baton.engine.block_state import BLOCK_TRANSITIONS, SEALED, SYMBOLS, BlockState
+from baton.engine.kv_window import NO_BLOCK, KvWindow
 
 _COLUMNS = 64
 _MAX_LINES = 64
@@ -41,10 +42,14 @@ class BlockPool:
     was sealed first is found by the key. The other is a duplicate: its owner can use it, but nobody
     can find it. When it is released, it becomes FREE or, if the first block was evicted in the
     meantime, takes the first block's place in the cache.
+
+    With a ``window``, a cached prefix need not have the blocks that no later token reads. Block
+    tables have NO_BLOCK in their places, which is skipped wherever blocks are given to the pool.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, window: KvWindow | None = None) -> None:
         assert num_blocks > 0, num_blocks
+        self._window = window if window is not None and window.tokens is not None else None
         self._states = [BlockState.FREE] * num_blocks
         self._references = [0] * num_blocks
         self._keys: list[BlockKey | None] = [None] * num_blocks
@@ -88,6 +93,14 @@ class BlockPool:
 
     def find_cached(self, keys: Sequence[BlockKey], limit: int | None = None) -> list[BlockId]:
         """Return the blocks of the longest cached prefix of ``keys[:limit]``. Changes nothing."""
+        if self._window is None:
+            return self.find_cached_run(keys, limit)
+        first, end = self._cached_window(self._window, keys, limit)
+        blocks = [self._blocks_by_key[key] for key in keys[first:end]]
+        return [NO_BLOCK] * first + blocks
+
+    def find_cached_run(self, keys: Sequence[BlockKey], limit: int | None = None) -> list[BlockId]:
+        """Return the cached blocks of ``keys[:limit]`` up to the first that is not cached."""
         found: list[BlockId] = []
         for key in islice(keys, limit):
             block_id = self._blocks_by_key.get(key)
@@ -98,12 +111,29 @@ class BlockPool:
 
     def count_cached(self, keys: Sequence[BlockKey], limit: int | None = None) -> int:
         """Return the number of blocks that :meth:`find_cached` would return."""
+        if self._window is not None:
+            return self._cached_window(self._window, keys, limit)[1]
         count = 0
         for key in islice(keys, limit):
             if key not in self._blocks_by_key:
                 break
             count += 1
         return count
+
+    def _cached_window(
+        self, window: KvWindow, keys: Sequence[BlockKey], limit: int | None
+    ) -> tuple[int, int]:
+        """Return the indices [first, end) of the blocks that are read after the longest prefix of
+        ``keys[:limit]`` of which all such blocks are cached."""
+        found, run_start = (0, 0), 0
+        for end, key in enumerate(islice(keys, limit), start=1):
+            if key not in self._blocks_by_key:
+                run_start = end
+                continue
+            first = window.first_block(end * window.block_tokens)
+            if run_start <= first:
+                found = first, end
+        return found
 
     def state(self, block_id: BlockId) -> BlockState:
         return self._states[block_id]
@@ -143,6 +173,8 @@ class BlockPool:
     def reference(self, block_ids: Iterable[BlockId]) -> None:
         """Add a reference to each of these SEALED blocks."""
         for block_id in block_ids:
+            if block_id == NO_BLOCK:
+                continue
             if self._states[block_id] is BlockState.IDLE:
                 self._set_state(block_id, BlockState.REFERENCED)
                 del self._idle[block_id]
@@ -153,6 +185,8 @@ class BlockPool:
         """Drop one reference to each of these blocks, from the tail of the block table to its head,
         so that the tail is evicted first."""
         for block_id in reversed(block_ids):
+            if block_id == NO_BLOCK:
+                continue
             assert self._references[block_id] > 0, f"block {block_id} has no owner"
             self._references[block_id] -= 1
             if self._references[block_id] == 0:

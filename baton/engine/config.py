@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from baton.core.fairness import SLACK_TOKENS
 from baton.core.prefill_order import PREFILL_ORDERS
+from baton.engine.kv_window import KvWindow
 from baton.errors import Invalid
 
 
@@ -36,6 +37,9 @@ class EngineConfig:
     ``speculation_tokens`` for an answer and step (:mod:`baton.engine.speculation`). The runner's
     logits must not depend on the number of a row's tokens.
 
+    ``window_tokens`` is the longest sliding window of a model all of whose layers have one
+    (:mod:`baton.engine.kv_window`). Blocks that no later token reads are then freed.
+
     Token ids of requests must be below ``vocab_size``; if it is None, they are not checked.
     """
 
@@ -56,6 +60,7 @@ class EngineConfig:
     speculation: bool = False
     speculation_tokens: int = 16
     vocab_size: int | None = None
+    window_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in _MINIMUMS.items():
@@ -95,6 +100,30 @@ class EngineConfig:
         """Return the number of blocks needed for the KV of ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_tokens)
 
+    @property
+    def window(self) -> KvWindow:
+        return KvWindow(self.block_tokens, self.window_tokens)
+
+    def table_end(self, num_known_tokens: int, num_computed_blocks: int) -> int:
+        """Return the length of the block table of a sequence that is to compute its tokens, of
+        which ``num_computed_blocks`` blocks are computed: all its known tokens, but no more than it
+        may hold at a time."""
+        known = self.num_blocks_for(num_known_tokens)
+        most = self.window.max_blocks(self.max_chunk_tokens)
+        if most is None:
+            return known
+        first = self.window.first_block(num_computed_blocks * self.block_tokens)
+        return min(known, first + most)
+
+    def max_blocks_for(self, num_tokens: int) -> int:
+        """Return the maximum number of blocks that a sequence holds at a time until the KV of
+        ``num_tokens`` tokens is computed."""
+        blocks, most = (
+            self.num_blocks_for(num_tokens),
+            self.window.max_blocks(self.max_chunk_tokens),
+        )
+        return blocks if most is None else min(blocks, most)
+
 
 _MINIMUMS: dict[str, float] = {
     "block_tokens": 1,
@@ -109,4 +138,5 @@ _MINIMUMS: dict[str, float] = {
     "admission_window": 1,
     "speculation_tokens": 1,
     "vocab_size": 1,
+    "window_tokens": 1,
 }

@@ -85,7 +85,7 @@ class Engine:
         self._config = config
         self._eos_token_ids = eos_token_ids
         self._clock = clock
-        self._pool = BlockPool(runner.num_blocks)
+        self._pool = BlockPool(runner.num_blocks, config.window)
         self._costs = MeasuredCosts(config)
         self._answer_lengths = AnswerLengthPredictor(config.growth_tokens)
         self._speculator: Speculator | None = None
@@ -348,7 +348,7 @@ class Engine:
     def pin_cached_blocks(self, keys: Seq[BlockKey], first: int) -> list[BlockId]:
         """Pin the cached blocks of ``keys[first:]`` for a reader, up to the first key that is not
         cached, and return them. Call :meth:`unpin_blocks` afterwards."""
-        return self._cache_transfers.pin(self._pool.find_cached(keys[first:]))
+        return self._cache_transfers.pin(self._pool.find_cached_run(keys[first:]))
 
     def unpin_blocks(self, block_ids: Seq[BlockId]) -> None:
         self._cache_transfers.unpin(block_ids)

@@ -4,6 +4,9 @@ it.
 The KV of the token at position p is 8 bytes: a hash of p, of the token, and of the KV of all tokens
 before p *as read through the block table*. The next token is a hash of all KV up to the last token.
 So a wrong block table, a stale block, or a block lost in a transfer changes the answer.
+
+With a ``window``, only the KV of the last tokens counts, as in a model all of whose layers have
+sliding windows.
 """
 
 import hashlib
@@ -11,6 +14,7 @@ from collections.abc import Sequence
 
 from baton.core.ids import BlockId, TokenId
 from baton.core.request import FinishReason, RequestSpec, SamplingParams, TokenLogprob
+from baton.engine.kv_window import NO_BLOCK
 from baton.engine.plan import Plan, Row, SampledToken, StepOutput
 
 SLOT_BYTES = 8
@@ -19,7 +23,14 @@ SLOT_BYTES = 8
 class FakeRunner:
     """Implements :class:`baton.engine.plan.Runner` over a bytearray of blocks."""
 
-    def __init__(self, num_blocks: int, block_tokens: int, vocab_size: int = 256) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_tokens: int,
+        vocab_size: int = 256,
+        window: int | None = None,
+    ) -> None:
+        self._window = window
         self._num_blocks = num_blocks
         self._block_tokens = block_tokens
         self._vocab_size = vocab_size
@@ -44,7 +55,9 @@ class FakeRunner:
             self.import_block(target, self.export_block(source))
         contexts = [self._read(row.block_ids, row.start) for row in plan.rows]
         for row, context in zip(plan.rows, contexts, strict=True):
-            self._write(row, compute_slots(context, row.token_ids, row.start, row.adapter))
+            self._write(
+                row, compute_slots(context, row.token_ids, row.start, row.adapter, self._window)
+            )
         tokens = [self._sample_and_verify(row) if row.sample else [] for row in plan.rows]
         sampled = tuple(each[0] if each else None for each in tokens)
         following = {index: tuple(each[1:]) for index, each in enumerate(tokens) if each[1:]}
@@ -65,7 +78,10 @@ class FakeRunner:
 
     def _read(self, block_ids: Sequence[BlockId], num_tokens: int) -> bytes:
         num_blocks = -(-num_tokens // self._block_tokens)
-        blocks = b"".join(self.export_block(block_id) for block_id in block_ids[:num_blocks])
+        blocks = b"".join(
+            bytes(self.block_size_bytes) if block_id == NO_BLOCK else self.export_block(block_id)
+            for block_id in block_ids[:num_blocks]
+        )
         return blocks[: num_tokens * SLOT_BYTES]
 
     def _write(self, row: Row, slots: Sequence[bytes]) -> None:
@@ -91,7 +107,11 @@ class FakeRunner:
     def _sample(self, row: Row) -> SampledToken | None:
         context = self._read(row.block_ids, row.context_tokens)
         sampled = fake_sample(
-            context, row.sampling, row.history, row.num_prompt_tokens, self._vocab_size
+            hide_before_window(context, self._window),
+            row.sampling,
+            row.history,
+            row.num_prompt_tokens,
+            self._vocab_size,
         )
         if row.mask is None:
             return sampled
@@ -103,7 +123,8 @@ class FakeRunner:
         context = self._read(row.block_ids, row.context_tokens)
         scores = []
         for position, target in enumerate(row.prompt_logprob_targets, row.start + 1):
-            seen = hashlib.blake2b(context[: position * SLOT_BYTES], digest_size=2).digest()
+            before = hide_before_window(context[: position * SLOT_BYTES], self._window)
+            seen = hashlib.blake2b(before, digest_size=2).digest()
             scores.append(TokenLogprob(target, -1.0 - int.from_bytes(seen, "little") / 1024))
         return tuple(scores)
 
@@ -115,11 +136,13 @@ class FakeRunner:
             assert row.token_ids and row.start >= 0, row
             assert not row.num_drafts or (row.sample and row.num_tokens == row.num_drafts + 1), row
             assert row.context_tokens <= len(row.block_ids) * self._block_tokens, row
-            assert len(set(row.block_ids)) == len(row.block_ids), row
-            assert all(0 <= block_id < self._num_blocks for block_id in row.block_ids), row
+            held = [block_id for block_id in row.block_ids if block_id != NO_BLOCK]
+            assert len(set(held)) == len(held), row
+            assert all(0 <= block_id < self._num_blocks for block_id in held), row
             first = row.start // self._block_tokens
             last = (row.context_tokens - 1) // self._block_tokens
             targets = set(row.block_ids[first : last + 1])
+            assert NO_BLOCK not in targets, row
             assert not targets & written, f"two rows write to {targets & written}"
             written |= targets
         lengths = [row.num_tokens > 1 for row in plan.rows]
@@ -132,13 +155,32 @@ def allowed_tokens(mask: bytes, vocab_size: int) -> list[TokenId]:
     return [TokenId(token_id) for token_id in range(vocab_size) if bits >> token_id & 1]
 
 
+def hide_before_window(context: bytes, window: int | None) -> bytes:
+    """Return the KV of a context, with zeros for all but the last ``window`` tokens."""
+    if window is None:
+        return context
+    first = max(0, len(context) - window * SLOT_BYTES)
+    return bytes(first) + context[first:]
+
+
 def compute_slots(
-    context: bytes, token_ids: Sequence[TokenId], start: int, adapter: bytes = b""
+    context: bytes,
+    token_ids: Sequence[TokenId],
+    start: int,
+    adapter: bytes = b"",
+    window: int | None = None,
 ) -> list[bytes]:
     """Compute the KV of ``token_ids``, which begin at position ``start``. ``context`` is the KV of
     all tokens before them, and ``adapter`` the digest of the request's adapter."""
+    if window is not None and len(token_ids) > 1:  # each token sees another part of the context
+        slots: list[bytes] = []
+        for position, token_id in enumerate(token_ids, start):
+            slots += compute_slots(context, [token_id], position, adapter, window)
+            context += slots[-1]
+        return slots
+    context = hide_before_window(context, None if window is None else window - 1)
     context_hash = hashlib.blake2b(context, digest_size=SLOT_BYTES, key=adapter)
-    slots: list[bytes] = []
+    slots = []
     for position, token_id in enumerate(token_ids, start):
         slot_hash = context_hash.copy()
         slot_hash.update(token_id.to_bytes(4, "little") + position.to_bytes(4, "little"))
@@ -179,23 +221,28 @@ def _logprob(token_id: TokenId, logprob: float, num_top: int, vocab_size: int) -
 
 
 def reference_answer(
-    spec: RequestSpec, *, vocab_size: int = 256, eos_token_ids: frozenset[TokenId] = frozenset()
+    spec: RequestSpec,
+    *,
+    vocab_size: int = 256,
+    eos_token_ids: frozenset[TokenId] = frozenset(),
+    window: int | None = None,
 ) -> tuple[tuple[TokenId, ...], FinishReason]:
     """Return what any engine with a :class:`FakeRunner` must generate after ``spec.token_ids``,
     computed token by token without blocks. The rules for ending an answer are implemented here a
     second time, on purpose: tests compare the two implementations."""
     sampling, known = spec.sampling, list(spec.token_ids)
     adapter = spec.adapter_digest
-    context = b"".join(compute_slots(b"", known, 0, adapter))
+    context = b"".join(compute_slots(b"", known, 0, adapter, window))
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else eos_token_ids)
     while True:
         history = known if sampling.needs_history else ()
         num_prompt_tokens = spec.num_prompt_tokens if sampling.needs_history else 0
-        token_id = fake_sample(context, sampling, history, num_prompt_tokens, vocab_size).token_id
+        seen = hide_before_window(context, window)
+        token_id = fake_sample(seen, sampling, history, num_prompt_tokens, vocab_size).token_id
         known.append(token_id)
         answer = tuple(known[len(spec.token_ids) :])
         if token_id in stops:
             return answer, FinishReason.STOP
         if len(answer) == spec.max_new_tokens:
             return answer, FinishReason.LENGTH
-        context += compute_slots(context, [token_id], len(known) - 1, adapter)[0]
+        context += compute_slots(context, [token_id], len(known) - 1, adapter, window)[0]

@@ -8,6 +8,7 @@ from baton.core.ids import BlockId, BlockKey, RequestId
 from baton.engine.block_pool import BlockPool
 from baton.engine.block_state import BlockState
 from baton.engine.config import EngineConfig
+from baton.engine.kv_window import NO_BLOCK
 from baton.engine.scheduler import Scheduler
 from baton.engine.sequence import Phase, Sequence
 
@@ -30,7 +31,7 @@ def check_owners(
     block tables and in ``imported``."""
     owners = Counter(imported)
     for sequence in sequences:
-        owners.update(sequence.block_ids)
+        owners.update(sequence.block_ids[sequence.num_dropped_blocks :])
     references = pool.references()
     for block_id in owners.keys() | references.keys():
         owned, counted = owners[block_id], references.get(block_id, 0)
@@ -48,13 +49,16 @@ def check_sequence(
     if sequence.phase is Phase.WAITING:
         assert not sequence.block_ids and sequence.num_computed_tokens == 0, text
         return
-    assert len(set(sequence.block_ids)) == len(sequence.block_ids), text
+    dropped, held = sequence.num_dropped_blocks, sequence.block_ids[sequence.num_dropped_blocks :]
+    assert set(sequence.block_ids[:dropped]) <= {NO_BLOCK} and NO_BLOCK not in held, text
+    assert dropped <= config.window.first_block(sequence.num_known_tokens), text
+    assert len(set(held)) == len(held), text
     assert config.num_blocks_for(sequence.num_computed_tokens) <= len(sequence.block_ids), text
     if sequence.phase is not Phase.RESERVED:
         assert sequence.num_sealed_blocks == sequence.num_computed_tokens // config.block_tokens, (
             text
         )
-    for index, block_id in enumerate(sequence.block_ids):
+    for index, block_id in enumerate(held, start=dropped):
         if index < sequence.num_sealed_blocks:
             assert pool.key(block_id) == sequence.block_keys[index], f"{text}: block {block_id}"
         else:

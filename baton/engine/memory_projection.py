@@ -26,7 +26,7 @@ def memory_suffices(
     growing = [each for each in running if each.task is not Task.PREFILL]
     if not growing or candidate.task is Task.PREFILL:
         return True
-    used_blocks = sum(len(each.block_ids) - each.num_shared_blocks for each in growing)
+    used_blocks = sum(each.num_held_blocks - each.num_shared_blocks for each in growing)
     spare_blocks = pool.num_allocatable - config.watermark_blocks
     capacity = (spare_blocks + used_blocks) * config.block_tokens
     demands = [_demand(each, config) for each in growing]
@@ -46,4 +46,8 @@ def _demand(sequence: Sequence, config: EngineConfig) -> KvDemand:
     sequence.predicted_answer_tokens = expected
     shared = sequence.num_shared_blocks * config.block_tokens
     rounding = config.block_tokens - 1
-    return KvDemand(length + rounding - shared, max(0, num_prompt_tokens + expected - 1 - length))
+    growth = max(0, num_prompt_tokens + expected - 1 - length)
+    if config.window_tokens is not None:  # longer contexts take no more memory
+        window = config.window_tokens + rounding
+        length, growth = min(length, window), min(growth, max(0, window - length))
+    return KvDemand(max(0, length + rounding - shared), growth)

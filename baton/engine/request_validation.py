@@ -34,7 +34,7 @@ def validate_spec(spec: RequestSpec, task: Task, config: EngineConfig, num_block
             code="context_length_exceeded",
         )
     validate_sampling(spec.sampling, config)
-    needed = config.num_blocks_for(max_kv_tokens(spec, task))
+    needed = config.max_blocks_for(max_kv_tokens(spec, task))
     if needed > num_blocks:
         raise Invalid(
             f"the request needs {needed} KV blocks, but the worker has only {num_blocks}",

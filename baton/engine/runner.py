@@ -98,7 +98,10 @@ class ModelRunner:
         self.adapters = AdapterTable(options.max_adapters)
         self._options = options
         self.limits = ModelLimits(
-            config.vocab_size, config.max_position_embeddings, config.eos_token_ids
+            config.vocab_size,
+            config.max_position_embeddings,
+            config.eos_token_ids,
+            config.traits.longest_window,
         )
         self.model_digest = digest
         self.pool = pool

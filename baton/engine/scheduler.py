@@ -3,11 +3,13 @@
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
-from baton.core.ids import BlockId, BlockKey, TokenId
+from baton.core.ids import BlockId, BlockKey
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
+from baton.engine.kv_window import NO_BLOCK
 from baton.engine.memory_projection import memory_suffices
 from baton.engine.next_step import ContinuingSequence, continuing_sequences, next_position, next_row
+from baton.engine.partial_block import find_partial_block
 from baton.engine.plan import Plan, Row
 from baton.engine.prefill_budget import MaxPrefillTokens, unlimited_tokens
 from baton.engine.prefill_ranking import PredictPrefillSeconds, PrefillRanking, unknown_seconds
@@ -110,8 +112,12 @@ class Scheduler:
         )
         if self.num_free_slots <= 0 or queue_goes_first:
             return False
-        full_blocks = sequence.num_known_tokens // self._config.block_tokens
-        if not self._allocate_table(sequence, full_blocks):
+        num_known = sequence.num_known_tokens
+        cached = self._pool.find_cached(sequence.block_keys, num_known // self._config.block_tokens)
+        first = self._config.window.first_block(num_known)
+        # What no later token reads is neither transferred nor taken from the cache.
+        cached = [NO_BLOCK] * first + cached[first:]
+        if not self._allocate_table(sequence, cached, self._config.num_blocks_for(num_known)):
             return False
         self._reserved.add(sequence)
         self._admitted_reservation_last = True
@@ -154,10 +160,14 @@ class Scheduler:
         return self._pool.can_extend(cached, num_new + spare)
 
     def seal_computed(self, sequence: Sequence) -> None:
-        """Seal the blocks that are full of computed tokens: give each one its key."""
+        """Seal the blocks that are full of computed tokens: give each one its key. Release those
+        that no later token reads."""
         num_full = sequence.num_computed_tokens // self._config.block_tokens
-        if num_full <= sequence.num_sealed_blocks:
-            return
+        if num_full > sequence.num_sealed_blocks:
+            self._seal_until(sequence, num_full)
+        self._drop_before_window(sequence)
+
+    def _seal_until(self, sequence: Sequence, num_full: int) -> None:
         keys = sequence.block_keys
         for index in range(sequence.num_sealed_blocks, num_full):
             self._pool.seal(sequence.block_ids[index], keys[index])
@@ -171,7 +181,12 @@ class Scheduler:
         self.admitted.clear()
         self.preempted.clear()
         preempted = self._allocate_or_preempt()
-        decoding = [each for each in self._running if each.num_uncomputed_tokens == 1]
+        decoding = [
+            each
+            for each in self._running
+            if each.num_uncomputed_tokens == 1
+            and not self._lacks_block(each, each.num_computed_tokens)
+        ]
         rows = self._decode_rows(decoding)
         chunks = self._chunk_rows(rows, preempted, now_seconds)
         if chunks:  # without drafts, since products limit the step rather than memory
@@ -235,22 +250,26 @@ class Scheduler:
             ):
                 if self._pool.can_allocate(1):
                     sequence.block_ids += tuple(self._pool.allocate(1))
-                else:
-                    self._preempt_latest()
+                elif self._preempt_latest():
                     preempted = True
+                else:
+                    break  # a prompt whose dropped blocks are shared waits until one is released
         return preempted
 
     def _lacks_block(self, sequence: Sequence, position: int) -> bool:
         return position >= len(sequence.block_ids) * self._config.block_tokens
 
-    def _preempt_latest(self) -> None:
+    def _preempt_latest(self) -> bool:
+        """Preempt a sequence. Return False if there is none that can be preempted."""
         victim = self._running.latest_preemptable()
-        assert victim is not None, "the sequence that lacks a block is itself preemptable"
+        if victim is None:
+            return False
         victim.waiting_prompt.was_preempted = True
         self._release_blocks(victim)
         self.change_phase(victim, Phase.WAITING)
         self.preempted.append(victim)
         self.num_preemptions += 1
+        return True
 
     def _decode_rows(self, decoding: list[Sequence]) -> list[Row]:
         self._prefill_ranking.charge_decodes(decoding)
@@ -323,7 +342,8 @@ class Scheduler:
         block_tokens = self._config.block_tokens
         first = sequence.num_sealed_blocks
         limit = (sequence.num_known_tokens - 1) // block_tokens
-        found = self._pool.find_cached(sequence.block_keys[first:limit])
+        limit = min(limit, len(sequence.block_ids))
+        found = self._pool.find_cached_run(sequence.block_keys[first:limit])
         if not found:
             return
         own = sequence.block_ids[first : first + len(found)]
@@ -336,6 +356,7 @@ class Scheduler:
         end = sequence.num_sealed_blocks * block_tokens
         sequence.num_adopted_tokens += end - sequence.num_computed_tokens
         sequence.num_computed_tokens = end
+        self._drop_before_window(sequence)
 
     def _copy_partial_block(self, sequence: Sequence) -> int:
         """Copy on write: if another request has partly filled a block with the same tokens after
@@ -350,15 +371,10 @@ class Scheduler:
         wanted = sequence.token_ids[start:end]
         if sequence.num_computed_tokens != start or not wanted or sequence.computes_prompt_logprobs:
             return 0
-        best, length = None, 0
-        for other in (*self._running, *self.queues[Phase.EXPORTED]):
-            if other is not sequence and _has_same_prefix(other, sequence, first):
-                computed = other.token_ids[
-                    start : min(start + block_tokens, other.num_computed_tokens)
-                ]
-                count = _common_prefix_length(wanted, computed)
-                if count > length:
-                    best, length = other, count
+        if self._lacks_block(sequence, start):
+            return 0
+        others = (*self._running, *self.queues[Phase.EXPORTED])
+        best, length = find_partial_block(sequence, wanted, others, block_tokens)
         if best is None:
             return 0
         self._pending_copies.append((best.block_ids[first], sequence.block_ids[first]))
@@ -375,8 +391,11 @@ class Scheduler:
         )
         if is_coming and not sequence.computes_prompt_logprobs:
             return None
+        room = len(sequence.block_ids) * self._config.block_tokens - sequence.num_computed_tokens
+        if room <= 0:
+            return None
         row = sequence.make_row(
-            min(sequence.num_uncomputed_tokens, self._config.max_chunk_tokens, budget)
+            min(sequence.num_uncomputed_tokens, self._config.max_chunk_tokens, budget, room)
         )
         self._keys_in_step.update(
             sequence.block_keys[first : row.context_tokens // self._config.block_tokens]
@@ -416,7 +435,12 @@ class Scheduler:
             self._allocatable_when_blocked = _RETRY_EVERY_STEP
             return False
         limit = (sequence.num_known_tokens - 1) // self._config.block_tokens
-        if not self._allocate_table(sequence, limit):
+        cached = self._pool.find_cached(
+            sequence.block_keys, 0 if sequence.computes_prompt_logprobs else limit
+        )
+        if not self._allocate_table(
+            sequence, cached, self._config.table_end(sequence.num_known_tokens, len(cached))
+        ):
             return False
         sequence.num_computed_tokens = sequence.num_sealed_blocks * self._config.block_tokens
         self._copy_partial_block(sequence)
@@ -427,15 +451,12 @@ class Scheduler:
         self._admitted_reservation_last = False
         return True
 
-    def _allocate_table(self, sequence: Sequence, cached_limit: int) -> bool:
-        """Fill the block table with at most ``cached_limit`` cached blocks, then new ones. Return
-        False if there are too few blocks now, or (with ``forecasts_memory``) if memory is predicted
-        to run short before all running answers have ended. If the sequence is WAITING,
+    def _allocate_table(self, sequence: Sequence, cached: list[BlockId], end: int) -> bool:
+        """Fill the block table with the ``cached`` blocks, then new ones up to index ``end``.
+        Return False if there are too few blocks now, or (with ``forecasts_memory``) if memory is
+        predicted to run short before all running answers have ended. If the sequence is WAITING,
         ``_allocatable_when_blocked`` then says when to try again."""
-        cached = self._pool.find_cached(
-            sequence.block_keys, 0 if sequence.computes_prompt_logprobs else cached_limit
-        )
-        num_new = self._config.num_blocks_for(sequence.num_known_tokens) - len(cached)
+        num_new = end - len(cached)
         if not self.can_allocate_new(cached, num_new):
             self._record_blocked(sequence, self._pool.num_allocatable)
             return False
@@ -449,7 +470,29 @@ class Scheduler:
         self._pool.reference(cached)
         sequence.block_ids = (*cached, *self._pool.allocate(num_new))
         sequence.num_sealed_blocks = len(cached)
+        sequence.num_dropped_blocks = cached.count(NO_BLOCK)
         return True
+
+    def _drop_before_window(self, sequence: Sequence) -> None:
+        """Release the blocks that no later token reads, and allocate as many for tokens that are
+        not computed yet. A step that is being computed does not read them, because it computes
+        later tokens.
+
+        So a prompt that is longer than the window always finds its next blocks, unless the released
+        ones are shared."""
+        window, count = self._config.window, sequence.num_dropped_blocks
+        first = window.first_block(sequence.num_computed_tokens)
+        if first <= count:
+            return
+        self._pool.release(sequence.block_ids[count:first])
+        sequence.block_ids = (NO_BLOCK,) * first + sequence.block_ids[first:]
+        sequence.num_dropped_blocks = first
+        sequence.num_shared_blocks = max(0, sequence.num_shared_blocks - (first - count))
+        end = self._config.table_end(sequence.num_known_tokens, sequence.num_sealed_blocks)
+        num_new = min(first - count, end - len(sequence.block_ids))
+        if num_new > 0 and self._pool.can_allocate(num_new):
+            sequence.block_ids += tuple(self._pool.allocate(num_new))
+        self.retry_admission()
 
     def _record_blocked(self, sequence: Sequence, blocked_at: int) -> None:
         """Record that the queue is blocked until more than ``blocked_at`` blocks are allocatable. A
@@ -467,22 +510,8 @@ class Scheduler:
         sequence.num_shared_blocks = 0
         sequence.num_computed_tokens = 0
         sequence.num_sealed_blocks = 0
+        sequence.num_dropped_blocks = 0
 
 
 def _is_chunk(row: Row) -> bool:
     return len(row.token_ids) > 1
-
-
-def _has_same_prefix(one: Sequence, other: Sequence, num_blocks: int) -> bool:
-    """Whether both sequences have the same first ``num_blocks`` blocks, the same tenant and the
-    same adapter."""
-    if num_blocks == 0:
-        return one.key_root == other.key_root
-    return (
-        one.block_keys[num_blocks - 1 : num_blocks] == other.block_keys[num_blocks - 1 : num_blocks]
-    )
-
-
-def _common_prefix_length(one: list[TokenId], other: list[TokenId]) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -42,7 +42,8 @@ class Sequence:
     ``num_known_tokens``; then a token is sampled.
 
     ``block_ids`` is the block table: its first ``num_sealed_blocks`` blocks are full and sealed
-    under ``block_keys``, the others are FILLING. It is empty in phase WAITING. ``arrival_index``
+    under ``block_keys``, the others are FILLING. It is empty in phase WAITING. If all layers have
+    sliding windows, its first ``num_dropped_blocks`` entries are NO_BLOCK. ``arrival_index``
     orders the requests of an engine and is unique; a preempted request keeps its index. ``chain``
     holds the keys of ``spec.token_ids``; the sequence owns and extends it."""
 
@@ -62,6 +63,7 @@ class Sequence:
         "num_adopted_tokens",
         "num_cached_at_admission",
         "num_computed_tokens",
+        "num_dropped_blocks",
         "num_published_blocks",
         "num_sealed_blocks",
         "num_shared_blocks",
@@ -98,6 +100,7 @@ class Sequence:
         self.block_ids: tuple[BlockId, ...] = ()
         self.num_computed_tokens = 0
         self.num_sealed_blocks = 0
+        self.num_dropped_blocks = 0
         self.num_adopted_tokens = 0
         """Prompt tokens that came from other requests' blocks after the first admission, instead of
         being computed."""
@@ -166,6 +169,10 @@ class Sequence:
             (self.num_cached_at_admission or 0) + self.num_adopted_tokens,
             self.spec.num_prompt_tokens,
         )
+
+    @property
+    def num_held_blocks(self) -> int:
+        return len(self.block_ids) - self.num_dropped_blocks
 
     @property
     def key_root(self) -> BlockKey:

@@ -84,6 +84,7 @@ def engine_config(settings: Settings, limits: ModelLimits) -> EngineConfig:
         speculation_tokens=settings.speculation_tokens,
         max_model_tokens=min(settings.max_model_tokens or limit, limit),
         vocab_size=limits.vocab_size,
+        window_tokens=limits.kv_window_tokens,
     )
 
 

@@ -22,6 +22,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine, PrefillProgress, Reservation
 from baton.engine.executor import PlanExecutor
 from baton.engine.fake_runner import FakeRunner, reference_answer
+from baton.engine.kv_window import NO_BLOCK
 from baton.engine.lora.table import LoadedAdapter
 from baton.engine.plan import Plan, Runner, StepOutput
 from baton.errors import Invalid, Overloaded
@@ -30,6 +31,7 @@ from tests.engine_state import cached_tokens
 VOCAB_SIZE = 40
 EOS = frozenset({TokenId(3)})
 MAX_STEPS = 4000
+WINDOWS = st.none() | st.integers(1, 40)
 ADAPTERS = [AdapterRef(name, name.encode() * 16) for name in "ab"]
 
 
@@ -62,8 +64,8 @@ class TimedRunner(FakeRunner):
     """A runner whose steps advance the clock, so that deadlines pass and the engine can measure how
     fast the steps are."""
 
-    def __init__(self, clock: ManualClock, num_blocks: int, block_tokens: int) -> None:
-        super().__init__(num_blocks, block_tokens, VOCAB_SIZE)
+    def __init__(self, clock: ManualClock, num_blocks: int, config: EngineConfig) -> None:
+        super().__init__(num_blocks, config.block_tokens, VOCAB_SIZE, config.window_tokens)
         self._clock = clock
 
     def run(self, plan: Plan) -> StepOutput:
@@ -83,6 +85,7 @@ class EnginePair:
     def __init__(self, left: EngineConfig, right: EngineConfig, blocks: tuple[int, int]) -> None:
         self.clock = ManualClock()
         self.block_tokens = left.block_tokens
+        self.window = left.window_tokens
         self.left = self._side(left, blocks[0])
         self.right = self._side(right, blocks[1])
         self.store: dict[BlockKey, bytes] = {}
@@ -90,7 +93,7 @@ class EnginePair:
         self.jobs: dict[RequestId, Job] = {}
 
     def _side(self, config: EngineConfig, num_blocks: int) -> EngineUnderTest:
-        runner = TimedRunner(self.clock, num_blocks, config.block_tokens)
+        runner = TimedRunner(self.clock, num_blocks, config)
         engine = Engine(
             runner,
             config,
@@ -185,6 +188,8 @@ class EnginePair:
         num_full = progress.num_computed_tokens // self.block_tokens
         assert progress.sealed_keys == tuple(keys[:num_full])
         for key, block_id in zip(progress.sealed_keys, progress.block_ids, strict=False):
+            if block_id == NO_BLOCK:
+                continue
             data = self.left.runner.export_block(block_id)
             assert self.store.setdefault(key, data) == data
         job.progress.append(progress)
@@ -251,8 +256,10 @@ class EnginePair:
         return f"{self.left.engine.describe()}\n{self.right.engine.describe()}"
 
 
-def check_answer(job: Job) -> None:
-    tokens, reason = reference_answer(job.spec, vocab_size=VOCAB_SIZE, eos_token_ids=EOS)
+def check_answer(job: Job, window: int | None) -> None:
+    tokens, reason = reference_answer(
+        job.spec, vocab_size=VOCAB_SIZE, eos_token_ids=EOS, window=window
+    )
     if job.aborted:
         assert tuple(job.tokens) == tokens[: len(job.tokens)]
     elif not job.refused:
@@ -314,7 +321,7 @@ def job_lists(draw: st.DrawFn) -> list[Job]:
 
 
 @st.composite
-def configs(draw: st.DrawFn, block_tokens: int) -> EngineConfig:
+def configs(draw: st.DrawFn, block_tokens: int, window: int | None) -> EngineConfig:
     max_batched_tokens = draw(st.integers(1, 40))
     return EngineConfig(
         block_tokens=block_tokens,
@@ -330,6 +337,7 @@ def configs(draw: st.DrawFn, block_tokens: int) -> EngineConfig:
         fairness=draw(st.booleans()),
         fairness_slack_tokens=draw(st.sampled_from([1, 8, 64])),
         admission_window=draw(st.integers(1, 4)),
+        window_tokens=window,
     )
 
 
@@ -343,7 +351,9 @@ def pairs(draw: st.DrawFn) -> EnginePair:
         draw(st.integers(enough, 3 * enough)),
         draw(st.integers(enough, 3 * enough) | st.integers(enough // 3 + 1, enough)),
     )
-    return EnginePair(draw(configs(block_tokens)), draw(configs(block_tokens)), blocks)
+    window = draw(WINDOWS)
+    left, right = (draw(configs(block_tokens, window)) for _ in range(2))
+    return EnginePair(left, right, blocks)
 
 
 @st.composite
@@ -382,6 +392,7 @@ def tight_pairs(draw: st.DrawFn) -> EnginePair:
         forecasts_memory=draw(st.booleans()),
         growth_tokens=draw(st.integers(0, 4)),
         order=draw(st.sampled_from(list(PREFILL_ORDERS))),
+        window_tokens=draw(WINDOWS),
     )
     enough = -(-50 // block_tokens)
     sizes = st.integers(enough, enough + 20 // block_tokens)
@@ -405,6 +416,6 @@ def test_preemption_does_not_change_tokens(pair: EnginePair, jobs: list[Job]) ->
 def check_workload(pair: EnginePair, jobs: list[Job]) -> None:
     pair.run(jobs)
     for job in jobs:
-        check_answer(job)
+        check_answer(job, pair.window)
     for side in (pair.left, pair.right):
         check_no_pinned_blocks(side)

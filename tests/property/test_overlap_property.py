@@ -28,6 +28,7 @@ from baton.engine.plan import Plan, Runner, StepOutput, fill_sampled_tokens
 from tests.engine_state import cached_tokens
 from tests.property.test_engine_property import (
     EOS,
+    WINDOWS,
     EnginePair,
     Job,
     check_answer,
@@ -146,7 +147,8 @@ def varied(draw: st.DrawFn) -> tuple[EngineConfig, EngineConfig, Blocks]:
     enough = -(-54 // block_tokens)
     left = draw(st.integers(enough, 3 * enough))
     right = draw(st.integers(enough, 3 * enough) | st.integers(enough // 3 + 1, enough))
-    return draw(configs(block_tokens)), draw(configs(block_tokens)), (left, right)
+    window = draw(WINDOWS)
+    return draw(configs(block_tokens, window)), draw(configs(block_tokens, window)), (left, right)
 
 
 @st.composite
@@ -161,6 +163,7 @@ def tight(draw: st.DrawFn) -> tuple[EngineConfig, EngineConfig, Blocks]:
         watermark_blocks=draw(st.integers(0, 1)),
         forecasts_memory=draw(st.booleans()),
         growth_tokens=draw(st.integers(0, 4)),
+        window_tokens=draw(WINDOWS),
     )
     enough = -(-54 // block_tokens)
     sizes = st.integers(enough, enough + 20 // block_tokens)
@@ -210,7 +213,7 @@ def check_workload(pair: EnginePair, jobs: list[Job]) -> None:
         pair.left.engine.close()
         pair.right.engine.close()
     for job in jobs:
-        check_answer(job)
+        check_answer(job, pair.window)
     for side in (pair.left, pair.right):
         check_no_pinned_blocks(side)
 
@@ -266,7 +269,7 @@ class Outcome:
 def outcome(
     executor: MakeExecutor, config: EngineConfig, num_blocks: int, arrivals: list[Arrival]
 ) -> Outcome:
-    runner = FakeRunner(num_blocks, config.block_tokens, vocab_size=40)
+    runner = FakeRunner(num_blocks, config.block_tokens, 40, config.window_tokens)
     engine = Engine(
         runner, config, model_digest=b"fake", kv_dtype="float64", eos_token_ids=EOS,
         clock=ManualClock(), executor=executor(runner),
@@ -308,7 +311,7 @@ def test_outputs_and_cache_are_those_of_synchronous_scheduling(
 ) -> None:
     """Because there is ample memory, the cached tokens and the numbers of blocks in each state must
     be the same, too."""
-    config = data.draw(configs(block_tokens))
+    config = data.draw(configs(block_tokens, data.draw(WINDOWS)))
     steps = max(8, config.max_batched_tokens)
     config = replace(config, max_waiting=8, max_sequences=8, max_batched_tokens=steps)
     found = outcome(EXECUTORS[executor], config, 600, arrivals)

@@ -34,6 +34,10 @@ NEAR = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
 """Tolerances relative to the largest logit. BF16 has eight bits, and every layer rounds a dozen
 times."""
 
+NEAR_GEMMA = 0.15
+"""The tolerance of Gemma 3 in BF16: six layers with two more norms each. Both results differ from
+FP32's by 0.18 (ours) and 0.23."""
+
 PLACEMENTS = {
     "qwen2": 50, "qwen3": 50, "llama3-rope": 50, "qwen3-moe": 15, "gemma3": 15, "gpt-oss": 10,
 }  # fmt: skip
@@ -61,7 +65,8 @@ def test_logits_are_close_to_torch(name: str, dtype: torch.dtype, tmp_path: Path
         ]
         ours, theirs = (torch.cat(all_logits(runner, rows)) for runner in runners)
         worst = (ours - theirs).abs().max() / theirs.abs().max()
-        assert worst <= NEAR[dtype], f"{counts}: {worst}"
+        is_coarse = name == "gemma3" and dtype is torch.bfloat16
+        assert worst <= (NEAR_GEMMA if is_coarse else NEAR[dtype]), f"{counts}: {worst}"
         starts = [start + count for start, count in zip(starts, counts, strict=True)]
 
 

@@ -14,7 +14,8 @@ BlockIdArray = NDArray[np.int64]
 class BlockTableCache:
     """Caches the last step's block tables as arrays, because converting a table from a tuple to an
     array costs 50 ns per block, and a context of 4,096 tokens has 256 blocks. A table is recognized
-    by the identity of its tuple: a sequence whose blocks change gets a new tuple."""
+    by the identity of its tuple: a sequence whose blocks change gets a new tuple. Where a table has
+    NO_BLOCK, the array has 0: attention does not read that block."""
 
     def __init__(self) -> None:
         self._arrays: dict[int, tuple[tuple[BlockId, ...], BlockIdArray]] = {}
@@ -32,4 +33,7 @@ class BlockTableCache:
 
     def _array(self, block_ids: tuple[BlockId, ...]) -> tuple[tuple[BlockId, ...], BlockIdArray]:
         known = self._arrays.get(id(block_ids))
-        return known or (block_ids, np.array(block_ids, dtype=np.int64))
+        if known:
+            return known
+        array = np.array(block_ids, dtype=np.int64)
+        return block_ids, np.maximum(array, 0, out=array)

@@ -1,5 +1,5 @@
-"""Tests model families with sliding windows, sinks and experts: a cluster's answers must equal those
-of vLLM alone."""
+"""Tests families with sliding windows, sinks and experts: a cluster's answers must equal those of
+vLLM alone."""
 
 from pathlib import Path
 
