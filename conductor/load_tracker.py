@@ -48,6 +48,7 @@ class DecodeLoadReport:
     projected_tokens: int
     cost: DecodeCost | None = None
     capacity_tokens: int | None = None
+    window_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ class LoadTracker:
             view.cost, view.is_measured = report.cost, True
         if report.capacity_tokens is not None:
             view.capacity_tokens = report.capacity_tokens
+        view.window_tokens = report.window_tokens
         view.num_requests = report.num_requests
         view.context_tokens = report.context_tokens
         view.projected_tokens = report.projected_tokens
@@ -215,5 +217,5 @@ def _advance_queue(view: PrefillView, now_seconds: float) -> None:
 
 def _add_answer(view: DecodeView, answer: _DispatchedAnswer) -> None:
     view.num_requests += 1
-    view.context_tokens += answer.context_tokens
-    view.projected_tokens += answer.projected_tokens
+    view.context_tokens += view.held_tokens(answer.context_tokens)
+    view.projected_tokens += view.held_tokens(answer.projected_tokens)

@@ -231,6 +231,7 @@ class WorkerDirectory:
             load.promised_tokens,
             load.decode_cost,
             capacity,
+            load.window_tokens,
         )
         view.prefill_cost = self._local_prefill_cost(member)
         self._load_tracker.apply_decode_report(member.id, report)

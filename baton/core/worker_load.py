@@ -36,7 +36,9 @@ class WorkerLoad:
     imported. They have ``context_tokens`` tokens of KV now, and will have ``promised_tokens`` once
     their answers have the predicted lengths. ``answer_tokens`` is the mean length of recent
     answers; nine in ten of these were longer than ``short_answer_tokens``.
-    ``link_bytes_per_second`` is the bandwidth of KV transfers from other hosts.
+    ``link_bytes_per_second`` is the bandwidth of KV transfers from other hosts. With
+    ``window_tokens``, no request holds the KV of more tokens than about this number, and only so
+    many of its tokens are counted; None means that there is no such limit.
 
     None means unknown.
     """
@@ -57,3 +59,14 @@ class WorkerLoad:
     answer_tokens: float | None = None
     short_answer_tokens: float | None = None
     link_bytes_per_second: float | None = None
+    window_tokens: int | None = None
+
+    def held_tokens(self, num_tokens: int) -> int:
+        """Return how many tokens of a request's ``num_tokens`` take memory."""
+        return held_tokens(num_tokens, self.window_tokens)
+
+
+def held_tokens(num_tokens: int, window_tokens: int | None) -> int:
+    """Return how many of a request's ``num_tokens`` take memory, if all layers of the model have a
+    window of at most ``window_tokens`` (None: not all have one)."""
+    return num_tokens if window_tokens is None else min(num_tokens, window_tokens)

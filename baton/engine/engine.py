@@ -358,6 +358,11 @@ class Engine:
         sequence = self._sequences.get(request_id)
         return None if sequence is None else sequence.num_computed_tokens
 
+    @property
+    def window_tokens(self) -> int | None:
+        """The longest window, if all layers have one: see :mod:`baton.engine.kv_window`."""
+        return self._config.window_tokens
+
     def predict_answer_tokens(self, spec: RequestSpec) -> int:
         """Predict the length of the answer from earlier answers. Changes nothing."""
         return self._answer_lengths.predict_tokens(spec.owner, spec.sampling.max_tokens)

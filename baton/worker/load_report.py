@@ -56,6 +56,7 @@ def measure_load(
         prefill_cost=cost,
         prefill_error=engine.prefill_cost_relative_error(),
         decode_cost=engine.decode_cost(),
+        window_tokens=engine.window_tokens,
     )
     prompts = _prompts(engine, incoming, clock.monotonic(), cost)
     load = replace(load, queued_tokens=sum(prompt.num_tokens for prompt in prompts))
@@ -119,13 +120,15 @@ def _with_answers(
     for sequence in engine.sequences:
         if sequence.task is not Task.PREFILL:
             requests += 1
-            context += sequence.num_known_tokens
-            promised += _expected_length(sequence, answer_tokens)
+            context += load.held_tokens(sequence.num_known_tokens)
+            promised += load.held_tokens(_expected_length(sequence, answer_tokens))
     for each in incoming:
         if each.task is not Task.PREFILL:
             requests += 1
-            context += len(each.spec.token_ids)
-            promised += len(each.spec.token_ids) + min(int(answer_tokens), each.spec.max_new_tokens)
+            known = len(each.spec.token_ids)
+            context += load.held_tokens(known)
+            expected = known + min(int(answer_tokens), each.spec.max_new_tokens)
+            promised += load.held_tokens(expected)
     return replace(load, decode_requests=requests, context_tokens=context, promised_tokens=promised)
 
 

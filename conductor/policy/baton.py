@@ -200,7 +200,7 @@ def _decode_scores(
     pool = snapshot.decodes
 
     def eligible(names: Iterable[str]) -> Iterator[str]:
-        fits = (name for name in names if pool[name].capacity_tokens >= query.num_tokens)
+        fits = (name for name in names if _fits(pool[name], query))
         return (name for name in fits if name not in query.excluded)
 
     ring = ring_successors(pool.ids, query.request_id.encode())
@@ -217,8 +217,8 @@ def _decode_scores(
 def _check_size(pool: WorkerPool[DecodeView], query: PolicyQuery) -> None:
     """Raise Invalid if the request fits the memory of no decode worker, even if excluded workers
     are considered."""
-    most = max(view.capacity_tokens for view in pool)
-    if most < query.num_tokens:
+    if not any(_fits(view, query) for view in pool):
+        most = max(view.capacity_tokens for view in pool)
         raise Invalid(
             f"the request has {query.num_tokens} tokens, and the largest decode worker has memory "
             f"for {most}",
@@ -227,10 +227,15 @@ def _check_size(pool: WorkerPool[DecodeView], query: PolicyQuery) -> None:
         )
 
 
+def _fits(view: DecodeView, query: PolicyQuery) -> bool:
+    """Whether the request's prompt fits the worker's memory when it is empty."""
+    return view.held_tokens(query.num_tokens) <= view.capacity_tokens
+
+
 def _decode_score(snapshot: Snapshot, query: PolicyQuery, view: DecodeView) -> ScoredWorker:
-    itl = view.step_seconds(1, query.num_tokens)
+    itl = view.step_seconds(1, view.held_tokens(query.num_tokens))
     late = max(itl - query.itl_slo_seconds, 0.0) if view.is_measured else 0.0
-    projected = view.projected_tokens + _needed_tokens(snapshot, query)
+    projected = view.projected_tokens + view.held_tokens(_needed_tokens(snapshot, query))
     score = projected / view.capacity_tokens + SLO_MISS_PENALTY * (late > 0)
     return ScoredWorker(view.id, score, 0.0, itl, late_seconds=late)
 
@@ -267,7 +272,7 @@ def _check_admission(
             "requests admitted earlier would miss their SLO because of this request",
             retry_after_seconds=1.0,
         )
-    needed = _needed_tokens(snapshot, query)
+    needed = decode.held_tokens(_needed_tokens(snapshot, query))
     wait = _wait_seconds(snapshot, query, decode, needed)
     if wait > 0:
         raise Overloaded(

@@ -7,6 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import WorkerId
+from baton.core.worker_load import held_tokens
 
 AnyBlockKey = Hashable
 """A block's key: a chained hash, or a block id from a trace. Both also identify all blocks before
@@ -53,7 +54,8 @@ class DecodeView:
     """A decode worker as the policies see it, at the time ``as_of_seconds``. ``context_tokens`` is
     the KV, in tokens, of all requests placed on it, including those that have not arrived yet; it
     is expected to grow to ``projected_tokens``. If ``is_measured`` is False, ``cost`` is a guess:
-    see :class:`PrefillView`."""
+    see :class:`PrefillView`. If ``window_tokens`` is set, a request takes no more memory than this
+    number of tokens."""
 
     id: WorkerId
     cost: DecodeCost
@@ -69,6 +71,11 @@ class DecodeView:
     is_measured: bool = True
     prefill_cost: PrefillCost | None = None
     """If None, the worker must not prefill prompts while prefill workers are available."""
+    window_tokens: int | None = None
+
+    def held_tokens(self, num_tokens: int) -> int:
+        """Return how many of a request's ``num_tokens`` take memory."""
+        return held_tokens(num_tokens, self.window_tokens)
 
     @property
     def load(self) -> float:
