@@ -51,7 +51,7 @@ class KvExport:
         self._nearly_done = False
         self._num_ready = 0
         self._num_announced = first_block
-        self._num_acknowledged = 0
+        self._num_acknowledged = first_block
         self._block_ids: tuple[BlockId, ...] = ()
         self._keys: tuple[BlockKey, ...] = ()
         self._done: KvTransferDone | None = None

@@ -48,7 +48,7 @@ class Bench:
         config: EngineConfig = CONFIG,
         eos: frozenset[TokenId] = frozenset(),
     ) -> None:
-        self.runner = FakeRunner(num_blocks, config.block_tokens)
+        self.runner = FakeRunner(num_blocks, config.block_tokens, window=config.window_tokens)
         self.clock = ManualClock()
         self.engine = Engine(
             self.runner,
