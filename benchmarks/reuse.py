@@ -93,7 +93,10 @@ class ReuseBench:
             partial(block_checksums, pool),
         )
         self.config = EngineConfig(
-            block_tokens=BLOCK_TOKENS, max_model_tokens=2 * num_tokens, max_batched_tokens=chunk
+            block_tokens=BLOCK_TOKENS,
+            max_model_tokens=2 * num_tokens,
+            max_batched_tokens=chunk,
+            window_tokens=self.runner.limits.kv_window_tokens,
         )
         self.numbers = iter(range(1, 10**9))
 
@@ -118,7 +121,7 @@ class ReuseBench:
         transport ``over``; an empty address means that it has no store."""
         registry = MemoryRegistry(CLOCK)
         store = Member(
-            WorkerId("s"), Role.KVSTORE, address, Incarnation(1), WorkerState.READY,
+            WorkerId("bench-store"), Role.KVSTORE, address, Incarnation(1), WorkerState.READY,
             host=host_id() if over == "shm" else "elsewhere", transports=TRANSPORT_PREFERENCE,
             local_socket=socket_path,
         )  # fmt: skip
