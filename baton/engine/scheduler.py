@@ -16,6 +16,7 @@ from baton.engine.prefill_ranking import PredictPrefillSeconds, PrefillRanking, 
 from baton.engine.sequence import Phase, Sequence
 from baton.engine.sequence_queue import SequenceQueue
 from baton.engine.speculation.speculator import Speculator
+from baton.engine.window_release import drop_before_window
 
 _RETRY_EVERY_STEP = -1
 """A value of ``Scheduler._allocatable_when_blocked`` that is below any number of allocatable
@@ -474,25 +475,8 @@ class Scheduler:
         return True
 
     def _drop_before_window(self, sequence: Sequence) -> None:
-        """Release the blocks that no later token reads, and allocate as many for tokens that are
-        not computed yet. A step that is being computed does not read them, because it computes
-        later tokens.
-
-        So a prompt that is longer than the window always finds its next blocks, unless the released
-        ones are shared."""
-        window, count = self._config.window, sequence.num_dropped_blocks
-        first = window.first_block(sequence.num_computed_tokens)
-        if first <= count:
-            return
-        self._pool.release(sequence.block_ids[count:first])
-        sequence.block_ids = (NO_BLOCK,) * first + sequence.block_ids[first:]
-        sequence.num_dropped_blocks = first
-        sequence.num_shared_blocks = max(0, sequence.num_shared_blocks - (first - count))
-        end = self._config.table_end(sequence.num_known_tokens, sequence.num_sealed_blocks)
-        num_new = min(first - count, end - len(sequence.block_ids))
-        if num_new > 0 and self._pool.can_allocate(num_new):
-            sequence.block_ids += tuple(self._pool.allocate(num_new))
-        self.retry_admission()
+        if drop_before_window(sequence, self._pool, self._config):
+            self.retry_admission()
 
     def _record_blocked(self, sequence: Sequence, blocked_at: int) -> None:
         """Record that the queue is blocked until more than ``blocked_at`` blocks are allocatable. A
