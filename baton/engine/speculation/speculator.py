@@ -13,6 +13,10 @@ from baton.engine.speculation.draft_lengths import DraftDecision, choose_draft_l
 from baton.engine.speculation.draft_source import DraftRequest, DraftSource
 from baton.engine.speculation.verify_costs import VerifyCosts
 
+MIN_GAIN_TO_WAIT = 1.25
+"""With async scheduling, the next step is planned ahead unless drafts are predicted to raise the
+tokens per second at least by this factor: what planning ahead saves is lost for sure."""
+
 
 class Speculator:
     """Drafts tokens for the next step, where measurements say that it pays. ``eos_token_ids`` end
@@ -47,9 +51,9 @@ class Speculator:
         self._source.record(sequence, num_drafted, num_accepted)
 
     def wants_to_draft(self, sequences: Seq[Sequence]) -> bool:
-        """Whether it looks as if tokens would be drafted for these sequences as soon as their next
-        tokens are known."""
-        return self._decide(sequences, 1).num_drafts > 0
+        """Whether it looks as if it pays to draft tokens for these sequences as soon as their next
+        tokens are known, rather than to plan the next step before."""
+        return self._decide(sequences, 1).gain >= MIN_GAIN_TO_WAIT
 
     def add_drafts(self, sequences: Seq[Sequence], rows: list[Row]) -> list[Row]:
         """Return ``rows``, those of ``sequences`` in a step that only decodes, with the drafts that
