@@ -15,6 +15,7 @@ from rich.table import Table
 from baton.config import baton_home, load_settings
 from baton.console import open_console
 from baton.errors import Unavailable
+from baton.system.cpu_cores import usable_cores
 from baton.system.memory_file import create_memory_file, memory_file_problem
 from baton.system.portability import describe_facilities, uses_linux
 from orchestrator.cluster_state import ClusterFolder
@@ -88,7 +89,13 @@ def _python() -> str:
 def _torch() -> str:
     torch = importlib.import_module("torch")
     devices = torch.cuda.device_count()
-    return f"{torch.__version__}, {devices} GPU(s), {os.cpu_count()} cores"
+    return f"{torch.__version__}, {devices} GPU(s), {_cores()}"
+
+
+def _cores() -> str:
+    """Say how many cores there are, and how many this process may use if those are fewer."""
+    cores, usable = os.cpu_count() or 1, usable_cores()
+    return f"{cores} cores" if usable == cores else f"{usable} of {cores} cores allowed"
 
 
 def _kernels() -> str:

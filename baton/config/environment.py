@@ -18,6 +18,7 @@ from baton.config.sources import (
     HOME_ENVIRONMENT_VARIABLE,
     variable_name,
 )
+from baton.system.cpu_cores import usable_cores
 
 MAX_FOLDER_BYTES = 50
 """Maximum length of the path of the temporary folder in which vLLM's sockets are placed. A Unix
@@ -111,9 +112,10 @@ def set_ray_environment(is_private: bool) -> None:
 
 def thread_environment(threads: int) -> dict[str, str]:
     """Return the variables that tell numeric libraries to use this number of threads (0: one per
-    core), and not to spin while they wait, since workers share the cores."""
+    core that this process may use), and not to spin while they wait, since workers share the
+    cores."""
     return {
-        "OMP_NUM_THREADS": str(threads or os.cpu_count() or 1),
+        "OMP_NUM_THREADS": str(threads or usable_cores()),
         "OMP_WAIT_POLICY": "PASSIVE",
         "GOMP_SPINCOUNT": "0",
         "KMP_BLOCKTIME": "0",

@@ -46,7 +46,7 @@ class WorkerSettings(BaseModel):
     """Data type of the KV cache (docs/cuda.md). ``auto``: ``dtype``; ``fp8`` takes half of the
     memory. Workers with different values share no KV."""
     threads: Annotated[int, Field(ge=0)] = 0
-    """Number of threads that a worker computes with. 0: one per core."""
+    """Number of threads that a worker computes with. 0: one per core that it may use."""
     cpu_kernels: Annotated[Literal["auto", "on", "off"], AsSwitch] = "auto"
     """Whether a CPU computes with Baton's own kernels (docs/engine.md). ``auto``: use them where
     they run, else torch; ``on``: refuse to start without them."""

@@ -1,6 +1,5 @@
 """Loads a worker's model and builds the engine that runs it."""
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +18,7 @@ from baton.engine.speculation.draft_source import DraftSource
 from baton.engine_settings import runner_options
 from baton.errors import Invalid
 from baton.serve.status_pipe import report_progress
+from baton.system.cpu_cores import usable_cores
 from baton.text.grammar.checker import GrammarChecker
 from baton.text.grammar.matcher import GrammarCompiler
 from baton.transport.base import Region
@@ -163,5 +163,5 @@ def _uses_async_scheduling(settings: Settings, runner: LoadedRunner) -> bool:
     """Whether to use async scheduling: the model runs in its own thread while the engine schedules
     the next step."""
     if settings.async_scheduling == "auto":
-        return runner.leaves_core_free(os.cpu_count() or 1)
+        return runner.leaves_core_free(usable_cores())
     return settings.async_scheduling == "on"
