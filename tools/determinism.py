@@ -1,15 +1,16 @@
 """Check with random placements that requests get the same bits in any batch and on any worker.
 
     python -m tools.determinism [--placements N] [--architectures …] [--dtypes …] [--seed N]
-                                [--kernels on|off] [--cost]
+                                [--kernels on|off] [--instructions …] [--cost]
 
 Each placement has a random block size and two workers with stale data in their pools, each with a
-random number of threads and a random instruction set. They run several requests in random steps: in
-any batch, in chunks of any size, token by token. Some requests start from a prefix that another one
-has computed, which ends at a block boundary or within a block; others move with their KV to the
-other worker, after the prefill or in the middle of the answer. Every token's logits must
-have the same bits as when its prompt is computed alone, in one chunk, on one thread, with the best
-instruction set. ``--kernels off`` checks torch's kernels instead, which don't guarantee this.
+random number of threads and one of the instruction sets ``--instructions`` (default: all that give
+the bits of this processor's best one). They run several requests in random steps: in any batch, in
+chunks of any size, token by token. Some requests start from a prefix that another one has computed,
+which ends at a block boundary or within a block; others move with their KV to the other worker,
+after the prefill or in the middle of the answer. Every token's logits must have the same bits as
+when its prompt is computed alone, in one chunk, on one thread, with the first of the instruction
+sets. ``--kernels off`` checks torch's kernels instead, which don't guarantee this.
 
 With ``--cost``, it then measures the cost of determinism in CPU seconds: our matrix products, which
 give the same bits in any batch, against torch's (oneDNN), which don't, on the same weights. Prints
@@ -33,7 +34,13 @@ from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.engine.attention.base import pack_batch
 from baton.engine.native.matrix import KernelThreadPool, PackedMatrix
-from baton.engine.native.processor import INSTRUCTION_SETS, limit_instruction_set
+from baton.engine.native.processor import (
+    EMULATED_AMX,
+    INSTRUCTION_SETS,
+    best_instruction_set,
+    limit_instruction_set,
+    sets_with_bits_of,
+)
 from baton.engine.plan import Row
 from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
@@ -94,9 +101,11 @@ class RandomPlacement:
         chance: np.random.Generator,
         *,
         kernels: str = "on",
+        instructions: Sequence[str],
         num_workers: int = 2,
     ) -> None:
         self.chance = chance
+        self.instructions = instructions
         self.block_tokens = int(chance.choice(BLOCKS))
         self.workers = [self._worker(path, dtype, kernels) for _ in range(num_workers)]
         self.streams: list[RandomRequest] = []
@@ -105,7 +114,7 @@ class RandomPlacement:
     def _worker(self, path: Path, dtype: torch.dtype, kernels: str) -> RandomWorker:
         threads = int(self.chance.integers(1, 4))
         torch.set_num_threads(threads)
-        processor = str(self.chance.choice(list(INSTRUCTION_SETS)))
+        processor = str(self.chance.choice(list(self.instructions)))
         size = {"num_blocks": POOL_TOKENS // self.block_tokens, "block_tokens": self.block_tokens}
         with limit_instruction_set(processor):
             return RandomWorker(load(path, dtype, kernels, **size), threads, self.chance)
@@ -236,11 +245,12 @@ def all_logits(runner: ModelRunner, rows: Sequence[Row]) -> list[torch.Tensor]:
 
 
 def requests_alone(
-    path: Path, dtype: torch.dtype, chance: np.random.Generator, kernels: str
+    path: Path, dtype: torch.dtype, chance: np.random.Generator, kernels: str, instructions: str
 ) -> list[tuple[list[int], torch.Tensor]]:
     """Return prompts, each with its logits when computed alone, in one chunk, on one thread."""
     torch.set_num_threads(1)
-    alone = load(path, dtype, kernels)
+    with limit_instruction_set(instructions):
+        alone = load(path, dtype, kernels)
     prompts: list[list[int]] = [chance.integers(500, size=size).tolist() for size in LENGTHS]
     return [(prompt, all_logits(alone, [row_of(prompt, 0, range(20))])[0]) for prompt in prompts]
 
@@ -276,9 +286,12 @@ def cell_of(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         make_model(path, name, seed=options.seed)
-        requests = requests_alone(path, dtype, chance, options.kernels)
+        sets = options.instructions
+        requests = requests_alone(path, dtype, chance, options.kernels, sets[0])
         for _ in range(count):
-            placement = RandomPlacement(path, dtype, chance, kernels=options.kernels)
+            placement = RandomPlacement(
+                path, dtype, chance, kernels=options.kernels, instructions=sets
+            )
             cell.placements += 1
             try:
                 placement.run(requests)
@@ -360,6 +373,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--architectures", nargs="+", choices=ARCHITECTURES, default=ARCHITECTURES)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--kernels", choices=["on", "off"], default="on")
+    parser.add_argument(
+        "--instructions", nargs="+", choices=[*INSTRUCTION_SETS, EMULATED_AMX],
+        default=sets_with_bits_of(best_instruction_set() or "avx2"),
+        help="instruction sets of the workers, which must give the same bits",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--cost", action="store_true", help="also measure the cost")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of the cost measurement")

@@ -41,9 +41,11 @@ void multiply_as(ThreadPool& all, const void* x, long count, const Matrix<T>& ma
   ThreadPool single(1);
   ThreadPool& threads =
       seconds_of(count, double(matrix.outs) * matrix.ins) < kWorthWaking ? single : all;
-  const AlignedBuffer<float> scratch(threads.size() * kScratch);
+  const long size = whole_tiles(scratch_size<T>(count, matrix.ins));
+  const AlignedBuffer<float> scratch(threads.size() * size);
   threads.run([&](int thread) {
-    float* own = scratch + thread * kScratch;
+    const TileScope tiles;
+    float* own = scratch + thread * size;
     T* place = static_cast<T*>(to);
     if (matrix.gated)
       matmul(threads, static_cast<const T*>(x), count, matrix, own,
