@@ -1,5 +1,9 @@
 """Tests products by tiles: the emulated ones against the order of sums that AMX defines, and the
-real ones, where the processor has them, against the emulated ones."""
+real ones against the emulated ones; where the processor has no AMX, with trapped instructions."""
+
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -86,6 +90,19 @@ def test_rows_keep_their_bits_in_any_number_of_rows() -> None:
             for first, count in [(0, 1), (5, 2), (16, 16), (100, 17), (33, 33), (7, 193)]:
                 some = slice(first, first + count)
                 assert torch.equal(packed(x[some]), together[some]), (quantization, count)
+
+
+@pytest.mark.skipif(
+    processor.has_tiles() or "avx512_bf16" not in processor.supported_instruction_sets(),
+    reason="this processor has AMX, or lacks the other instructions of the kernels for AMX",
+)
+@pytest.mark.timeout(300)
+def test_kernels_for_amx_have_the_bits_of_the_emulated_ones_when_trapped(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.unit.trapped_tiles", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    counts = [int(line.rpartition(": ")[2]) for line in done.stdout.splitlines()]
+    assert len(counts) == 5 and all(counts), done.stdout
 
 
 @pytest.mark.skipif(not processor.has_tiles(), reason="this processor has no AMX")
