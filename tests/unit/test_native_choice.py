@@ -262,6 +262,24 @@ def test_cpu_kernels_setting_is_validated() -> None:
         load_settings(cpu_kernels="perhaps")
 
 
+@needs_kernels
+def test_instruction_set_is_limited_by_a_setting(model: Path) -> None:
+    best = processor.best_instruction_set()
+    for name in ("avx2", processor.EMULATED_AMX):
+        runner = ModelRunner.load(
+            model, RunnerOptions(device="cpu", num_blocks=8, cpu_instruction_set=name)
+        )
+        assert f"({name})" in runner.backend.description
+    assert processor.best_instruction_set() == best
+
+
+def test_instruction_set_setting_has_the_names_of_all_instruction_sets() -> None:
+    for name in ("auto", *processor.INSTRUCTION_SETS, processor.EMULATED_AMX):
+        assert load_settings(cpu_instruction_set=name).cpu_instruction_set == name
+    with pytest.raises(Invalid, match="cpu_instruction_set"):
+        load_settings(cpu_instruction_set="avx")
+
+
 def _script(folder: Path, stderr: str, code: int, more: str = ":") -> Path:
     """Write a fake compiler, which leaves an empty library if it succeeds."""
     path = folder / "compiler"

@@ -119,6 +119,8 @@ float baton_peak_products(int64_t kind, int64_t steps) {
   return kind == kBfloat16 ? peak_products<Bf16>(steps) : peak_products<float>(steps);
 }
 
+float baton_peak_tile_products(int64_t steps) { return kHasTiles ? peak_tile_products(steps) : 0; }
+
 int64_t baton_peak_reads(const void* from, int64_t bytes) {
   return peak_reads(static_cast<const Unit*>(from), bytes / 64);
 }
