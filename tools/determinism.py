@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,12 @@ LENGTHS = (1, 5, 64, 65, 130, 190)
 POOL_TOKENS = 1024
 BLOCKS = (1, 3, 16, 64)
 GREEDY = SamplingParams(max_tokens=1)
+
+COST_SIZES = ((512, 1024), (512, 3072), (1536, 512), (1024, 4096), (1024, 6144), (3072, 1024))
+"""Inputs and outputs of the matrices whose products are compared: those of the shapes 50m and 0.6b
+of ``benchmarks.engine``."""
+
+COST_ROWS = (1, 8, 32, 128, 512, 4096)
 
 
 class BitsDiffer(Exception):
@@ -335,29 +342,34 @@ class Cost:
 
 
 def costs(options: argparse.Namespace) -> Iterator[Cost]:
-    """Measure Baton's product and torch's alternately, on one thread. There are so many copies of
-    the weights that they don't fit into any cache."""
+    """Measure Baton's product and torch's alternately, on one thread. For few rows there are so
+    many copies of the weights that they don't fit into any cache."""
     torch.set_num_threads(1)
     team = KernelThreadPool(1)
-    for dtype in (getattr(torch, name) for name in options.dtypes):
-        ins, outs = 1024, 4096
-        copies = 12
+    for dtype, (ins, outs) in product(options.dtypes, COST_SIZES):
+        yield from costs_of(getattr(torch, dtype), ins, outs, team, options.rounds)
+
+
+def costs_of(
+    dtype: torch.dtype, ins: int, outs: int, team: KernelThreadPool, rounds: int
+) -> Iterator[Cost]:
+    for rows in COST_ROWS:
+        copies = 12 if rows <= 32 else 1
         weights = [torch.randn(outs, ins).to(dtype) for _ in range(copies)]
         packed = [PackedMatrix(team, weight) for weight in weights]
-        for rows in (1, 8, 32, 128, 512, 2048):
-            x = torch.randn(rows, ins).to(dtype)
-            ours, theirs = [], []
-            for _ in range(options.rounds):
-                with torch.inference_mode():
-                    ours.append(cpu_seconds(lambda: [matrix(x) for matrix in packed]))  # noqa: B023
-                    theirs.append(
-                        cpu_seconds(lambda: [torch.nn.functional.linear(x, w) for w in weights])  # noqa: B023
-                    )
-            name = str(dtype).removeprefix("torch.")
-            yield Cost(
-                name, rows, ins, outs,
-                float(np.median(ours)) / copies, float(np.median(theirs)) / copies,
-            )  # fmt: skip
+        x = torch.randn(rows, ins).to(dtype)
+        ours, theirs = [], []
+        for _ in range(rounds):
+            with torch.inference_mode():
+                ours.append(cpu_seconds(lambda: [matrix(x) for matrix in packed]))  # noqa: B023
+                theirs.append(
+                    cpu_seconds(lambda: [torch.nn.functional.linear(x, w) for w in weights])  # noqa: B023
+                )
+        name = str(dtype).removeprefix("torch.")
+        yield Cost(
+            name, rows, ins, outs,
+            float(np.median(ours)) / copies, float(np.median(theirs)) / copies,
+        )  # fmt: skip
 
 
 def cpu_seconds(action: object) -> float:
