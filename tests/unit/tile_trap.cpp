@@ -19,7 +19,8 @@ struct Tiles {
   uint8_t data[8][16][64] = {};
 };
 thread_local Tiles tiles;
-std::atomic<long> trapped[5];  // ldtilecfg and tilerelease, tilezero, tileloadd, tilestored, tdpbf16ps
+// By kind: ldtilecfg and sttilecfg, tilezero, tileloadd, tilestored, tdpbf16ps.
+std::atomic<long> trapped[5];
 
 // The general registers in the order of their numbers in instructions.
 constexpr int kRegisters[] = {REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP, REG_RSI, REG_RDI,
@@ -78,10 +79,18 @@ __attribute__((noinline)) void multiply(int sums, int rows, int columns) {
   }
 }
 
+void store_configuration(uint8_t* to) {
+  std::memset(to, 0, 64);
+  to[0] = tiles.configured;
+  std::memcpy(to + 16, tiles.row_bytes, sizeof tiles.row_bytes);
+  std::memcpy(to + 48, tiles.rows, sizeof tiles.rows);
+}
+
 void configure(const uint8_t* from) {
-  if (from[0] != 1 || from[1] != 0) std::abort();
+  if (from[0] > 1 || from[1] != 0) std::abort();
   tiles = Tiles();
-  tiles.configured = true;
+  tiles.configured = from[0];
+  if (!tiles.configured) return;
   std::memcpy(tiles.row_bytes, from + 16, sizeof tiles.row_bytes);
   std::memcpy(tiles.rows, from + 48, sizeof tiles.rows);
 }
@@ -90,7 +99,7 @@ void execute(int, siginfo_t*, void* context) {
   greg_t* registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
   const Instruction what(reinterpret_cast<const uint8_t*>(registers[REG_RIP]), registers);
   const int kind = what.opcode << 4 | what.prefix;
-  if (kind != 0x490 && !tiles.configured) std::abort();
+  if (what.opcode != 0x49 && !tiles.configured) std::abort();
   const auto each_row = [&](auto&& copy) {
     for (int row = 0; row < tiles.rows[what.reg]; ++row)
       copy(tiles.data[what.reg][row], what.base + row * what.index, tiles.row_bytes[what.reg]);
@@ -98,7 +107,11 @@ void execute(int, siginfo_t*, void* context) {
   switch (kind) {
     case 0x490:
       ++trapped[0];
-      what.mod == 3 ? void(tiles = Tiles()) : configure(what.base);
+      configure(what.base);
+      break;
+    case 0x491:
+      ++trapped[0];
+      store_configuration(what.base);
       break;
     case 0x493:
       ++trapped[1];

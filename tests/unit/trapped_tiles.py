@@ -22,7 +22,7 @@ from tests.model_zoo import make_model
 from tools.determinism import RandomPlacement, requests_alone
 
 SEED = 20261126
-INSTRUCTIONS = ("ldtilecfg, tilerelease", "tilezero", "tileloadd", "tilestored", "tdpbf16ps")
+INSTRUCTIONS = ("ldtilecfg, sttilecfg", "tilezero", "tileloadd", "tilestored", "tdpbf16ps")
 
 
 def install(folder: Path) -> ctypes.CDLL:

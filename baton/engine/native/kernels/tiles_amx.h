@@ -7,17 +7,19 @@
 namespace baton {
 
 // Configures this thread's tiles: each has sixteen rows of sixteen units. Every thread needs a
-// scope around its products, and a short one: other libraries configure the tiles of the threads
-// that call us, too, and a thread with tiles in use takes longer to be switched. The process must
-// have been given the permission to use tiles (baton/engine/native/processor.py).
+// scope around its products, and a short one: a thread with tiles in use takes longer to be
+// switched. At the end the tiles are configured as before (usually not at all), because other
+// libraries use the tiles of the threads that call us, too. The process must have been given the
+// permission to use tiles (baton/engine/native/processor.py).
 class TileScope {
  public:
   TileScope() {
-    alignas(64) Configuration ours;
+    asm volatile("sttilecfg %0" : "=m"(before_));
+    Configuration ours;
     for (int tile = 0; tile < kTiles; ++tile) ours.row_bytes[tile] = 64, ours.rows[tile] = 16;
     asm volatile("ldtilecfg %0" ::"m"(ours));
   }
-  ~TileScope() { asm volatile("tilerelease" ::: "memory"); }
+  ~TileScope() { asm volatile("ldtilecfg %0" ::"m"(before_)); }
 
   TileScope(const TileScope&) = delete;
   TileScope& operator=(const TileScope&) = delete;
@@ -25,11 +27,12 @@ class TileScope {
  private:
   static constexpr int kTiles = 8;
 
-  struct Configuration {
+  struct alignas(64) Configuration {
     uint8_t palette = 1, first_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {};
     uint8_t rows[16] = {};
   };
+  Configuration before_;
 };
 
 template <int Tile>
