@@ -10,6 +10,7 @@
 namespace baton {
 
 constexpr long kRowBlock = 192;    // rows that share a panel while it is in the cache
+constexpr long kSharedUnits = 256 * 1024;  // 1 MiB: more rows don't fit into an L2 cache
 constexpr long kHalf = kColumns / 2;
 
 // Prefetch distances, in units: 4 KiB for few rows (memory-bound), and a block of depth for more
@@ -224,18 +225,20 @@ struct Tasks {
       : num_rows(num_rows),
         panels(matrix.num_panels()),
         by_tiles(multiplies_by_tiles(matrix)),
+        by_rows(by_tiles || num_rows * matrix.depth() > kSharedUnits),
         row_block(by_tiles ? tile_row_block(matrix.depth()) : kRowBlock),
         blocks(ceil_div(num_rows, row_block)) {}
 
   long count() const { return panels * blocks; }
-  // By tiles, all panels use a block of rows before the next one, since these stay in the L2 cache.
-  long block(long task) const { return by_tiles ? task / panels : task % blocks; }
-  long panel(long task) const { return by_tiles ? task % panels : task / blocks; }
+  long block(long task) const { return by_rows ? task / panels : task % blocks; }
+  long panel(long task) const { return by_rows ? task % panels : task / blocks; }
   long first_row(long task) const { return block(task) * row_block; }
   long rows(long task) const { return std::min(row_block, num_rows - first_row(task)); }
 
   const long num_rows, panels;
-  const bool by_tiles;
+  // By rows, all panels use a block of rows before the next one: the block stays in the L2 cache,
+  // where all rows together would not. Otherwise all blocks use a panel before the next one.
+  const bool by_tiles, by_rows;
   const long row_block, blocks;
 };
 
