@@ -11,7 +11,6 @@ from baton.system.portability import uses_linux
 
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
-
 _AVX512_BF16 = (*_AVX512, "avx512_bf16")
 
 INSTRUCTION_SETS = {
