@@ -180,7 +180,8 @@ inline const Unit* fill_up(const Unit* units, long count, Unit* to) {
 inline const Unit* decode_int8_steps(const uint8_t* panel, long first, long count, Unit* to) {
   const uint8_t* line = panel + Int8::kScaleBytes + first * Int8::kLineBytes;
   decode_int8<Bf16>(line, count, to);
-  if (const long rest = count % kTileUnits) fill_up(to + (count - rest) * kColumns, rest, to + (count - rest) * kColumns);
+  if (const long rest = count % kTileUnits)
+    std::memset(to + count * kColumns, 0, sizeof(Unit) * (kTileUnits - rest) * kColumns);
   return to;
 }
 
