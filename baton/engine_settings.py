@@ -12,6 +12,7 @@ def runner_options(settings: Settings) -> RunnerOptions:
         pool_bytes=settings.pool_bytes,
         block_tokens=settings.kv_block_tokens,
         cpu_kernels=settings.cpu_kernels,
+        cpu_instruction_set=settings.cpu_instruction_set,
         quantization=settings.quantization,
         kv_dtype=settings.kv_dtype,
         deterministic=settings.deterministic,

@@ -1,4 +1,5 @@
-"""The contenders of ``benchmarks.engine``: Baton's kernels, llama.cpp, torch and transformers."""
+"""The contenders of ``benchmarks.engine``: Baton's kernels, vLLM, llama.cpp, torch and
+transformers."""
 
 import argparse
 import contextlib
@@ -25,7 +26,7 @@ from baton.engine.runner import ModelRunner, make_model
 CHUNK = 512
 BLOCK_TOKENS = 16
 CPU = torch.device("cpu")
-PEER = Path(__file__).parent / "peers" / "llama.py"
+PEERS = Path(__file__).parent / "peers"
 
 
 class EngineContender(Protocol):
@@ -140,16 +141,19 @@ class TransformersEngine:
         return cache
 
 
-class Llama:
-    """Runs llama.cpp with the Python interpreter of another environment
-    (benchmarks/peers/llama.py). That process measures its own times."""
+class PeerEngine:
+    """Runs another engine with the Python interpreter of its environment
+    (benchmarks/peers/llama.py, vllm_steps.py). That process measures its own times."""
 
     shares_pool = False
 
-    def __init__(self, path: Path, python: Path, threads: int) -> None:
-        command = [str(python), str(PEER), str(path), "--threads", str(threads)]
+    def __init__(self, python: Path, peer: str, path: Path, *arguments: str) -> None:
+        self._name = peer
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [str(python), str(PEERS / peer), str(path), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self.description = self._read()
 
@@ -182,7 +186,7 @@ class Llama:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"llama.cpp's process exited with code {self._process.wait()}")
+            raise SystemExit(f"{self._name} exited with code {self._process.wait()}")
         return json.loads(line)
 
 
@@ -200,8 +204,17 @@ def contenders(
     for name in options.quantized:
         found[name] = BatonEngine(path, pool, options.seed, native=True, quantization=name)
     with contextlib.ExitStack() as stack:
+        threads = ("--threads", str(options.threads))
+        if options.vllm is not None:
+            eager = ["--eager"] if options.vllm_eager else []
+            vllm = PeerEngine(
+                options.vllm, "vllm_steps.py", path, *threads, "--dtype", options.dtype, *eager
+            )
+            stack.callback(vllm.close)
+            print(f"vLLM {vllm.description['version']}: {vllm.description['features']}")
+            found["vllm"] = vllm
         if options.llama is not None:
-            llama = Llama(path, options.llama, options.threads)
+            llama = PeerEngine(options.llama, "llama.py", path, *threads)
             stack.callback(llama.close)
             print(
                 f"llama-cpp-python {llama.description['version']}: {llama.description['features']}"

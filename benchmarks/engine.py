@@ -1,23 +1,26 @@
-"""Compare prefill and decode on a CPU: Baton's kernels, llama.cpp, torch and transformers.
+"""Compare prefill and decode on a CPU: Baton's kernels, vLLM, llama.cpp, torch and transformers.
 
     python -m benchmarks.engine [--shape 50m|0.6b] [--layers N] [--dtype bfloat16|float32]
                                 [--threads N] [--rounds N] [--contexts …] [--batches …]
-                                [--llama PYTHON] [--without torch transformers] [--most-gib G]
-                                [--quantized int8 int4] [--instructions avx512|avx2]
+                                [--llama PYTHON] [--vllm PYTHON [--vllm-eager]]
+                                [--without torch transformers] [--most-gib G]
+                                [--quantized int8 int4] [--instructions avx512|avx2|…]
 
 All contenders have the same random weights, which is checked by comparing their logits. They take
 turns in each round; the figures are medians. Two times are reported: the wall-clock time, for which
 a user waits, and the CPU seconds of all threads, which other load on the machine distorts less.
-Before a decode, Baton's kernels and transformers fill the context with random KV, and llama.cpp
-with the KV of one prompt; the values do not affect the time. Two ceilings are measured in the same
-run with the same number of threads, and are printed too: matrix products whose operands stay in
-registers, and sequential memory reads.
+Before a decode, Baton's kernels and transformers fill the context with random KV, vLLM and
+llama.cpp with the KV of prompts; the values do not affect the time. Two ceilings are measured in
+the same run with the same number of threads, and are printed too: the fastest matrix product that
+we know, and sequential memory reads (baton/engine/bench/ceilings.py).
 
 ``--llama`` is the interpreter of another environment that has llama-cpp-python and gguf
-(benchmarks/peers/llama.py). ``--most-gib`` limits the memory for the weights and KV of all
-contenders together: contenders that don't fit are left out of a case, beginning with the last one
-listed above, and a case in which no contender fits is skipped. ``--instructions`` limits Baton's
-kernels to the instruction set of a smaller processor. Prints a table, and JSON as the last line.
+(benchmarks/peers/llama.py), ``--vllm`` one of an environment that has vLLM for CPUs
+(benchmarks/peers/vllm_steps.py), whose engine is measured with its scheduler. ``--most-gib`` limits
+the memory for the weights and KV of all contenders together: contenders that don't fit are left out
+of a case, beginning with the last one listed above, and a case in which no contender fits is
+skipped. ``--instructions`` limits Baton's kernels to the instruction set of a smaller processor, or
+to the emulated tiles. Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -39,7 +42,11 @@ from baton.engine.bench.ceilings import MeasuredCeilings, measure_ceilings
 from baton.engine.bench.memory_fit import GIB, kv_bytes
 from baton.engine.bench.roofline_demand import ElementSizes, num_weights, roofline_demand
 from baton.engine.bench.stopwatch import ElapsedTime, median_time
-from baton.engine.native.processor import INSTRUCTION_SETS, limit_instruction_set
+from baton.engine.native.processor import (
+    EMULATED_AMX,
+    INSTRUCTION_SETS,
+    limit_instruction_set,
+)
 from benchmarks.contenders import BLOCK_TOKENS, EngineContender, contenders
 from benchmarks.machine import describe
 
@@ -245,10 +252,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 4096])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--llama", type=Path, help="an interpreter that has llama-cpp-python")
+    parser.add_argument("--vllm", type=Path, help="an interpreter that has vLLM for CPUs")
+    parser.add_argument(
+        "--vllm-eager", action="store_true", help="don't let vLLM compile the model"
+    )
     parser.add_argument("--without", nargs="+", choices=["torch", "transformers"], default=[])
     parser.add_argument("--quantized", nargs="+", choices=MAX_QUANTIZED_DIFFERENCE, default=[])
     parser.add_argument(
-        "--instructions", choices=INSTRUCTION_SETS, default=next(iter(INSTRUCTION_SETS))
+        "--instructions",
+        choices=[*INSTRUCTION_SETS, EMULATED_AMX],
+        default=next(iter(INSTRUCTION_SETS)),
     )
     parser.add_argument("--most-gib", type=float, default=12.0)
     parser.add_argument("--seed", type=int, default=1)
@@ -258,7 +271,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
     torch.set_num_threads(options.threads)
-    header = {**describe(), **vars(options), "llama": str(options.llama or "")}
+    peers = {name: str(getattr(options, name) or "") for name in ("llama", "vllm")}
+    header = {**describe(), **vars(options), **peers}
     print(header, "by the wall clock, and in CPU seconds in brackets", sep="\n", flush=True)
     lines = []
     with tempfile.TemporaryDirectory() as folder, limit_instruction_set(options.instructions):

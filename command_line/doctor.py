@@ -101,12 +101,16 @@ def _cores() -> str:
 def _kernels() -> str:
     from baton.engine.native.backend_choice import unavailable_reason
     from baton.engine.native.library import QUANTIZATION_CODES
-    from baton.engine.native.processor import best_instruction_set
+    from baton.engine.native.processor import best_instruction_set, has_tiles, tiles_permitted
 
     if reason := unavailable_reason():
         raise Unavailable(f"{reason}; torch computes instead")
     formats = ", ".join(name for name in QUANTIZATION_CODES if name != "none")
-    return f"{best_instruction_set()}: float32, bfloat16; weights in {formats}"
+    tiles = "used" if tiles_permitted() else "not permitted by this Linux kernel"
+    return (
+        f"{best_instruction_set()}: float32, bfloat16; weights in {formats}; AMX: "
+        f"{tiles if has_tiles() else 'this processor has none'}"
+    )
 
 
 def _version(package: str) -> str:

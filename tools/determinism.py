@@ -1,15 +1,16 @@
 """Check with random placements that requests get the same bits in any batch and on any worker.
 
     python -m tools.determinism [--placements N] [--architectures …] [--dtypes …] [--seed N]
-                                [--kernels on|off] [--cost]
+                                [--kernels on|off] [--instructions …] [--cost]
 
 Each placement has a random block size and two workers with stale data in their pools, each with a
-random number of threads and a random instruction set. They run several requests in random steps: in
-any batch, in chunks of any size, token by token. Some requests start from a prefix that another one
-has computed, which ends at a block boundary or within a block; others move with their KV to the
-other worker, after the prefill or in the middle of the answer. Every token's logits must
-have the same bits as when its prompt is computed alone, in one chunk, on one thread, with the best
-instruction set. ``--kernels off`` checks torch's kernels instead, which don't guarantee this.
+random number of threads and one of the instruction sets ``--instructions`` (default: all that give
+the bits of this processor's best one). They run several requests in random steps: in any batch, in
+chunks of any size, token by token. Some requests start from a prefix that another one has computed,
+which ends at a block boundary or within a block; others move with their KV to the other worker,
+after the prefill or in the middle of the answer. Every token's logits must have the same bits as
+when its prompt is computed alone, in one chunk, on one thread, with the first of the instruction
+sets. ``--kernels off`` checks torch's kernels instead, which don't guarantee this.
 
 With ``--cost``, it then measures the cost of determinism in CPU seconds: our matrix products, which
 give the same bits in any batch, against torch's (oneDNN), which don't, on the same weights. Prints
@@ -24,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +35,13 @@ from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.engine.attention.base import pack_batch
 from baton.engine.native.matrix import KernelThreadPool, PackedMatrix
-from baton.engine.native.processor import INSTRUCTION_SETS, limit_instruction_set
+from baton.engine.native.processor import (
+    EMULATED_AMX,
+    INSTRUCTION_SETS,
+    best_instruction_set,
+    limit_instruction_set,
+    sets_with_bits_of,
+)
 from baton.engine.plan import Row
 from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
@@ -52,6 +60,12 @@ LENGTHS = (1, 5, 64, 65, 130, 190)
 POOL_TOKENS = 1024
 BLOCKS = (1, 3, 16, 64)
 GREEDY = SamplingParams(max_tokens=1)
+
+COST_SIZES = ((512, 1024), (512, 3072), (1536, 512), (1024, 4096), (1024, 6144), (3072, 1024))
+"""Inputs and outputs of the matrices whose products are compared: those of the shapes 50m and 0.6b
+of ``benchmarks.engine``."""
+
+COST_ROWS = (1, 8, 32, 128, 512, 4096)
 
 
 class BitsDiffer(Exception):
@@ -97,9 +111,11 @@ class RandomPlacement:
         chance: np.random.Generator,
         *,
         kernels: str = "on",
+        instructions: Sequence[str],
         num_workers: int = 2,
     ) -> None:
         self.chance = chance
+        self.instructions = instructions
         self.block_tokens = int(chance.choice(BLOCKS))
         self.workers = [self._worker(path, dtype, kernels) for _ in range(num_workers)]
         self.streams: list[RandomRequest] = []
@@ -108,7 +124,7 @@ class RandomPlacement:
     def _worker(self, path: Path, dtype: torch.dtype, kernels: str) -> RandomWorker:
         threads = int(self.chance.integers(1, 4))
         torch.set_num_threads(threads)
-        processor = str(self.chance.choice(list(INSTRUCTION_SETS)))
+        processor = str(self.chance.choice(list(self.instructions)))
         size = {"num_blocks": POOL_TOKENS // self.block_tokens, "block_tokens": self.block_tokens}
         with limit_instruction_set(processor):
             return RandomWorker(load(path, dtype, kernels, **size), threads, self.chance)
@@ -239,11 +255,12 @@ def all_logits(runner: ModelRunner, rows: Sequence[Row]) -> list[torch.Tensor]:
 
 
 def requests_alone(
-    path: Path, dtype: torch.dtype, chance: np.random.Generator, kernels: str
+    path: Path, dtype: torch.dtype, chance: np.random.Generator, kernels: str, instructions: str
 ) -> list[tuple[list[int], torch.Tensor]]:
     """Return prompts, each with its logits when computed alone, in one chunk, on one thread."""
     torch.set_num_threads(1)
-    alone = load(path, dtype, kernels)
+    with limit_instruction_set(instructions):
+        alone = load(path, dtype, kernels)
     prompts: list[list[int]] = [chance.integers(500, size=size).tolist() for size in LENGTHS]
     return [(prompt, all_logits(alone, [row_of(prompt, 0, range(20))])[0]) for prompt in prompts]
 
@@ -279,9 +296,12 @@ def cell_of(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         make_model(path, name, seed=options.seed)
-        requests = requests_alone(path, dtype, chance, options.kernels)
+        sets = options.instructions
+        requests = requests_alone(path, dtype, chance, options.kernels, sets[0])
         for _ in range(count):
-            placement = RandomPlacement(path, dtype, chance, kernels=options.kernels)
+            placement = RandomPlacement(
+                path, dtype, chance, kernels=options.kernels, instructions=sets
+            )
             cell.placements += 1
             try:
                 placement.run(requests)
@@ -325,29 +345,34 @@ class Cost:
 
 
 def costs(options: argparse.Namespace) -> Iterator[Cost]:
-    """Measure Baton's product and torch's alternately, on one thread. There are so many copies of
-    the weights that they don't fit into any cache."""
+    """Measure Baton's product and torch's alternately, on one thread. For few rows there are so
+    many copies of the weights that they don't fit into any cache."""
     torch.set_num_threads(1)
     team = KernelThreadPool(1)
-    for dtype in (getattr(torch, name) for name in options.dtypes):
-        ins, outs = 1024, 4096
-        copies = 12
+    for dtype, (ins, outs) in product(options.dtypes, COST_SIZES):
+        yield from costs_of(getattr(torch, dtype), ins, outs, team, options.rounds)
+
+
+def costs_of(
+    dtype: torch.dtype, ins: int, outs: int, team: KernelThreadPool, rounds: int
+) -> Iterator[Cost]:
+    for rows in COST_ROWS:
+        copies = 12 if rows <= 32 else 1
         weights = [torch.randn(outs, ins).to(dtype) for _ in range(copies)]
         packed = [PackedMatrix(team, weight) for weight in weights]
-        for rows in (1, 8, 32, 128, 512, 2048):
-            x = torch.randn(rows, ins).to(dtype)
-            ours, theirs = [], []
-            for _ in range(options.rounds):
-                with torch.inference_mode():
-                    ours.append(cpu_seconds(lambda: [matrix(x) for matrix in packed]))  # noqa: B023
-                    theirs.append(
-                        cpu_seconds(lambda: [torch.nn.functional.linear(x, w) for w in weights])  # noqa: B023
-                    )
-            name = str(dtype).removeprefix("torch.")
-            yield Cost(
-                name, rows, ins, outs,
-                float(np.median(ours)) / copies, float(np.median(theirs)) / copies,
-            )  # fmt: skip
+        x = torch.randn(rows, ins).to(dtype)
+        ours, theirs = [], []
+        for _ in range(rounds):
+            with torch.inference_mode():
+                ours.append(cpu_seconds(lambda: [matrix(x) for matrix in packed]))  # noqa: B023
+                theirs.append(
+                    cpu_seconds(lambda: [torch.nn.functional.linear(x, w) for w in weights])  # noqa: B023
+                )
+        name = str(dtype).removeprefix("torch.")
+        yield Cost(
+            name, rows, ins, outs,
+            float(np.median(ours)) / copies, float(np.median(theirs)) / copies,
+        )  # fmt: skip
 
 
 def cpu_seconds(action: object) -> float:
@@ -363,6 +388,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--architectures", nargs="+", choices=ARCHITECTURES, default=ARCHITECTURES)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--kernels", choices=["on", "off"], default="on")
+    parser.add_argument(
+        "--instructions", nargs="+", choices=[*INSTRUCTION_SETS, EMULATED_AMX],
+        default=sets_with_bits_of(best_instruction_set() or "avx2"),
+        help="instruction sets of the workers, which must give the same bits",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--cost", action="store_true", help="also measure the cost")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of the cost measurement")

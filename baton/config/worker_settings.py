@@ -50,6 +50,12 @@ class WorkerSettings(BaseModel):
     cpu_kernels: Annotated[Literal["auto", "on", "off"], AsSwitch] = "auto"
     """Whether a CPU computes with Baton's own kernels (docs/engine.md). ``auto``: use them where
     they run, else torch; ``on``: refuse to start without them."""
+    cpu_instruction_set: Literal["auto", "amx", "avx512_bf16", "avx512", "avx2", "amx_emulated"] = (
+        "auto"
+    )
+    """The best instruction set that Baton's kernels use (docs/engine.md). ``auto``: the best that
+    the processor has. In BF16, AMX gives other bits than the rest; ``amx_emulated`` gives its bits
+    on other processors, slowly. So workers on different processors can be ``deterministic``."""
     cuda_graphs: bool = True
     """Whether a GPU runs decode steps from CUDA graphs (docs/cuda.md)."""
     adapters: Adapters = Field(default_factory=dict)

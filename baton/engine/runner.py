@@ -34,6 +34,7 @@ from baton.engine.model import DecoderModel, Model, OnStart, StepGraphs, no_op
 from baton.engine.native.backend_choice import TORCH_BACKEND, BackendChoice, choose_backend
 from baton.engine.native.decoder import NativeModel
 from baton.engine.native.matrix import KernelThreadPool
+from baton.engine.native.processor import limit_instruction_set
 from baton.engine.native.sampler import NativeTokenChooser
 from baton.engine.ops import LayerOps, TorchOps
 from baton.engine.plan import Plan, Row, StepOutput
@@ -127,6 +128,13 @@ class ModelRunner:
         """Load a model from a checkpoint directory.
 
         Raises Invalid if the checkpoint is unsupported or there is too little memory."""
+        if options.cpu_instruction_set == "auto":
+            return cls._load(path, options, progress)
+        with limit_instruction_set(options.cpu_instruction_set):
+            return cls._load(path, options, progress)
+
+    @classmethod
+    def _load(cls, path: Path, options: RunnerOptions, progress: Progress | None) -> "ModelRunner":
         config = load_model_config(path)
         target = pick_device(options.device)
         if target.type == "cuda":

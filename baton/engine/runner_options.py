@@ -11,6 +11,7 @@ class RunnerOptions:
     """How a model is loaded and run. ``num_blocks`` takes precedence over ``pool_bytes``. If both
     are None, the pool has a default size, which on a GPU is a share of its free memory.
     ``cpu_kernels`` is a name in ``baton.engine.native.backend_choice.CPU_KERNEL_MODES``,
+    ``cpu_instruction_set`` one in ``baton.engine.native.processor`` or "auto",
     ``quantization`` one in ``baton.engine.quantization.QUANTIZATION_FORMATS``, ``kv_dtype`` one in
     ``baton.engine.runner.KV_DTYPES``. ``max_model_tokens`` limits the length of a request; None
     means the model's own limit. ``max_sequences`` and ``max_batched_tokens`` limit a step.
@@ -23,6 +24,7 @@ class RunnerOptions:
     pool_bytes: int | None = None
     block_tokens: int = 16
     cpu_kernels: str = "auto"
+    cpu_instruction_set: str = "auto"
     quantization: str = "none"
     kv_dtype: str = "auto"
     deterministic: bool = False

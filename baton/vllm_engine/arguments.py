@@ -165,6 +165,8 @@ def _check_options(options: RunnerOptions) -> None:
         "quantization": options.quantization != "none" and _is_argument("--quantization"),
         "kv_dtype": options.kv_dtype != "auto" and _is_argument("--kv-cache-dtype"),
         "cpu_kernels": options.cpu_kernels == "on" and "has no effect with engine vllm",
+        "cpu_instruction_set": options.cpu_instruction_set != "auto"
+        and "has no effect with engine vllm",
         "device": options.device not in ("auto", device)
         and f"is {options.device}, but vLLM is built for {device}: set auto or {device}",
     }

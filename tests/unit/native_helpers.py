@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from baton.engine.native.backend_choice import unavailable_reason
-from baton.engine.native.processor import limit_instruction_set, supported_instruction_sets
+from baton.engine.native.processor import (
+    EMULATED_AMX,
+    limit_instruction_set,
+    supported_instruction_sets,
+)
 from tools.determinism import all_logits, load, row_of
 
 __all__ = [
@@ -26,9 +30,9 @@ LOCAL_INSTRUCTION_SETS = supported_instruction_sets()
 """Instruction sets that this machine supports, the best first."""
 
 
-@pytest.fixture(params=LOCAL_INSTRUCTION_SETS)
+@pytest.fixture(params=[*LOCAL_INSTRUCTION_SETS, EMULATED_AMX])
 def each_instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run the test once for each instruction set of this processor, as if the processor supported
-    no better one."""
+    no better one, and once with emulated tiles."""
     with limit_instruction_set(request.param):
         yield request.param

@@ -15,7 +15,9 @@ from baton.engine.native.decoder import NativeAttention
 from baton.engine.native.library import DTYPE_CODES
 from tests.unit.attention_cases import CASES, Case, bind_backend, check_case, random_pool
 from tests.unit.interpreted import run_interpreted
-from tests.unit.native_helpers import needs_kernels
+from tests.unit.native_helpers import each_instruction_set, needs_kernels
+
+__all__ = ["each_instruction_set"]
 
 
 @pytest.mark.parametrize("seed", range(len(CASES)), ids=lambda seed: CASES[seed].name)
@@ -25,6 +27,7 @@ def test_cpu_attention_agrees_with_the_reference(seed: int) -> None:
 
 
 @needs_kernels
+@pytest.mark.usefixtures("each_instruction_set")
 @pytest.mark.parametrize("seed", range(len(CASES)), ids=lambda seed: CASES[seed].name)
 def test_native_attention_agrees_with_the_reference(seed: int) -> None:
     if CASES[seed].pool_dtype not in DTYPE_CODES:

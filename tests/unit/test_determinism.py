@@ -138,12 +138,12 @@ def test_determinism_tool_finds_differences(tmp_path: Path) -> None:
     threads, chance = torch.get_num_threads(), np.random.default_rng(SEED)
     try:
         requests = []
-        for tokens, original in requests_alone(tmp_path, torch.bfloat16, chance, "on"):
+        for tokens, original in requests_alone(tmp_path, torch.bfloat16, chance, "on", "avx2"):
             wrong = original.clone()
             wrong[0, 0] = torch.nextafter(wrong[0, 0], wrong[0, 0] + 1)
             requests.append((tokens, wrong))
         with pytest.raises(BitsDiffer, match="tokens 0 to"):
-            RandomPlacement(tmp_path, torch.bfloat16, chance).run(requests)
+            RandomPlacement(tmp_path, torch.bfloat16, chance, instructions=["avx2"]).run(requests)
         options = parse(["--kernels", "off", "--seed", str(SEED)])
         cell = cell_of("qwen3", torch.bfloat16, 3, options)
     finally:

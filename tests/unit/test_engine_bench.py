@@ -37,7 +37,7 @@ from baton.engine.bench.stopwatch import (
     time_once,
     time_repeatedly,
 )
-from baton.engine.native.processor import model_name
+from baton.engine.native.processor import best_instruction_set, model_name
 from baton.engine.plan import Plan
 from baton.errors import Invalid
 from command_line.bench_engine.config import parse_counts
@@ -198,27 +198,39 @@ def test_repeated_timing_stops_at_its_time_limit(seconds: float, calls: int) -> 
 
 
 def test_best_ceilings_are_taken_per_value() -> None:
-    first = MeasuredCeilings(Ceilings(1.0, 20.0), Ceilings(3.0, 4.0), "so")
-    second = MeasuredCeilings(Ceilings(10.0, 2.0), Ceilings(3.5, 0.5), "so")
-    best = MeasuredCeilings(Ceilings(10.0, 20.0), Ceilings(3.5, 4.0), "so")
+    rates = [{"a": 1e9, "b": 5e8}, {"a": 9e9, "b": 1e10}]
+    first = MeasuredCeilings(Ceilings(1e9, 20.0), Ceilings(3.0, 4.0), "so", rates[0])
+    second = MeasuredCeilings(Ceilings(1e10, 2.0), Ceilings(3.5, 0.5), "so", rates[1])
+    best = MeasuredCeilings(Ceilings(1e10, 20.0), Ceilings(3.5, 4.0), "so", rates[1])
     assert highest_ceilings([first, second]) == best
+    assert best.method == "b; so; a: 9 GFLOP/s"
+    assert first.method == "a; so; b: 0 GFLOP/s"
 
 
-def check_ceilings(method: str) -> None:
-    found = measure_ceilings(CPU, torch.float32, threads=2, rounds=1)
+def check_ceilings(dtype: torch.dtype) -> MeasuredCeilings:
+    found = measure_ceilings(CPU, dtype, threads=2, rounds=1)
     for each in (found.wall, found.cpu):
         assert each.flops_per_second > 1e6 and each.bytes_per_second > 1e6
-    assert found.method.startswith(method)
+    assert found.wall.flops_per_second == max(found.products.values())
+    assert f"torch's product of matrices of size {ceilings.CPU_MATRIX}" in found.products
+    return found
 
 
 @needs_kernels
-def test_ceilings_are_measured_with_native_kernels() -> None:
-    check_ceilings("products in registers")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_ceilings_are_the_best_of_the_kernels_and_torch(dtype: torch.dtype) -> None:
+    found = check_ceilings(dtype)
+    kinds = {str(each).removeprefix("torch.") for each in (dtype, torch.float32)}
+    if dtype is torch.bfloat16 and best_instruction_set() == "amx":
+        kinds.add("tiles")
+    assert found.products.keys() >= {f"products in registers ({kind})" for kind in kinds}
+    assert len(found.products) == len(kinds) + 1
+    assert "sequential reads of memory" in found.method
 
 
 def test_ceilings_are_measured_with_torch_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "unavailable_reason", lambda: "none of it")
-    check_ceilings("torch: a product")
+    assert check_ceilings(torch.float32).method.endswith("; a sum by torch")
 
 
 class Recorder:

@@ -88,6 +88,8 @@ def test_old_processor_falls_back_to_torch(model: Path, old_processor: None) -> 
         (("avx512f", "avx512bw", "avx512dq"), "avx2"),
         (("avx512vl",), "avx512"),
         (("avx512_bf16",), "avx512_bf16"),
+        (("amx_tile", "amx_int8"), "avx512_bf16"),
+        (("amx_bf16",), "amx"),
     ],
     ids=str,
 )
@@ -97,18 +99,31 @@ def test_best_instruction_set_of_a_processor(
     """The processor of each case supports the instructions added in this case and in all cases
     before it."""
     sets = ["avx2 fma", "f16c", "avx512f avx512bw avx512dq", "avx512vl", "avx512_bf16"]
+    sets += ["amx_tile amx_int8", "amx_bf16"]
     upto = sets[: sets.index(" ".join(added)) + 1] if added else []
+    monkeypatch.setattr(processor, "tiles_permitted", lambda: True)
     monkeypatch.setattr(processor, "features", lambda: frozenset(" ".join(upto).split()))
     assert processor.best_instruction_set() == best
 
 
 def test_instruction_set_can_be_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    can = frozenset(processor.INSTRUCTION_SETS["avx512_bf16"])
+    can = frozenset(processor.INSTRUCTION_SETS["amx"])
     monkeypatch.setattr(processor, "features", lambda: can)
-    for most in processor.INSTRUCTION_SETS:
+    monkeypatch.setattr(processor, "tiles_permitted", lambda: True)
+    for most in (*processor.INSTRUCTION_SETS, processor.EMULATED_AMX):
         with processor.limit_instruction_set(most):
             assert processor.best_instruction_set() == most
-    assert processor.best_instruction_set() == "avx512_bf16"
+    assert processor.best_instruction_set() == "amx"
+
+
+def test_tiles_are_not_used_without_the_kernel_s_permission(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    can = frozenset(processor.INSTRUCTION_SETS["amx"])
+    monkeypatch.setattr(processor, "features", lambda: can)
+    monkeypatch.setattr(processor, "tiles_permitted", lambda: False)
+    assert processor.supported_instruction_sets() == ["avx512_bf16", "avx512", "avx2"]
+    assert processor.sets_with_bits_of("amx") == [processor.EMULATED_AMX]
 
 
 def test_processor_features_are_read_from_cpuinfo(tmp_path: Path) -> None:
@@ -217,7 +232,7 @@ def test_library_name_depends_on_sources_and_flags(
     flagged = build.source_digest("avx2")
     monkeypatch.setattr(build, "SOURCES", tmp_path)
     (tmp_path / "library.cpp").write_text("int x;")
-    assert len({*before, flagged, build.source_digest("avx2")}) == 5
+    assert len({*before, flagged, build.source_digest("avx2")}) == 6
 
 
 @pytest.mark.parametrize("given", [[], ["--all"]], ids=str)
@@ -245,6 +260,24 @@ def test_cpu_kernels_setting_is_validated() -> None:
     assert load_settings(cpu_kernels="off").cpu_kernels == "off"
     with pytest.raises(Invalid, match="cpu_kernels"):
         load_settings(cpu_kernels="perhaps")
+
+
+@needs_kernels
+def test_instruction_set_is_limited_by_a_setting(model: Path) -> None:
+    best = processor.best_instruction_set()
+    for name in ("avx2", processor.EMULATED_AMX):
+        runner = ModelRunner.load(
+            model, RunnerOptions(device="cpu", num_blocks=8, cpu_instruction_set=name)
+        )
+        assert f"({name})" in runner.backend.description
+    assert processor.best_instruction_set() == best
+
+
+def test_instruction_set_setting_has_the_names_of_all_instruction_sets() -> None:
+    for name in ("auto", *processor.INSTRUCTION_SETS, processor.EMULATED_AMX):
+        assert load_settings(cpu_instruction_set=name).cpu_instruction_set == name
+    with pytest.raises(Invalid, match="cpu_instruction_set"):
+        load_settings(cpu_instruction_set="avx")
 
 
 def _script(folder: Path, stderr: str, code: int, more: str = ":") -> Path:

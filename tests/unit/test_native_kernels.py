@@ -12,6 +12,7 @@ from baton.engine.attention.base import PackedBatch
 from baton.engine.native.decoder import NativeAttention, NativeDecoder, _attention_shape
 from baton.engine.native.library import call_checked, load
 from baton.engine.native.matrix import KernelThreadPool, PackedMatrix
+from baton.engine.native.processor import EMULATED_AMX, best_instruction_set
 from baton.engine.shards import StoredTensor
 from tests.unit.native_helpers import FORMATS, each_instruction_set, needs_kernels
 
@@ -192,6 +193,8 @@ def test_ceiling_probes_are_not_optimized_away() -> None:
     """The probes return sums of all that they compute or read, so that the compiler can't omit the
     work."""
     assert load().baton_peak_products(1, 1000) == 24 * 16 * 2 * 1000
+    has_tiles = best_instruction_set() in ("amx", EMULATED_AMX)
+    assert load().baton_peak_tile_products(10) == (320 if has_tiles else 0)
     numbers = torch.arange(64, dtype=torch.int32)
     assert load().baton_peak_reads(numbers.data_ptr(), 256) == 0 ^ _folded(numbers)
 

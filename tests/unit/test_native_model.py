@@ -9,14 +9,17 @@ import pytest
 import torch
 
 from baton.engine.native.decoder import NativeModel
-from baton.engine.native.processor import limit_instruction_set
+from baton.engine.native.processor import (
+    EMULATED_AMX,
+    limit_instruction_set,
+    sets_with_bits_of,
+)
 from baton.engine.quantization import QUANTIZATION_FORMATS as QUANTIZATIONS
 from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
 from tests.model_zoo import ZOO, make_model
 from tests.unit.native_helpers import (
     FORMATS,
-    LOCAL_INSTRUCTION_SETS,
     all_logits,
     each_instruction_set,
     load,
@@ -34,6 +37,8 @@ NEAR = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
 """Tolerances relative to the largest logit. BF16 has eight bits, and every layer rounds a dozen
 times."""
 
+VECTOR_SETS = sets_with_bits_of("avx2")
+
 NEAR_GEMMA = 0.15
 """The tolerance of Gemma 3 in BF16: six layers with two more norms each. Both results differ from
 FP32's by 0.18 (ours) and 0.23."""
@@ -41,7 +46,7 @@ FP32's by 0.18 (ours) and 0.23."""
 PLACEMENTS = {
     "qwen2": 50, "qwen3": 50, "llama3-rope": 50, "qwen3-moe": 15, "gemma3": 15, "gpt-oss": 10,
 }  # fmt: skip
-"""Random placements per format: 380 in all; ``tools.determinism`` tries a thousand. The MoE
+"""Random placements per format: 570 in all; ``tools.determinism`` tries a thousand. The MoE
 model takes longer, since torch computes experts one by one."""
 
 
@@ -71,7 +76,7 @@ def test_logits_are_close_to_torch(name: str, dtype: torch.dtype, tmp_path: Path
 
 
 @pytest.mark.skipif(
-    len(LOCAL_INSTRUCTION_SETS) < 2, reason="this processor supports only one instruction set"
+    len(VECTOR_SETS) < 2, reason="this processor supports only one instruction set without tiles"
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
@@ -79,13 +84,13 @@ def test_logits_are_close_to_torch(name: str, dtype: torch.dtype, tmp_path: Path
 def test_logits_have_the_same_bits_on_any_processor(
     name: str, quantization: str, dtype: str, tmp_path: Path
 ) -> None:
-    """The logits are the same with each instruction set that this processor supports, for steps of
-    few and of many tokens. Some head sizes and matrix dimensions are not multiples of the vector
-    length."""
+    """The logits are the same with each instruction set of this processor that has no tiles, for
+    steps of few and of many tokens. Some head sizes and matrix dimensions are not multiples of the
+    vector length."""
     make_model(tmp_path, name, seed=SEED)
     prompt = np.random.default_rng(SEED).integers(500, size=150).tolist()
     results = []
-    for processor in LOCAL_INSTRUCTION_SETS:
+    for processor in VECTOR_SETS:
         with limit_instruction_set(processor):
             runner = ModelRunner.load(
                 tmp_path,
@@ -97,23 +102,28 @@ def test_logits_have_the_same_bits_on_any_processor(
     assert all(torch.equal(results[0], each) for each in results[1:])
 
 
-@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "bits_of"),
+    [(torch.float32, "avx2"), (torch.bfloat16, "avx2"), (torch.bfloat16, EMULATED_AMX)],
+    ids=str,
+)
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_logits_have_the_same_bits_in_any_batch(
-    name: str, dtype: torch.dtype, tmp_path: Path
+    name: str, dtype: torch.dtype, bits_of: str, tmp_path: Path
 ) -> None:
     """Every token's logits equal those of its prompt computed alone, in one chunk, on one
     thread: in any batch, chunking and block size, with a reused prefix, after a KV transfer, on
-    several threads, and with any instructions that this machine has."""
+    several threads, and with any instructions of this machine, with and without tiles."""
     print(f"seed {SEED}")
     make_model(tmp_path, name, seed=SEED)
     chance = np.random.default_rng(SEED)
     threads = torch.get_num_threads()
     events: Counter[str] = Counter()
     try:
-        requests = requests_alone(tmp_path, dtype, chance, "on")
+        instructions = sets_with_bits_of(bits_of)
+        requests = requests_alone(tmp_path, dtype, chance, "on", instructions[0])
         for _ in range(PLACEMENTS[name]):
-            placement = RandomPlacement(tmp_path, dtype, chance)
+            placement = RandomPlacement(tmp_path, dtype, chance, instructions=instructions)
             placement.run(requests)
             events += placement.events
     finally:

@@ -24,7 +24,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from baton.engine.native.processor import INSTRUCTION_SETS, best_instruction_set
+from baton.engine.native.processor import (
+    EMULATED_AMX,
+    INSTRUCTION_SETS,
+    best_instruction_set,
+    features_for,
+)
 from baton.errors import Unavailable
 
 SOURCES = Path(__file__).parent / "kernels"
@@ -45,14 +50,17 @@ FLAGS = (
     "-Wno-maybe-uninitialized",
     "-mprefer-vector-width=512",
 )
+TILE_FLAGS = {"amx": ("-DBATON_AMX",), EMULATED_AMX: ("-DBATON_EMULATED_AMX",)}
+"""Flags that choose the tiles. AMX's instructions need no flag, because they are assembly."""
+
 COMPILE_SECONDS = 300.0
 """Time limit for the compiler. Compiling takes about 5 s, but much longer on an overloaded
 machine."""
 
 
 def build_library(wanted: str) -> Path:
-    """Return the library for the instruction set ``wanted``, a name in ``INSTRUCTION_SETS``;
-    compile it if needed. Raises Unavailable with the reason if that fails."""
+    """Return the library for the instruction set ``wanted``, a name in ``INSTRUCTION_SETS``
+    or ``EMULATED_AMX``; compile it if needed. Raises Unavailable with the reason if that fails."""
     name = f"kernels-{wanted}-{source_digest(wanted)}.so"
     for folder in library_folders():
         if os.access(folder / name, os.R_OK) and _is_ours(folder):
@@ -68,7 +76,8 @@ def library_folders() -> list[Path]:
 def compiler_flags(wanted: str) -> list[str]:
     """Return the compiler's flags. The flag for a CPU feature is the feature's name in
     /proc/cpuinfo without underscores."""
-    return [*FLAGS, *[f"-m{feature.replace('_', '')}" for feature in INSTRUCTION_SETS[wanted]]]
+    names = [name for name in features_for(wanted) if not name.startswith("amx")]
+    return [*FLAGS, *[f"-m{name.replace('_', '')}" for name in names], *TILE_FLAGS.get(wanted, ())]
 
 
 def source_digest(wanted: str) -> str:

@@ -142,6 +142,8 @@ _FUNCTIONS = {
     "exponential": (None, [c_void_p, c_int64, c_void_p]),
     # kind, steps of 24 products of 16 lanes each
     "peak_products": (c_float, [c_int64, c_int64]),
+    # steps of four products of tiles of 16 x 16 x 32; returns 0 without tiles
+    "peak_tile_products": (c_float, [c_int64]),
     # from (at a multiple of 64), bytes
     "peak_reads": (c_int64, [c_void_p, c_int64]),
     # thread pool, kind, shape, pool

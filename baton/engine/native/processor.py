@@ -1,5 +1,6 @@
 """Determines the features of this machine's processor from /proc/cpuinfo."""
 
+import ctypes
 import functools
 import platform
 from collections.abc import Iterator
@@ -10,12 +11,28 @@ from baton.system.portability import uses_linux
 
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+_AVX512_BF16 = (*_AVX512, "avx512_bf16")
 
-INSTRUCTION_SETS = {"avx512_bf16": (*_AVX512, "avx512_bf16"), "avx512": _AVX512, "avx2": _AVX2}
+INSTRUCTION_SETS = {
+    "amx": (*_AVX512_BF16, "amx_tile", "amx_bf16"),
+    "avx512_bf16": _AVX512_BF16,
+    "avx512": _AVX512,
+    "avx2": _AVX2,
+}
 """The instruction sets for which the kernels are compiled, the best first, and the CPU features
 that each of them needs."""
 
+EMULATED_AMX = "amx_emulated"
+"""The kernels for AMX with tiles in software. They give the bits of ``amx`` on any processor with
+AVX2, and are slower than the kernels without tiles, so they are used only if a setting says so."""
+
+SAME_BITS = (("amx", EMULATED_AMX), ("avx512_bf16", "avx512", "avx2"))
+"""The instruction sets by the bits of their results in BF16, which tiles sum in another order. In
+FP32 all give the same."""
+
 CPUINFO = Path("/proc/cpuinfo")
+
+_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 _most = next(iter(INSTRUCTION_SETS))
 
@@ -42,14 +59,50 @@ def model_name(cpuinfo: Path = CPUINFO) -> str:
     return next(names, platform.machine())
 
 
+def has_tiles() -> bool:
+    """Return whether this processor has AMX, as Linux lists its features."""
+    return features().issuperset(INSTRUCTION_SETS["amx"])
+
+
+@functools.cache
+def tiles_permitted() -> bool:
+    """Ask the Linux kernel to let this process use AMX's tiles, and return whether it does. The
+    answer is for all threads of the process."""
+    if not uses_linux() or not has_tiles():
+        return False
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    request = (_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
+    return bool(call(*(ctypes.c_long(number) for number in request)) == 0)
+
+
 def supported_instruction_sets() -> list[str]:
     """Return the names in ``INSTRUCTION_SETS`` that this processor supports, the best first. It is
     empty where Linux doesn't list the features."""
-    if not uses_linux():
-        return []
+    if _most == EMULATED_AMX:
+        return [EMULATED_AMX] if _supported("avx2") else []
     names = list(INSTRUCTION_SETS)
-    allowed = names[names.index(_most) :]
-    return [name for name in allowed if features().issuperset(INSTRUCTION_SETS[name])]
+    return [name for name in names[names.index(_most) :] if _supported(name)]
+
+
+def _supported(name: str) -> bool:
+    has_features = uses_linux() and features().issuperset(INSTRUCTION_SETS[name])
+    return has_features and (name != "amx" or tiles_permitted())
+
+
+def sets_with_bits_of(name: str) -> list[str]:
+    """Return the instruction sets that this processor supports and whose results have the bits of
+    those of ``name``, the best first."""
+    names = next(each for each in SAME_BITS if name in each)
+    return [each for each in names if _supported("avx2" if each == EMULATED_AMX else each)]
+
+
+def features_for(name: str) -> tuple[str, ...]:
+    """Return the CPU features that are used by an instruction set's kernels, which for
+    ``EMULATED_AMX`` are as many as this processor has."""
+    if name != EMULATED_AMX:
+        return INSTRUCTION_SETS[name]
+    vectors = [each for each in INSTRUCTION_SETS if each != "amx" and _supported(each)]
+    return INSTRUCTION_SETS[next(iter(vectors), "avx2")]
 
 
 def best_instruction_set() -> str | None:
@@ -66,10 +119,10 @@ def missing_features() -> list[str]:
 @contextmanager
 def limit_instruction_set(most: str) -> Iterator[None]:
     """Within the ``with`` block, treat the processor as one that supports at most the instruction
-    set ``most``, for tests and comparisons. Models that are built within the block keep this limit
+    set ``most``, or only ``EMULATED_AMX``. Models that are built within the block keep this limit
     after its end. Not thread-safe."""
     global _most
-    assert most in INSTRUCTION_SETS, most
+    assert most in (*INSTRUCTION_SETS, EMULATED_AMX), most
     before, _most = _most, most
     try:
         yield

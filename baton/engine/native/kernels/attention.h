@@ -8,6 +8,7 @@
 #include "paged_kv.h"
 #include "thread_pool.h"
 #include "matmul_tile.h"
+#include "tiles.h"
 
 namespace baton {
 
@@ -85,13 +86,15 @@ class Attention {
         dim_(head_dim),
         width_(ceil_div(head_dim, kColumns) * kColumns),
         depth_(head_dim / kPerUnit),
+        stride_(kByTiles<T> ? whole_tiles(depth_) * kPerUnit : head_dim),
         group_(heads / kv_heads),
         scale_(scale),
-        queries_(rows() * dim_),
-        keys_(depth_ * kColumns),
+        queries_((rows() + kTileRows) * stride_),
+        keys_(whole_tiles(depth_) * kColumns),
         values_(kColumns / kPerUnit * width_),
+        query_columns_(kByTiles<T> ? kv_heads * whole_tiles(depth_) * kTileRows : 0),
         scores_(rows() * kColumns),
-        weights_(rows() * kColumns),
+        weights_((rows() + kTileRows) * kColumns),
         sums_(rows() * width_),
         row_max_(rows()),
         row_sum_(rows()),
@@ -149,12 +152,16 @@ class Attention {
 
   // A sink counts as a key that was seen before all others, and whose value is zero.
   void begin(const QueryTile& tile, const AttentionRule<T>& rule, const T* qkv) {
-    const long num_rows = tile.num_heads * tile.count * group_, size = group_ * dim_;
-    for (long head = 0; head < tile.num_heads; ++head)
-      for (long i = 0; i < tile.count; ++i)
-        std::memcpy(queries_ + (head * tile.count + i) * size,
-                    qkv + i * (heads_ + 2 * kv_heads_) * dim_ + (tile.head + head) * size,
-                    sizeof(T) * size);
+    const long num_rows = tile.num_heads * tile.count * group_;
+    const long together = stride_ == dim_ ? group_ : 1;  // queries that are adjacent in both places
+    for (long row = 0; row < num_rows; row += together) {
+      const long pair = row / group_, head = (tile.head + pair / tile.count) * group_ + row % group_;
+      std::memcpy(queries_ + row * stride_,
+                  qkv + (pair % tile.count * (heads_ + 2 * kv_heads_) + head) * dim_,
+                  sizeof(T) * together * dim_);
+    }
+    rows_of_head_ = tile.count * group_;
+    if (kByTiles<T> && rows_of_head_ <= kTileRows) transpose_queries(tile.num_heads);
     std::fill_n(static_cast<float*>(row_max_), num_rows, -INFINITY);
     std::fill_n(static_cast<float*>(row_sum_), num_rows, rule.sinks ? 1.0f : 0.0f);
     for (long row = 0; rule.sinks && row < num_rows; ++row)
@@ -198,6 +205,7 @@ class Attention {
 
   // Adds the current tile of keys to `count` rows; their first token attends to `visible` of them.
   void accumulate(long first, long count, HeadOffsets offsets, KeyRange visible) {
+    if constexpr (kByTiles<T>) return accumulate_many(first, count, offsets, visible);
     switch (count) {
       case 1:
         return accumulate_few<1>(first, offsets, visible);
@@ -213,32 +221,109 @@ class Attention {
   }
 
   void accumulate_many(long first, long count, HeadOffsets offsets, KeyRange visible) {
-    read(offsets);
-    multiply<T>(count, reinterpret_cast<const Unit*>(queries_ + first * dim_), depth_, keys_,
-                kColumns, depth_, scores_ + first * kColumns, kColumns, true);
+    if (kByTiles<T> && rows_of_head_ <= kTileRows) {
+      score_keys(first, count, offsets);
+      read_values(offsets);
+    } else {
+      read_keys(offsets);
+      read_values(offsets);
+      multiply_rows(count, queries_ + first * stride_, stride_, keys_, kColumns, depth_,
+                    scores_ + first * kColumns, kColumns, true);
+    }
     for (long row = 0; row < count; ++row) update_softmax(first + row, visible.after(row / group_));
     for (long column = 0; column < width_; column += kColumns)
-      multiply<T>(count, reinterpret_cast<const Unit*>(weights_ + first * kColumns),
-                  kColumns / kPerUnit, values_ + column, width_, kColumns / kPerUnit,
-                  sums_ + first * width_ + column, width_, false);
+      multiply_rows(count, weights_ + first * kColumns, kColumns, values_ + column, width_,
+                    kColumns / kPerUnit, sums_ + first * width_ + column, width_, false);
   }
 
-  // Transposes the current keys and copies their values; meanwhile the addresses in prefetches_ are
-  // prefetched.
-  void read(HeadOffsets offsets) {
-    const T *keys[kColumns], *values[kColumns];
+  // to[count][64] = rows[count][stride] * columns[depth][64], added to what is there unless `fresh`.
+  static void multiply_rows(long count, const T* rows, long stride, const Unit* columns,
+                            long column_stride, long depth, float* to, long to_stride,
+                            bool fresh) {
+    const Unit* units = reinterpret_cast<const Unit*>(rows);
+    if (kByTiles<T>)
+      multiply_tiles(count, adjacent_rows(units, stride / kPerUnit), columns, column_stride,
+                     ceil_div(depth, kTileUnits), to, to_stride, fresh);
+    else
+      multiply<T>(count, units, stride / kPerUnit, columns, column_stride, depth, to, to_stride,
+                  fresh);
+  }
+
+  // Finds the current keys of a head, and the values; null where there is no key.
+  void find(HeadOffsets offsets, const T** keys, const T** values) const {
     for (long i = 0; i < kColumns; ++i) {
-      keys[i] = key_addresses_[i] ? key_addresses_[i] + offsets.head : nullptr;
-      values[i] = keys[i] ? keys[i] + offsets.values : nullptr;
+      const T* key = key_addresses_[i] ? key_addresses_[i] + offsets.head : nullptr;
+      if (keys) keys[i] = key;
+      if (values) values[i] = key ? key + offsets.values : nullptr;
     }
+  }
+
+  // Transposes the current keys; meanwhile the addresses in prefetches_ are prefetched.
+  void read_keys(HeadOffsets offsets) {
+    const T* keys[kColumns];
+    find(offsets, keys, nullptr);
     transpose_rows(reinterpret_cast<const Unit* const*>(keys), depth_, keys_,
                    reinterpret_cast<const Unit* const*>(head_prefetches_));
+    if (kByTiles<T>)  // score_keys() may have left keys there
+      std::fill(keys_ + depth_ * kColumns, keys_ + whole_tiles(depth_) * kColumns, 0);
+  }
+
+  // Copies the current values; meanwhile those that belong to prefetches_ are prefetched.
+  void read_values(HeadOffsets offsets) {
+    const T* values[kColumns];
+    find(offsets, nullptr, values);
     for (long i = 0; i < kColumns; i += kPerUnit)
       for (long at = 0; at < dim_; at += kLanes * kPerUnit) {
         interleave_values(values + i, at, values_ + i / kPerUnit * width_ + at);
         for (long next = i; next < i + kPerUnit; ++next)
           prefetch<kSecondLevel>(head_prefetches_[next] + offsets.values + at);
       }
+  }
+
+  // Transposes the queries of each head, of which there are sixteen at most, to
+  // query_columns_ [num_heads][depth][16].
+  void transpose_queries(long num_heads) {
+    for (long head = 0; head < num_heads; ++head)
+      for (long step = 0; step < depth_; step += kTileUnits) {
+        Words block[kLanes];
+        for (long row = 0; row < kLanes; ++row) {
+          const T* query = queries_ + (head * rows_of_head_ + row) * stride_;
+          const Unit* units = reinterpret_cast<const Unit*>(query) + step;
+          block[row] = row < rows_of_head_ ? load_words(units) : zero_words();
+        }
+        transpose(block);
+        Unit* to = query_columns_ + (head * whole_tiles(depth_) + step) * kTileRows;
+        for (long unit = 0; unit < kTileUnits; ++unit)
+          store_words(to + unit * kTileRows, block[unit]);
+      }
+  }
+
+  // Computes the scores of a head's few queries by tiles. The keys take the place of the rows,
+  // because transposing the queries and their scores is less work than transposing the keys. A
+  // product of two numbers, and so each sum, has the same bits either way.
+  void score_keys(long first, long count, HeadOffsets offsets) {
+    const long head = first / rows_of_head_, size = stride_ / kPerUnit;
+    const T* keys[kColumns];
+    find(offsets, keys, nullptr);
+    for (long key = 0; key < kColumns; ++key)
+      for (long step = 0; step < depth_; step += kTileUnits) {
+        const Unit* units = reinterpret_cast<const Unit*>(keys[key]) + step;
+        store_words(keys_ + key * size + step,
+                    keys[key] ? load_words(units, lanes(depth_ - step)) : zero_words());
+        prefetch<kSecondLevel>(reinterpret_cast<const Unit*>(head_prefetches_[key]) + step);
+      }
+    alignas(64) float transposed[kColumns * kTileRows];
+    for (long key = 0; key < kColumns; key += 2 * kTileRows)
+      multiply_tiles_at_once<2, 1>(adjacent_rows(keys_ + key * size, size),
+                                   query_columns_ + head * size * kTileRows, kTileRows,
+                                   size / kTileUnits, transposed + key * kTileRows, kTileRows, true);
+    for (long key = 0; key < kColumns; key += kLanes) {
+      Words block[kLanes];
+      for (long i = 0; i < kLanes; ++i) block[i] = load_words(transposed + (key + i) * kTileRows);
+      transpose(block);
+      for (long row = first; row < first + count; ++row)
+        store_words(scores_ + row * kColumns + key, block[row - head * rows_of_head_]);
+    }
   }
 
   // Copies values to values_ [64 / kPerUnit][width], where a unit has adjacent tokens. In BF16
@@ -393,15 +478,16 @@ class Attention {
     return i % (2 * kLanes) == 0 ? interleave_fours<0>(low, high) : interleave_fours<2>(low, high);
   }
 
-  const long heads_, kv_heads_, dim_, width_, depth_, group_;
+  const long heads_, kv_heads_, dim_, width_, depth_, stride_, group_;
   const float scale_;
   const T* key_addresses_[kColumns];
   const T* next_key_addresses_[kColumns];
   AlignedBuffer<T> queries_;
-  AlignedBuffer<Unit> keys_, values_;
+  AlignedBuffer<Unit> keys_, values_, query_columns_;
   AlignedBuffer<float> scores_;
   AlignedBuffer<T> weights_;
   AlignedBuffer<float> sums_, row_max_, row_sum_;
+  long rows_of_head_ = 0;                      // of the current tile
   std::vector<const T*> prefetches_;           // [num_heads][64]
   const T* const* head_prefetches_ = nullptr;  // the current head's part of prefetches_
 };

@@ -57,7 +57,8 @@ class DecoderOf : public Decoder {
     for (int thread = 0; thread < threads.size(); ++thread) {
       attention_.push_back(std::make_unique<Attention<T>>(shape.heads, shape.kv_heads, shape.head_dim,
                                                           static_cast<float>(shape.score_scale)));
-      scratch_.push_back(std::make_unique<AlignedBuffer<float>>(kScratch));
+      scratch_.push_back(std::make_unique<AlignedBuffer<float>>(scratch_size<T>(
+          kRowBlock, std::max({shape.hidden, attended_width(), shape.intermediate}))));
     }
   }
 
@@ -92,6 +93,7 @@ class DecoderOf : public Decoder {
     Step step = begin(batch, last - first);
     if (lora.count) reserve_lora(step, lora);
     step.threads->run([&](int thread) {
+      const TileScope tiles;
       for (long index = first; index < last; ++index) {
         const Layer& layer = layers_[index];
         attention_block(step, index, thread, static_cast<T*>(x));
@@ -109,6 +111,7 @@ class DecoderOf : public Decoder {
     if (const char* fault = check(batch)) return fault;
     const Step step = begin(batch, shape_.layers);
     step.threads->run([&](int thread) {
+      const TileScope tiles;
       write_kv(step, heads(Layer{}), pages(layer), static_cast<T*>(qkv));
       run_attention(step, layer, thread, static_cast<T*>(qkv), static_cast<T*>(to));
     });
@@ -120,6 +123,7 @@ class DecoderOf : public Decoder {
     Step step = reserve(count);
     step.threads = &pick_threads(seconds_of(count, double(shape_.vocabulary) * shape_.hidden));
     step.threads->run([&](int thread) {
+      const TileScope tiles;
       norm(step, static_cast<const T*>(x), norm_, step.normed);
       matmul(*step.threads, step.normed, count, head_, *scratch_[thread],
              StoreLogits<T>{to, shape_.vocabulary});

@@ -41,9 +41,11 @@ void multiply_as(ThreadPool& all, const void* x, long count, const Matrix<T>& ma
   ThreadPool single(1);
   ThreadPool& threads =
       seconds_of(count, double(matrix.outs) * matrix.ins) < kWorthWaking ? single : all;
-  const AlignedBuffer<float> scratch(threads.size() * kScratch);
+  const long size = whole_tiles(scratch_size<T>(count, matrix.ins));
+  const AlignedBuffer<float> scratch(threads.size() * size);
   threads.run([&](int thread) {
-    float* own = scratch + thread * kScratch;
+    const TileScope tiles;
+    float* own = scratch + thread * size;
     T* place = static_cast<T*>(to);
     if (matrix.gated)
       matmul(threads, static_cast<const T*>(x), count, matrix, own,
@@ -116,6 +118,8 @@ void baton_exponential(const float* from, int64_t count, float* to) {
 float baton_peak_products(int64_t kind, int64_t steps) {
   return kind == kBfloat16 ? peak_products<Bf16>(steps) : peak_products<float>(steps);
 }
+
+float baton_peak_tile_products(int64_t steps) { return kHasTiles ? peak_tile_products(steps) : 0; }
 
 int64_t baton_peak_reads(const void* from, int64_t bytes) {
   return peak_reads(static_cast<const Unit*>(from), bytes / 64);

@@ -119,16 +119,18 @@ void matmul_segments(ThreadPool& threads, const LoraSegments& segments, float* s
   long total = 0;
   for (const LoraSegment& segment : segments) {
     const SegmentProduct<T> own = product(segment);
-    if (own.x) total += num_tiles(segment.count, own.matrix);
+    if (own.x) total += Tasks<T>(segment.count, own.matrix).count();
   }
   threads.parallel_for(total, [&](long task) {
     for (const LoraSegment& segment : segments) {
       const SegmentProduct<T> own = product(segment);
-      const long tiles = own.x ? num_tiles(segment.count, own.matrix) : 0;
-      if (task < tiles)
-        return matmul_tile(own.x, segment.count, own.matrix, task, scratch,
+      if (!own.x) continue;
+      const Tasks<T> tasks(segment.count, own.matrix);
+      long packed_block = -1;
+      if (task < tasks.count())
+        return matmul_task(own.x, own.matrix, tasks, task, packed_block, scratch,
                            StoreOutput<T>{own.to, own.matrix.outs});
-      task -= tiles;
+      task -= tasks.count();
     }
   });
 }

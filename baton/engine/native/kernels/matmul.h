@@ -5,18 +5,20 @@
 
 #include "quantize.h"
 #include "thread_pool.h"
+#include "tiles.h"
 
 namespace baton {
 
 constexpr long kRowBlock = 192;    // rows that share a panel while it is in the cache
+constexpr long kSharedUnits = 256 * 1024;  // 1 MiB: more rows don't fit into an L2 cache
 constexpr long kHalf = kColumns / 2;
-constexpr long kScratch = (kRowBlock + kDepthBlock) * kColumns;  // sums, and decoded weights
 
 // Prefetch distances, in units: 4 KiB for few rows (memory-bound), and a block of depth for more
 // rows, which compute on one block while the next is fetched to the L2 cache (the current block
 // fills the L1 cache).
 constexpr long kAheadOfFew = 16 * kColumns;
 constexpr long kAheadOfMany = kDepthBlock * kColumns;
+constexpr long kAheadOfFewTiles = 2 * kTileUnits * kColumns;
 
 // W[outs][ins] as panels of 64 outputs, each [ins / kPerUnit][64] units; the last one is padded
 // with zeros. A panel of a `gated` pair (gate above up, `outs` rows each) has 32 rows of the gate
@@ -123,34 +125,154 @@ void multiply_panel(long num_rows, const Unit* rows, const Matrix<T>& matrix, co
                               std::min(kDepthBlock, depth - step), sums, kColumns, step == 0);
 }
 
-// Number of tiles that a product with num_rows rows is divided into.
+// Products by tiles. A block of rows is packed into at most this many units, half of a small L2
+// cache, and a panel is multiplied 512 deep at a time, so that half of its columns fit the L1 cache.
+constexpr long kPackedUnits = 128 * 1024;
+constexpr long kTileSteps = 16;
+
+// Int4 stays with vectors, because a tile can't scale its sums every 32 of depth.
 template <class T>
-long num_tiles(long num_rows, const Matrix<T>& matrix) {
-  return matrix.num_panels() * ceil_div(num_rows, kRowBlock);
+bool multiplies_by_tiles(const Matrix<T>& matrix) {
+  return kByTiles<T> && matrix.coding != kInt4;
 }
 
-// Computes a tile of x[num_rows][ins] * W transposed and calls finish(row, panel, sums) for each of
-// its rows, with 64 sums. `scratch` is this thread's own, of kScratch elements.
+// Number of rows of a block, for rows of `depth` units.
+inline long tile_row_block(long depth) {
+  const long fit = kPackedUnits / whole_tiles(depth) / (2 * kTileRows) * (2 * kTileRows);
+  return std::clamp(fit, 2 * kTileRows, kRowBlock);
+}
+
+// The parts of a thread's scratch memory: sums, weights that were decoded or filled up with zeros,
+// and rows packed for tiles.
+struct MatmulScratch {
+  static constexpr long kSums = kRowBlock * kColumns;
+  static constexpr long kWeights =
+      (kHasTiles ? std::max(kDepthBlock, kTileSteps * kTileUnits) : kDepthBlock) * kColumns;
+
+  explicit MatmulScratch(float* scratch)
+      : sums(scratch),
+        columns(reinterpret_cast<Unit*>(scratch + kSums)),
+        rows(columns + kWeights) {}
+
+  float* sums;
+  Unit *columns, *rows;
+};
+
+// Returns the size of a thread's scratch memory for up to num_rows rows of up to `ins` inputs.
+template <class T>
+long scratch_size(long num_rows, long ins) {
+  constexpr long kParts = MatmulScratch::kSums + MatmulScratch::kWeights;
+  if (!kByTiles<T>) return kParts;
+  const long depth = ceil_div(ins, Format<T>::kPerUnit);
+  return kParts + std::min(whole_tiles(num_rows) * whole_tiles(depth),
+                           std::max(kPackedUnits, 2 * kTileRows * whole_tiles(depth)));
+}
+
+// Copies `count` units of depth of a panel, less than a step, and fills the step up with zeros.
+inline const Unit* fill_up(const Unit* units, long count, Unit* to) {
+  std::memcpy(to, units, sizeof(Unit) * count * kColumns);
+  std::memset(to + count * kColumns, 0, sizeof(Unit) * (kTileUnits - count) * kColumns);
+  return to;
+}
+
+// Decodes `count` units of depth of an Int8 panel from unit `first` on, and fills the last step up
+// with zeros.
+inline const Unit* decode_int8_steps(const uint8_t* panel, long first, long count, Unit* to) {
+  const uint8_t* line = panel + Int8::kScaleBytes + first * Int8::kLineBytes;
+  decode_int8<Bf16>(line, count, to);
+  if (const long rest = count % kTileUnits)
+    std::memset(to + count * kColumns, 0, sizeof(Unit) * (kTileUnits - rest) * kColumns);
+  return to;
+}
+
+// A panel is prefetched while it is used by few rows, and the next block of depth while the current
+// one is used by many.
+inline TilePrefetch prefetch_panel(const Unit* units, long row_tiles) {
+  constexpr long kLines = kTileUnits * kColumns / kLanes;  // of a step
+  if (row_tiles == 1) return {units + kAheadOfFewTiles, kLines, kLines, true};
+  const long calls = 2 * ceil_div(row_tiles, 2);
+  return {units + kTileSteps * kLines * kLanes, ceil_div(kLines, calls), kLines, false};
+}
+
+// Computes sums[num_rows][64] for a panel by tiles, from packed rows. The sums of all rows of the
+// last tile are written. `columns` must hold kTileSteps steps.
+template <class T>
+void multiply_panel_by_tiles(long num_rows, const Unit* packed, const Matrix<T>& matrix,
+                             const uint8_t* panel, float* sums, Unit* columns) {
+  const long depth = matrix.depth(), steps = ceil_div(depth, kTileUnits);
+  const long row_tiles = ceil_div(num_rows, kTileRows);
+  const bool plain = matrix.coding == kPlain;
+  const TileRows rows = packed_rows(packed, steps);
+  for (long step = 0, count; step < steps; step += count) {
+    const long first = step * kTileUnits;
+    count = std::min(kTileSteps, steps - step);
+    const Unit* units = reinterpret_cast<const Unit*>(panel) + first * kColumns;
+    if (plain && first + count * kTileUnits > depth) {  // the last step is not a whole one
+      if (count > 1) --count;
+      else units = fill_up(units, depth - first, columns);
+    } else if (!plain) {
+      units = decode_int8_steps(panel, first, std::min(count * kTileUnits, depth - first), columns);
+    }
+    multiply_tiles(row_tiles * kTileRows, rows.from_step(step), units, kColumns, count, sums,
+                   kColumns, step == 0, plain ? prefetch_panel(units, row_tiles) : TilePrefetch{});
+  }
+  if (!plain) scale_int8(panel, num_rows, sums);
+}
+
+// How the products with a matrix are divided into tasks, each with a panel and a block of rows.
+template <class T>
+struct Tasks {
+  Tasks(long num_rows, const Matrix<T>& matrix)
+      : num_rows(num_rows),
+        panels(matrix.num_panels()),
+        by_tiles(multiplies_by_tiles(matrix)),
+        by_rows(by_tiles || num_rows * matrix.depth() > kSharedUnits),
+        row_block(by_tiles ? tile_row_block(matrix.depth()) : kRowBlock),
+        blocks(ceil_div(num_rows, row_block)) {}
+
+  long count() const { return panels * blocks; }
+  long block(long task) const { return by_rows ? task / panels : task % blocks; }
+  long panel(long task) const { return by_rows ? task % panels : task / blocks; }
+  long first_row(long task) const { return block(task) * row_block; }
+  long rows(long task) const { return std::min(row_block, num_rows - first_row(task)); }
+
+  const long num_rows, panels;
+  // By rows, all panels use a block of rows before the next one: the block stays in the L2 cache,
+  // where all rows together would not. Otherwise all blocks use a panel before the next one.
+  const bool by_tiles, by_rows;
+  const long row_block, blocks;
+};
+
+// Computes one task of x[num_rows][ins] * W transposed and calls finish(row, panel, sums) for each
+// of its rows, with 64 sums. `packed_block` is the block of rows that `scratch` holds in the form for
+// tiles, or -1; `scratch` is this thread's own, of scratch_size<T>() elements.
 template <class T, class Finish>
-void matmul_tile(const T* x, long num_rows, const Matrix<T>& matrix, long tile, float* scratch,
-                 Finish&& finish) {
-  const long blocks = ceil_div(num_rows, kRowBlock), depth = matrix.depth();
-  const long panel = tile / blocks, first = tile % blocks * kRowBlock;
-  const long count = std::min(kRowBlock, num_rows - first);
-  const Unit* rows = reinterpret_cast<const Unit*>(x) + first * depth;
-  Unit* columns = reinterpret_cast<Unit*>(scratch + kRowBlock * kColumns);
-  multiply_panel(count, rows, matrix, matrix.panel(panel), scratch, columns);
-  for (long row = 0; row < count; ++row) finish(first + row, panel, scratch + row * kColumns);
+void matmul_task(const T* x, const Matrix<T>& matrix, const Tasks<T>& tasks, long task,
+                 long& packed_block, float* scratch, Finish&& finish) {
+  const long first = tasks.first_row(task), count = tasks.rows(task), panel = tasks.panel(task);
+  const Unit* rows = reinterpret_cast<const Unit*>(x) + first * matrix.depth();
+  const MatmulScratch parts(scratch);
+  if (tasks.by_tiles) {
+    if (packed_block != tasks.block(task)) pack_rows(rows, count, matrix.depth(), parts.rows);
+    packed_block = tasks.block(task);
+    multiply_panel_by_tiles(count, parts.rows, matrix, matrix.panel(panel), parts.sums,
+                            parts.columns);
+  } else {
+    multiply_panel(count, rows, matrix, matrix.panel(panel), parts.sums, parts.columns);
+  }
+  for (long row = 0; row < count; ++row) finish(first + row, panel, parts.sums + row * kColumns);
 }
 
 // Computes x[num_rows][ins] * W transposed and calls finish(row, panel, sums) for every row and
 // panel, with 64 sums. All threads of the pool call this; `scratch` is this thread's own, of
-// kScratch elements.
+// scratch_size<T>() elements.
 template <class T, class Finish>
 void matmul(ThreadPool& threads, const T* x, long num_rows, const Matrix<T>& matrix, float* scratch,
             Finish&& finish) {
-  threads.parallel_for(num_tiles(num_rows, matrix), [&](long tile) {
-    matmul_tile(x, num_rows, matrix, tile, scratch, finish);
+  const Tasks<T> tasks(num_rows, matrix);
+  long packed_block = -1;
+  threads.parallel_for(tasks.count(), [&](long task) {
+    matmul_task(x, matrix, tasks, task, packed_block, scratch, finish);
   });
 }
 

@@ -1,7 +1,7 @@
 // Benchmarks of this core's limits: products without memory accesses, and reads without products.
 #pragma once
 
-#include "number_formats.h"
+#include "tiles.h"
 
 namespace baton {
 
@@ -19,6 +19,20 @@ float peak_products(long steps) {
   Vec total = zeros();
   for (const Vec& one : sum) total = total + one;
   return reduce_sum(total);
+}
+
+// Computes `steps` times four products of tiles of ones, and returns one of the sums. There are tiles
+// only where kHasTiles is true.
+inline float peak_tile_products(long steps) {
+  alignas(64) Unit words[kTileRows * kTileUnits];
+  std::fill(words, words + kTileRows * kTileUnits, 0x3f803f80);  // 1 in each BF16 half
+  const TileScope scope;
+  for_constants<4>([](auto sum) { tile_zero<sum()>(); });
+  for_constants<4>([&](auto tile) { tile_load<4 + tile()>(words, kTileUnits); });
+  for (long step = 0; step < steps; ++step)
+    for_constants<4>([](auto sum) { tile_multiply<sum(), 4 + sum() / 2, 6 + sum() % 2>(); });
+  tile_store<3>(words, kTileUnits);
+  return first_lane(as_numbers(load_words(words)));
 }
 
 // Reads `count` vectors sequentially.

@@ -167,32 +167,41 @@ inline __attribute__((always_inline)) void multiply_coded_few(const Unit* rows, 
   }
 }
 
-// As above, in Int8 for many rows, which share the weights unpacked into `columns`, a block of
+// Decodes `count` lines of Int8 to `to`, 64 units for each unit of depth; returns the line after
+// them.
+template <class T>
+const uint8_t* decode_int8(const uint8_t* line, long count, Unit* to) {
+  for (; count > 0; --count, line += Int8::kLineBytes)
+    for (long part = 0; part < kUnitsOfLine<T>; ++part)
+      for (long v = 0; v < kColumns / kLanes; ++v, to += kLanes)
+        store_words(to, Int8::column<T>(line, v, part));
+  return line;
+}
+
+// Multiplies sums[num_rows][64] by the scales of an Int8 panel.
+inline void scale_int8(const uint8_t* panel, long num_rows, float* sums) {
+  for (long i = 0; i < num_rows * kColumns; i += kLanes)
+    store(sums + i, Int8::scale(panel, i % kColumns / kLanes) * load(sums + i));
+}
+
+// As above, in Int8 for many rows, which share the weights decoded to `columns`, a block of
 // depth at a time. The bits are the same, as a sum still runs over the whole depth before it is
 // scaled.
 template <class T>
 void multiply_int8_many(long num_rows, const Unit* rows, long row_stride, const uint8_t* panel,
                         long lines, float* sums, Unit* columns) {
   constexpr long kUnits = kUnitsOfLine<T>, kBlock = kDepthBlock / kUnits;
-  const uint8_t* scales = panel;
-  panel += Int8::kScaleBytes;
+  const uint8_t* line = panel + Int8::kScaleBytes;
   for (long first = 0; first < lines; first += kBlock) {
     const long count = std::min(kBlock, lines - first);
-    Unit* to = columns;
-    for (long line = 0; line < count; ++line, panel += Int8::kLineBytes)
-      for (long part = 0; part < kUnits; ++part)
-        for (long v = 0; v < kColumns / kLanes; ++v, to += kLanes)
-          store_words(to, Int8::column<T>(panel, v, part));
+    line = decode_int8<T>(line, count, columns);
     multiply<T>(num_rows, rows + first * kUnits, row_stride, columns, kColumns, count * kUnits, sums,
                 kColumns, first == 0);
   }
-  for (long i = 0; i < num_rows * kColumns; i += kLanes) {
-    const Vec scale = Int8::scale(scales, i % kColumns / kLanes);
-    store(sums + i, scale * load(sums + i));
-  }
+  scale_int8(panel, num_rows, sums);
 }
 
-// From this number of rows on, unpacking Int8 once for all rows is faster than for every few rows.
+// From this number of rows on, decoding Int8 once for all rows is faster than for every few rows.
 // Int4 codes are always looked up in registers: that is faster than storing and reading them.
 constexpr long kManyRows = 48;
 

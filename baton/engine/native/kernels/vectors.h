@@ -15,6 +15,13 @@ using Unit = uint32_t;
 
 constexpr long kLanes = 16;
 
+// Whether products of BF16 numbers are computed by tiles (tiles.h).
+#if defined(BATON_AMX) || defined(BATON_EMULATED_AMX)
+constexpr bool kHasTiles = true;
+#else
+constexpr bool kHasTiles = false;
+#endif
+
 // Prefetches a cache line to a cache level; the numbers are those of the compiler's builtin.
 constexpr int kFirstLevel = 3, kSecondLevel = 2;
 template <int Level>
