@@ -1,6 +1,7 @@
 """Tests that the conductor's RBAC Role in the chart grants exactly what the conductor requests from
 the API."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
@@ -137,6 +138,13 @@ def _environment(release: Release) -> dict[str, Any]:
     return {name: value for name, value in names.items() if name.startswith("kubernetes_")}
 
 
+async def _watch_begun(server: KubeServer) -> None:
+    """Wait until the API server has the watch of pods. What is deleted before that is listed."""
+    async with asyncio.timeout(SECONDS):
+        while all(call.verb != "watch" for call in server.accounts.calls):
+            await asyncio.sleep(0.01)
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[KubeServer]:
     server = KubeServer(Api(SystemClock()))
@@ -151,6 +159,7 @@ async def test_the_role_grants_all_that_a_conductor_needs_and_no_more(
     deletions: Queue[object] = Queue()
     watch = PodWatch(conductor.client, conductor.cluster, deletions.put)
     watch.start()
+    await _watch_begun(server)
     assert await conductor.pools.sizes() == {Role.PREFILL: 2, Role.DECODE: 2}
     await conductor.pools.scale({Role.PREFILL: 3, Role.DECODE: 1})
     await conductor.pools.end_leftover_drains()
@@ -184,6 +193,7 @@ async def test_without_the_right_to_resize_a_conductor_only_watches(
     deletions: Queue[object] = Queue()
     watch = PodWatch(conductor.client, conductor.cluster, deletions.put)
     watch.start()
+    await _watch_begun(server)
     server.api.delete(POD, HOME, conductor.deployments[0]["metadata"]["name"] + "-0", {})
     assert deletions.get(timeout=SECONDS)
     watch.stop()

@@ -107,6 +107,8 @@ def default_value(name: str) -> Any:
     """Return a valid value for a setting: its default, or an arbitrary number if the default is
     None or differs from the chart's."""
     default = Settings.model_fields[name].get_default(call_default_factory=True)
+    if name == "draft_model":
+        return "/models/draft"
     if default is None:
         return 512
     if name in ("redis_wait_seconds", "worker_wait_seconds"):

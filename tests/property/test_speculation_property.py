@@ -8,6 +8,7 @@ changes every later token unless it is overwritten.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -52,17 +53,17 @@ MakeSource = Callable[[EngineConfig, int], DraftSource]
 ALL_EXECUTORS: dict[str, MakeExecutor] = {"none": no_executor, **EXECUTORS}
 
 
-def known_answer(spec: RequestSpec) -> tuple[TokenId, ...]:
-    return reference_answer(spec, vocab_size=VOCAB_SIZE, eos_token_ids=EOS)[0]
+def known_answer(spec: RequestSpec, window: int | None) -> tuple[TokenId, ...]:
+    return reference_answer(spec, vocab_size=VOCAB_SIZE, eos_token_ids=EOS, window=window)[0]
 
 
 def oracle(config: EngineConfig, seed: int) -> DraftSource:
-    return OracleSource(known_answer, VOCAB_SIZE, seed)
+    return OracleSource(partial(known_answer, window=config.window_tokens), VOCAB_SIZE, seed)
 
 
 def draft_model(config: EngineConfig, seed: int) -> DraftSource:
     """Return a draft model that is the model itself, with few blocks of another size."""
-    runner = FakeRunner(12 + 4 * seed, 5, VOCAB_SIZE)
+    runner = FakeRunner(12 + 4 * seed, 5, VOCAB_SIZE, config.window_tokens)
     return DraftModelSource(runner, config.max_model_tokens)
 
 
@@ -84,7 +85,7 @@ class SpeculatingPair(OverlappedPair):
 
     def _side(self, config: EngineConfig, num_blocks: int) -> EngineUnderTest:
         config = replace(config, speculation=True, speculation_tokens=self._num_drafts)
-        runner = TimedRunner(self.clock, num_blocks, config.block_tokens)
+        runner = TimedRunner(self.clock, num_blocks, config)
         engine = Engine(
             runner,
             config,
@@ -108,7 +109,7 @@ def check_workload(pair: EnginePair, jobs: list[Job]) -> None:
         pair.left.engine.close()
         pair.right.engine.close()
     for job in jobs:
-        check_answer(job)
+        check_answer(job, pair.window)
     for side in (pair.left, pair.right):
         check_no_pinned_blocks(side)
         stats = side.engine.stats()
