@@ -34,7 +34,7 @@ def test_kv_of_a_long_context_is_bounded_by_the_window(tmp_path: Path, length: i
     block_bytes = BLOCK_TOKENS * load_model_config(tmp_path).kv_elements_per_token * 4
     settings = {
         "transports": "shm", "block_tokens": BLOCK_TOKENS, "pool_bytes": 128 * block_bytes,
-        "api_keys": "one=a,other=b",
+        "api_keys": "one=a,other=b", "local_prefill": False,
     }  # fmt: skip
     first = (length - WINDOW + 1) // BLOCK_TOKENS
     needed_bytes = (-(-length // BLOCK_TOKENS) - first) * block_bytes
