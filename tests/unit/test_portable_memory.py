@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,13 @@ SHARED_MEMORY = Path("/dev/shm")
 def portable() -> Iterator[None]:
     with facilities(is_portable=True):
         yield
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder with a short path, because that of a socket has 100 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="baton-") as name:
+        yield Path(name)
 
 
 @pytest.fixture
