@@ -142,6 +142,11 @@ class BlockPool:
         """Return the block's key if the block is SEALED, else None."""
         return self._keys[block_id]
 
+    def count_referenced(self, block_ids: Iterable[BlockId]) -> int:
+        """Return how many of the cached blocks ``block_ids`` are referenced. NO_BLOCK is none."""
+        held = (block_id for block_id in block_ids if block_id != NO_BLOCK)
+        return sum(self._references[block_id] > 0 for block_id in held)
+
     def num_references(self, block_id: BlockId) -> int:
         return self._references[block_id]
 

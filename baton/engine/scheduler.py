@@ -348,7 +348,7 @@ class Scheduler:
         if not found:
             return
         own = sequence.block_ids[first : first + len(found)]
-        sequence.num_shared_blocks += self._count_referenced(found)
+        sequence.num_shared_blocks += self._pool.count_referenced(found)
         self._pool.reference(found)
         rest = sequence.block_ids[first + len(found) :]
         sequence.block_ids = (*sequence.block_ids[:first], *found, *rest)
@@ -461,7 +461,7 @@ class Scheduler:
         if not self.can_allocate_new(cached, num_new):
             self._record_blocked(sequence, self._pool.num_allocatable)
             return False
-        sequence.num_shared_blocks = self._count_referenced(cached)
+        sequence.num_shared_blocks = self._pool.count_referenced(cached)
         if self._config.forecasts_memory and not sequence.waiting_prompt.was_preempted:
             others = (*self._running, *self._reserved)
             if not memory_suffices(self._pool, self._config, others, sequence):
@@ -483,10 +483,6 @@ class Scheduler:
         RESERVED sequence does not block the queue; the caller of :meth:`reserve` tries again."""
         if sequence.phase is Phase.WAITING:
             self._allocatable_when_blocked = blocked_at
-
-    def _count_referenced(self, block_ids: Collection[BlockId]) -> int:
-        """Return how many of the cached blocks ``block_ids`` are referenced."""
-        return sum(self._pool.num_references(block_id) > 0 for block_id in block_ids)
 
     def _release_blocks(self, sequence: Sequence) -> None:
         self._pool.release(sequence.block_ids)

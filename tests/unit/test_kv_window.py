@@ -127,3 +127,9 @@ def test_migrated_answer_continues_with_the_blocks_of_its_window() -> None:
     assert tuple(tokens) == reference_answer(request, window=WINDOW)[0]
     left.engine.abort(RequestId("export"))
     left.engine.check_integrity()
+
+
+def test_a_missing_block_is_not_counted_as_referenced() -> None:
+    pool = BlockPool(4)
+    blocks = pool.allocate(4)  # among them the last of the pool, to which the index -1 would lead
+    assert pool.count_referenced([NO_BLOCK, NO_BLOCK, blocks[0]]) == 1
