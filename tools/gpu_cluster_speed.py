@@ -15,6 +15,7 @@ import signal
 import statistics
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -32,6 +33,20 @@ SEED = 20261126
 ROUNDS = 5
 SHARD_LAYERS = 9
 START_SECONDS = 170.0
+
+
+HISTOGRAMS = {
+    "baton_time_to_first_token_seconds": "TTFT in the router",
+    "baton_placement_seconds": "placement",
+    "baton_worker_queue_seconds": "wait for the first step",
+    "baton_worker_step_seconds": "step",
+    "baton_worker_kv_export_seconds": "KV export",
+    "baton_worker_kv_transfer_exposed_seconds": "exposed KV transfer",
+}
+"""The histograms whose means are shown for each load, and their names in the table."""
+
+Means = dict[tuple[str, str], tuple[float, float]]
+"""Count and sum of each histogram, by its name and its label ``kind``."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +186,10 @@ def _measure(running: LocalCluster, load: ClusterLoad, name: str) -> Iterator[Gp
                 f"{name}: TTFT, {length} tokens alone", result, ttft, exposed / ttft, "TTFT exposed"
             )
     for rate in load.rates:
+        before = _means(running)
         yield _loaded(running, load, rate, name)
+        means = means_between(before, _means(running))
+        yield GpuTableRow(f"{name}: means at {rate:g} requests/s", means)
 
 
 def _alone(running: LocalCluster, chance: np.random.Generator, length: int) -> dict[str, Any]:
@@ -203,6 +221,41 @@ def _loaded(running: LocalCluster, load: ClusterLoad, rate: float, name: str) ->
     found = json.loads(done.stdout.strip().splitlines()[-1])
     what = f"{name}: {rate:g} requests/s of {load.input_tokens} + {load.output_tokens} tokens"
     return GpuTableRow(what, summary_of(found), ok=found["failed_ratio"] == 0)
+
+
+def _means(running: LocalCluster) -> Means:
+    """Return count and sum of the histograms in ``HISTOGRAMS``, of all processes together."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    means: Means = {}
+    for process in running.status()["processes"]:
+        if process["ops"] and process["state"] == "serving":
+            with urllib.request.urlopen(f"http://{process['ops']}/metrics", timeout=30) as answer:
+                text = answer.read().decode()
+            for family in text_string_to_metric_families(text):
+                if family.name in HISTOGRAMS:
+                    for sample in family.samples:
+                        _add(means, sample.name, sample.labels.get("kind", ""), sample.value)
+    return means
+
+
+def _add(means: Means, name: str, kind: str, value: float) -> None:
+    base, _, part = name.rpartition("_")
+    if part in ("count", "sum"):
+        count, total = means.get((base, kind), (0.0, 0.0))
+        is_count = part == "count"
+        means[base, kind] = (count + value * is_count, total + value * (not is_count))
+
+
+def means_between(before: Means, after: Means) -> str:
+    """Describe the mean of each histogram between two scrapes, in milliseconds."""
+    parts = []
+    for key, (count, total) in after.items():
+        old_count, old_total = before.get(key, (0.0, 0.0))
+        if number := count - old_count:
+            name = " ".join(part for part in (HISTOGRAMS[key[0]], key[1]) if part)
+            parts.append(f"{name} {(total - old_total) / number * 1e3:.1f} ms ({number:.0f})")
+    return ", ".join(parts)
 
 
 def summary_of(found: dict[str, Any]) -> str:
