@@ -167,4 +167,4 @@ def scale_embeddings(x: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     """Multiply by the model's embedding scale, which is rounded to the dtype of ``x`` first, as in
     transformers."""
     scale = config.traits.embedding_scale
-    return x if scale == 1 else x * torch.tensor(scale, dtype=x.dtype, device=x.device)
+    return x if scale == 1 else x * torch.tensor(scale, dtype=x.dtype).item()
