@@ -97,6 +97,29 @@ def test_exponential_of_special_values() -> None:
     torch.testing.assert_close(got[7:].double(), x[7:].double().exp(), rtol=2e-7, atol=1e-45)
 
 
+def powers_of_two(x: torch.Tensor) -> torch.Tensor:
+    got = torch.empty_like(x)
+    load().baton_power_of_two(x.data_ptr(), x.numel(), got.data_ptr())
+    return got
+
+
+def test_power_of_two_is_within_its_relative_error() -> None:
+    x = torch.from_numpy(np.random.default_rng(SEED).uniform(-126, 127, size=2_000_003)).float()
+    exact = x.double().exp2()
+    worst = ((powers_of_two(x).double() - exact) / exact).abs().max().item()
+    print(f"worst {worst:.2e}, seed {SEED}")
+    assert worst < 2**-22
+    whole = torch.arange(-126.0, 128.0)
+    assert torch.equal(powers_of_two(whole), whole.double().exp2().float())
+
+
+def test_power_of_two_of_special_values() -> None:
+    inf = float("inf")
+    got = powers_of_two(torch.tensor([-0.0, 0.0, -inf, -200.0, -126.5, 128.0, inf, float("nan")]))
+    assert got[:7].tolist() == [1.0, 1.0, *[2.0**-126] * 3, inf, inf]
+    assert got[7].isnan()
+
+
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_embedding_reads_rows_of_a_packed_matrix(dtype: torch.dtype) -> None:
     """Models with tied embeddings read the rows of the embedding from the packed matrix of the

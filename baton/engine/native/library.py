@@ -139,7 +139,9 @@ _FUNCTIONS = {
         c_char_p,
         [c_void_p, c_int64, c_void_p, c_int64, c_void_p, *[c_int64] * 3, c_bool, c_void_p],
     ),
+    # from, count, to
     "exponential": (None, [c_void_p, c_int64, c_void_p]),
+    "power_of_two": (None, [c_void_p, c_int64, c_void_p]),
     # kind, steps of 24 products of 16 lanes each
     "peak_products": (c_float, [c_int64, c_int64]),
     # steps of four products of tiles of 16 x 16 x 32; returns 0 without tiles

@@ -13,6 +13,9 @@
 namespace baton {
 
 constexpr long kQueryRows = 256;  // rows of a tile: enough to amortise transposing the keys
+// Rows whose scores are computed and used while they are in the L1 cache: whole groups of rows that
+// are multiplied at once.
+constexpr long kScoredRows = kHasTiles ? 2 * kTileRows : 8 * kRowsAtOnce;
 
 template <class T>
 struct AlignedBuffer {
@@ -88,7 +91,7 @@ class Attention {
         depth_(head_dim / kPerUnit),
         stride_(kByTiles<T> ? whole_tiles(depth_) * kPerUnit : head_dim),
         group_(heads / kv_heads),
-        scale_(scale),
+        scale_(scale * Format<T>::kLogarithm),
         queries_((rows() + kTileRows) * stride_),
         keys_(whole_tiles(depth_) * kColumns),
         values_(kColumns / kPerUnit * width_),
@@ -165,7 +168,8 @@ class Attention {
     std::fill_n(static_cast<float*>(row_max_), num_rows, -INFINITY);
     std::fill_n(static_cast<float*>(row_sum_), num_rows, rule.sinks ? 1.0f : 0.0f);
     for (long row = 0; rule.sinks && row < num_rows; ++row)
-      row_max_[row] = first_lane(Format<T>::load(rule.sinks + head_of(tile, row), lanes(1)));
+      row_max_[row] = first_lane(Format<T>::load(rule.sinks + head_of(tile, row), lanes(1))) *
+                      Format<T>::kLogarithm;
     std::fill_n(static_cast<float*>(sums_), num_rows * width_, 0.0f);
   }
 
@@ -221,19 +225,20 @@ class Attention {
   }
 
   void accumulate_many(long first, long count, HeadOffsets offsets, KeyRange visible) {
-    if (kByTiles<T> && rows_of_head_ <= kTileRows) {
-      score_keys(first, count, offsets);
-      read_values(offsets);
-    } else {
-      read_keys(offsets);
-      read_values(offsets);
-      multiply_rows(count, queries_ + first * stride_, stride_, keys_, kColumns, depth_,
-                    scores_ + first * kColumns, kColumns, true);
+    const bool few = kByTiles<T> && rows_of_head_ <= kTileRows;
+    if (few) score_keys(first, count, offsets);
+    else read_keys(offsets);
+    read_values(offsets);
+    for (long from = 0; from < count; from += kScoredRows) {
+      const long some = std::min(kScoredRows, count - from), row = first + from;
+      if (!few)
+        multiply_rows(some, queries_ + row * stride_, stride_, keys_, kColumns, depth_,
+                      scores_ + row * kColumns, kColumns, true);
+      for (long i = 0; i < some; ++i) update_softmax(row + i, visible.after((from + i) / group_));
+      for (long column = 0; column < width_; column += kColumns)
+        multiply_rows(some, weights_ + row * kColumns, kColumns, values_ + column, width_,
+                      kColumns / kPerUnit, sums_ + row * width_ + column, width_, false);
     }
-    for (long row = 0; row < count; ++row) update_softmax(first + row, visible.after(row / group_));
-    for (long column = 0; column < width_; column += kColumns)
-      multiply_rows(count, weights_ + first * kColumns, kColumns, values_ + column, width_,
-                    kColumns / kPerUnit, sums_ + first * width_ + column, width_, false);
   }
 
   // to[count][64] = rows[count][stride] * columns[depth][64], added to what is there unless `fresh`.
@@ -242,8 +247,9 @@ class Attention {
                             bool fresh) {
     const Unit* units = reinterpret_cast<const Unit*>(rows);
     if (kByTiles<T>)
-      multiply_tiles(count, adjacent_rows(units, stride / kPerUnit), columns, column_stride,
-                     ceil_div(depth, kTileUnits), to, to_stride, fresh);
+      multiply_tiles(count, adjacent_rows(units, stride / kPerUnit),
+                     adjacent_columns(columns, column_stride), ceil_div(depth, kTileUnits), to,
+                     to_stride, fresh);
     else
       multiply<T>(count, units, stride / kPerUnit, columns, column_stride, depth, to, to_stride,
                   fresh);
@@ -315,7 +321,8 @@ class Attention {
     alignas(64) float transposed[kColumns * kTileRows];
     for (long key = 0; key < kColumns; key += 2 * kTileRows)
       multiply_tiles_at_once<2, 1>(adjacent_rows(keys_ + key * size, size),
-                                   query_columns_ + head * size * kTileRows, kTileRows,
+                                   adjacent_columns(query_columns_ + head * size * kTileRows,
+                                                    kTileRows),
                                    size / kTileUnits, transposed + key * kTileRows, kTileRows, true);
     for (long key = 0; key < kColumns; key += kLanes) {
       Words block[kLanes];
@@ -425,25 +432,32 @@ class Attention {
 
   // Turns a row's scores into weights. If a score exceeds all before, earlier sums are rescaled.
   void update_softmax(long row, KeyRange visible) {
+    if (visible.first <= 0 && visible.last >= kColumns) update_softmax<true>(row, visible);
+    else update_softmax<false>(row, visible);
+  }
+
+  // The powers of scores that aren't visible are computed, too, and not used: minus infinity in
+  // their place would have a power that some processors compute slowly.
+  template <bool AllVisible>
+  void update_softmax(long row, KeyRange visible) {
+    const auto visible_or = [&](Vec other, Vec own, long v) {
+      if (AllVisible) return own;
+      own = blend(lanes(visible.last - v * kLanes), own, other);
+      return visible.first > v * kLanes ? blend(lanes(visible.first - v * kLanes), other, own) : own;
+    };
     const Vec scale = broadcast(scale_), none = broadcast(-INFINITY);
     const float* scores = scores_ + row * kColumns;
     Vec scaled[kColumns / kLanes], highest = none;
     for (long v = 0; v < kColumns / kLanes; ++v) {
-      const Vec own = load(scores + v * kLanes) * scale;
-      scaled[v] = blend(lanes(visible.last - v * kLanes), own, none);
-      if (visible.first > v * kLanes)
-        scaled[v] = blend(lanes(visible.first - v * kLanes), none, scaled[v]);
-      highest = max_lanes(highest, scaled[v]);
+      scaled[v] = load(scores + v * kLanes) * scale;
+      highest = max_lanes(highest, visible_or(none, scaled[v], v));
     }
     const float best = reduce_max(highest);
     if (best > row_max_[row]) rescale(row, best);
     const Vec most = broadcast(row_max_[row]);
     Vec total = zeros();
     for (long v = 0; v < kColumns / kLanes; ++v) {
-      const Vec own = exp_lanes(scaled[v] - most);
-      Vec weight = blend(lanes(visible.last - v * kLanes), own, zeros());
-      if (visible.first > v * kLanes)
-        weight = blend(lanes(visible.first - v * kLanes), zeros(), weight);
+      const Vec weight = visible_or(zeros(), Format<T>::power(scaled[v] - most), v);
       Format<T>::store(weights_ + row * kColumns + v * kLanes, kAllLanes, weight);
       total = total + weight;
     }
@@ -451,7 +465,7 @@ class Attention {
   }
 
   void rescale(long row, float best) {
-    const Vec by = exp_lanes(broadcast(row_max_[row] - best));
+    const Vec by = Format<T>::power(broadcast(row_max_[row] - best));
     for (long i = 0; i < width_; i += kLanes) {
       float* place = sums_ + row * width_ + i;
       store(place, load(place) * by);

@@ -58,7 +58,7 @@ class DecoderOf : public Decoder {
       attention_.push_back(std::make_unique<Attention<T>>(shape.heads, shape.kv_heads, shape.head_dim,
                                                           static_cast<float>(shape.score_scale)));
       scratch_.push_back(std::make_unique<AlignedBuffer<float>>(scratch_size<T>(
-          kRowBlock, std::max({shape.hidden, attended_width(), shape.intermediate}))));
+          kTileRowBlock, std::max({shape.hidden, attended_width(), shape.intermediate}))));
     }
   }
 

@@ -115,6 +115,13 @@ void baton_exponential(const float* from, int64_t count, float* to) {
   }
 }
 
+void baton_power_of_two(const float* from, int64_t count, float* to) {
+  for (long i = 0; i < count; i += kLanes) {
+    const Lanes inside = lanes(count - i);
+    store(to + i, inside, exp2_lanes(load(from + i, inside)));
+  }
+}
+
 float baton_peak_products(int64_t kind, int64_t steps) {
   return kind == kBfloat16 ? peak_products<Bf16>(steps) : peak_products<float>(steps);
 }

@@ -20,8 +20,17 @@ constexpr long kAheadOfFew = 16 * kColumns;
 constexpr long kAheadOfMany = kDepthBlock * kColumns;
 constexpr long kAheadOfFewTiles = 2 * kTileUnits * kColumns;
 
+// Products by tiles share a panel among this many rows, if they fit into this many packed units,
+// 1 MiB: half of the L2 cache of every processor that has AMX. Weights that must be decoded are
+// decoded 512 deep at a time.
+constexpr long kTileRowBlock = 512;
+constexpr long kPackedUnits = 256 * 1024;
+constexpr long kTileSteps = 16;
+
 // W[outs][ins] as panels of 64 outputs, each [ins / kPerUnit][64] units; the last one is padded
-// with zeros. A panel of a `gated` pair (gate above up, `outs` rows each) has 32 rows of the gate
+// with zeros. For products by tiles a panel consists of two halves of 32 outputs, each
+// [steps of sixteen units][2 tiles][16 units][16]: a tile is contiguous, and so is a half, since
+// tiles at a power of two from each other would compete for a part of the L1 cache. A panel of a `gated` pair (gate above up, `outs` rows each) has 32 rows of the gate
 // and the same 32 rows of up. If weights are quantized, a panel consists of codes and scales.
 template <class T>
 struct Matrix {
@@ -35,7 +44,8 @@ struct Matrix {
   long panel_bytes() const {
     if (coding == kInt8) return baton::panel_bytes<Int8>(ins / 2);
     if (coding == kInt4) return baton::panel_bytes<Int4>(ins / 2);
-    return depth() * kColumns * static_cast<long>(sizeof(Unit));
+    const long units = kByTiles<T> ? whole_tiles(depth()) : depth();
+    return units * kColumns * static_cast<long>(sizeof(Unit));
   }
   long bytes() const { return num_panels() * panel_bytes(); }
   const uint8_t* panel(long index) const {
@@ -63,13 +73,38 @@ struct WeightSource {
   }
 };
 
+// The tiles of a packed panel of `steps` steps.
+constexpr long kTileSize = kTileUnits * kTileUnits;
+inline TileColumns packed_columns(const Unit* panel, long steps, long half) {
+  return {panel + half * steps * 2 * kTileSize, kTileUnits, 2 * kTileSize, kTileSize};
+}
+
+// Packs 64 rows of `depth` units as tiles; a null row gives zeros.
+inline void pack_tiles(const Unit* const rows[kColumns], long depth, Unit* to) {
+  const long steps = ceil_div(depth, kTileUnits);
+  for (long tile = 0; tile < kColumns / kTileUnits; ++tile)
+    for (long step = 0; step < steps; ++step) {
+      const Lanes inside = lanes(depth - step * kTileUnits);
+      Words block[kLanes];
+      for (long r = 0; r < kLanes; ++r) {
+        const Unit* row = rows[tile * kTileUnits + r];
+        block[r] = row ? load_words(row + step * kTileUnits, inside) : zero_words();
+      }
+      transpose(block);
+      Unit* place = to + ((tile / 2 * steps + step) * 2 + tile % 2) * kTileSize;
+      for (long unit = 0; unit < kTileUnits; ++unit)
+        store_words(place + unit * kTileUnits, block[unit]);
+    }
+}
+
 // Packs one panel. Returns false if weights are to be quantized and one is not finite.
 template <class T>
 bool pack_panel(const T* const rows[kColumns], const Matrix<T>& matrix, uint8_t* to) {
   if (matrix.coding == kInt8) return encode_panel<Int8>(rows, matrix.ins, to);
   if (matrix.coding == kInt4) return encode_panel<Int4>(rows, matrix.ins, to);
-  transpose_rows(reinterpret_cast<const Unit* const*>(rows), matrix.depth(),
-                 reinterpret_cast<Unit*>(to));
+  const Unit* const* units = reinterpret_cast<const Unit* const*>(rows);
+  if (kByTiles<T>) pack_tiles(units, matrix.depth(), reinterpret_cast<Unit*>(to));
+  else transpose_rows(units, matrix.depth(), reinterpret_cast<Unit*>(to));
   return true;
 }
 
@@ -103,8 +138,16 @@ void unpack_row(const Matrix<T>& matrix, long row, T* to) {
   if (matrix.coding == kInt8) return decode_row<Int8>(panel, column, matrix.ins, to);
   if (matrix.coding == kInt4) return decode_row<Int4>(panel, column, matrix.ins, to);
   const Unit* from = reinterpret_cast<const Unit*>(panel) + column;
-  for (long step = 0; step < matrix.depth(); ++step)
-    reinterpret_cast<Unit*>(to)[step] = from[step * kColumns];
+  long stride = kColumns, step_stride = kTileUnits * kColumns;
+  if (kByTiles<T>) {
+    const long tile = column / kTileUnits, steps = ceil_div(matrix.depth(), kTileUnits);
+    const TileColumns tiles = packed_columns(reinterpret_cast<const Unit*>(panel), steps, tile / 2);
+    from = tiles.from_tile(tile % 2).first + column % kTileUnits;
+    stride = tiles.unit_stride, step_stride = tiles.step_stride;
+  }
+  for (long unit = 0; unit < matrix.depth(); ++unit)
+    reinterpret_cast<Unit*>(to)[unit] =
+        from[unit / kTileUnits * step_stride + unit % kTileUnits * stride];
 }
 
 // Computes sums[num_rows][64] for a panel. `columns` must hold a block of depth.
@@ -125,27 +168,22 @@ void multiply_panel(long num_rows, const Unit* rows, const Matrix<T>& matrix, co
                               std::min(kDepthBlock, depth - step), sums, kColumns, step == 0);
 }
 
-// Products by tiles. A block of rows is packed into at most this many units, half of a small L2
-// cache, and a panel is multiplied 512 deep at a time, so that half of its columns fit the L1 cache.
-constexpr long kPackedUnits = 128 * 1024;
-constexpr long kTileSteps = 16;
-
 // Int4 stays with vectors, because a tile can't scale its sums every 32 of depth.
 template <class T>
 bool multiplies_by_tiles(const Matrix<T>& matrix) {
   return kByTiles<T> && matrix.coding != kInt4;
 }
 
-// Number of rows of a block, for rows of `depth` units.
+// The largest number of rows of `depth` units that share a panel.
 inline long tile_row_block(long depth) {
-  const long fit = kPackedUnits / whole_tiles(depth) / (2 * kTileRows) * (2 * kTileRows);
-  return std::clamp(fit, 2 * kTileRows, kRowBlock);
+  constexpr long kTogether = 2 * kTileRows;
+  const long fit = kPackedUnits / whole_tiles(depth) / kTogether * kTogether;
+  return std::clamp(fit, kTogether, kTileRowBlock);
 }
 
-// The parts of a thread's scratch memory: sums, weights that were decoded or filled up with zeros,
-// and rows packed for tiles.
+// The parts of a thread's scratch memory: sums, decoded weights, and rows packed for tiles.
 struct MatmulScratch {
-  static constexpr long kSums = kRowBlock * kColumns;
+  static constexpr long kSums = (kHasTiles ? kTileRowBlock : kRowBlock) * kColumns;
   static constexpr long kWeights =
       (kHasTiles ? std::max(kDepthBlock, kTileSteps * kTileUnits) : kDepthBlock) * kColumns;
 
@@ -168,13 +206,6 @@ long scratch_size(long num_rows, long ins) {
                            std::max(kPackedUnits, 2 * kTileRows * whole_tiles(depth)));
 }
 
-// Copies `count` units of depth of a panel, less than a step, and fills the step up with zeros.
-inline const Unit* fill_up(const Unit* units, long count, Unit* to) {
-  std::memcpy(to, units, sizeof(Unit) * count * kColumns);
-  std::memset(to + count * kColumns, 0, sizeof(Unit) * (kTileUnits - count) * kColumns);
-  return to;
-}
-
 // Decodes `count` units of depth of an Int8 panel from unit `first` on, and fills the last step up
 // with zeros.
 inline const Unit* decode_int8_steps(const uint8_t* panel, long first, long count, Unit* to) {
@@ -185,49 +216,60 @@ inline const Unit* decode_int8_steps(const uint8_t* panel, long first, long coun
   return to;
 }
 
-// A panel is prefetched while it is used by few rows, and the next block of depth while the current
-// one is used by many.
-inline TilePrefetch prefetch_panel(const Unit* units, long row_tiles) {
+// A panel is prefetched while it is used by few rows, and the next one while the current one is used
+// by many. The products with a panel are a call for each of its halves and each two tiles of rows.
+inline TilePrefetch prefetch_panel(const Unit* panel, long steps, long num_rows) {
   constexpr long kLines = kTileUnits * kColumns / kLanes;  // of a step
-  if (row_tiles == 1) return {units + kAheadOfFewTiles, kLines, kLines, true};
-  const long calls = 2 * ceil_div(row_tiles, 2);
-  return {units + kTileSteps * kLines * kLanes, ceil_div(kLines, calls), kLines, false};
+  if (num_rows <= kTileRows) return {panel + kAheadOfFewTiles, kLines / 2, true};
+  const long calls = 2 * ceil_div(num_rows, 2 * kTileRows);
+  return {panel + steps * kLines * kLanes, ceil_div(kLines, calls), false};
 }
 
-// Computes sums[num_rows][64] for a panel by tiles, from packed rows. The sums of all rows of the
-// last tile are written. `columns` must hold kTileSteps steps.
-template <class T>
+// Computes sums[num_rows][64] for a panel by tiles, from packed rows, and calls finish(row, sums) for
+// each row as soon as its sums are complete.
+template <class T, class Finish>
 void multiply_panel_by_tiles(long num_rows, const Unit* packed, const Matrix<T>& matrix,
-                             const uint8_t* panel, float* sums, Unit* columns) {
+                             const uint8_t* panel, const MatmulScratch& scratch, Finish&& finish) {
+  constexpr long kTogether = 2 * kTileRows;
   const long depth = matrix.depth(), steps = ceil_div(depth, kTileUnits);
-  const long row_tiles = ceil_div(num_rows, kTileRows);
   const bool plain = matrix.coding == kPlain;
+  const Unit* units = reinterpret_cast<const Unit*>(panel);
   const TileRows rows = packed_rows(packed, steps);
+  TilePrefetch ahead = plain ? prefetch_panel(units, steps, num_rows) : TilePrefetch{};
   for (long step = 0, count; step < steps; step += count) {
+    count = plain ? steps : std::min(kTileSteps, steps - step);
     const long first = step * kTileUnits;
-    count = std::min(kTileSteps, steps - step);
-    const Unit* units = reinterpret_cast<const Unit*>(panel) + first * kColumns;
-    if (plain && first + count * kTileUnits > depth) {  // the last step is not a whole one
-      if (count > 1) --count;
-      else units = fill_up(units, depth - first, columns);
-    } else if (!plain) {
-      units = decode_int8_steps(panel, first, std::min(count * kTileUnits, depth - first), columns);
+    const Unit* decoded = plain ? nullptr
+                                : decode_int8_steps(panel, first,
+                                                    std::min(count * kTileUnits, depth - first),
+                                                    scratch.columns);
+    for (long row = 0; row < num_rows; row += kTogether) {
+      const long some = std::min(kTogether, num_rows - row);
+      // Sums that are complete after one pass all use the same place, which stays in the L1 cache.
+      float* sums = scratch.sums + (count < steps ? row * kColumns : 0);
+      const TileRows own = rows.from_row(row).from_step(step);
+      for (long half = 0; half < 2; ++half, ahead = ahead.after(count)) {
+        const TileColumns columns =
+            plain ? packed_columns(units, steps, half)
+                  : adjacent_columns(decoded + half * kHalf, kColumns);
+        multiply_half(some, own, columns, count, sums + half * kHalf, step == 0, ahead);
+      }
+      if (step + count < steps) continue;
+      if (!plain) scale_int8(panel, some, sums);
+      for (long i = 0; i < some; ++i) finish(row + i, sums + i * kColumns);
     }
-    multiply_tiles(row_tiles * kTileRows, rows.from_step(step), units, kColumns, count, sums,
-                   kColumns, step == 0, plain ? prefetch_panel(units, row_tiles) : TilePrefetch{});
   }
-  if (!plain) scale_int8(panel, num_rows, sums);
 }
 
 // How the products with a matrix are divided into tasks, each with a panel and a block of rows.
 template <class T>
 struct Tasks {
-  Tasks(long num_rows, const Matrix<T>& matrix)
+  Tasks(long num_rows, const Matrix<T>& matrix, long threads = 1)
       : num_rows(num_rows),
         panels(matrix.num_panels()),
         by_tiles(multiplies_by_tiles(matrix)),
         by_rows(by_tiles || num_rows * matrix.depth() > kSharedUnits),
-        row_block(by_tiles ? tile_row_block(matrix.depth()) : kRowBlock),
+        row_block(by_tiles ? equal_blocks(matrix.depth(), threads) : kRowBlock),
         blocks(ceil_div(num_rows, row_block)) {}
 
   long count() const { return panels * blocks; }
@@ -241,6 +283,16 @@ struct Tasks {
   // where all rows together would not. Otherwise all blocks use a panel before the next one.
   const bool by_tiles, by_rows;
   const long row_block, blocks;
+
+ private:
+  // Cuts the rows into blocks of about the same size: no larger than tile_row_block(), and so many
+  // that every thread gets work, if there are enough rows.
+  long equal_blocks(long depth, long threads) const {
+    const long fewest = ceil_div(num_rows, tile_row_block(depth));
+    const long wanted = threads > 1 ? ceil_div(2 * threads, panels) : 1;
+    const long size = ceil_div(num_rows, std::max(fewest, wanted));
+    return ceil_div(std::max(size, 1L), 2 * kTileRows) * (2 * kTileRows);
+  }
 };
 
 // Computes one task of x[num_rows][ins] * W transposed and calls finish(row, panel, sums) for each
@@ -255,12 +307,13 @@ void matmul_task(const T* x, const Matrix<T>& matrix, const Tasks<T>& tasks, lon
   if (tasks.by_tiles) {
     if (packed_block != tasks.block(task)) pack_rows(rows, count, matrix.depth(), parts.rows);
     packed_block = tasks.block(task);
-    multiply_panel_by_tiles(count, parts.rows, matrix, matrix.panel(panel), parts.sums,
-                            parts.columns);
+    multiply_panel_by_tiles(
+        count, parts.rows, matrix, matrix.panel(panel), parts,
+        [&](long row, const float* sums) { finish(first + row, panel, sums); });
   } else {
     multiply_panel(count, rows, matrix, matrix.panel(panel), parts.sums, parts.columns);
+    for (long row = 0; row < count; ++row) finish(first + row, panel, parts.sums + row * kColumns);
   }
-  for (long row = 0; row < count; ++row) finish(first + row, panel, parts.sums + row * kColumns);
 }
 
 // Computes x[num_rows][ins] * W transposed and calls finish(row, panel, sums) for every row and
@@ -269,7 +322,7 @@ void matmul_task(const T* x, const Matrix<T>& matrix, const Tasks<T>& tasks, lon
 template <class T, class Finish>
 void matmul(ThreadPool& threads, const T* x, long num_rows, const Matrix<T>& matrix, float* scratch,
             Finish&& finish) {
-  const Tasks<T> tasks(num_rows, matrix);
+  const Tasks<T> tasks(num_rows, matrix, threads.size());
   long packed_block = -1;
   threads.parallel_for(tasks.count(), [&](long task) {
     matmul_task(x, matrix, tasks, task, packed_block, scratch, finish);
@@ -338,13 +391,14 @@ enum Activation { kSilu = 0, kGeluTanh = 1 };
 
 // SiLU, or GELU in its approximation by tanh (Hendrycks and Gimpel 2016), which is x / (1 + e^-2y)
 // for y = sqrt(2 / pi) (x + 0.044715 x^3).
+template <class T>
 inline Vec activated(Activation activation, Vec x) {
   Vec exponent = x;
   if (activation == kGeluTanh) {
     const Vec cubic = fma(x * x * x, broadcast(0.044715f), x);
     exponent = cubic * broadcast(1.59576912160573071176f);
   }
-  return x / (broadcast(1.0f) + exp_lanes(zeros() - exponent));
+  return x / (broadcast(1.0f) + Format<T>::power(exponent * broadcast(-Format<T>::kLogarithm)));
 }
 
 // to[row] = activated(gate) * up, for a gated matrix; `bias` has the gates' and then the ups'.
@@ -367,7 +421,7 @@ struct StoreGated {
       }
       gate = Format<T>::rounded(gate);
       up = Format<T>::rounded(up);
-      const Vec own = Format<T>::rounded(activated(activation, gate));
+      const Vec own = Format<T>::rounded(activated<T>(activation, gate));
       Format<T>::store(to + row * outs + at, inside, own * up);
     }
   }

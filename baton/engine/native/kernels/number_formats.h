@@ -19,6 +19,9 @@ inline long size_of(Kind kind) { return kind == kFloat32 ? 4 : 2; }
 template <class T>
 struct Format;
 
+inline Vec exp_lanes(Vec x);
+inline Vec exp2_lanes(Vec x);
+
 template <>
 struct Format<float> {
   static constexpr Kind kKind = kFloat32;
@@ -30,6 +33,9 @@ struct Format<float> {
   static Vec multiply_add(Vec sum, Words a, Words b) {
     return fma(as_numbers(a), as_numbers(b), sum);
   }
+  // power(kLogarithm * x) is e to the power of x.
+  static constexpr float kLogarithm = 1;
+  static Vec power(Vec x) { return exp_lanes(x); }
 };
 
 template <>
@@ -42,6 +48,9 @@ struct Format<Bf16> {
   // Rounds to the nearest BF16, ties to even.
   static Vec rounded(Vec value) { return nearest_bf16(value); }
   static Vec multiply_add(Vec sum, Words a, Words b) { return add_pairs(sum, a, b); }
+  // As above, with as much precision as results in BF16 need.
+  static constexpr float kLogarithm = 1.44269504088896340736f;  // of e to base 2
+  static Vec power(Vec x) { return exp2_lanes(x); }
 };
 
 // Loads sixteen numbers of any format.
@@ -75,6 +84,20 @@ inline Vec exp_lanes(Vec x) {
        {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 1.0f / 2, 1.0f, 1.0f})
     sum = fma(sum, r, broadcast(inverse_factorial));
   return times_power_of_two(sum, n);
+}
+
+// 2 to the power of `x`, within 2^-22 of the result (tests/unit/test_native_kernels.py). Results
+// below 2^-126 are 2^-126, since some processors compute subnormal numbers a hundred times as slowly
+// as others. Splits x into its floor and the fraction r, and sums the polynomial with the smallest
+// relative error of those that are 1 at zero.
+inline Vec exp2_lanes(Vec x) {
+  x = min_lanes(broadcast(128.0f), max_lanes(broadcast(-126.0f), x));
+  const Vec r = fraction(x);
+  Vec sum = broadcast(0.0018671316793188453f);
+  for (const float coefficient : {0.009017026983201504f, 0.05579991638660431f, 0.24016444385051727f,
+                                  0.6931512951850891f, 1.0f})
+    sum = fma(sum, r, broadcast(coefficient));
+  return times_power_of_floor(sum, x);
 }
 
 }  // namespace baton

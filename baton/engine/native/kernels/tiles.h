@@ -37,6 +37,10 @@ struct TileRows {
   TileRows from_step(long step) const {
     return {first + step * step_stride, row_stride, step_stride, tile_stride};
   }
+  // `row` must be a multiple of sixteen.
+  TileRows from_row(long row) const {
+    return {first + row / kTileRows * tile_stride, row_stride, step_stride, tile_stride};
+  }
 };
 
 // Rows [num_rows][stride].
@@ -63,21 +67,36 @@ inline void pack_rows(const Unit* rows, long num_rows, long depth, Unit* to) {
   }
 }
 
-// Cache lines that are prefetched during a product, `per_step` for each step; steps are `stride`
-// lines apart.
+// The columns of a product. All distances are in units: between a tile's sixteen units of depth,
+// between steps, and between tiles of sixteen columns.
+struct TileColumns {
+  const Unit* first;
+  long unit_stride, step_stride, tile_stride;
+
+  TileColumns from_tile(long tile) const {
+    return {first + tile * tile_stride, unit_stride, step_stride, tile_stride};
+  }
+};
+
+// Columns [depth][stride].
+inline TileColumns adjacent_columns(const Unit* columns, long stride) {
+  return {columns, stride, kTileUnits * stride, kTileUnits};
+}
+
+// Cache lines that are prefetched during a product, `per_step` for each step.
 struct TilePrefetch {
   const Unit* from = nullptr;
-  long per_step = 0, stride = 0;
+  long per_step = 0;
   bool first_level = false;
 
   void operator()(long step) const {
     for (long line = 0; line < per_step; ++line) {
-      const Unit* place = from + (step * stride + line) * kLanes;
+      const Unit* place = from + (step * per_step + line) * kLanes;
       first_level ? prefetch<kFirstLevel>(place) : prefetch<kSecondLevel>(place);
     }
   }
-  TilePrefetch skip(long lines) const {
-    return {from + lines * kLanes, per_step, stride, first_level};
+  TilePrefetch after(long steps) const {
+    return {from + steps * per_step * kLanes, per_step, first_level};
   }
 };
 
@@ -95,9 +114,8 @@ inline __attribute__((always_inline)) void for_constants(Body&& body) {
 // sums[16 R][16 C] = rows * columns over `steps` steps, added to the previous sums unless `fresh`.
 // The sums are in tiles 0 to 3, the rows in tiles 4 and 5, the columns in 6 and 7.
 template <int R, int C>
-inline void multiply_tiles_at_once(TileRows rows, const Unit* columns, long column_stride,
-                                   long steps, float* sums, long sums_stride, bool fresh,
-                                   TilePrefetch ahead = {}) {
+inline void multiply_tiles_at_once(TileRows rows, TileColumns columns, long steps, float* sums,
+                                   long sums_stride, bool fresh, TilePrefetch ahead = {}) {
   static_assert(R <= 2 && R * C <= 4, "there are eight tiles");
   const auto each_sum = [&](auto&& body) {
     for_constants<R>([&](auto r) {
@@ -112,51 +130,64 @@ inline void multiply_tiles_at_once(TileRows rows, const Unit* columns, long colu
   for (long step = 0; step < steps; ++step) {
     ahead(step);
     const Unit* row = rows.first + step * rows.step_stride;
-    const Unit* column = columns + step * kTileUnits * column_stride;
+    const Unit* column = columns.first + step * columns.step_stride;
     for_constants<R>(
         [&](auto r) { tile_load<4 + r()>(row + r() * rows.tile_stride, rows.row_stride); });
     for_constants<C>([&](auto c) {
-      tile_load<6 + c() % 2>(column + c() * kTileUnits, column_stride);
+      tile_load<6 + c() % 2>(column + c() * columns.tile_stride, columns.unit_stride);
       for_constants<R>([&](auto r) { tile_multiply<r() * C + c(), 4 + r(), 6 + c() % 2>(); });
     });
   }
   each_sum([&](auto sum, float* place) { tile_store<sum()>(place, sums_stride); });
 }
 
+constexpr long kSumsStride = 64;
+
+// sums[num_rows][64] = rows * columns, for at most 32 rows and 32 columns, added to the previous sums
+// unless `fresh`. The sums of whole tiles are written.
+inline void multiply_half(long num_rows, TileRows rows, TileColumns columns, long steps, float* sums,
+                          bool fresh, TilePrefetch ahead = {}) {
+  if (num_rows <= kTileRows)
+    multiply_tiles_at_once<1, 2>(rows, columns, steps, sums, kSumsStride, fresh, ahead);
+  else multiply_tiles_at_once<2, 2>(rows, columns, steps, sums, kSumsStride, fresh, ahead);
+}
+
 // sums[num_rows][64] = rows * columns[16 steps][64], added to the previous sums unless `fresh`.
-// Rows of the last tile beyond num_rows are computed, but their sums are not touched.
-inline void multiply_tiles(long num_rows, TileRows rows, const Unit* columns, long column_stride,
-                           long steps, float* sums, long sums_stride, bool fresh,
-                           TilePrefetch ahead = {}) {
-  constexpr long kWidth = 64, kHalfWidth = 32;
-  const auto multiply = [&](auto r, auto c, long row, long column) {
-    TileRows from = rows;
-    from.first += row / kTileRows * rows.tile_stride;
-    float* to = sums + row * sums_stride + column;
-    const long there = std::min<long>(kTileRows * r(), num_rows - row);
-    if (there == kTileRows * r()) {
-      multiply_tiles_at_once<r(), c()>(from, columns + column, column_stride, steps, to,
-                                       sums_stride, fresh, ahead);
-    } else {
-      alignas(64) float own[kTileRows * r() * kWidth] = {};
-      const auto copy = [&](const float* source, long stride, float* target, long target_stride) {
-        for (long i = 0; i < there; ++i)
-          std::memcpy(target + i * target_stride, source + i * stride, sizeof(float) * 16 * c());
-      };
-      if (!fresh) copy(to, sums_stride, own, kWidth);
-      multiply_tiles_at_once<r(), c()>(from, columns + column, column_stride, steps, own, kWidth,
-                                       fresh, ahead);
-      copy(own, kWidth, to, sums_stride);
-    }
-    ahead = ahead.skip(ahead.per_step);
+// There are at most 32 rows. Those of the last tile beyond num_rows are computed, too, but their
+// sums are not touched.
+inline void multiply_two_tiles(long num_rows, TileRows rows, TileColumns columns, long steps,
+                               float* sums, long sums_stride, bool fresh) {
+  constexpr long kWidth = kSumsStride;
+  const auto multiply = [&](auto r, float* to, long stride) {
+    for (long half = 0; half < 2; ++half)
+      multiply_tiles_at_once<r(), 2>(rows, columns.from_tile(2 * half), steps, to + half * kWidth / 2,
+                                     stride, fresh);
   };
-  constexpr std::integral_constant<int, 1> one;
-  constexpr std::integral_constant<int, 2> two;
-  constexpr std::integral_constant<int, 4> four;
-  if (num_rows <= kTileRows) return multiply(one, four, 0, 0);
-  for (long column = 0; column < kWidth; column += kHalfWidth)
-    for (long row = 0; row < num_rows; row += 2 * kTileRows)
-      num_rows - row > kTileRows ? multiply(two, two, row, column) : multiply(one, two, row, column);
+  const auto multiply_any = [&](float* to, long stride) {
+    if (num_rows <= kTileRows) multiply(std::integral_constant<int, 1>(), to, stride);
+    else multiply(std::integral_constant<int, 2>(), to, stride);
+  };
+  if (num_rows % kTileRows == 0) return multiply_any(sums, sums_stride);
+  alignas(64) float own[2 * kTileRows * kWidth];
+  const auto copy = [&](const float* from, long stride, float* to, long to_stride) {
+    for (long i = 0; i < num_rows; ++i)
+      std::memcpy(to + i * to_stride, from + i * stride, sizeof(float) * kWidth);
+  };
+  if (!fresh) {
+    std::memset(own, 0, sizeof own);
+    copy(sums, sums_stride, own, kWidth);
+  }
+  multiply_any(own, kWidth);
+  copy(own, kWidth, sums, sums_stride);
+}
+
+// As above, for any number of rows.
+inline void multiply_tiles(long num_rows, TileRows rows, TileColumns columns, long steps, float* sums,
+                           long sums_stride, bool fresh) {
+  constexpr long kTogether = 2 * kTileRows;
+  for (long row = 0; row < num_rows; row += kTogether)
+    multiply_two_tiles(std::min(kTogether, num_rows - row), rows.from_row(row), columns,
+                               steps, sums + row * sums_stride, sums_stride, fresh);
 }
 
 }  // namespace baton

@@ -84,6 +84,9 @@ inline __m256 times_power_of_two(__m256 x, __m256 n) {
 inline Vec times_power_of_two(Vec x, Vec n) {
   return {times_power_of_two(x.low, n.low), times_power_of_two(x.high, n.high)};
 }
+inline Vec floor_lanes(Vec x) { return {_mm256_floor_ps(x.low), _mm256_floor_ps(x.high)}; }
+inline Vec fraction(Vec x) { return x - floor_lanes(x); }
+inline Vec times_power_of_floor(Vec x, Vec n) { return times_power_of_two(x, floor_lanes(n)); }
 
 inline float reduce_sum(Vec x) {
   const __m256 eight = x.low + x.high;

@@ -44,6 +44,9 @@ inline Vec round_lanes(Vec x) {
 }
 // Computes x * 2^n for integer n, rounded once.
 inline Vec times_power_of_two(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
+// Computes x - floor(x), and x * 2^floor(n).
+inline Vec fraction(Vec x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+inline Vec times_power_of_floor(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
 
 // Reductions over all lanes. Sums are always added in the same order: first the lanes eight apart,
 // then four apart, then two apart.
