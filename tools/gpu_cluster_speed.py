@@ -74,7 +74,9 @@ GPU_LOAD = ClusterLoad(
     prompts=(512, 4096, 32_000),
     rates=(12, 16),
 )  # fmt: skip
-SMALL_LOAD = ClusterLoad({"ops_port": 0}, prompts=(60, 300), rates=(2,), input_tokens=100, seconds=5)
+SMALL_LOAD = ClusterLoad(
+    {"ops_port": 0}, prompts=(60, 300), rates=(2,), input_tokens=100, seconds=5
+)
 
 
 def cluster_speed(load: ClusterLoad = GPU_LOAD) -> Iterator[GpuTableRow]:
