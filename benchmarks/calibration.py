@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from baton.traces.trace import Trace, TraceRequest
+from conductor.policy.config import BatonPolicyConfig
 from conductor.policy.policies import DEFAULT_POLICY, get_policy
 from conductor.policy.snapshot import LinkSpeed
 from simulator.cluster import SimulatedCluster
@@ -59,7 +60,9 @@ def simulate(
         for each in requests
     )
     cluster = SimulatedCluster(
-        config, Trace("log", kv["block_size"], arrivals), get_policy(DEFAULT_POLICY)
+        config,
+        Trace("log", kv["block_size"], arrivals),
+        get_policy(DEFAULT_POLICY, BatonPolicyConfig(admission=False)),
     )
     cluster.run()
     return cluster

@@ -29,7 +29,7 @@ from baton.traces.files import add_jitter, read_trace, scale_rate
 from baton.traces.synthetic import TRACE_GENERATORS
 from baton.traces.trace import Trace
 from benchmarks.machine import SYSTEM_CLOCK, describe
-from conductor.policy.baton import BatonPolicyConfig
+from conductor.policy.config import BatonPolicyConfig
 from conductor.policy.policies import PLACEMENT_POLICIES, get_policy
 from conductor.policy.snapshot import LinkSpeed
 from simulator.cluster import SimulatedCluster

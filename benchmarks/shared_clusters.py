@@ -3,12 +3,14 @@ programs.
 
     python -m benchmarks.shared_clusters [--shape 50m|0.6b] [--layers N] [--dtype bfloat16|float32]
                                          [--burners N] [--tokens N …] [--seconds S] [--rounds N]
-                                         [--beside DIR]
+                                         [--beside DIR] [--vllm PYTHON]
 
 The situations are those of ``benchmarks.shared_cores``, but with clusters of one prefill and one
 decode worker instead of engines, with default ``threads``. Each cluster gets one request at a time,
 over HTTP. The fair time counts the threads of one worker per cluster, since the prefill worker and
-the decode worker of one request take turns. Prints a table, and JSON as the last line.
+the decode worker of one request take turns. ``--vllm`` is an interpreter that has vLLM: in place of
+each cluster, one vLLM server with a thread per core is measured, too. Prints a table, and JSON as
+the last line.
 """
 
 import argparse
@@ -17,7 +19,8 @@ import json
 import sys
 import tempfile
 from collections import defaultdict
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
 from pathlib import Path
 
@@ -28,38 +31,40 @@ from benchmarks.machine import SYSTEM_CLOCK, describe
 from benchmarks.shared_cores import HERE, Samples, Situation, burning, report_lines, situations
 from benchmarks.token_gaps import write_servable_model
 from benchmarks.ttft_client import time_request
+from benchmarks.vllm.systems import VllmServer, vllm_server
 from tools.local_cluster import LocalCluster, local_cluster
 
 ANSWER_TOKENS = 16
 
+Server = LocalCluster | VllmServer
+
 
 async def times_of(
-    clusters: list[LocalCluster],
+    servers: list[Server],
     tokens: int,
     seconds: float,
     chance: np.random.Generator,
     vocabulary: int,
 ) -> list[float]:
-    """Send prompts to all clusters for ``seconds``, one at a time to each; return their TTFTs."""
+    """Send prompts to all servers for ``seconds``, one at a time to each; return their TTFTs."""
     end = SYSTEM_CLOCK() + seconds
 
-    async def use(cluster: LocalCluster) -> list[float]:
+    async def use(server: Server) -> list[float]:
         times: list[float] = []
         while not times or SYSTEM_CLOCK() < end:
             prompt = chance.integers(1, vocabulary, tokens).tolist()
-            request = await time_request(cluster.url, "", prompt, ANSWER_TOKENS)
+            request = await time_request(server.url, "", prompt, ANSWER_TOKENS)
             if request.ttft_seconds is None:
-                raise SystemExit(f"a router returned status {request.status}")
+                raise SystemExit(f"{server.url} returned status {request.status}")
             times.append(request.ttft_seconds)
         return times
 
-    return list(chain.from_iterable(await asyncio.gather(*map(use, clusters))))
+    return list(chain.from_iterable(await asyncio.gather(*map(use, servers))))
 
 
 def measure(model: Path, options: argparse.Namespace) -> Samples:
-    """Return all TTFTs by version, situation and number of tokens. Clusters of one version run at a
+    """Return all TTFTs by version, situation and number of tokens. Servers of one version run at a
     time, since idle ones cost some CPU time, too."""
-    trees = {"this": HERE} | ({"other": options.beside} if options.beside else {})
     chance, vocabulary = np.random.default_rng(options.seed), shape_of(options)[-1]
     samples: Samples = defaultdict(list)
     settings: dict[str, object] = {
@@ -67,26 +72,32 @@ def measure(model: Path, options: argparse.Namespace) -> Samples:
         **dict(each.split("=") for each in options.set),
     }
 
-    def run(version: str, situation: Situation, clusters: list[LocalCluster]) -> None:
+    def cluster_of(tree: Path) -> Callable[[], AbstractContextManager[Server]]:
+        return lambda: local_cluster(model, settings=settings, tree=tree)
+
+    versions = {"this": cluster_of(HERE)}
+    if options.beside:
+        versions["other"] = cluster_of(options.beside)
+    if options.vllm:
+        versions["vllm"] = lambda: vllm_server(model, options.vllm, options.threads)
+
+    def run(version: str, situation: Situation, servers: list[Server]) -> None:
         print(f"{version}: {situation.name}", flush=True)
         with burning(situation.burners):
             for tokens in options.tokens:
                 samples[version, situation.name, f"{tokens:,} tokens"] += asyncio.run(
                     times_of(
-                        clusters[: situation.engines], tokens, options.seconds, chance, vocabulary
+                        servers[: situation.engines], tokens, options.seconds, chance, vocabulary
                     )
                 )
 
     for _ in range(options.rounds):
-        for version, tree in trees.items():
+        for version, start in versions.items():
             with ExitStack() as stack:
-                clusters = [
-                    stack.enter_context(local_cluster(model, settings=settings, tree=tree))
-                    for _ in range(2)
-                ]
-                asyncio.run(times_of(clusters, min(options.tokens), 0, chance, vocabulary))
+                servers = [stack.enter_context(start()) for _ in range(2)]
+                asyncio.run(times_of(servers, min(options.tokens), 0, chance, vocabulary))
                 for situation in situations(options.burners):
-                    run(version, situation, clusters)
+                    run(version, situation, servers)
     return samples
 
 
@@ -103,6 +114,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=8.0, help="of each length in a round")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--beside", type=Path, help="a checkout of another version")
+    parser.add_argument("--vllm", type=Path, help="an interpreter that has vLLM for CPUs")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(arguments)
@@ -111,7 +123,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
     options.cases = [f"{tokens:,} tokens" for tokens in options.tokens]
-    report = {**describe(), **vars(options), "beside": str(options.beside or "")}
+    report = {
+        **describe(),
+        **vars(options),
+        "beside": str(options.beside or ""),
+        "vllm": str(options.vllm or ""),
+    }
     print(report)
     with tempfile.TemporaryDirectory() as folder:
         write_servable_model(Path(folder), options)

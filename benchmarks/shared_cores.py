@@ -151,7 +151,7 @@ def report_lines(samples: Samples, options: argparse.Namespace) -> list[dict[str
 def _lines(samples: Samples, options: argparse.Namespace, cores: int) -> Iterator[dict[str, Any]]:
     for situation in situations(options.burners):
         for case in options.cases:
-            for version in ("this", "other") if options.beside else ("this",):
+            for version in dict.fromkeys(version for version, *_ in samples):
                 times = samples[version, situation.name, case]
                 alone = float(np.median(samples[version, "alone", case]))
                 fair = alone * situation.slowdown(options.threads, cores)

@@ -1,9 +1,11 @@
-"""``baton plan`` finds the best split of GPUs into prefill and decode workers, by simulation."""
+"""``baton plan`` finds the best use of GPUs by simulation: as mixed workers, which do everything,
+as prefill and decode workers, or as both (hybrid)."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.table import Table
 
@@ -13,23 +15,57 @@ from baton.plots import plot_pareto, prepare_plots
 from command_line.simulate import show_progress
 from conductor.policy.policies import DEFAULT_POLICY
 from simulator.cluster import SimulatedCluster
+from simulator.goodput import highest_rate, min_hopeless_misses
 from simulator.hardware import get_gpu
 from simulator.result import Percentiles, summarize
-from simulator.scenario import Scenario, SimulatedHardware, Traffic
+from simulator.scenario import Scenario, SimulatedHardware, Traffic, mean_rate
 
 MAX_PLANNED_WORKERS = 256
 """The maximum number of workers. It is limited because each possible split takes a simulation."""
 
+KINDS = ("mixed", "split", "hybrid")
+
+
+class Workers(NamedTuple):
+    """The numbers of workers of a cluster."""
+
+    prefill: int
+    decode: int
+    mixed: int = 0
+
+    @property
+    def kind(self) -> str:
+        if not self.mixed:
+            return "split"
+        return "hybrid" if self.prefill else "mixed"
+
+    def __str__(self) -> str:
+        pools = f"{self.prefill}+{self.decode}" if self.prefill else ""
+        return " and ".join(part for part in (pools, self.mixed and f"{self.mixed} mixed") if part)
+
+
+@dataclass(frozen=True, slots=True)
+class HighestRate:
+    """About the highest rate at which a cluster meets the target; 0 if it never does."""
+
+    workers: Workers
+    rate_rps: float
+
+    def as_dict(self) -> dict[str, object]:
+        return {"kind": self.workers.kind, **self.workers._asdict(), "rate_rps": self.rate_rps}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSplit:
-    """The simulated performance of one split. ``dollars_per_million_tokens`` is the price of all
-    GPUs for the duration of the trace, divided by the tokens (in millions) of the answers within
-    their SLO; it is None if there are no such tokens. ``tokens_per_second_per_user`` is the median
+    """The simulated performance of a number of prefill, decode and mixed workers.
+    ``dollars_per_million_tokens`` is the price of all GPUs for the duration of the trace, divided
+    by the tokens (in millions) of the answers within their SLO; it is None if there are no such
+    tokens. ``tokens_per_second_per_user`` is the median
     over requests."""
 
     prefill: int
     decode: int
+    mixed: int
     meets_target: bool
     attainment: float
     goodput_rps: float
@@ -40,8 +76,8 @@ class PoolSplit:
     tbt_seconds: Percentiles
 
     @property
-    def name(self) -> str:
-        return f"{self.prefill}+{self.decode}"
+    def workers(self) -> Workers:
+        return Workers(self.prefill, self.decode, self.mixed)
 
 
 def run_plan(
@@ -52,24 +88,37 @@ def run_plan(
     plots: Path | None,
     as_json: bool,
 ) -> None:
-    """Simulate every split and print the results, best first. Raises Invalid for a wrong option,
-    before the first simulation begins, and BatonError if no split meets the target."""
+    """Simulate all splits, mixed workers, and some hybrids, and print the results, best first; then
+    find the highest rate of the best of each kind. Raises Invalid for a wrong option, before the
+    first simulation begins, and BatonError if nothing meets the target."""
     prepare_plots(plots)
     num_workers = _num_workers(num_gpus, hardware.gpus_per_worker)
     if not 0 < target <= 1:
         raise Invalid(f"--target is {target:g}; it must be above 0 and at most 1")
-    config = hardware.config(1, num_workers - 1)
+    hardware.config(1, num_workers - 1)
     dollars_per_hour = (
         num_workers * hardware.gpus_per_worker * get_gpu(hardware.gpu).dollars_per_hour
     )
-    trace, splits = traffic.trace_at_requested_rate, list[PoolSplit]()
+    trace = traffic.trace_at_requested_rate
     with show_progress() as show:
-        for prefill in range(1, num_workers):
-            show(f"{prefill} prefill and {num_workers - prefill} decode workers")
-            config = hardware.config(prefill, num_workers - prefill)
-            cluster = Scenario(config=config).run(trace, DEFAULT_POLICY)
-            splits.append(_evaluate_split(cluster, dollars_per_hour, target))
-    splits.sort(key=_sort_key)
+
+        def evaluate(workers: Workers) -> PoolSplit:
+            show(f"{workers} workers")
+            cluster = Scenario(config=hardware.config(*workers)).run(trace, DEFAULT_POLICY)
+            return _evaluate(cluster, dollars_per_hour, target)
+
+        pools = [Workers(prefill, num_workers - prefill) for prefill in range(1, num_workers)]
+        splits = sorted(map(evaluate, pools), key=_sort_key)
+        splits.append(evaluate(Workers(0, 0, num_workers)))
+        splits += map(evaluate, _hybrids(splits[0].workers))
+        splits.sort(key=_sort_key)
+        best_of_kind = {each.workers.kind: each.workers for each in reversed(splits)}
+        highest = [
+            _highest_rate(traffic, hardware, best_of_kind[kind], target, show)
+            for kind in KINDS
+            if kind in best_of_kind
+        ]
+    advice = _advice(splits[0], highest, target)
     if plots is not None:
         _plot(plots, splits)
     if as_json:
@@ -79,15 +128,74 @@ def run_plan(
                     "meets": splits[0].meets_target,
                     "target": target,
                     "rate_rps": traffic.rate,
-                    "best": asdict(splits[0]),
-                    "splits": [asdict(each) for each in splits],
+                    "best": _split_json(splits[0]),
+                    "splits": [_split_json(each) for each in splits],
+                    "highest_rates": [each.as_dict() for each in highest],
+                    "advice": advice,
                 }
             )
         )
     else:
         open_console().print(_table(splits))
+        print(advice)
     if not splits[0].meets_target:
         raise BatonError(_miss_message(splits[0], num_workers, target))
+
+
+def _hybrids(split: Workers) -> Iterator[Workers]:
+    """Yield hybrids with a quarter, a half and three quarters of mixed workers. The others have the
+    proportions of the best split."""
+    total = split.prefill + split.decode
+    for mixed in dict.fromkeys(total * quarter // 4 for quarter in (1, 2, 3)):
+        rest = total - mixed
+        if mixed and rest >= 2:
+            prefill = min(max(round(rest * split.prefill / total), 1), rest - 1)
+            yield Workers(prefill, rest - prefill, mixed)
+
+
+def _highest_rate(
+    traffic: Traffic,
+    hardware: SimulatedHardware,
+    workers: Workers,
+    target: float,
+    show: Callable[[str], None],
+) -> HighestRate:
+    scenario = Scenario(config=hardware.config(*workers))
+
+    def run(rate: float, seed: int) -> SimulatedCluster:
+        show(f"{workers} workers at {rate:.2f} requests per second")
+        trace = traffic.at_rate(rate, seed)
+        misses = min_hopeless_misses(len(trace.requests), target)
+        return scenario.run(trace, DEFAULT_POLICY, misses)
+
+    start = mean_rate(traffic.trace_at_requested_rate)
+    return HighestRate(workers, highest_rate(run, start, traffic.seed, target))
+
+
+def _advice(best: PoolSplit, highest: Sequence[HighestRate], target: float) -> str:
+    """Say what is best at the requested rate, and up to which rate each kind meets the target."""
+    lines = [
+        f"{best.workers} is best at this rate, with {best.attainment:.1%} of the requests within "
+        "their SLO."
+    ]
+    ranked = sorted(highest, key=lambda each: each.rate_rps)
+    for each in ranked:
+        if each.rate_rps:
+            lines.append(f"{each.workers}: {target:.0%} are up to {each.rate_rps:.3g} requests/s.")
+        else:
+            lines.append(f"{each.workers}: {target:.0%} are at no rate.")
+    top, lower = ranked[-1], ranked[:-1]
+    if top.rate_rps and lower and lower[-1].rate_rps:
+        factor = top.rate_rps / lower[-1].rate_rps
+        lines.append(
+            f"From {lower[-1].rate_rps:.3g} requests/s on only {top.workers} does, {factor:.2f} "
+            "times as far as the next kind."
+        )
+    return "\n".join(lines)
+
+
+def _split_json(split: PoolSplit) -> dict[str, object]:
+    return {"kind": split.workers.kind, **asdict(split)}
 
 
 def _num_workers(num_gpus: int, gpus_per_worker: int) -> int:
@@ -102,7 +210,7 @@ def _num_workers(num_gpus: int, gpus_per_worker: int) -> int:
     return num_workers
 
 
-def _evaluate_split(cluster: SimulatedCluster, dollars_per_hour: float, target: float) -> PoolSplit:
+def _evaluate(cluster: SimulatedCluster, dollars_per_hour: float, target: float) -> PoolSplit:
     outcome = summarize(cluster)
     jobs, median_itl = cluster.jobs, outcome.tbt_seconds["p50"]
     hours = (jobs[-1].arrival.arrival_seconds - jobs[0].arrival.arrival_seconds) / 3600
@@ -111,6 +219,7 @@ def _evaluate_split(cluster: SimulatedCluster, dollars_per_hour: float, target: 
     return PoolSplit(
         prefill=cluster.config.num_prefill,
         decode=cluster.config.num_decode,
+        mixed=cluster.config.num_mixed,
         meets_target=outcome.attainment >= target,
         attainment=outcome.attainment,
         goodput_rps=outcome.goodput_rps,
@@ -130,20 +239,21 @@ def _sort_key(split: PoolSplit) -> tuple[float, float]:
 
 def _miss_message(best: PoolSplit, num_workers: int, target: float) -> str:
     return (
-        f"no split of {num_workers} workers has {target:.0%} of the requests within their SLO; the "
-        f"best is {best.prefill} prefill and {best.decode} decode with {best.attainment:.1%}"
+        f"no use of {num_workers} workers has {target:.0%} of the requests within their SLO; the "
+        f"best is {best.workers} with {best.attainment:.1%}"
     )
 
 
 def _table(splits: Sequence[PoolSplit]) -> Table:
     table = Table(
-        "prefill", "decode", "within SLO", "goodput", "rejected", "TTFT p99 (s)", "ITL p99 (s)",
-        "tokens/s per user", "$ per million tokens", box=None,
+        "prefill", "decode", "mixed", "within SLO", "goodput", "rejected", "TTFT p99 (s)",
+        "ITL p99 (s)", "tokens/s per user", "$ per million tokens", box=None,
     )  # fmt: skip
     for split in splits:
         table.add_row(
             str(split.prefill),
             str(split.decode),
+            str(split.mixed),
             f"{split.attainment:.1%}{'' if split.meets_target else ' *'}",
             f"{split.goodput_rps:.2f}/s",
             f"{split.rejected_ratio:.1%}",
@@ -165,5 +275,5 @@ def _plot(folder: Path, splits: Sequence[PoolSplit]) -> None:
     for split in splits:
         speed, dollars = split.tokens_per_second_per_user, split.dollars_per_million_tokens
         if speed is not None and dollars is not None:
-            points.append((speed, dollars, split.name))
+            points.append((speed, dollars, str(split.workers)))
     plot_pareto(folder / "pareto.png", points)

@@ -16,13 +16,10 @@ from baton.console import open_console
 from baton.core.ids import WorkerId
 from baton.plots import Points, plot_cdfs, plot_goodput, plot_load, prepare_plots
 from simulator.cluster import SimulatedCluster
-from simulator.goodput import Goodput, find_goodput, min_hopeless_misses, rates_between
+from simulator.goodput import Goodput, min_hopeless_misses, search_goodput
 from simulator.request import SimulatedRequest
 from simulator.result import Percentiles, SimulationResult, inter_token_latencies, summarize
 from simulator.scenario import Scenario, Traffic, check_at_least, mean_rate
-
-MAX_DOUBLINGS = 12
-"""How often the search doubles (or halves) the rate until the SLO is missed (or met)."""
 
 
 def run_simulate(
@@ -69,25 +66,15 @@ def _search_goodput(
     label: str,
     show: Callable[[str], None],
 ) -> Goodput:
-    """Find the highest rate that meets the SLO. If the requested rate meets it, double the rate
-    until the SLO is missed; otherwise halve the rate until the SLO is met. Then
-    :func:`find_goodput` searches from half to twice the highest rate that met the SLO."""
+    """Find the highest rate that meets the SLO, beginning at the requested rate."""
 
     def run(rate: float, seed: int) -> SimulatedCluster:
         show(f"{label}: {rate:.2f} requests per second")
         trace = traffic.at_rate(rate, seed)
         return scenario.run(trace, policy, min_hopeless_misses(len(trace.requests)))
 
-    def meets(rate: float) -> bool:
-        return find_goodput(run, [rate], [traffic.seed]).rate_rps > 0
-
-    rate, doublings = mean_rate(traffic.trace_at_requested_rate), 0
-    upward = meets(rate)
-    while doublings < MAX_DOUBLINGS and meets(rate * 2 if upward else rate / 2) == upward:
-        rate, doublings = (rate * 2 if upward else rate / 2), doublings + 1
-    best = rate if upward else rate / 2
     seeds = range(traffic.seed, traffic.seed + (num_seeds if traffic.is_random else 1))
-    return find_goodput(run, rates_between(best / 2, best * 2), seeds)
+    return search_goodput(run, mean_rate(traffic.trace_at_requested_rate), seeds)
 
 
 # -- output --------------------------------------------------------------------------------

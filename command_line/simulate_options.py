@@ -116,14 +116,14 @@ class HardwareOptions:
 class ScenarioOptions:
     """Options for the size of the cluster, its policies and its faults."""
 
-    prefill: Annotated[int, typer.Option(help="Prefill workers.")] = 2
-    decode: Annotated[int, typer.Option(help="Decode workers.")] = 2
+    prefill: Annotated[
+        int | None, typer.Option(help="Prefill workers. Default: 2, or none with --mixed.")
+    ] = None
+    decode: Annotated[
+        int | None, typer.Option(help="Decode workers. Default: 2, or none with --mixed.")
+    ] = None
     mixed: Annotated[
-        int,
-        typer.Option(
-            help="Workers that compute prompts and answers in the same steps, instead of --prefill "
-            "and --decode."
-        ),
+        int, typer.Option(help="Workers that compute prompts and answers in the same steps.")
     ] = 0
     policy: Annotated[
         str, typer.Option(help="Placement policies, separated by commas; or all.")
@@ -172,7 +172,10 @@ def simulate(
 
     traffic = load.traffic(rate, rate_factor)
     hardware = machines.hardware(cluster.report_seconds, cluster.conductors)
-    config = hardware.config(cluster.prefill, cluster.decode, cluster.mixed)
+    pool = 0 if cluster.mixed else 2
+    prefill = pool if cluster.prefill is None else cluster.prefill
+    decode = pool if cluster.decode is None else cluster.decode
+    config = hardware.config(prefill, decode, cluster.mixed)
     faults = parse_faults(cluster.kill or [], cluster.slow or [], config)
     scenario = Scenario(config=config, faults=faults, as_deployed=cluster.as_deployed)
     policies = parse_policies(cluster.policy)
@@ -182,7 +185,7 @@ def simulate(
 @with_option_groups
 def plan(
     rate: Annotated[float, typer.Option(help="Requests per second to serve.")],
-    gpus: Annotated[int, typer.Option(help="Number of GPUs in both pools in total.")],
+    gpus: Annotated[int, typer.Option(help="Number of GPUs of all workers in total.")],
     load: TrafficOptions,
     machines: HardwareOptions,
     target: Annotated[
@@ -191,7 +194,8 @@ def plan(
     plots: Plots = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the best split into prefill and decode workers; exit code 1 if none meets --target."""
+    """Find the best use of GPUs: workers that do everything, prefill and decode workers, or both;
+    exit code 1 if none meets --target."""
     from command_line.plan import run_plan
 
     run_plan(load.traffic(rate), machines.hardware(), gpus, target, plots, as_json)

@@ -11,6 +11,7 @@ from conductor.policy.decision import Decision
 from conductor.policy.local_prefill import MAX_LOCAL_PREFILL_SHARE
 from conductor.policy.snapshot import (
     DecodeView,
+    MixedView,
     PolicyQuery,
     PrefillView,
     QueuedPrefill,
@@ -52,6 +53,17 @@ class DecodeLoadReport:
 
 
 @dataclass(frozen=True, slots=True)
+class MixedLoadReport:
+    """A mixed worker's load: of its prompts, of its answers, and what they cost each other (see
+    :class:`conductor.policy.snapshot.MixedView`)."""
+
+    prefill: PrefillLoadReport
+    decode: DecodeLoadReport
+    prompt_slowdown: float
+    prompt_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class _DispatchedPrompt:
     at_seconds: float
     queued: QueuedPrefill
@@ -66,7 +78,7 @@ class _DispatchedAnswer:
 
 
 class LoadTracker:
-    """Tracks the load of both pools as the policies see them. Each of ``num_conductors`` conductors
+    """Tracks the load of all pools as the policies see them. Each of ``num_conductors`` conductors
     is assumed to send equally many requests based on the same reports. So until a worker's next
     report, the prefill work that this conductor sends to the worker is multiplied by the number of
     conductors."""
@@ -75,6 +87,7 @@ class LoadTracker:
         self.num_conductors = num_conductors
         self.prefills: WorkerPool[PrefillView] = WorkerPool()
         self.decodes: WorkerPool[DecodeView] = WorkerPool()
+        self.mixed: WorkerPool[MixedView] = WorkerPool()
         self._unreported_prompts: dict[WorkerId, deque[_DispatchedPrompt]] = {}
         self._unreported_answers: dict[WorkerId, deque[_DispatchedAnswer]] = {}
         self._advanced_seconds = 0.0
@@ -89,13 +102,17 @@ class LoadTracker:
         self.decodes.put(view)
         self._unreported_answers[view.id] = deque(maxlen=MAX_UNREPORTED)
 
+    def add_mixed(self, view: MixedView) -> None:
+        self.mixed.put(view)
+        self._unreported_prompts[view.id] = deque(maxlen=MAX_UNREPORTED)
+        self._unreported_answers[view.id] = deque(maxlen=MAX_UNREPORTED)
+
     def remove(self, worker: WorkerId) -> None:
-        if worker in self.prefills:
-            self.prefills.remove(worker)
-            del self._unreported_prompts[worker]
-        if worker in self.decodes:
-            self.decodes.remove(worker)
-            del self._unreported_answers[worker]
+        for pool in (self.prefills, self.decodes, self.mixed):
+            if worker in pool:
+                pool.remove(worker)
+        self._unreported_prompts.pop(worker, None)
+        self._unreported_answers.pop(worker, None)
 
     # -- reports ---------------------------------------------------------------------------
 
@@ -103,7 +120,21 @@ class LoadTracker:
         """Apply a report. Reports of unknown workers are ignored."""
         if worker not in self.prefills:
             return
-        view, sent = self.prefills.take_for_update(worker), self._unreported_prompts[worker]
+        view = self.prefills.take_for_update(worker)
+        self._apply_prefill_report(view, report)
+        self.prefills.put(view)
+
+    def apply_mixed_report(self, worker: WorkerId, report: MixedLoadReport) -> None:
+        if worker not in self.mixed:
+            return
+        view = self.mixed.take_for_update(worker)
+        view.prompt_slowdown, view.prompt_share = report.prompt_slowdown, report.prompt_share
+        self._apply_prefill_report(view.prefill, report.prefill)
+        self._apply_decode_report(view.decode, report.decode)
+        self.mixed.put(view)
+
+    def _apply_prefill_report(self, view: PrefillView, report: PrefillLoadReport) -> None:
+        sent = self._unreported_prompts[view.id]
         while sent and sent[0].at_seconds <= report.at_seconds:
             sent.popleft()
         view.busy_until_seconds = report.at_seconds + report.busy_seconds
@@ -112,12 +143,16 @@ class LoadTracker:
         view.num_requests, view.queued_tokens = report.num_requests, report.queued_tokens
         for prompt in sent:
             _add_prompt(view, prompt)
-        self.prefills.put(view)
 
     def apply_decode_report(self, worker: WorkerId, report: DecodeLoadReport) -> None:
         if worker not in self.decodes:
             return
-        view, sent = self.decodes.take_for_update(worker), self._unreported_answers[worker]
+        view = self.decodes.take_for_update(worker)
+        self._apply_decode_report(view, report)
+        self.decodes.put(view)
+
+    def _apply_decode_report(self, view: DecodeView, report: DecodeLoadReport) -> None:
+        sent = self._unreported_answers[view.id]
         while sent and sent[0].at_seconds <= report.at_seconds:
             sent.popleft()
         if report.cost is not None:
@@ -131,25 +166,25 @@ class LoadTracker:
         view.as_of_seconds = report.at_seconds
         for answer in sent:
             _add_answer(view, answer)
-        self.decodes.put(view)
 
     def advance(self, now_seconds: float, answer_tokens: float) -> None:
-        """Reduce every decode worker's load by the share of its tokens that it has presumably freed
-        since its last report or update: the time since then, divided by the duration of an answer
-        of ``answer_tokens`` tokens. Takes effect at most ten times a second."""
+        """Reduce the load of answers of every worker by the share of its tokens that it has
+        presumably freed since its last report or update: the time since then, divided by the
+        duration of an answer of ``answer_tokens`` tokens. Takes effect at most ten times a
+        second."""
         if now_seconds - self._advanced_seconds < MIN_ADVANCE_SECONDS:
             return
         self._advanced_seconds = now_seconds
         for view in list(self.decodes):
-            passed = now_seconds - view.as_of_seconds
-            if passed <= 0 or not view.projected_tokens:
-                continue
-            share = min(passed / max(view.step_seconds() * answer_tokens, passed), 1.0)
-            self.decodes.take_for_update(view.id)
-            view.as_of_seconds = now_seconds
-            view.projected_tokens -= int(view.projected_tokens * share)
-            view.context_tokens -= int(view.context_tokens * share)
-            self.decodes.put(view)
+            if passed := _seconds_to_advance(view, now_seconds):
+                self.decodes.take_for_update(view.id)
+                _advance_answers(view, passed, view.step_seconds() * answer_tokens)
+                self.decodes.put(view)
+        for mixed in list(self.mixed):
+            if passed := _seconds_to_advance(mixed.decode, now_seconds):
+                self.mixed.take_for_update(mixed.id)
+                _advance_answers(mixed.decode, passed, mixed.itl_seconds(0, 0) * answer_tokens)
+                self.mixed.put(mixed)
 
     # -- dispatched requests ---------------------------------------------------------------
 
@@ -159,30 +194,54 @@ class LoadTracker:
         """Add a placed request to the load of its workers: the prefill work to the prefill worker,
         the context and the predicted answer to the decode worker. If a single worker serves the
         whole request, only that worker's load grows: a prefill worker's by the prefill work; a
-        decode worker's by the context, the answer, and the time of the local prefill."""
+        decode worker's by the context, the answer, and the time of the local prefill; a mixed
+        worker's by the prefill work, the context and the answer."""
+        work = decision.service_seconds * self.num_conductors
+        projected = query.num_tokens + int(min(answer_tokens, query.max_new_tokens))
+        answer = _DispatchedAnswer(now_seconds, query.num_tokens, projected)
         prefill_worker = decision.prefill or decision.decode
         if prefill_worker in self.prefills:
             view = self.prefills.take_for_update(prefill_worker)
-            idle_seconds = view.cost.seconds(query.num_tokens)
-            work = decision.service_seconds * self.num_conductors
-            queued = QueuedPrefill(now_seconds + query.ttft_slo_seconds + idle_seconds, work)
-            prompt = _DispatchedPrompt(now_seconds, queued, query.num_tokens)
-            self._unreported_prompts[view.id].append(prompt)
-            _add_prompt(view, prompt)
+            self._add_dispatched_prompt(view, now_seconds, query, work)
             self.prefills.put(view)
         if decision.decode in self.decodes:
             decode = self.decodes.take_for_update(decision.decode)
             if decision.prefill is None:
-                _record_local_prefill(
-                    decode, now_seconds, decision.service_seconds * self.num_conductors
-                )
-            projected = query.num_tokens + int(min(answer_tokens, query.max_new_tokens))
-            answer = _DispatchedAnswer(now_seconds, query.num_tokens, projected)
-            self._unreported_answers[decode.id].append(answer)
-            if not decode.projected_tokens:
-                decode.as_of_seconds = now_seconds
-            _add_answer(decode, answer)
+                _record_local_prefill(decode, now_seconds, work)
+            self._add_dispatched_answer(decode, answer)
             self.decodes.put(decode)
+        if decision.decode in self.mixed:
+            mixed = self.mixed.take_for_update(decision.decode)
+            self._add_dispatched_prompt(mixed.prefill, now_seconds, query, work)
+            self._add_dispatched_answer(mixed.decode, answer)
+            self.mixed.put(mixed)
+
+    def _add_dispatched_prompt(
+        self, view: PrefillView, now_seconds: float, query: PolicyQuery, work_seconds: float
+    ) -> None:
+        idle_seconds = view.cost.seconds(query.num_tokens)
+        queued = QueuedPrefill(now_seconds + query.ttft_slo_seconds + idle_seconds, work_seconds)
+        prompt = _DispatchedPrompt(now_seconds, queued, query.num_tokens)
+        self._unreported_prompts[view.id].append(prompt)
+        _add_prompt(view, prompt)
+
+    def _add_dispatched_answer(self, view: DecodeView, answer: _DispatchedAnswer) -> None:
+        self._unreported_answers[view.id].append(answer)
+        if not view.projected_tokens:
+            view.as_of_seconds = answer.at_seconds
+        _add_answer(view, answer)
+
+
+def _seconds_to_advance(view: DecodeView, now_seconds: float) -> float:
+    """Return the seconds since the view's last update; 0 if there is nothing to reduce."""
+    return max(now_seconds - view.as_of_seconds, 0.0) if view.projected_tokens else 0.0
+
+
+def _advance_answers(view: DecodeView, passed_seconds: float, answer_seconds: float) -> None:
+    share = min(passed_seconds / max(answer_seconds, passed_seconds), 1.0)
+    view.as_of_seconds += passed_seconds
+    view.projected_tokens -= int(view.projected_tokens * share)
+    view.context_tokens -= int(view.context_tokens * share)
 
 
 def _record_local_prefill(view: DecodeView, now_seconds: float, seconds: float) -> None:

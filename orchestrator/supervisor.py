@@ -11,10 +11,10 @@ from baton.clock import Clock
 from baton.config import Settings
 from baton.core.pool_plan import PoolPlan
 from baton.core.states import WORKER_ROLES, Role
-from baton.errors import Unavailable
+from baton.errors import DeadlineExceeded, Unavailable
 from baton.pools import autoscaler
 from baton.pools.model_pools import ModelPools
-from baton.rpc.conductor_client import fetch_pool_plan
+from baton.rpc.conductor_client import fetch_pool_plan, fetch_ready_workers
 from baton.rpc.worker_client import convert_worker
 from orchestrator.child_process import ChildProcess, ChildProcessSpec
 from orchestrator.cluster_state import ClusterFolder, ClusterState
@@ -143,6 +143,7 @@ class Supervisor:
         for router in self._launch_specs.routers():
             self._start(router)
         await self._wait_until(self._all_serve, stop)
+        await self._wait_for_conductor(stop)
         await self._wait_for_routers(stop)
 
     async def _run_until(self, stop: asyncio.Event) -> None:
@@ -176,6 +177,22 @@ class Supervisor:
         if not address:
             return None
         return await fetch_pool_plan(address, self._settings.trust, model=model)
+
+    async def _wait_for_conductor(self, stop: asyncio.Event) -> None:
+        """Wait until the conductor knows every serving worker, ``stop`` is set, or the cluster
+        can't start. The conductor learns of a worker from the registry, some time after the worker
+        has begun to serve; until then the workers that it knows would get all requests."""
+        while not (stop.is_set() or self._failure or await self._is_every_worker_known()):
+            await self._clock.sleep(READY_POLL_SECONDS)
+
+    async def _is_every_worker_known(self) -> bool:
+        processes = [each for pools in self._pools.values() for each in pools.processes]
+        address = self._children[Role.CONDUCTOR].state.address
+        try:
+            known = await fetch_ready_workers(address, self._settings.trust)
+        except (Unavailable, DeadlineExceeded):
+            return False
+        return all(each.state.id in known for each in processes if each.is_serving)
 
     async def _wait_for_routers(self, stop: asyncio.Event) -> None:
         """Wait until every router is ready, ``stop`` is set, or the cluster can't start. A router

@@ -133,8 +133,8 @@ class SimulatedCluster:
             self._conductors.report_workers()
         conductor, answers = self._conductors.for_request(job.number), self._conductors.answers
         conductor.load_tracker.advance(self._events.now_seconds, answers.mean)
-        has_prefill = conductor.load_tracker.prefills or self.config.num_mixed
-        if not (has_prefill and conductor.load_tracker.decodes):
+        tracker = conductor.load_tracker
+        if not (tracker.mixed or (tracker.prefills and tracker.decodes)):
             self._handle_empty_pool(job)
             return
         arrival = job.arrival

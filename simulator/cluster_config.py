@@ -20,8 +20,9 @@ class ClusterConfig:
     sizes and follow the load.
 
     ``num_mixed`` workers compute prompts and answers in the same steps, of at most ``mixed_tokens``
-    tokens; a cluster has either such workers or the two pools. ``device_block_tokens`` is the size
-    of their blocks of KV. If ``step_cost`` is None, it follows from the other costs."""
+    tokens; a cluster may have such workers, the two pools, or all of them.
+    ``device_block_tokens`` is the size of their blocks of KV. If ``step_cost`` is None, it follows
+    from the other costs."""
 
     num_prefill: int
     num_decode: int

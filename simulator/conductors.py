@@ -12,6 +12,7 @@ from simulator.answer_lengths import ClusterAnswerLengths
 from simulator.cluster_config import ClusterConfig
 from simulator.event_queue import EventQueue
 from simulator.fleet import SimulatedFleet
+from simulator.mixed import SimulatedMixedWorker
 
 
 @dataclass(slots=True)
@@ -54,6 +55,8 @@ class SimulatedConductors:
         for conductor in self._conductors:
             if self._fleet.is_prefill(worker):
                 conductor.load_tracker.add_prefill(self._fleet.prefill_view(worker))
+            elif self._fleet.is_mixed(worker):
+                conductor.load_tracker.add_mixed(self._fleet.mixed_view(worker))
             else:
                 conductor.load_tracker.add_decode(self._fleet.decode_view(worker))
 
@@ -81,6 +84,11 @@ class SimulatedConductors:
         for decode in self._fleet.decodes:
             if decode.id in self._fleet.crashed:
                 continue
+            if isinstance(decode, SimulatedMixedWorker):
+                mixed_report = decode.report()
+                for conductor in self._conductors:
+                    conductor.load_tracker.apply_mixed_report(decode.id, mixed_report)
+                continue
             report = decode.report()
             for conductor in self._conductors:
                 conductor.load_tracker.apply_decode_report(decode.id, report)
@@ -99,6 +107,7 @@ class SimulatedConductors:
             self.answers.mean,
             self.answers.short,
             conductor.admission_tracker.view,
+            conductor.load_tracker.mixed,
         )
 
     def record_dispatch(

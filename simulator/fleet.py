@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from baton.core.ids import WorkerId
 from baton.core.prefill_order import PREFILL_ORDERS
 from baton.core.states import Role
-from conductor.policy.snapshot import DecodeView, PrefillView
+from conductor.policy.snapshot import DecodeView, MixedView, PrefillView
 from simulator.caches import SimulatedCaches, SimulatedNetwork
 from simulator.cluster_config import ClusterConfig
 from simulator.decode import SimulatedDecodeWorker
@@ -52,17 +52,22 @@ class SimulatedFleet:
         self.crashed: dict[WorkerId, float] = {}
         self.retired: set[WorkerId] = set()
         self.prefills = [self._new_prefill_worker(i) for i in range(config.num_prefill)]
+        self.mixed_by_id = {
+            each.id: each for each in map(self._new_mixed_worker, range(config.num_mixed))
+        }
         self.decodes: list[AnsweringWorker] = [
-            self._new_decode_worker(i) for i in range(config.num_decode)
+            *map(self._new_decode_worker, range(config.num_decode)),
+            *self.mixed_by_id.values(),
         ]
-        self.decodes += [self._new_mixed_worker(i) for i in range(config.num_mixed)]
         self.prefill_by_id = {worker.id: worker for worker in self.prefills}
         self.decode_by_id = {worker.id: worker for worker in self.decodes}
         self._num_hosts = config.num_hosts or len(self.ids)
         self.host_of = {worker: f"h{i % self._num_hosts}" for i, worker in enumerate(self.ids)}
         device = max(config.device_tokens // block_tokens, 1)
         node = max(config.node_tokens // block_tokens, 1)
-        self.caches = SimulatedCaches(self.host_of, list(self.prefill_by_id), device, node)
+        self.caches = SimulatedCaches(
+            self.host_of, [*self.prefill_by_id, *self.mixed_by_id], device, node
+        )
         self.network = SimulatedNetwork(list(self.host_of.values()), config.link)
 
     @property
@@ -80,6 +85,9 @@ class SimulatedFleet:
 
     def is_prefill(self, worker: WorkerId) -> bool:
         return worker in self.prefill_by_id
+
+    def is_mixed(self, worker: WorkerId) -> bool:
+        return worker in self.mixed_by_id
 
     def add_worker(self, role: Role) -> WorkerId:
         """Add a worker, on its own host unless ``num_hosts`` is configured."""
@@ -106,6 +114,9 @@ class SimulatedFleet:
         tokens, host = self._config.device_tokens, self.host_of[worker]
         reads = self._config.prefill_cost if self._config.allow_local_prefill else None
         return DecodeView(worker, self._config.decode_cost, tokens, host, prefill_cost=reads)
+
+    def mixed_view(self, worker: WorkerId) -> MixedView:
+        return MixedView(self.prefill_view(worker), self.decode_view(worker))
 
     def check_idle(self) -> None:
         """Raise AssertionError if a worker still has requests."""

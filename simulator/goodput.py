@@ -12,6 +12,9 @@ COARSE_STEP = 1.05
 FINE_STEP = 1.01
 """Ratios of consecutive rates that are tried, in the coarse and in the fine search."""
 
+MAX_DOUBLINGS = 12
+"""How often a search doubles (or halves) the rate until the SLO is missed (or met)."""
+
 TARGET_ATTAINMENT = 0.9
 """Required share of requests within their SLO."""
 
@@ -71,6 +74,46 @@ def find_goodput(
         median(each.goodput_rps for each in found),
         found,
     )
+
+
+def search_goodput(run: RunAtRate, rate: float, seeds: Sequence[int]) -> Goodput:
+    """Find the highest rate that meets the SLO, beginning at ``rate``. If it meets the SLO, double
+    it until the SLO is missed; otherwise halve it until the SLO is met. Then :func:`find_goodput`
+    searches from half to twice the highest rate that met the SLO."""
+    best = _highest_power(run, rate, seeds[0], TARGET_ATTAINMENT)
+    return find_goodput(run, rates_between(best / 2, best * 2), seeds)
+
+
+def highest_rate(run: RunAtRate, rate: float, seed: int, target: float) -> float:
+    """Return about the highest rate that meets the target: it does, and COARSE_STEP times this rate
+    does not. Return 0 if no rate does. This takes some ten runs instead of the many of
+    :func:`search_goodput`, and may miss a higher rate that meets the target while a lower one does
+    not."""
+
+    def meets(rate: float) -> bool:
+        return _run_at_rate(run, rate, seed).attainment >= target
+
+    low = _highest_power(run, rate, seed, target)
+    if not meets(low):
+        return 0.0
+    high = low * 2
+    while high / low > COARSE_STEP:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if meets(middle) else (low, middle)
+    return low
+
+
+def _highest_power(run: RunAtRate, rate: float, seed: int, target: float) -> float:
+    """Double ``rate`` until the target is missed, or halve it until the target is met. Return the
+    last rate that met the target, or the lowest rate tried."""
+
+    def meets(rate: float) -> bool:
+        return _run_at_rate(run, rate, seed).attainment >= target
+
+    doublings, upward = 0, meets(rate)
+    while doublings < MAX_DOUBLINGS and meets(rate * 2 if upward else rate / 2) == upward:
+        rate, doublings = (rate * 2 if upward else rate / 2), doublings + 1
+    return rate if upward else rate / 2
 
 
 def _seed_goodput(run: RunAtRate, rates: Sequence[float], seed: int, target: float) -> SeedGoodput:

@@ -9,15 +9,21 @@ was admitted last is preempted: its KV is dropped, and computed again later.
 Consecutive steps with answers only are simulated as one event.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.core.ids import WorkerId
-from conductor.load_tracker import DecodeLoadReport
+from conductor.load_tracker import DecodeLoadReport, MixedLoadReport, PrefillLoadReport
+from conductor.policy.snapshot import QueuedPrefill
 from simulator.event_queue import EventQueue
+from simulator.prefill import REPORTED_JOBS
 from simulator.request import SimulatedRequest
 from simulator.step_cost import StepCost, StepWork
+
+SHARE_SECONDS = 5.0
+"""The time constant of the moving average of the share of time that prompts take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +97,7 @@ class SimulatedMixedWorker:
         self._is_starting = False
         self._began_seconds = 0.0
         self._plan_number = 0
+        self._prompt_share, self._recorded_seconds = 0.0, 0.0
 
     def announce(self, job: SimulatedRequest) -> None:
         """Record a request that was placed on this worker and fetches its prefix."""
@@ -126,7 +133,65 @@ class SimulatedMixedWorker:
         self._plan_number += 1
         return lost
 
-    def report(self) -> DecodeLoadReport:
+    def report(self) -> MixedLoadReport:
+        now, slowdown = self._events.now_seconds, self._prompt_slowdown()
+        self._record_time(is_prompt=bool(self._shares) and not self._is_decode_only)
+        return MixedLoadReport(
+            self._prompt_report(now, slowdown), self._answer_report(), slowdown, self._prompt_share
+        )
+
+    def _prompt_report(self, now_seconds: float, slowdown: float) -> PrefillLoadReport:
+        """Report the prompts that are not computed yet. What the current step computes of them
+        counts as computed, but it takes until the end of the step."""
+        computing = {} if self._is_decode_only else dict(self._shares)
+        remaining = [
+            (run.job, run.num_computed + computing.get(run, 0), run.target)
+            for run in (*self._running, *self._waiting)
+            if run.target - run.num_computed > 1
+        ]
+        remaining += [(job, job.num_computed, job.num_prompt_tokens) for job in self._announced]
+        left = [(job, done, end - done) for job, done, end in remaining if end > done]
+        work = [
+            QueuedPrefill(job.deadline_seconds, self._alone_seconds(count, done) * slowdown)
+            for job, done, count in left
+        ]
+        queue = sorted(work[:REPORTED_JOBS])
+        if rest := sum(each.work_seconds for each in work[REPORTED_JOBS:]):
+            queue.append(QueuedPrefill(math.inf, rest))
+        busy = 0.0
+        if computing:
+            busy = self._began_seconds + self._seconds(1) - now_seconds
+        tokens = sum(count for _, _, count in left)
+        return PrefillLoadReport(now_seconds, max(busy, 0.0), tuple(queue), len(left), tokens)
+
+    def _alone_seconds(self, num_tokens: int, num_computed: int) -> float:
+        """Return how long tokens of a prompt take in steps without answers."""
+        cost, most = self._cost, self._limits.step_tokens
+        seconds = cost.per_pair_seconds * num_tokens * (num_computed + num_tokens / 2)
+        seconds += num_tokens // most * cost.base_seconds(most, 1)
+        if rest := num_tokens % most:
+            seconds += cost.base_seconds(rest, 1)
+        return seconds * self.slowdown_factor
+
+    def _prompt_slowdown(self) -> float:
+        """Return by how much the answers that run now lengthen a step that is full of prompts."""
+        answers = [run for run in self._running if run.num_generated]
+        context = sum(run.target for run in answers)
+        most = self._limits.step_tokens
+        alone = self._cost.base_seconds(most, 1)
+        room = max(most - len(answers), 1)
+        beside = self._cost.base_seconds(most, 1 + len(answers))
+        beside += self._cost.per_context_token_seconds * context
+        return beside / alone * most / room
+
+    def _record_time(self, *, is_prompt: bool) -> None:
+        """Record what the time since the last record was used for."""
+        now = self._events.now_seconds
+        kept = math.exp(-(now - self._recorded_seconds) / SHARE_SECONDS)
+        self._prompt_share = self._prompt_share * kept + (1 - kept) * is_prompt
+        self._recorded_seconds = now
+
+    def _answer_report(self) -> DecodeLoadReport:
         runs = [*self._running, *self._waiting]
         context = sum(run.target for run in runs)
         context += sum(job.num_prompt_tokens for job in self._announced)
@@ -157,6 +222,8 @@ class SimulatedMixedWorker:
 
     def _begin_step(self) -> None:
         """Plan the next step and schedule its end. Do nothing if there is no request."""
+        if not self._num_steps:
+            self._record_time(is_prompt=False)  # the worker was idle
         self._shares = self._schedule()
         self._plan_number += 1
         if not self._shares:
@@ -309,6 +376,7 @@ class SimulatedMixedWorker:
     def _on_end(self, number: int) -> None:
         if number != self._plan_number:
             return
+        self._record_time(is_prompt=not self._is_decode_only)
         self._advance(self._num_steps - 1)
         shares, self._shares = self._shares, []
         prefilled, done = [], []

@@ -135,13 +135,12 @@ class SimulatedHardware:
     tbt_slo: float
 
     def config(self, num_prefill: int, num_decode: int, num_mixed: int = 0) -> ClusterConfig:
-        """Build the configuration of a cluster with the two pools, or with ``num_mixed`` workers
-        that do both. Raises Invalid for any invalid value."""
+        """Build the configuration of a cluster with the two pools, with ``num_mixed`` workers that
+        do both, or with all of them. Raises Invalid for any invalid value."""
         self._check()
         if num_mixed != 0:
             check_at_most("--mixed", num_mixed, MAX_WORKERS_PER_POOL)
-            num_prefill = num_decode = 0
-        else:
+        if num_mixed == 0 or num_prefill != 0 or num_decode != 0:
             check_at_most("--prefill", num_prefill, MAX_WORKERS_PER_POOL)
             check_at_most("--decode", num_decode, MAX_WORKERS_PER_POOL)
         costs = self._costs

@@ -11,6 +11,7 @@ from conductor.policy.snapshot import (
     AnyBlockKey,
     DecodeView,
     LinkSpeed,
+    MixedView,
     PolicyQuery,
     PrefillView,
     QueuedPrefill,
@@ -73,11 +74,20 @@ def decode(name: str, promised: int = 0, capacity: int = 10_000, **fields: objec
     )  # fmt: skip
 
 
+def mixed(
+    name: str, *queue: tuple[float, float], promised: int = 0, capacity: int = 10_000,
+    **fields: float
+) -> MixedView:  # fmt: skip
+    """Return a mixed worker with a queue of prompts, and answers that take ``promised`` tokens."""
+    return MixedView(prefill(name, *queue), decode(name, promised, capacity), **fields)
+
+
 def snapshot(
     prefills: Sequence[PrefillView],
     decodes: Sequence[DecodeView],
     cache: FakeCache | None = None,
     *,
+    mixed: Sequence[MixedView] = (),
     num_placed: int = 0,
     admitted: AdmissionRates = AdmissionRates(),
     answer_tokens: float = 100.0,
@@ -85,7 +95,7 @@ def snapshot(
     return Snapshot(
         NOW, num_placed, WorkerPool(prefills), WorkerPool(decodes), cache or FakeCache(),
         BLOCK_TOKENS,
-        1000, LINK, answer_tokens, 16.0, admitted,
+        1000, LINK, answer_tokens, 16.0, admitted, WorkerPool(mixed),
     )  # fmt: skip
 
 

@@ -3,8 +3,11 @@
 import grpc.aio
 
 from baton.core.credentials import ClusterCredentials
+from baton.core.ids import WorkerId
 from baton.core.placement import Placement, PlacementQuery
 from baton.core.pool_plan import PoolPlan
+from baton.core.states import WORKER_ROLES, WorkerState
+from baton.registry.member_codec import member_from_json
 from baton.rpc.channel import open_channel, translated_rpc_errors
 from baton.rpc.convert.placement import placement_from_proto, placement_query_to_proto
 from baton.rpc.convert.pool_plan import pool_plan_from_proto
@@ -41,8 +44,31 @@ async def fetch_pool_plan(
     """Return a conductor's plan for the sizes of a model's pools, or None if the conductor has seen
     no request for it yet. ``model`` may be empty if the cluster serves one model. Raises
     Unavailable, DeadlineExceeded."""
+    return pool_plan_from_proto(await _describe(address, trust, timeout_seconds, model))
+
+
+async def fetch_ready_workers(
+    address: str,
+    trust: ClusterCredentials | str | None = None,
+    timeout_seconds: float = 5.0,
+) -> frozenset[WorkerId]:
+    """Return the workers of all models that a conductor places requests on. Raises Unavailable,
+    DeadlineExceeded."""
+    answer = await _describe(address, trust, timeout_seconds, "")
+    members = [member_from_json(each.encode()) for each in answer.members_json]
+    return frozenset(
+        member.id
+        for member in members
+        if member.role in WORKER_ROLES and member.state is WorkerState.READY
+    )
+
+
+async def _describe(
+    address: str, trust: ClusterCredentials | str | None, timeout_seconds: float, model: str
+) -> pb.DescribeResponse:
     async with open_channel(address, trust) as channel:
         with translated_rpc_errors():
             stub = pb_grpc.ConductorStub(channel)
-            answer = await stub.Describe(pb.DescribeRequest(model=model), timeout=timeout_seconds)
-    return pool_plan_from_proto(answer)
+            request = pb.DescribeRequest(model=model)
+            answer: pb.DescribeResponse = await stub.Describe(request, timeout=timeout_seconds)
+    return answer

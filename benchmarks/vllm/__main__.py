@@ -2,16 +2,18 @@
 
     python -m benchmarks.vllm [--python .venv-vllm/bin/python] [--rounds 2]
         [--systems baton+vllm,vllm-disaggregated,vllm,baton]
-        [--loads 512x1,512x8,4096x1 | --loads none] [--kill]
+        [--loads 512x1,512x8,4096x1 | --loads none] [--shape 50m|0.5b]
+        [--answer-tokens 32] [--compiled] [--kill]
 
 All systems run on this machine, one after the other in each round. A load is TOKENSxCONCURRENCY;
 each request has a prompt of its own. With the loads ``none``, only the CPU use of the idle systems
 is measured. Disaggregated systems have a prefill and a decode worker with one thread each, or, in
 the system ``baton+vllm-2-ranks``, with two ranks of one thread each; vLLM alone has a thread per
 core. In all systems, vLLM runs with ``--enforce-eager``, since torch.compile would take minutes at
-each start. Prints medians over all requests of all rounds, the CPU use of each program of the idle
-system, and JSON as the last line. With ``--kill``, the decode worker is killed in the last round
-while 20 answers are generated, and the number of these answers that were completed is printed, too.
+each start; ``--compiled`` lets vLLM alone compile. Prints medians over all requests of all rounds,
+the CPU use of each program of the idle system, and JSON as the last line. With ``--kill``, the
+decode worker is killed in the last round while 20 answers are generated, and the number of these
+answers that were completed is printed, too.
 """
 
 import argparse
@@ -30,11 +32,10 @@ import httpx
 import numpy as np
 
 from benchmarks.machine import SYSTEM_CLOCK, describe, pause
-from benchmarks.vllm.model import VOCAB_SIZE, make_model
+from benchmarks.vllm.model import SHAPES, VOCAB_SIZE, make_model
 from benchmarks.vllm.systems import System, baton, vllm_alone, vllm_disaggregated
 
 SEED = 1
-MAX_TOKENS = 32
 REQUESTS_PER_STREAM = 4
 KILL_STREAMS = 20
 KILL_PROMPT_TOKENS = 64
@@ -83,7 +84,7 @@ class Row:
 
 
 async def run_load(
-    system: System, load: Load, rng: np.random.Generator
+    system: System, load: Load, rng: np.random.Generator, answer_tokens: int
 ) -> tuple[list[Answer], float]:
     """Send the load's requests. Return the times of each answer, and the duration of the whole load
     in seconds."""
@@ -95,7 +96,7 @@ async def run_load(
 
     async def client() -> None:
         while prompts:
-            answers.append(await _time_answer(system, prompts.pop()))
+            answers.append(await _time_answer(system, prompts.pop(), answer_tokens))
 
     began = SYSTEM_CLOCK()
     async with asyncio.TaskGroup() as tasks:
@@ -104,9 +105,9 @@ async def run_load(
     return answers, SYSTEM_CLOCK() - began
 
 
-async def _time_answer(system: System, prompt: list[int]) -> Answer:
+async def _time_answer(system: System, prompt: list[int], answer_tokens: int) -> Answer:
     began = SYSTEM_CLOCK()
-    times = [SYSTEM_CLOCK() async for _ in system.stream(prompt, MAX_TOKENS)]
+    times = [SYSTEM_CLOCK() async for _ in system.stream(prompt, answer_tokens)]
     return Answer(times[0] - began, [b - a for a, b in pairwise(times)])
 
 
@@ -158,6 +159,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--systems", default="baton+vllm,vllm-disaggregated,vllm,baton")
     parser.add_argument("--loads", default="512x1,512x8,4096x1")
+    parser.add_argument("--shape", choices=SHAPES, default="0.5b")
+    parser.add_argument("--answer-tokens", type=int, default=32)
+    parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--kill", action="store_true")
     options = parser.parse_args()
     python = options.python.absolute()
@@ -165,7 +169,7 @@ def main() -> None:
         "baton+vllm": lambda model: baton(model, python),
         "baton+vllm-2-ranks": lambda model: baton(model, python, ranks=2),
         "vllm-disaggregated": lambda model: vllm_disaggregated(model, python),
-        "vllm": lambda model: vllm_alone(model, python),
+        "vllm": lambda model: vllm_alone(model, python, compiled=options.compiled),
         "baton": lambda model: baton(model, None),
     }
     names = [] if options.loads == "none" else options.loads.split(",")
@@ -178,15 +182,19 @@ def main() -> None:
     survivors: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
-        print(f"{make_model(model, SEED) / 1e6:.0f} million parameters, BF16")
+        print(f"{make_model(model, SEED, options.shape) / 1e6:.0f} million parameters, BF16")
         for round_number in range(options.rounds):
             for name in options.systems.split(","):
                 rng = np.random.default_rng(round_number)
                 with makers[name](model) as system:
-                    asyncio.run(run_load(system, Load(256, 2), rng))  # warm-up
+                    asyncio.run(
+                        run_load(system, Load(256, 2), rng, options.answer_tokens)
+                    )  # warm-up
                     idle[name].append(idle_cpu_percent(system))
                     for load in loads:
-                        got, duration = asyncio.run(run_load(system, load, rng))
+                        got, duration = asyncio.run(
+                            run_load(system, load, rng, options.answer_tokens)
+                        )
                         answers[name, str(load)] += got
                         seconds[name, str(load)] += duration
                         print(f"round {round_number}: {_row(name, str(load), got, duration)}")
@@ -223,7 +231,7 @@ def _row(system: str, load: str, answers: list[Answer], seconds: float) -> Row:
         round(float(np.percentile(ttfts, 99)), 1),
         round(float(np.percentile(gaps, 50)), 1),
         round(float(np.percentile(gaps, 99)), 1),
-        round(len(answers) * MAX_TOKENS / seconds, 1),
+        round(sum(1 + len(answer.gaps) for answer in answers) / seconds, 1),
     )
 
 

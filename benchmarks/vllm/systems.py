@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -83,10 +84,9 @@ def baton(model: Path, python: Path | None, ranks: int = 1) -> Iterator[System]:
 
 
 @contextmanager
-def vllm_alone(model: Path, python: Path) -> Iterator[System]:
+def vllm_alone(model: Path, python: Path, *, compiled: bool = False) -> Iterator[System]:
     """Run one vLLM server on all cores."""
-    with ExitStack() as stack:
-        server = stack.enter_context(_vllm_server(model, python, os.cpu_count() or 1, {}, ()))
+    with vllm_server(model, python, os.cpu_count() or 1, compiled=compiled) as server:
         yield System(
             _completions(server.url, model.name), lambda: {"server": server.processes}, server.kill
         )
@@ -101,7 +101,7 @@ def vllm_disaggregated(model: Path, python: Path) -> Iterator[System]:
     with ExitStack() as stack:
         servers = [
             stack.enter_context(
-                _vllm_server(
+                vllm_server(
                     model, python, 1,
                     {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "UCX_TLS": "all"},
                     arguments,
@@ -118,7 +118,9 @@ def vllm_disaggregated(model: Path, python: Path) -> Iterator[System]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Server:
+class VllmServer:
+    """A running vLLM server."""
+
     url: str
     process: subprocess.Popen[bytes]
 
@@ -138,16 +140,25 @@ def _with_children(pid: int) -> list[psutil.Process]:
 
 
 @contextmanager
-def _vllm_server(
-    model: Path, python: Path, threads: int, environment: Mapping[str, str], more: Sequence[str]
-) -> Iterator[_Server]:
+def vllm_server(
+    model: Path,
+    python: Path,
+    threads: int,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    more: Sequence[str] = (),
+    *,
+    compiled: bool = False,
+) -> Iterator[VllmServer]:
+    """Run a vLLM server with ``threads`` threads on the CPU. ``compiled`` lets it compile the
+    model, which takes it a minute at its start."""
     port = free_port()
     command = [
         str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
         "--served-model-name", model.name, "--port", str(port), "--host", "127.0.0.1",
         "--dtype", "bfloat16", "--max-model-len", str(MAX_MODEL_TOKENS),
         "--max-num-batched-tokens", str(MAX_BATCHED_TOKENS), "--max-num-seqs", str(MAX_SEQUENCES),
-        "--kv-cache-memory-bytes", str(POOL_BYTES), "--enforce-eager", *more,
+        "--kv-cache-memory-bytes", str(POOL_BYTES), *more,
+        *([] if compiled else ["--enforce-eager"]),
     ]  # fmt: skip
     variables = {
         **os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -156,7 +167,7 @@ def _vllm_server(
     with subprocess.Popen(
         command, env=variables, stdout=sys.stderr, stderr=sys.stderr, start_new_session=True
     ) as process:
-        server = _Server(f"http://127.0.0.1:{port}", process)
+        server = VllmServer(f"http://127.0.0.1:{port}", process)
         try:
             _wait_until_ready(server)
             yield server
@@ -164,7 +175,7 @@ def _vllm_server(
             server.kill()
 
 
-def _wait_until_ready(server: _Server) -> None:
+def _wait_until_ready(server: VllmServer) -> None:
     for _ in range(int(VLLM_START_SECONDS)):
         if server.process.poll() is not None:
             raise RuntimeError(

@@ -8,6 +8,7 @@ turn, a tree of placed prompts) is in the snapshot. Only the two variants of Moo
 import hashlib
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 from baton.core.ids import WorkerId
 from baton.errors import Overloaded
@@ -21,8 +22,9 @@ from conductor.policy.snapshot import (
     Snapshot,
     StoredPrefix,
     WorkerPool,
-    WorkerViewT,
 )
+
+PoolViewT = TypeVar("PoolViewT", PrefillView, DecodeView)
 
 PlacementPolicy = Callable[[Snapshot, PolicyQuery], Decision]
 
@@ -240,7 +242,7 @@ def _least_context(snapshot: Snapshot) -> DecodeView:
     return min(snapshot.decodes, key=lambda view: (view.context_tokens, view.id))
 
 
-def _fewest(pool: WorkerPool[WorkerViewT]) -> WorkerViewT:
+def _fewest(pool: WorkerPool[PoolViewT]) -> PoolViewT:
     return min(pool, key=lambda view: (view.num_requests, view.id))
 
 
@@ -252,11 +254,11 @@ def _digest(key: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
 
 
-def _draw(pool: WorkerPool[WorkerViewT], turn: int, salt: str) -> WorkerViewT:
+def _draw(pool: WorkerPool[PoolViewT], turn: int, salt: str) -> PoolViewT:
     return pool[pool.ids[_digest(f"{salt} {turn}".encode()) % len(pool)]]
 
 
-def _two(pool: WorkerPool[WorkerViewT], turn: int, salt: str) -> tuple[WorkerViewT, WorkerViewT]:
+def _two(pool: WorkerPool[PoolViewT], turn: int, salt: str) -> tuple[PoolViewT, PoolViewT]:
     """Draw two different workers, or one worker twice if the pool has only one."""
     first = _digest(f"{salt} {turn}".encode()) % len(pool)
     other = 1 + _digest(f"{salt} {turn} other".encode()) % max(len(pool) - 1, 1)

@@ -1,10 +1,18 @@
-"""Chooses the few prefill workers that are worth scoring."""
+"""Chooses the few workers that are worth scoring for a prompt."""
 
 import hashlib
+from collections.abc import Iterable
 from itertools import islice
 
+from baton.core.ids import WorkerId
 from baton.hash_ring import ring_successors
-from conductor.policy.snapshot import AnyBlockKey, PolicyQuery, PrefillView, Snapshot
+from conductor.policy.snapshot import (
+    AnyBlockKey,
+    PolicyQuery,
+    Snapshot,
+    WorkerPool,
+    WorkerViewT,
+)
 
 
 def key_bytes(key: AnyBlockKey) -> bytes:
@@ -16,7 +24,7 @@ def ring_key(snapshot: Snapshot, query: PolicyQuery) -> bytes:
     that only few requests share (at most a quarter of a worker's fair share), since in real traffic
     many requests have the same first blocks. If there is no such key, it is the session or, without
     a session, the request's id."""
-    limit = 1 / (4 * max(len(snapshot.prefills), 1))
+    limit = 1 / (4 * max(len(snapshot.prefills) + len(snapshot.mixed), 1))
     for key in query.keys:
         if snapshot.cache.request_share(key) <= limit:
             return key_bytes(key)
@@ -24,17 +32,22 @@ def ring_key(snapshot: Snapshot, query: PolicyQuery) -> bytes:
 
 
 def candidates(
-    snapshot: Snapshot, query: PolicyQuery, num_ring: int, num_holders: int, num_least: int
-) -> list[PrefillView]:
-    """Return the candidates, without excluded workers: the first ``num_ring`` workers on the hash
-    ring after :func:`ring_key`, up to ``num_holders`` workers that have most of the prompt cached,
-    and one of the ``num_least`` least loaded workers. Callers break ties between equal scores by
-    this order. Among the least loaded workers, a hash of the request's id selects one, so that
-    several conductors with the same stale reports do not all choose the same worker."""
-    pool = snapshot.prefills
-    ring = ring_successors(pool.ids, ring_key(snapshot, query))
+    snapshot: Snapshot,
+    query: PolicyQuery,
+    pool: WorkerPool[WorkerViewT],
+    num_ring: int,
+    num_holders: int,
+    num_least: int,
+) -> list[WorkerViewT]:
+    """Return the candidates from ``pool``, without excluded workers: the first ``num_ring`` workers
+    on the hash ring after :func:`ring_key`, up to ``num_holders`` workers that have most of the
+    prompt cached, and one of the ``num_least`` least loaded workers. Callers break ties between
+    equal scores by this order. Among the least loaded workers, a hash of the request's id selects
+    one, so that several conductors with the same stale reports do not all choose the same
+    worker."""
+    ring: Iterable[str] = ring_successors(pool.ids, ring_key(snapshot, query))
     eligible = (view.id for view in pool.by_load() if view.id not in query.excluded)
-    least = list(islice(eligible, num_least))
+    least: list[WorkerId] = list(islice(eligible, num_least))
     names = (
         *islice((name for name in ring if name not in query.excluded), num_ring),
         *snapshot.cache.workers_with_prefix(query.keys, num_holders),

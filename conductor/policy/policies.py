@@ -6,7 +6,8 @@ from functools import partial
 from baton.core.ids import WorkerId
 from baton.errors import Invalid, Unavailable
 from conductor.policy.baselines import BASELINES, PlacementPolicy
-from conductor.policy.baton import BatonPolicyConfig, place
+from conductor.policy.baton import place
+from conductor.policy.config import BatonPolicyConfig
 from conductor.policy.decision import Decision
 from conductor.policy.snapshot import PolicyQuery, Snapshot, WorkerPool, WorkerViewT
 
@@ -39,6 +40,9 @@ def _place_by_rule(snapshot: Snapshot, query: PolicyQuery, rule: PlacementPolicy
         snapshot = replace(snapshot, prefills=prefills, decodes=decodes)
     if len(snapshot.prefills) and len(snapshot.decodes):
         return rule(snapshot, query)
+    if len(snapshot.mixed):
+        mixed = next(view for view in snapshot.mixed.by_load() if view.id not in query.excluded)
+        return Decision(None, mixed.id, "the mixed worker with the most free memory")
     if len(snapshot.decodes):
         decode = next(snapshot.decodes.by_load())
         return Decision(None, decode.id, "no prefill worker is ready")

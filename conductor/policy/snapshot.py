@@ -9,6 +9,9 @@ from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import WorkerId
 from baton.core.worker_load import held_tokens
 
+MIN_ANSWER_SHARE = 0.1
+"""Minimum share of a mixed worker's time that is assumed to be left for answers."""
+
 AnyBlockKey = Hashable
 """A block's key: a chained hash, or a block id from a trace. Both also identify all blocks before
 it."""
@@ -93,13 +96,42 @@ class DecodeView:
         )
 
 
-WorkerViewT = TypeVar("WorkerViewT", PrefillView, DecodeView)
+@dataclass(slots=True)
+class MixedView:
+    """A mixed worker, which computes prompts and answers in the same steps, as the policies see it:
+    as a prefill worker and as a decode worker. ``prefill.queue`` takes into account that answers
+    delay prompts. A further prompt takes ``prompt_slowdown`` times as long as on an idle worker.
+    Lately, steps with prompts took the share ``prompt_share`` of the time, from 0 to 1."""
+
+    prefill: PrefillView
+    decode: DecodeView
+    prompt_slowdown: float = 1.0
+    prompt_share: float = 0.0
+
+    @property
+    def id(self) -> WorkerId:
+        return self.decode.id
+
+    @property
+    def load(self) -> float:
+        return self.decode.load
+
+    def itl_seconds(self, more_requests: int, more_tokens: int) -> float:
+        """Predict the mean inter-token latency after adding requests. While a step with prompts is
+        computed, which is long, an answer gets one token, so answers have only the rest of the
+        time."""
+        rest = max(1 - self.prompt_share, MIN_ANSWER_SHARE)
+        return self.decode.step_seconds(more_requests, more_tokens) / rest
+
+
+WorkerViewT = TypeVar("WorkerViewT", PrefillView, DecodeView, MixedView)
 
 
 class WorkerPool(Generic[WorkerViewT]):
-    """The views (:class:`PrefillView` or :class:`DecodeView`) of one role's workers, by worker id
-    and ordered by load. A view's load may only change between :meth:`take_for_update` and
-    :meth:`put`, which take the view out of the order and put it back in its new place."""
+    """The views (:class:`PrefillView`, :class:`DecodeView` or :class:`MixedView`) of one role's
+    workers, by worker id and ordered by load. A view's load may only change between
+    :meth:`take_for_update` and :meth:`put`, which take the view out of the order and put it back in
+    its new place."""
 
     def __init__(self, views: Sequence[WorkerViewT] = ()) -> None:
         self._views: dict[str, WorkerViewT] = {}
@@ -166,8 +198,8 @@ class CacheView(Protocol):
         ...
 
     def workers_with_prefix(self, keys: Sequence[AnyBlockKey], count: int) -> list[WorkerId]:
-        """Return up to ``count`` prefill workers, starting with those that have the most leading
-        blocks on their device or in the store on their host."""
+        """Return up to ``count`` prefill workers (or mixed workers), starting with those that have
+        the most leading blocks on their device or in the store on their host."""
         ...
 
     def longest_stored_prefix(self, keys: Sequence[AnyBlockKey]) -> StoredPrefix | None:
@@ -213,7 +245,8 @@ class AdmissionRates:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The cluster at the moment of a decision. ``num_placed`` is the number of earlier placements.
+    """The cluster at the moment of a decision. The pools have different workers.
+    ``num_placed`` is the number of earlier placements.
     ``answer_tokens`` is the mean length of recent answers, and ``short_answer_tokens`` is the 10th
     percentile of their lengths."""
 
@@ -228,6 +261,7 @@ class Snapshot:
     answer_tokens: float = 256.0
     short_answer_tokens: float = 16.0
     admission_rates: AdmissionRates = AdmissionRates()
+    mixed: WorkerPool[MixedView] = field(default_factory=WorkerPool)
 
 
 @dataclass(frozen=True, slots=True)

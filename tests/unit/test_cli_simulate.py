@@ -232,9 +232,14 @@ def test_plots_are_written_or_matplotlib_is_named(ask: Ask, tmp_path: Path) -> N
 def test_plan_json_ranks_all_splits(ask: Ask) -> None:
     plan = parsed(ask("plan", *SMALL, "--rate", "20", "--gpus", "4", "--json"))
     assert plan["meets"] is True
-    assert sorted((each["prefill"], each["decode"]) for each in plan["splits"]) == [
-        (1, 3), (2, 2), (3, 1),
-    ]  # fmt: skip
+    workers = [(each["prefill"], each["decode"], each["mixed"]) for each in plan["splits"]]
+    splits = [each[:2] for each in workers if not each[2]]
+    assert sorted(splits) == [(1, 3), (2, 2), (3, 1)]
+    assert (0, 0, 4) in workers
+    assert sorted(each[2] for each in workers if each[0] and each[2]) == [1, 2]
+    assert {each["kind"] for each in plan["splits"]} == {"mixed", "split", "hybrid"}
+    assert [each["kind"] for each in plan["highest_rates"]] == ["mixed", "split", "hybrid"]
+    assert all(each["rate_rps"] > 20 for each in plan["highest_rates"])
     assert plan["best"] == plan["splits"][0]
     attainments = [each["attainment"] for each in plan["splits"]]
     assert attainments == sorted(attainments, reverse=True)
@@ -256,8 +261,9 @@ def test_price_per_token_counts_all_gpus(ask: Ask) -> None:
 def test_plan_is_printed_as_a_table(ask: Ask) -> None:
     code, out, err = ask("plan", *SMALL, "--rate", "5", "--gpus", "3")
     assert (code, err) == (0, "")
-    assert len(out.splitlines()) == 3
+    assert len(out.splitlines()) == 10  # four rows, and five lines of advice
     assert "$ per million tokens" in out
+    assert "is best at this rate" in out
 
 
 def test_plan_without_a_sufficient_split_exits_with_1(ask: Ask) -> None:
@@ -268,8 +274,8 @@ def test_plan_without_a_sufficient_split_exits_with_1(ask: Ask) -> None:
     plan = json.loads(out)
     assert plan["meets"] is False
     assert err == (
-        "baton: no split of 2 workers has 90% of the requests within their SLO; the best is "
-        f"1 prefill and 1 decode with {plan['best']['attainment']:.1%}\n"
+        "baton: no use of 2 workers has 90% of the requests within their SLO; the best is "
+        f"1+1 with {plan['best']['attainment']:.1%}\n"
     )
 
 

@@ -1,6 +1,7 @@
 """Tests Baton's placement policy, which is a pure function, with exact scores."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,12 @@ from baton.core.ids import WorkerId
 from baton.core.placement import ScoredWorker
 from baton.errors import Invalid, Overloaded, Unavailable
 from baton.hash_ring import ring_successors
-from conductor.policy.baton import SLO_MISS_PENALTY, BatonPolicyConfig, place
+from conductor.policy.baton import place
 from conductor.policy.candidates import candidates, hash_to_index, ring_key
+from conductor.policy.config import SLO_MISS_PENALTY, BatonPolicyConfig
 from conductor.policy.prefill_work import PrefillWork, prefill_work
 from conductor.policy.queue_forecast import QueueForecast, forecast_queue
-from conductor.policy.snapshot import AdmissionRates, QueuedPrefill, StoredPrefix
+from conductor.policy.snapshot import AdmissionRates, PrefillView, QueuedPrefill, StoredPrefix
 from tests.cluster_snapshots import (
     BLOCK_KEYS,
     NOW,
@@ -63,6 +65,10 @@ def test_ring_key_of_a_fully_shared_prompt_is_the_session_or_request_id() -> Non
     assert ring_key(cluster, replace(query("mine"), keys=())) == b"mine"
 
 
+def ids_of(views: Sequence[PrefillView]) -> list[str]:
+    return [view.id for view in views]
+
+
 def test_candidates_are_ring_successors_cache_holders_and_a_least_loaded_worker() -> None:
     names = tuple(f"p{number:02}" for number in range(12))
     ring = list(ring_successors(names, BLOCK_KEYS[0]))
@@ -73,14 +79,14 @@ def test_candidates_are_ring_successors_cache_holders_and_a_least_loaded_worker(
     for number in range(8):
         placement_query = query(f"r{number}")
         least = idle[hash_to_index(placement_query.request_id, 4)]
-        found = [view.id for view in candidates(cluster, placement_query, 3, 3, 4)]
+        found = ids_of(candidates(cluster, placement_query, cluster.prefills, 3, 3, 4))
         assert found == [*ring[:3], ring[6], ring[7], least]
     picks = {hash_to_index(f"r{number}", 4) for number in range(32)}
     assert picks == {0, 1, 2, 3}
-    narrow = [view.id for view in candidates(cluster, query(), 1, 0, 1)]
+    narrow = ids_of(candidates(cluster, query(), cluster.prefills, 1, 0, 1))
     assert narrow == [ring[0], idle[0]]
     without = query(**excluding(ring[0], ring[6], idle[0]))
-    assert [view.id for view in candidates(cluster, without, 1, 2, 1)] == [ring[1], idle[1]]
+    assert ids_of(candidates(cluster, without, cluster.prefills, 1, 2, 1)) == [ring[1], idle[1]]
 
 
 # -- prefill -------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from baton.core.states import Role, WorkerState
 from baton.core.worker_load import WorkerLoad
 from baton.hash_ring import ring_successors
 from baton.registry.memory import MemoryRegistry
-from conductor.policy.baton import BatonPolicyConfig, place
+from conductor.policy.baton import place
+from conductor.policy.config import BatonPolicyConfig
 from conductor.policy.snapshot import AnyBlockKey, PolicyQuery
 from router.generation.cluster import Cluster
 from router.generation.ring_placer import RING_KEY_BLOCKS, RingPlacer

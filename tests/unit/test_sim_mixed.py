@@ -13,6 +13,7 @@ import pytest
 
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.traces.trace import Trace, TraceRequest
+from conductor.policy.config import BatonPolicyConfig
 from conductor.policy.policies import get_policy
 from conductor.policy.snapshot import LinkSpeed
 from simulator.cluster import SimulatedCluster
@@ -42,7 +43,12 @@ SEED = 20261126
 
 def run(*arrivals: TraceRequest, faults: Faults = Faults(), **more: object) -> SimulatedCluster:
     config = replace(CONFIG, **more)  # type: ignore[arg-type]
-    cluster = SimulatedCluster(config, Trace("t", 10, arrivals), get_policy("baton"), faults)
+    cluster = SimulatedCluster(
+        config,
+        Trace("t", 10, arrivals),
+        get_policy("baton", BatonPolicyConfig(admission=False)),
+        faults,
+    )
     cluster.run(check_always=True)
     return cluster
 
@@ -118,6 +124,15 @@ def test_requests_of_a_crashed_worker_continue_with_the_tokens_that_were_sent() 
 def test_several_workers_share_the_requests() -> None:
     cluster = run(*(arrival(0.0, 50, 20) for _ in range(6)), num_mixed=3)
     assert sorted(job.decode or "" for job in cluster.jobs) == ["m0", "m0", "m1", "m1", "m2", "m2"]
+
+
+def test_hybrids_place_requests_on_all_kinds_of_workers() -> None:
+    arrivals = [arrival(0.05 * number, 60, 20) for number in range(100)]
+    crash = Faults(crashes=(WorkerCrash("m0", 0.5, 1.0),))  # type: ignore[arg-type]
+    cluster = run(*arrivals, num_prefill=1, num_decode=1, num_mixed=1, faults=crash)
+    placed = {(job.prefill, job.decode) for job in cluster.jobs}
+    assert {("p0", "d0"), (None, "m0")} <= placed
+    assert sum(job.num_restarts for job in cluster.jobs) > 0
 
 
 def test_experts_are_read_as_far_as_they_are_chosen() -> None:

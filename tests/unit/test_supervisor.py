@@ -28,11 +28,13 @@ CLOCK = SystemClock()
 
 
 class ClusterHarness:
-    """A cluster of fake programs. The Redis check is faked, too."""
+    """A cluster of fake programs. The Redis check is faked, too, and the conductor knows
+    every process."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
         monkeypatch.setattr(supervisor_module, "check_redis", lambda url: None)
         monkeypatch.setattr(supervisor_module, "is_router_ready", lambda *_: True)
+        monkeypatch.setattr(supervisor_module, "fetch_ready_workers", self._ready_workers)
         self.folder = folder
         self.cluster = ClusterFolder(folder, "test")
         self.cluster.acquire()
@@ -44,6 +46,9 @@ class ClusterHarness:
             self.settings, self.cluster, CLOCK, lambda state: self.changed.set(), recipe
         )
         self.stop, self.stop_now = asyncio.Event(), asyncio.Event()
+
+    async def _ready_workers(self, *_: object) -> list[str]:
+        return self.ids()
 
     def _command(self, role: Role) -> tuple[str, ...]:
         return (sys.executable, "-m", "tests.unit.fake_program", str(self.folder), role.value)

@@ -1,0 +1,65 @@
+"""Scores mixed workers, which compute prompts and answers in the same steps.
+
+A score is the predicted cost of the request in seconds: the time until the prompt's computation
+begins, plus ``service_weight`` times its duration, as on a prefill worker, plus the time that the
+answer takes at the predicted inter-token latency. So requests go where their prefix is cached,
+unless prompts wait or many answers are in progress there.
+"""
+
+from baton.core.placement import ScoredWorker
+from conductor.policy.candidates import candidates
+from conductor.policy.config import MAX_MARGIN_SHARE, SLO_MISS_PENALTY, BatonPolicyConfig
+from conductor.policy.memory import check_size, fits, needed_tokens, wait_seconds
+from conductor.policy.prefill_work import prefill_work
+from conductor.policy.queue_forecast import forecast_queue
+from conductor.policy.snapshot import MixedView, PolicyQuery, Snapshot, StoredPrefix
+
+
+def mixed_scores(
+    snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig, stored: StoredPrefix | None
+) -> tuple[ScoredWorker, ...]:
+    """Score the candidates among the mixed workers, best first; empty if there are no mixed
+    workers. Raises Invalid if the request does not fit the memory of any worker."""
+    if not len(snapshot.mixed):
+        return ()
+    found = candidates(
+        snapshot,
+        query,
+        snapshot.mixed,
+        config.ring_candidates,
+        config.prefix_candidates,
+        config.least_loaded_candidates,
+    )
+    views = [view for view in found if fits(view.decode, query)]
+    if not views:
+        check_size([*(view.decode for view in snapshot.mixed), *snapshot.decodes], query)
+    scored = [_score(snapshot, query, config, view, stored) for view in views]
+    return tuple(sorted(scored, key=lambda each: each.score))
+
+
+def _score(
+    snapshot: Snapshot,
+    query: PolicyQuery,
+    config: BatonPolicyConfig,
+    view: MixedView,
+    stored: StoredPrefix | None,
+) -> ScoredWorker:
+    now, prefill, decode = snapshot.now_seconds, view.prefill, view.decode
+    work = prefill_work(snapshot, query, prefill, stored)
+    compute = work.compute_seconds * view.prompt_slowdown
+    own = prefill.cost.seconds(query.num_tokens)
+    margin = min(config.ttft_margin_seconds, query.ttft_slo_seconds * MAX_MARGIN_SHARE)
+    deadline = now + query.ttft_slo_seconds + own - margin
+    forecast = forecast_queue(prefill, now, now + work.fetch_seconds, deadline, compute)
+    late = max(forecast.done_seconds - deadline, 0.0)
+    itl = view.itl_seconds(1, decode.held_tokens(query.num_tokens))
+    memory_wait = wait_seconds(
+        snapshot, query, decode, decode.held_tokens(needed_tokens(snapshot, query))
+    )
+    missed = (late > 0) + forecast.num_made_late + (itl > query.itl_slo_seconds) + (memory_wait > 0)
+    score = prefill.queue_seconds(now) + work.fetch_seconds + config.service_weight * compute
+    score += min(snapshot.answer_tokens, query.max_new_tokens) * itl + SLO_MISS_PENALTY * missed
+    queue = max(forecast.done_seconds - now - compute, 0.0)
+    return ScoredWorker(
+        view.id, score, queue, compute, work.local_blocks, work.fetched_blocks, late
+    )
