@@ -84,35 +84,39 @@ def search_goodput(run: RunAtRate, rate: float, seeds: Sequence[int]) -> Goodput
     return find_goodput(run, rates_between(best / 2, best * 2), seeds)
 
 
-def highest_rate(run: RunAtRate, rate: float, seed: int, target: float) -> float:
-    """Return about the highest rate that meets the target: it does, and COARSE_STEP times this rate
-    does not. Return 0 if no rate does. This takes some ten runs instead of the many of
-    :func:`search_goodput`, and may miss a higher rate that meets the target while a lower one does
-    not."""
+def meets_target(run: RunAtRate, rate: float, seed: int, target: float) -> bool:
+    """Whether at least the share ``target`` of the requests meets the SLO at a rate."""
+    return _run_at_rate(run, rate, seed).attainment >= target
 
-    def meets(rate: float) -> bool:
-        return _run_at_rate(run, rate, seed).attainment >= target
 
-    low = _highest_power(run, rate, seed, target)
-    if not meets(low):
+def highest_rate(
+    run: RunAtRate, rate: float, seed: int, target: float, most: float = math.inf
+) -> float:
+    """Return about the highest rate up to ``most`` that meets the target: it does, and COARSE_STEP
+    times this rate does not. Return 0 if no rate does. This takes some ten runs instead of the many
+    of :func:`search_goodput`, and may miss a higher rate that meets the target while a lower one
+    does not."""
+    low = _highest_power(run, rate, seed, target, most)
+    if not meets_target(run, low, seed, target):
         return 0.0
-    high = low * 2
+    high = min(low * 2, most)
     while high / low > COARSE_STEP:
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if meets(middle) else (low, middle)
+        low, high = (middle, high) if meets_target(run, middle, seed, target) else (low, middle)
     return low
 
 
-def _highest_power(run: RunAtRate, rate: float, seed: int, target: float) -> float:
+def _highest_power(
+    run: RunAtRate, rate: float, seed: int, target: float, most: float = math.inf
+) -> float:
     """Double ``rate`` until the target is missed, or halve it until the target is met. Return the
     last rate that met the target, or the lowest rate tried."""
-
-    def meets(rate: float) -> bool:
-        return _run_at_rate(run, rate, seed).attainment >= target
-
-    doublings, upward = 0, meets(rate)
-    while doublings < MAX_DOUBLINGS and meets(rate * 2 if upward else rate / 2) == upward:
-        rate, doublings = (rate * 2 if upward else rate / 2), doublings + 1
+    doublings, upward = 0, meets_target(run, rate, seed, target)
+    while doublings < MAX_DOUBLINGS:
+        following = rate * 2 if upward else rate / 2
+        if following > most or meets_target(run, following, seed, target) != upward:
+            break
+        rate, doublings = following, doublings + 1
     return rate if upward else rate / 2
 
 

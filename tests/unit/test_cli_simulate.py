@@ -230,7 +230,7 @@ def test_plots_are_written_or_matplotlib_is_named(ask: Ask, tmp_path: Path) -> N
 
 
 def test_plan_json_ranks_all_splits(ask: Ask) -> None:
-    plan = parsed(ask("plan", *SMALL, "--rate", "20", "--gpus", "4", "--json"))
+    plan = parsed(ask("plan", *SMALL, "--rate", "5", "--gpus", "4", "--json"))
     assert plan["meets"] is True
     workers = [(each["prefill"], each["decode"], each["mixed"]) for each in plan["splits"]]
     splits = [each[:2] for each in workers if not each[2]]
@@ -239,7 +239,7 @@ def test_plan_json_ranks_all_splits(ask: Ask) -> None:
     assert sorted(each[2] for each in workers if each[0] and each[2]) == [1, 2]
     assert {each["kind"] for each in plan["splits"]} == {"mixed", "split", "hybrid"}
     assert [each["kind"] for each in plan["highest_rates"]] == ["mixed", "split", "hybrid"]
-    assert all(each["rate_rps"] > 20 for each in plan["highest_rates"])
+    assert all(each["rate_rps"] > 5 for each in plan["highest_rates"])
     assert plan["best"] == plan["splits"][0]
     attainments = [each["attainment"] for each in plan["splits"]]
     assert attainments == sorted(attainments, reverse=True)
