@@ -3,7 +3,7 @@ as prefill and decode workers, or as both (hybrid)."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from baton.console import open_console
 from baton.errors import BatonError, Invalid
 from baton.plots import plot_pareto, prepare_plots
-from baton.traces.trace import Trace
+from baton.traces.files import scale_rate
 from command_line.simulate import show_progress
 from conductor.policy.policies import DEFAULT_POLICY
 from simulator.cluster import SimulatedCluster
@@ -163,15 +163,15 @@ def _hybrids(split: Workers) -> Iterator[Workers]:
             yield Workers(prefill, rest - prefill, mixed)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RateSearch:
-    """Searches the highest rates at which clusters meet the target."""
+    """Searches the highest rates at which clusters meet the target. At another rate than the
+    requested one, the same requests arrive closer together or farther apart."""
 
     traffic: Traffic
     hardware: SimulatedHardware
     target: float
     show: Callable[[str], None]
-    _traces: dict[tuple[float, int], Trace] = field(default_factory=dict)
 
     def best_of(self, options: Sequence[Workers]) -> HighestRate:
         """Return the option with about the highest rate. Options that miss the target at a rate
@@ -190,18 +190,14 @@ class RateSearch:
                 break
         return best
 
-    def _trace(self, rate: float, seed: int) -> Trace:
-        """Return the trace at a rate, which all clusters share: generating it takes seconds."""
-        if (rate, seed) not in self._traces:
-            self._traces[rate, seed] = self.traffic.at_rate(rate, seed)
-        return self._traces[rate, seed]
-
     def _runner(self, workers: Workers) -> RunAtRate:
         scenario = Scenario(config=self.hardware.config(*workers))
+        requested = self.traffic.trace_at_requested_rate
+        start = mean_rate(requested)
 
         def run(rate: float, seed: int) -> SimulatedCluster:
             self.show(f"{workers} workers at {rate:.2f} requests per second")
-            trace = self._trace(rate, seed)
+            trace = scale_rate(requested, rate / start)
             misses = min_hopeless_misses(len(trace.requests), self.target)
             return scenario.run(trace, DEFAULT_POLICY, misses)
 

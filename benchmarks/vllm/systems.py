@@ -52,13 +52,13 @@ class System:
 
 
 def baton_cluster(
-    model: Path, python: Path | None, ranks: int = 1
+    model: Path, python: Path | None, ranks: int = 1, threads: int = 1
 ) -> AbstractContextManager[LocalCluster]:
-    """Return a Baton cluster of one prefill and one decode worker, with one thread per rank. If
-    ``python`` is given, the engine is vLLM with ``ranks`` ranks per worker, otherwise Baton's
-    own."""
+    """Return a Baton cluster of one prefill and one decode worker, with ``threads`` threads per
+    rank (0: one per core). If ``python`` is given, the engine is vLLM with ``ranks`` ranks per
+    worker, otherwise Baton's own."""
     settings: dict[str, object] = {
-        "threads": 1, "pool_bytes": POOL_BYTES, "max_batched_tokens": MAX_BATCHED_TOKENS,
+        "threads": threads, "pool_bytes": POOL_BYTES, "max_batched_tokens": MAX_BATCHED_TOKENS,
         "max_sequences": MAX_SEQUENCES, "max_model_tokens": MAX_MODEL_TOKENS, "dtype": "bfloat16",
     }  # fmt: skip
     if python is not None:
@@ -68,9 +68,9 @@ def baton_cluster(
 
 
 @contextmanager
-def baton(model: Path, python: Path | None, ranks: int = 1) -> Iterator[System]:
+def baton(model: Path, python: Path | None, ranks: int = 1, threads: int = 1) -> Iterator[System]:
     """Run :func:`baton_cluster`, and yield it as a system."""
-    with baton_cluster(model, python, ranks) as cluster:
+    with baton_cluster(model, python, ranks, threads) as cluster:
 
         def parts() -> dict[str, list[psutil.Process]]:
             return {
