@@ -9,11 +9,12 @@ All systems run on this machine, one after the other in each round. A load is TO
 each request has a prompt of its own. With the loads ``none``, only the CPU use of the idle systems
 is measured. Disaggregated systems have a prefill and a decode worker with one thread each, or, in
 the system ``baton+vllm-2-ranks``, with two ranks of one thread each; vLLM alone has a thread per
-core, and so has each worker of ``baton-all-cores``. In all systems, vLLM runs with ``--enforce-eager``, since torch.compile would take minutes at
-each start; ``--compiled`` lets vLLM alone compile. Prints medians over all requests of all rounds,
-the CPU use of each program of the idle system, and JSON as the last line. With ``--kill``, the
-decode worker is killed in the last round while 20 answers are generated, and the number of these
-answers that were completed is printed, too.
+core, and so has each worker of ``baton-all-cores``. In all systems, vLLM runs with
+``--enforce-eager``, since torch.compile would take minutes at each start; ``--compiled`` lets vLLM
+alone compile. Prints medians over all requests of all rounds, the CPU use of each program of the
+idle system, and JSON as the last line. With ``--kill``, the decode worker is killed in the last
+round while 20 answers are generated, and the number of these answers that were completed is
+printed, too.
 """
 
 import argparse
