@@ -55,7 +55,7 @@ def place(snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig) -> 
     mixed = mixed_scores(snapshot, query, config, stored)
     decodes = _decode_scores(snapshot, query, config, can_fail=not mixed)
     scores = _prefill_scores(snapshot, query, config, stored)
-    if mixed and _is_mixed_better(snapshot, mixed[0], scores, decodes):
+    if mixed and _is_mixed_better(snapshot, query, mixed[0], scores, decodes):
         return _on_mixed_worker(snapshot, query, config, mixed, stored)
     if not decodes and not scores:
         raise Unavailable("no worker is ready")
@@ -86,6 +86,7 @@ def place(snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig) -> 
 
 def _is_mixed_better(
     snapshot: Snapshot,
+    query: PolicyQuery,
     mixed: ScoredWorker,
     prefills: Sequence[ScoredWorker],
     decodes: Sequence[ScoredWorker],
@@ -95,7 +96,8 @@ def _is_mixed_better(
     if not (prefills and decodes):
         return True
     decode = decodes[0]
-    pair = prefills[0].score + snapshot.answer_tokens * decode.service_seconds
+    answer_tokens = min(snapshot.answer_tokens, query.max_new_tokens)
+    pair = prefills[0].score + answer_tokens * decode.service_seconds
     if decode.late_seconds or decode.score > 1:
         pair += SLO_MISS_PENALTY
     return mixed.score < pair

@@ -36,14 +36,27 @@ cost nothing, they are not exact."""
 
 
 class _Size:
-    """The latest steps of one size. ``seconds`` is their median."""
+    """The latest steps of one size."""
 
-    __slots__ = ("last_step", "samples", "seconds")
+    __slots__ = ("_seconds", "last_step", "samples")
 
     def __init__(self) -> None:
         self.samples: deque[float] = deque(maxlen=NUM_SAMPLES)
-        self.seconds = 0.0
         self.last_step = 0
+        self._seconds: float | None = None
+
+    def record(self, seconds: float, step: int) -> None:
+        self.samples.append(seconds)
+        self.last_step = step
+        self._seconds = None
+
+    @property
+    def seconds(self) -> float:
+        """The median of the steps. It is computed when it is asked for, since that takes 15 µs."""
+        if self._seconds is None:
+            few = len(self.samples) < MIN_MEDIAN_SAMPLES
+            self._seconds = min(self.samples) if few else median(self.samples)
+        return self._seconds
 
 
 class VerifyCosts:
@@ -67,10 +80,7 @@ class VerifyCosts:
         size = self._sizes.get(name)
         if size is None or not self._is_fresh(size):
             size = self._sizes[name] = _Size()
-        size.samples.append(seconds)
-        few = len(size.samples) < MIN_MEDIAN_SAMPLES
-        size.seconds = min(size.samples) if few else median(size.samples)
-        size.last_step = self._num_steps
+        size.record(seconds, self._num_steps)
 
     def has_base(self, num_answers: int) -> bool:
         """Whether steps of ``num_answers`` answers without drafts were measured lately."""
