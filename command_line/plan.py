@@ -2,8 +2,9 @@
 as prefill and decode workers, or as both (hybrid)."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,8 +33,6 @@ MAX_PLANNED_WORKERS = 256
 
 MAX_RATE_FACTOR = 8
 """Highest rates are searched up to this many times the requested rate."""
-
-KINDS = ("mixed", "split", "hybrid")
 
 
 class Workers(NamedTuple):
@@ -98,9 +97,9 @@ def run_plan(
     plots: Path | None,
     as_json: bool,
 ) -> None:
-    """Simulate all splits, mixed workers, and some hybrids, and print the results, best first; then
-    find the highest rate of each kind. Raises Invalid for a wrong option, before the
-    first simulation begins, and BatonError if nothing meets the target."""
+    """Simulate all splits, mixed workers, and some hybrids, find the highest rate of each kind, and
+    print the results, best first. Raises Invalid for a wrong option, before the first simulation
+    begins, and BatonError if nothing meets the target."""
     prepare_plots(plots)
     num_workers = _num_workers(num_gpus, hardware.gpus_per_worker)
     if not 0 < target <= 1:
@@ -117,17 +116,18 @@ def run_plan(
             cluster = Scenario(config=hardware.config(*workers)).run(trace, DEFAULT_POLICY)
             return _evaluate(cluster, dollars_per_hour, target)
 
+        def evaluate_all(options: Iterable[Workers]) -> list[PoolSplit]:
+            return sorted(map(evaluate, options), key=_sort_key)
+
         pools = [Workers(prefill, num_workers - prefill) for prefill in range(1, num_workers)]
-        splits = sorted(map(evaluate, pools), key=_sort_key)
-        splits.append(evaluate(Workers(0, 0, num_workers)))
-        splits += map(evaluate, _hybrids(splits[0].workers))
-        splits.sort(key=_sort_key)
+        splits, mixed = evaluate_all(pools), evaluate_all([Workers(0, 0, num_workers)])
         search = RateSearch(traffic, hardware, target, show)
-        highest = [
-            search.best_of(some)
-            for kind in KINDS
-            if (some := [each.workers for each in splits if each.workers.kind == kind])
-        ]
+        highest = [search.best_of(mixed), search.best_of(splits)]
+        models = dict.fromkeys((splits[0].workers, highest[1].workers))
+        hybrids = evaluate_all(dict.fromkeys(chain.from_iterable(map(_hybrids, models))))
+        if hybrids:
+            highest.append(search.best_of(hybrids))
+        splits = sorted((*splits, *mixed, *hybrids), key=_sort_key)
     advice = _advice(splits[0], highest, target)
     if plots is not None:
         _plot(plots, splits)
@@ -154,7 +154,7 @@ def run_plan(
 
 def _hybrids(split: Workers) -> Iterator[Workers]:
     """Yield hybrids with a quarter, a half and three quarters of mixed workers. The others have the
-    proportions of the best split."""
+    proportions of a split."""
     total = split.prefill + split.decode
     for mixed in dict.fromkeys(total * quarter // 4 for quarter in (1, 2, 3)):
         rest = total - mixed
@@ -173,9 +173,10 @@ class RateSearch:
     target: float
     show: Callable[[str], None]
 
-    def best_of(self, options: Sequence[Workers]) -> HighestRate:
-        """Return the option with about the highest rate. Options that miss the target at a rate
+    def best_of(self, evaluated: Sequence[PoolSplit]) -> HighestRate:
+        """Return the workers with about the highest rate. Those that miss the target at a rate
         above the best one so far take a single run."""
+        options = [each.workers for each in evaluated]
         best = HighestRate(options[0], 0.0)
         rate = mean_rate(self.traffic.trace_at_requested_rate)
         most = rate * MAX_RATE_FACTOR
