@@ -226,18 +226,23 @@ def _loaded(running: LocalCluster, load: ClusterLoad, rate: float, name: str) ->
 
 
 def _means(running: LocalCluster) -> Means:
-    """Return count and sum of the histograms in ``HISTOGRAMS``, of all processes together."""
+    """Return count and sum of the histograms in ``HISTOGRAMS``, of all processes together except
+    the killed one, which its stopped supervisor still lists."""
     from prometheus_client.parser import text_string_to_metric_families
 
     means: Means = {}
     for process in running.status()["processes"]:
-        if process["ops"] and process["state"] == "serving":
+        if not process["ops"] or process["state"] != "serving":
+            continue
+        try:
             with urllib.request.urlopen(f"http://{process['ops']}/metrics", timeout=30) as answer:
                 text = answer.read().decode()
-            for family in text_string_to_metric_families(text):
-                if family.name in HISTOGRAMS:
-                    for sample in family.samples:
-                        _add(means, sample.name, sample.labels.get("kind", ""), sample.value)
+        except OSError:
+            continue
+        for family in text_string_to_metric_families(text):
+            if family.name in HISTOGRAMS:
+                for sample in family.samples:
+                    _add(means, sample.name, sample.labels.get("kind", ""), sample.value)
     return means
 
 
