@@ -75,6 +75,28 @@ def test_a_stream_survives_a_killed_process(role: str, fragile: LocalCluster) ->
     assert any(p["restarts"] for p in fragile.processes(role))
 
 
+def test_a_stream_with_drafts_survives_a_killed_worker(fragile: LocalCluster) -> None:
+    """The answer is that of a cluster without speculation. It repeats itself, so tokens are
+    drafted."""
+    wait_until_ready(fragile)
+    expected = fragile.complete(PROMPT, TOKENS, **FIELDS)
+    settings: dict[str, object] = {"speculation": "ngram", "ops_port": 0}
+    with local_cluster(prefill=1, decode=2, settings=settings) as drafting:
+        for role in ("decode", "prefill"):
+            wait_until_ready(drafting)
+            assert stream_and_kill(drafting, role) == expected
+        wait_until_ready(drafting)
+        assert drafting.complete(PROMPT, TOKENS, **FIELDS) == expected
+        assert sum(drafted_tokens(worker["ops"]) for worker in drafting.processes("decode")) > 0
+
+
+def drafted_tokens(address: str) -> float:
+    """Return a worker's counter of drafted tokens."""
+    lines = httpx.get(f"http://{address}/metrics").text.splitlines()
+    name = "baton_worker_drafted_tokens_total"
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+
 def test_ctrl_c_drains_and_leaves_no_process() -> None:
     with local_cluster() as cluster:
         state = json.loads((cluster.home / "clusters/default/state.json").read_text())
