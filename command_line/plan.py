@@ -34,6 +34,10 @@ MAX_PLANNED_WORKERS = 256
 MAX_RATE_FACTOR = 8
 """Highest rates are searched up to this many times the requested rate."""
 
+MIN_TRACE_SECONDS = 15.0
+"""Highest rates are searched up to the rate at which all requests arrive within this time. In a
+shorter time even a hopeless overload would not show, since the TTFT SLO is seconds."""
+
 
 class Workers(NamedTuple):
     """The numbers of workers of a cluster."""
@@ -55,13 +59,20 @@ class Workers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HighestRate:
-    """About the highest rate at which a cluster meets the target; 0 if it never does."""
+    """About the highest rate at which a cluster meets the target; 0 if it never does. Rates above
+    ``searched_rps`` were not tried."""
 
     workers: Workers
     rate_rps: float
+    searched_rps: float
+
+    @property
+    def may_be_higher(self) -> bool:
+        return self.rate_rps * COARSE_STEP > self.searched_rps
 
     def as_dict(self) -> dict[str, object]:
-        return {"kind": self.workers.kind, **self.workers._asdict(), "rate_rps": self.rate_rps}
+        numbers = {**self.workers._asdict(), "rate_rps": self.rate_rps}
+        return {"kind": self.workers.kind, **numbers, "may_be_higher": self.may_be_higher}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,16 +188,17 @@ class RateSearch:
         """Return the workers with about the highest rate. Those that miss the target at a rate
         above the best one so far take a single run."""
         options = [each.workers for each in evaluated]
-        best = HighestRate(options[0], 0.0)
         rate = mean_rate(self.traffic.trace_at_requested_rate)
-        most = rate * MAX_RATE_FACTOR
+        num_requests = len(self.traffic.trace_at_requested_rate.requests)
+        most = max(rate, min(rate * MAX_RATE_FACTOR, num_requests / MIN_TRACE_SECONDS))
+        best = HighestRate(options[0], 0.0, most)
         for workers in options:
             run = self._runner(workers)
             if best.rate_rps and not meets_target(run, rate, self.traffic.seed, self.target):
                 continue
             found = highest_rate(run, rate, self.traffic.seed, self.target, most)
             if found > best.rate_rps:
-                best, rate = HighestRate(workers, found), found * COARSE_STEP
+                best, rate = HighestRate(workers, found, most), found * COARSE_STEP
             if rate > most:
                 break
         return best
@@ -214,11 +226,14 @@ def _advice(best: PoolSplit, highest: Sequence[HighestRate], target: float) -> s
     ranked = sorted(highest, key=lambda each: each.rate_rps)
     for each in ranked:
         if each.rate_rps:
-            lines.append(f"{each.workers}: {target:.0%} are up to {each.rate_rps:.3g} requests/s.")
+            more = " and more" if each.may_be_higher else ""
+            lines.append(
+                f"{each.workers}: {target:.0%} are up to {each.rate_rps:.3g} requests/s{more}."
+            )
         else:
             lines.append(f"{each.workers}: {target:.0%} are at no rate.")
     top, lower = ranked[-1], ranked[:-1]
-    if top.rate_rps and lower and lower[-1].rate_rps:
+    if top.rate_rps and lower and lower[-1].rate_rps and not lower[-1].may_be_higher:
         factor = top.rate_rps / lower[-1].rate_rps
         lines.append(
             f"From {lower[-1].rate_rps:.3g} requests/s on only {top.workers} does, {factor:.2f} "

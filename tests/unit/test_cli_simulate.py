@@ -239,7 +239,9 @@ def test_plan_json_ranks_all_splits(ask: Ask) -> None:
     assert {each[2] for each in workers if each[0] and each[2]} == {1, 2}
     assert {each["kind"] for each in plan["splits"]} == {"mixed", "split", "hybrid"}
     assert [each["kind"] for each in plan["highest_rates"]] == ["mixed", "split", "hybrid"]
-    assert all(each["rate_rps"] > 5 for each in plan["highest_rates"])
+    # 60 requests at 5 per second take 12 s already, so no higher rate is tried.
+    assert all(each["rate_rps"] == pytest.approx(5, rel=0.3) for each in plan["highest_rates"])
+    assert all(each["may_be_higher"] for each in plan["highest_rates"])
     assert plan["best"] == plan["splits"][0]
     attainments = [each["attainment"] for each in plan["splits"]]
     assert attainments == sorted(attainments, reverse=True)
@@ -261,7 +263,7 @@ def test_price_per_token_counts_all_gpus(ask: Ask) -> None:
 def test_plan_is_printed_as_a_table(ask: Ask) -> None:
     code, out, err = ask("plan", *SMALL, "--rate", "5", "--gpus", "3")
     assert (code, err) == (0, "")
-    assert len(out.splitlines()) == 10  # four rows, and five lines of advice
+    assert len(out.splitlines()) == 9  # four rows below their heading, and four lines of advice
     assert "$ per million tokens" in out
     assert "is best at this rate" in out
 
