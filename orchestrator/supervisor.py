@@ -186,13 +186,13 @@ class Supervisor:
             await self._clock.sleep(READY_POLL_SECONDS)
 
     async def _is_every_worker_known(self) -> bool:
-        processes = [each for pools in self._pools.values() for each in pools.processes]
+        workers = [each for pools in self._pools.values() for each in await pools.workers()]
         address = self._children[Role.CONDUCTOR].state.address
         try:
             known = await fetch_ready_workers(address, self._settings.trust)
         except (Unavailable, DeadlineExceeded):
             return False
-        return all(each.state.id in known for each in processes if each.is_serving)
+        return all(each.id in known for each in workers if each.state == "serving")
 
     async def _wait_for_routers(self, stop: asyncio.Event) -> None:
         """Wait until every router is ready, ``stop`` is set, or the cluster can't start. A router
