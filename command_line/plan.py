@@ -80,8 +80,7 @@ class PoolSplit:
     """The simulated performance of a number of prefill, decode and mixed workers.
     ``dollars_per_million_tokens`` is the price of all GPUs for the duration of the trace, divided
     by the tokens (in millions) of the answers within their SLO; it is None if there are no such
-    tokens. ``tokens_per_second_per_user`` is the median
-    over requests."""
+    tokens. ``tokens_per_second_per_user`` is the median over requests."""
 
     prefill: int
     decode: int
@@ -225,19 +224,15 @@ def _advice(best: PoolSplit, highest: Sequence[HighestRate], target: float) -> s
     ]
     ranked = sorted(highest, key=lambda each: each.rate_rps)
     for each in ranked:
-        if each.rate_rps:
-            more = " and more" if each.may_be_higher else ""
-            lines.append(
-                f"{each.workers}: {target:.0%} are up to {each.rate_rps:.3g} requests/s{more}."
-            )
-        else:
-            lines.append(f"{each.workers}: {target:.0%} are at no rate.")
+        more = " and more" if each.may_be_higher else ""
+        rates = f"up to {each.rate_rps:.3g} requests/s{more}" if each.rate_rps else "at no rate"
+        lines.append(f"{each.workers} keeps {target:.0%} within their SLO {rates}.")
     top, lower = ranked[-1], ranked[:-1]
     if top.rate_rps and lower and lower[-1].rate_rps and not lower[-1].may_be_higher:
         factor = top.rate_rps / lower[-1].rate_rps
         lines.append(
-            f"From {lower[-1].rate_rps:.3g} requests/s on only {top.workers} does, {factor:.2f} "
-            "times as far as the next kind."
+            f"Above {lower[-1].rate_rps:.3g} requests/s only {top.workers} does, up to "
+            f"{factor:.2f} times that rate."
         )
     return "\n".join(lines)
 

@@ -176,14 +176,14 @@ class LoadTracker:
             return
         self._advanced_seconds = now_seconds
         for view in list(self.decodes):
-            if passed := _seconds_to_advance(view, now_seconds):
+            if _can_advance(view, now_seconds):
                 self.decodes.take_for_update(view.id)
-                _advance_answers(view, passed, view.step_seconds() * answer_tokens)
+                _advance_answers(view, now_seconds, view.step_seconds() * answer_tokens)
                 self.decodes.put(view)
         for mixed in list(self.mixed):
-            if passed := _seconds_to_advance(mixed.decode, now_seconds):
+            if _can_advance(mixed.decode, now_seconds):
                 self.mixed.take_for_update(mixed.id)
-                _advance_answers(mixed.decode, passed, mixed.itl_seconds(0, 0) * answer_tokens)
+                _advance_answers(mixed.decode, now_seconds, mixed.itl_seconds(0, 0) * answer_tokens)
                 self.mixed.put(mixed)
 
     # -- dispatched requests ---------------------------------------------------------------
@@ -232,14 +232,14 @@ class LoadTracker:
         _add_answer(view, answer)
 
 
-def _seconds_to_advance(view: DecodeView, now_seconds: float) -> float:
-    """Return the seconds since the view's last update; 0 if there is nothing to reduce."""
-    return max(now_seconds - view.as_of_seconds, 0.0) if view.projected_tokens else 0.0
+def _can_advance(view: DecodeView, now_seconds: float) -> bool:
+    return now_seconds > view.as_of_seconds and view.projected_tokens > 0
 
 
-def _advance_answers(view: DecodeView, passed_seconds: float, answer_seconds: float) -> None:
-    share = min(passed_seconds / max(answer_seconds, passed_seconds), 1.0)
-    view.as_of_seconds += passed_seconds
+def _advance_answers(view: DecodeView, now_seconds: float, answer_seconds: float) -> None:
+    passed = now_seconds - view.as_of_seconds
+    share = min(passed / max(answer_seconds, passed), 1.0)
+    view.as_of_seconds = now_seconds
     view.projected_tokens -= int(view.projected_tokens * share)
     view.context_tokens -= int(view.context_tokens * share)
 

@@ -186,8 +186,10 @@ class Supervisor:
             await self._clock.sleep(READY_POLL_SECONDS)
 
     async def _is_every_worker_known(self) -> bool:
-        workers = [each for pools in self._pools.values() for each in await pools.workers()]
         address = self._children[Role.CONDUCTOR].state.address
+        if not address:  # it is being restarted
+            return False
+        workers = [each for pools in self._pools.values() for each in await pools.workers()]
         try:
             known = await fetch_ready_workers(address, self._settings.trust)
         except (Unavailable, DeadlineExceeded):

@@ -85,7 +85,7 @@ def search_goodput(run: RunAtRate, rate: float, seeds: Sequence[int]) -> Goodput
 
 
 def meets_target(run: RunAtRate, rate: float, seed: int, target: float) -> bool:
-    """Whether at least the share ``target`` of the requests meets the SLO at a rate."""
+    """Return whether at least the share ``target`` of the requests meets the SLO at a rate."""
     return _run_at_rate(run, rate, seed).attainment >= target
 
 

@@ -72,7 +72,7 @@ def parts_of(rounds: int) -> Parts:
         "demo model": check(gpu_correctness.demo_tokens_are_equal),
         "demo model in FP8": check(gpu_correctness.tokens_in_fp8_are_equal),
         "architectures": check(gpu_correctness.architectures_are_right),
-        "adapters": check(_adapters),
+        "adapters": check(partial(_needs_engine, "adapters", _adapters)),
         **{f"determinism, {name}": check(partial(determinism, name), 240) for name in KINDS},
         "cluster": check(cluster, 180),
         "ceilings": GpuCheckPart(gpu_speed.ceilings, 30),
@@ -84,39 +84,42 @@ def parts_of(rounds: int) -> Parts:
         "speed of layer kernels": GpuCheckPart(lambda: gpu_speed.layer_kernels(rounds), 60),
         "speed of fixed products": GpuCheckPart(lambda: gpu_speed.products(rounds), 60),
         "speed of sampling": GpuCheckPart(lambda: gpu_speed.sampling(rounds), 60),
-        "speed of an engine": GpuCheckPart(partial(_engine_steps, rounds), 120),
-        "speed of an engine under load": GpuCheckPart(_engine_load, 120),
+        "speed of an engine": GpuCheckPart(
+            partial(_needs_engine, "speed of an engine", partial(_engine_steps, rounds)), 120
+        ),
+        "speed of an engine under load": GpuCheckPart(
+            partial(_needs_engine, "speed of an engine under load", _engine_load), 120
+        ),
         "speed of FP8 weights": GpuCheckPart(lambda: gpu_fp8.weights(rounds), 150),
         "speed of FP8 KV": GpuCheckPart(lambda: gpu_fp8.kv(rounds), 150),
         "speed of a cluster": GpuCheckPart(cluster_speed, 300),
     }
 
 
-def _engine_steps(rounds: int) -> Iterator[GpuTableRow]:
+def _needs_engine(name: str, measure: Callable[[], Iterable[GpuTableRow]]) -> Iterator[GpuTableRow]:
+    """Yield the rows of a part whose engine logs, and so needs structlog."""
     if find_spec("structlog") is None:
-        yield GpuTableRow("speed of an engine", "not run: structlog is not installed")
+        yield GpuTableRow(name, "not run: structlog is not installed")
         return
+    yield from measure()
+
+
+def _engine_steps(rounds: int) -> Iterable[GpuTableRow]:
     from tools.gpu_engine import engine_steps
 
-    yield from engine_steps(rounds)
+    return engine_steps(rounds)
 
 
-def _engine_load() -> Iterator[GpuTableRow]:
-    if find_spec("structlog") is None:
-        yield GpuTableRow("speed of an engine under load", "not run: structlog is not installed")
-        return
+def _engine_load() -> Iterable[GpuTableRow]:
     from tools.gpu_engine_load import engine_load
 
-    yield from engine_load()
+    return engine_load()
 
 
-def _adapters() -> Iterator[GpuTableRow]:
-    if find_spec("structlog") is None:
-        yield GpuTableRow("adapters", "not run: structlog is not installed")
-        return
+def _adapters() -> Iterable[GpuTableRow]:
     from tools.gpu_adapters import adapters_are_right
 
-    yield from adapters_are_right()
+    return adapters_are_right()
 
 
 @dataclass

@@ -84,15 +84,16 @@ def cluster_speed(load: ClusterLoad = GPU_LOAD) -> Iterator[GpuTableRow]:
     if missing:
         yield GpuTableRow("speed of a cluster", f"not run: {', '.join(missing)} not installed")
         return
+    chance = np.random.default_rng(SEED)
     with tempfile.TemporaryDirectory() as folder:
         model = None
         if load is GPU_LOAD:
             model = Path(folder) / "model"
             write_checkpoint(model)
         with local_cluster(model, settings=load.settings, timeout_seconds=START_SECONDS) as running:
-            yield from _measure(running, load, "1 + 1 on one GPU")
+            yield from _measure(running, load, "1 + 1 on one GPU", chance)
             with _without_prefill_worker(running):
-                yield from _measure(running, load, "one worker that does both")
+                yield from _measure(running, load, "one worker that does both", chance)
 
 
 def write_checkpoint(path: Path) -> None:
@@ -170,8 +171,9 @@ class _without_prefill_worker:
         os.kill(self._supervisor, signal.SIGCONT)
 
 
-def _measure(running: LocalCluster, load: ClusterLoad, name: str) -> Iterator[GpuTableRow]:
-    chance = np.random.default_rng([SEED, len(name)])  # other prompts, so that none is cached
+def _measure(
+    running: LocalCluster, load: ClusterLoad, name: str, chance: np.random.Generator
+) -> Iterator[GpuTableRow]:
     for length in load.prompts:
         answers = [_alone(running, chance, length) for _ in range(ROUNDS)][1:]  # one to warm up
         ttft, latency, exposed = (

@@ -20,14 +20,14 @@ from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.result import StepResult, StepWork
+from tools.gpu_cluster_speed import GPU_LOAD
 from tools.gpu_speed import BLOCK_TOKENS, QWEN3_8B, Loaded, free, random_runner
 from tools.gpu_timing import GpuTableRow
 
 SEED = 20261126
-INPUT_TOKENS = 1024
-SAMPLING = SamplingParams(128, temperature=0.0, ignore_eos=True)
+INPUT_TOKENS = GPU_LOAD.input_tokens
+SAMPLING = SamplingParams(GPU_LOAD.output_tokens, temperature=0.0, ignore_eos=True)
 SECONDS = 8.0
-RATES = (12.0, 16.0)
 MAX_STEP_TOKENS = 2048
 LATENCY_TARGETS = {"as deployed": 0.05, "without a limit on prompts": None}
 STEP_SIZES = (1, 33, 257, 769, 1153, 1537)
@@ -72,7 +72,7 @@ def _quantiles(values: Sequence[float]) -> str:
 def engine_load() -> Iterator[GpuTableRow]:
     loaded = random_runner(QWEN3_8B)
     loaded.runner.warm_up(64)
-    for rate in RATES:
+    for rate in GPU_LOAD.rates:
         for name, target in LATENCY_TARGETS.items():
             result = _run(loaded, rate, target).summary()
             yield GpuTableRow(f"engine at {rate:g} requests/s, {name}", result)

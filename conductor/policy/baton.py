@@ -26,17 +26,12 @@ from baton.core.placement import ScoredWorker
 from baton.errors import Overloaded, Unavailable
 from baton.hash_ring import ring_successors
 from conductor.policy.candidates import candidates
-from conductor.policy.config import (
-    IDLE_QUEUE_SECONDS,
-    MAX_MARGIN_SHARE,
-    SLO_MISS_PENALTY,
-    BatonPolicyConfig,
-)
+from conductor.policy.config import IDLE_QUEUE_SECONDS, SLO_MISS_PENALTY, BatonPolicyConfig
 from conductor.policy.decision import Decision
 from conductor.policy.local_prefill import local_prefill_decision
 from conductor.policy.memory import check_size, fits, needed_tokens, wait_seconds
 from conductor.policy.mixed import mixed_scores
-from conductor.policy.prefill_work import prefill_work
+from conductor.policy.prefill_work import first_token_deadline, prefill_work
 from conductor.policy.queue_forecast import forecast_queue
 from conductor.policy.snapshot import (
     DecodeView,
@@ -53,7 +48,9 @@ def place(snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig) -> 
     memory of any decode worker."""
     stored = snapshot.cache.longest_stored_prefix(query.keys)
     mixed = mixed_scores(snapshot, query, config, stored)
-    decodes = _decode_scores(snapshot, query, config, can_fail=not mixed)
+    decodes = _decode_scores(snapshot, query, config)
+    if not (mixed or decodes):
+        check_size([*snapshot.decodes, *(view.decode for view in snapshot.mixed)], query)
     scores = _prefill_scores(snapshot, query, config, stored)
     if mixed and _is_mixed_better(snapshot, query, mixed[0], scores, decodes):
         return _on_mixed_worker(snapshot, query, config, mixed, stored)
@@ -91,8 +88,8 @@ def _is_mixed_better(
     prefills: Sequence[ScoredWorker],
     decodes: Sequence[ScoredWorker],
 ) -> bool:
-    """Whether the best mixed worker costs less than the best pair. The cost of a pair is computed
-    like the score of a mixed worker."""
+    """Return whether the best mixed worker costs less than the best pair. The cost of a pair is
+    computed like the score of a mixed worker."""
     if not (prefills and decodes):
         return True
     decode = decodes[0]
@@ -200,9 +197,7 @@ def _prefill_score(
 ) -> ScoredWorker:
     now = snapshot.now_seconds
     work = prefill_work(snapshot, query, view, stored)
-    own = view.cost.seconds(query.num_tokens)
-    margin = min(config.ttft_margin_seconds, query.ttft_slo_seconds * MAX_MARGIN_SHARE)
-    deadline = now + query.ttft_slo_seconds + own - margin
+    deadline = first_token_deadline(snapshot, query, config, view)
     forecast = forecast_queue(view, now, now + work.fetch_seconds, deadline, work.compute_seconds)
     late = max(forecast.done_seconds - deadline, 0.0) if view.is_measured else 0.0
     wait = view.queue_seconds(now) + work.fetch_seconds
@@ -219,7 +214,7 @@ def _prefill_score(
 
 
 def _decode_scores(
-    snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig, *, can_fail: bool
+    snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig
 ) -> tuple[ScoredWorker, ...]:
     """Score the decode candidates, best first: the smaller the share of a worker's memory that
     would be used, the better; workers that would miss the ITL SLO come last. Among equal scores,
@@ -236,8 +231,6 @@ def _decode_scores(
     names = dict.fromkeys(
         (*islice(eligible(ring), 1), *islice(eligible(least), config.decode_candidates))
     )
-    if not names and len(pool) and can_fail:
-        check_size(list(pool), query)
     scored = [_decode_score(snapshot, query, pool[name]) for name in names]
     return tuple(sorted(scored, key=lambda each: each.score))
 

@@ -25,8 +25,8 @@ def wait_seconds(snapshot: Snapshot, query: PolicyQuery, decode: DecodeView, nee
 
 
 def check_size(views: Sequence[DecodeView], query: PolicyQuery) -> None:
-    """Raise Invalid if the request fits the memory of none of the workers."""
-    if not any(fits(view, query) for view in views):
+    """Raise Invalid if the request fits the memory of none of the workers, and there are some."""
+    if views and not any(fits(view, query) for view in views):
         most = max(view.capacity_tokens for view in views)
         raise Invalid(
             f"the request has {query.num_tokens} tokens, and the largest decode worker has memory "
@@ -37,5 +37,5 @@ def check_size(views: Sequence[DecodeView], query: PolicyQuery) -> None:
 
 
 def fits(view: DecodeView, query: PolicyQuery) -> bool:
-    """Whether the request's prompt fits the worker's memory when it is empty."""
+    """Return whether the request's prompt fits the worker's memory when it is empty."""
     return view.held_tokens(query.num_tokens) <= view.capacity_tokens

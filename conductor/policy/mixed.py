@@ -8,9 +8,9 @@ unless prompts wait or many answers are in progress there.
 
 from baton.core.placement import ScoredWorker
 from conductor.policy.candidates import candidates
-from conductor.policy.config import MAX_MARGIN_SHARE, SLO_MISS_PENALTY, BatonPolicyConfig
-from conductor.policy.memory import check_size, fits, needed_tokens, wait_seconds
-from conductor.policy.prefill_work import prefill_work
+from conductor.policy.config import SLO_MISS_PENALTY, BatonPolicyConfig
+from conductor.policy.memory import fits, needed_tokens, wait_seconds
+from conductor.policy.prefill_work import first_token_deadline, prefill_work
 from conductor.policy.queue_forecast import forecast_queue
 from conductor.policy.snapshot import MixedView, PolicyQuery, Snapshot, StoredPrefix
 
@@ -18,8 +18,8 @@ from conductor.policy.snapshot import MixedView, PolicyQuery, Snapshot, StoredPr
 def mixed_scores(
     snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig, stored: StoredPrefix | None
 ) -> tuple[ScoredWorker, ...]:
-    """Score the candidates among the mixed workers, best first; empty if there are no mixed
-    workers. Raises Invalid if the request does not fit the memory of any worker."""
+    """Score the candidates among the mixed workers, best first; empty if there are no mixed workers
+    that it fits."""
     if not len(snapshot.mixed):
         return ()
     found = candidates(
@@ -30,10 +30,9 @@ def mixed_scores(
         config.prefix_candidates,
         config.least_loaded_candidates,
     )
-    views = [view for view in found if fits(view.decode, query)]
-    if not views:
-        check_size([*(view.decode for view in snapshot.mixed), *snapshot.decodes], query)
-    scored = [_score(snapshot, query, config, view, stored) for view in views]
+    scored = [
+        _score(snapshot, query, config, view, stored) for view in found if fits(view.decode, query)
+    ]
     return tuple(sorted(scored, key=lambda each: each.score))
 
 
@@ -47,9 +46,7 @@ def _score(
     now, prefill, decode = snapshot.now_seconds, view.prefill, view.decode
     work = prefill_work(snapshot, query, prefill, stored)
     compute = work.compute_seconds * view.prompt_slowdown
-    own = prefill.cost.seconds(query.num_tokens)
-    margin = min(config.ttft_margin_seconds, query.ttft_slo_seconds * MAX_MARGIN_SHARE)
-    deadline = now + query.ttft_slo_seconds + own - margin
+    deadline = first_token_deadline(snapshot, query, config, prefill)
     forecast = forecast_queue(prefill, now, now + work.fetch_seconds, deadline, compute)
     late = max(forecast.done_seconds - deadline, 0.0)
     itl = view.itl_seconds(1, decode.held_tokens(query.num_tokens))

@@ -37,12 +37,13 @@ def _place_by_rule(snapshot: Snapshot, query: PolicyQuery, rule: PlacementPolicy
     if query.excluded:
         prefills = _without(snapshot.prefills, query.excluded)
         decodes = _without(snapshot.decodes, query.excluded)
-        snapshot = replace(snapshot, prefills=prefills, decodes=decodes)
+        mixed = _without(snapshot.mixed, query.excluded)
+        snapshot = replace(snapshot, prefills=prefills, decodes=decodes, mixed=mixed)
     if len(snapshot.prefills) and len(snapshot.decodes):
         return rule(snapshot, query)
     if len(snapshot.mixed):
-        mixed = next(view for view in snapshot.mixed.by_load() if view.id not in query.excluded)
-        return Decision(None, mixed.id, "the mixed worker with the most free memory")
+        worker = next(snapshot.mixed.by_load())
+        return Decision(None, worker.id, "the mixed worker with the most free memory")
     if len(snapshot.decodes):
         decode = next(snapshot.decodes.by_load())
         return Decision(None, decode.id, "no prefill worker is ready")

@@ -3,6 +3,7 @@ cached nor worth fetching."""
 
 from dataclasses import dataclass
 
+from conductor.policy.config import MAX_MARGIN_SHARE, BatonPolicyConfig
 from conductor.policy.snapshot import PolicyQuery, PrefillView, Snapshot, StoredPrefix
 
 
@@ -16,6 +17,16 @@ class PrefillWork:
     local_blocks: int
     fetched_blocks: int = 0
     fetch_seconds: float = 0.0
+
+
+def first_token_deadline(
+    snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig, view: PrefillView
+) -> float:
+    """Return the time by which the first token must be predicted to come, so that the TTFT SLO is
+    met with a margin."""
+    own = view.cost.seconds(query.num_tokens)
+    margin = min(config.ttft_margin_seconds, query.ttft_slo_seconds * MAX_MARGIN_SHARE)
+    return snapshot.now_seconds + query.ttft_slo_seconds + own - margin
 
 
 def prefill_work(

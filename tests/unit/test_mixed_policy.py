@@ -6,7 +6,7 @@ from types import MappingProxyType
 import pytest
 
 from baton.core.ids import WorkerId
-from baton.errors import Invalid, Overloaded
+from baton.errors import Invalid, Overloaded, Unavailable
 from conductor.load_tracker import (
     DecodeLoadReport,
     LoadTracker,
@@ -16,6 +16,7 @@ from conductor.load_tracker import (
 from conductor.policy.baton import place
 from conductor.policy.config import BatonPolicyConfig
 from conductor.policy.decision import Decision
+from conductor.policy.policies import get_policy
 from conductor.policy.snapshot import MixedView, QueuedPrefill
 from tests.cluster_snapshots import (
     BLOCK_TOKENS,
@@ -86,6 +87,15 @@ def test_a_request_that_fits_no_worker_is_invalid() -> None:
 def test_excluded_workers_are_not_chosen() -> None:
     excluded = frozenset({WorkerId("m0")})
     assert placed(mixed("m0"), mixed("m1", (60.0, 3.0)), excluded=excluded).decode == "m1"
+
+
+def test_baselines_use_the_mixed_worker_with_the_most_memory_that_is_not_excluded() -> None:
+    cluster = snapshot([], [], mixed=[mixed("m0"), mixed("m1", promised=10)])
+    rule = get_policy("round_robin")
+    assert rule(cluster, query()).decode == "m0"
+    assert rule(cluster, query(excluded=frozenset({WorkerId("m0")}))).decode == "m1"
+    with pytest.raises(Unavailable, match="no worker is ready"):
+        rule(cluster, query(excluded=frozenset({WorkerId("m0"), WorkerId("m1")})))
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,13 @@ void multiply_as(ThreadPool& all, const void* x, long count, const Matrix<T>& ma
   });
 }
 
+void map_lanes(const float* from, long count, float* to, Vec (*function)(Vec)) {
+  for (long i = 0; i < count; i += kLanes) {
+    const Lanes inside = lanes(count - i);
+    store(to + i, inside, function(load(from + i, inside)));
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -109,17 +116,11 @@ const char* baton_multiply(ThreadPool* threads, int64_t kind, const void* x, int
 }
 
 void baton_exponential(const float* from, int64_t count, float* to) {
-  for (long i = 0; i < count; i += kLanes) {
-    const Lanes inside = lanes(count - i);
-    store(to + i, inside, exp_lanes(load(from + i, inside)));
-  }
+  map_lanes(from, count, to, exp_lanes);
 }
 
 void baton_power_of_two(const float* from, int64_t count, float* to) {
-  for (long i = 0; i < count; i += kLanes) {
-    const Lanes inside = lanes(count - i);
-    store(to + i, inside, exp2_lanes(load(from + i, inside)));
-  }
+  map_lanes(from, count, to, exp2_lanes);
 }
 
 float baton_peak_products(int64_t kind, int64_t steps) {

@@ -30,8 +30,8 @@ constexpr long kTileSteps = 16;
 // W[outs][ins] as panels of 64 outputs, each [ins / kPerUnit][64] units; the last one is padded
 // with zeros. For products by tiles a panel consists of two halves of 32 outputs, each
 // [steps of sixteen units][2 tiles][16 units][16]: a tile is contiguous, and so is a half, since
-// tiles at a power of two from each other would compete for a part of the L1 cache. A panel of a `gated` pair (gate above up, `outs` rows each) has 32 rows of the gate
-// and the same 32 rows of up. If weights are quantized, a panel consists of codes and scales.
+// tiles at a power of two from each other would compete for a part of the L1 cache. A panel of a
+// `gated` pair (gate above up, `outs` rows each) has 32 rows of the gate and the same 32 rows of up. If weights are quantized, a panel consists of codes and scales.
 template <class T>
 struct Matrix {
   const void* packed;
