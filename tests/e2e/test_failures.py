@@ -10,6 +10,7 @@ import httpx
 import psutil
 import pytest
 
+from baton.system.portability import uses_linux
 from tools.local_cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -75,6 +76,7 @@ def test_a_stream_survives_a_killed_process(role: str, fragile: LocalCluster) ->
     assert any(p["restarts"] for p in fragile.processes(role))
 
 
+@pytest.mark.skipif(not uses_linux(), reason="speculation needs the CPU kernels")
 def test_a_stream_with_drafts_survives_a_killed_worker(fragile: LocalCluster) -> None:
     """The answer is that of a cluster without speculation. It repeats itself, so tokens are
     drafted."""
