@@ -27,7 +27,8 @@ def run(shape: str, threads: int, options: argparse.Namespace) -> dict[str, Any]
     """Return the JSON of one run of ``benchmarks.engine``."""
     command = [sys.executable, "-m", "benchmarks.engine", "--without", "transformers"]
     command += ["--shape", shape, "--threads", str(threads), "--rounds", str(options.rounds)]
-    command += ["--contexts", "512", "4096", "--batches", "1", "8", "32"]
+    command += ["--contexts", "512", "4096"]
+    command += ["--decode-contexts", "512", "--batches", "1", "8", "32"]
     command += ["--instructions", options.instructions] if options.instructions else []
     for name in ("vllm", "llama"):
         if python := getattr(options, name):

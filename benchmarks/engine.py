@@ -2,6 +2,7 @@
 
     python -m benchmarks.engine [--shape 50m|0.6b] [--layers N] [--dtype bfloat16|float32]
                                 [--threads N] [--rounds N] [--contexts …] [--batches …]
+                                [--decode-contexts …]
                                 [--llama PYTHON] [--vllm PYTHON [--vllm-eager]]
                                 [--without torch transformers] [--most-gib G]
                                 [--quantized int8 int4] [--instructions avx512|avx2|…]
@@ -119,9 +120,13 @@ def run(path: Path, options: argparse.Namespace) -> Iterator[EngineComparison]:
     dtype = getattr(torch, options.dtype)
     budget = int(options.most_gib * GIB)
     weights = num_weights(config) * dtype.itemsize
+    cases = [
+        *bench_cases([1], [], options.contexts),
+        *bench_cases([], options.batches, options.decode_contexts or options.contexts),
+    ]
     possible = [
         work
-        for work in bench_cases([1], options.batches, options.contexts)
+        for work in cases
         if weights + kv_bytes(work, config, dtype) <= budget
     ]
     if not possible:
@@ -251,6 +256,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 4096])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument(
+        "--decode-contexts", type=int, nargs="+", help="for decode only; default: --contexts"
+    )
     parser.add_argument("--llama", type=Path, help="an interpreter that has llama-cpp-python")
     parser.add_argument("--vllm", type=Path, help="an interpreter that has vLLM for CPUs")
     parser.add_argument(
