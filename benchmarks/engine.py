@@ -124,11 +124,7 @@ def run(path: Path, options: argparse.Namespace) -> Iterator[EngineComparison]:
         *bench_cases([1], [], options.contexts),
         *bench_cases([], options.batches, options.decode_contexts or options.contexts),
     ]
-    possible = [
-        work
-        for work in cases
-        if weights + kv_bytes(work, config, dtype) <= budget
-    ]
+    possible = [work for work in cases if weights + kv_bytes(work, config, dtype) <= budget]
     if not possible:
         raise SystemExit(f"no case fits into --most-gib {options.most_gib}")
     with contenders(path, options, max_blocks(possible, BLOCK_TOKENS)) as everybody:
