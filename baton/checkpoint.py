@@ -85,12 +85,15 @@ class ModelConfig:
 class ModelLimits:
     """A model's vocabulary size, maximum length in tokens, and EOS tokens. Unlike
     :class:`ModelConfig`, it can be loaded for models of any architecture. ``kv_window_tokens`` is
-    set by an engine that frees the KV of tokens before a window of this length."""
+    set by an engine that frees the KV of tokens before a window of this length in
+    ``num_windowed_groups`` groups of layers, but not in ``num_full_groups`` others."""
 
     vocab_size: int
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
     kv_window_tokens: int | None = None
+    num_full_groups: int = 0
+    num_windowed_groups: int = 1
 
 
 def resolve_model(model: str | Path) -> Path:

@@ -69,12 +69,6 @@ class DecoderTraits:
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
 
-    @property
-    def longest_window(self) -> int | None:
-        """The longest window of a decoder all of whose layers have windows, else None."""
-        windows = [each for each in self.windows if each is not None]
-        return max(windows) if windows and len(windows) == len(self.windows) else None
-
     def score_scale(self, head_dim: int) -> float:
         """Return the factor of attention scores."""
         return head_dim**-0.5 if self.attention_scale is None else self.attention_scale

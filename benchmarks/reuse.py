@@ -97,6 +97,8 @@ class ReuseBench:
             max_model_tokens=2 * num_tokens,
             max_batched_tokens=chunk,
             window_tokens=self.runner.limits.kv_window_tokens,
+            num_full_groups=self.runner.limits.num_full_groups,
+            num_windowed_groups=self.runner.limits.num_windowed_groups,
         )
         self.numbers = iter(range(1, 10**9))
 
@@ -166,8 +168,7 @@ class ReuseWorker:
             self.client,
             StorePublisher(self.thread, self.client, bench.layout, b""),
             bench.layout,
-            BLOCK_TOKENS,
-            bench.config.max_chunk_tokens,
+            bench.config,
             CLOCK,
             5.0,
             prefer,

@@ -90,4 +90,6 @@ def engine_config(settings: Settings, runner: ModelRunner, num_prompts: int) -> 
         max_waiting=max(settings.max_waiting, num_prompts),
         max_model_tokens=min(settings.max_model_tokens or limit, limit),
         window_tokens=runner.limits.kv_window_tokens,
+        num_full_groups=runner.limits.num_full_groups,
+        num_windowed_groups=runner.limits.num_windowed_groups,
     )

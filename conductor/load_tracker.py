@@ -50,6 +50,7 @@ class DecodeLoadReport:
     cost: DecodeCost | None = None
     capacity_tokens: int | None = None
     window_tokens: int | None = None
+    windowed_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ class LoadTracker:
             view.cost, view.is_measured = report.cost, True
         if report.capacity_tokens is not None:
             view.capacity_tokens = report.capacity_tokens
-        view.window_tokens = report.window_tokens
+        view.window_tokens, view.windowed_share = report.window_tokens, report.windowed_share
         view.num_requests = report.num_requests
         view.context_tokens = report.context_tokens
         view.projected_tokens = report.projected_tokens

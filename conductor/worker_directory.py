@@ -232,6 +232,7 @@ class WorkerDirectory:
             load.decode_cost,
             capacity,
             load.window_tokens,
+            load.windowed_share,
         )
         view.prefill_cost = self._local_prefill_cost(member)
         self._load_tracker.apply_decode_report(member.id, report)

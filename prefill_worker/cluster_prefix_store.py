@@ -11,6 +11,7 @@ from baton.clock import Clock
 from baton.core.ids import BlockId, BlockKey
 from baton.core.member import Member
 from baton.core.request import RequestSpec
+from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.prefill_cost_model import PrefillCostModel
 from baton.engine.result import StepResult
@@ -30,6 +31,7 @@ from baton.worker.kv_layout import KvLayout
 from prefill_worker.prefix_fetch import PrefixFetch
 from prefill_worker.reload_policy import ReloadDecision, ReloadMode, choose_reload_mode
 from prefill_worker.store_publisher import StorePublisher
+from prefill_worker.wanted_blocks import WantedBlocks
 
 FETCH_TIMEOUT_SECONDS = 10.0
 """Timeout for fetching a whole prefix; each call and read also has its own timeout."""
@@ -51,6 +53,10 @@ MAX_USED_LINKS = 4096
 new again."""
 
 MAX_SPLIT_FETCHES = 8
+MAX_LEASE_ATTEMPTS = 2
+"""A shorter prefix needs other blocks of layers with a window, so leasing begins anew if blocks
+were evicted."""
+
 SWEEP_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
@@ -66,8 +72,7 @@ class ClusterPrefixStore:
         client: ClusterStoreClient,
         publisher: StorePublisher,
         layout: KvLayout,
-        block_tokens: int,
-        chunk_tokens: int,
+        config: EngineConfig,
         clock: Clock,
         call_seconds: float,
         preferred_mode: ReloadMode | None = None,
@@ -76,8 +81,8 @@ class ClusterPrefixStore:
         self._client = client
         self._publisher = publisher
         self._layout = layout
-        self._block_tokens = block_tokens
-        self._chunk_blocks = -(-chunk_tokens // block_tokens)
+        self._config = config
+        self._chunk_blocks = config.num_blocks_for(config.max_chunk_tokens)
         self._clock = clock
         self._call_seconds = call_seconds
         self._preferred_mode = preferred_mode
@@ -93,7 +98,7 @@ class ClusterPrefixStore:
         """Look up how many leading blocks of ``keys`` a store node has. The last token of the
         prompt is always computed, so a block that ends with it is not looked up."""
         fetch = PrefixFetch(spec.request_id)
-        fetch.keys = keys = keys[: (len(spec.token_ids) - 1) // self._block_tokens]
+        fetch.keys = keys = keys[: self._num_full_blocks(len(spec.token_ids) - 1)]
         if keys and self._client.has_usable_nodes:
             async with self._timed_store_call(fetch):
                 node = await self._client.find_node(keys, spec.store_hint)
@@ -151,54 +156,79 @@ class ClusterPrefixStore:
             for _ in range(MAX_SPLIT_FETCHES):
                 tasks.create_task(self._run_split_fetches())
 
+    def _num_full_blocks(self, num_tokens: int) -> int:
+        """Return the number of blocks that ``num_tokens`` tokens fill."""
+        return num_tokens // self._config.block_tokens * self._config.num_groups
+
     # -- fetching before the prefill -------------------------------------------------------
 
     async def _lease_and_fetch(self, fetch: PrefixFetch, node: Member, cached: int) -> None:
-        """Lease the first piece of the prefix; the answer says how many of the prefix's blocks are
-        stored. Then choose the :class:`ReloadMode`, and if it is FETCH, fetch all pieces."""
-        keys = fetch.keys
-        lease = await self._client.lease(node, keys[cached:], self._piece_bytes(node, False))
-        if lease is None:
-            await self._client.remove_stale_hint(node, keys[cached:])
+        """Lease the first piece of the prefix; then choose the :class:`ReloadMode`, and if it is
+        FETCH, fetch all pieces."""
+        leased = await self._lease_first_piece(fetch, node, cached)
+        if leased is None:
             return
-        end = cached + lease.leased.num_stored
-        decision = self._choose_mode(lease, node, cached, end)
+        lease, wanted = leased
+        decision = self._choose_mode(lease, node, cached, wanted)
         fetch.stats.mode, fetch.stats.reason = decision.mode.value, decision.reason
         if decision.mode is ReloadMode.FETCH:
-            await self._fetch_pieces(fetch, lease, cached, end)
+            await self._fetch_pieces(fetch, lease, wanted)
             return
         await self._client.release(lease)
         if decision.mode is ReloadMode.SPLIT:
-            fetch.split_range = (cached, end)
+            fetch.split_range = (cached, wanted.end)
+
+    async def _lease_first_piece(
+        self, fetch: PrefixFetch, node: Member, cached: int
+    ) -> tuple[StoreLease, WantedBlocks] | None:
+        """Lease the first of the blocks to fetch. The answer says how many of them are stored; if
+        some were evicted since they were counted, blocks of a shorter prefix are leased. Return the
+        lease and the blocks to fetch; None if there are none."""
+        num_stored = fetch.num_stored_blocks
+        for _ in range(MAX_LEASE_ATTEMPTS):
+            wanted = WantedBlocks.of(fetch.keys, cached, num_stored, self._config)
+            if not wanted.keys:
+                return None
+            lease = await self._client.lease(node, wanted.keys, self._piece_bytes(node, False))
+            if lease is None:
+                await self._client.remove_stale_hint(node, wanted.keys)
+                return None
+            if lease.leased.num_stored >= len(wanted.keys) or self._config.window_tokens is None:
+                return lease, wanted.first(lease.leased.num_stored)
+            await self._client.release(lease)
+            num_stored = wanted.indexes[lease.leased.num_stored]
+        return None
 
     def _choose_mode(
-        self, lease: StoreLease, node: Member, cached: int, end: int
+        self, lease: StoreLease, node: Member, cached: int, wanted: WantedBlocks
     ) -> ReloadDecision:
-        link = _link_name(node, lease.leased.num_promoted > 0)
-        size = (end - cached) * self._layout.block_bytes
+        end, link = wanted.end, _link_name(node, lease.leased.num_promoted > 0)
+        size = len(wanted.keys) * self._layout.block_bytes
         fetch_seconds = self._link_meter.estimate_seconds(link, size)
         compute_seconds = self._prefill_cost_model.predict_added_seconds(
-            cached * self._block_tokens, end * self._block_tokens
+            self._config.num_tokens_in(cached), self._config.num_tokens_in(end)
         )
         return choose_reload_mode(
             end - cached, fetch_seconds, compute_seconds, self._chunk_blocks, self._preferred_mode
         )
 
     async def _fetch_pieces(
-        self, fetch: PrefixFetch, lease: StoreLease, first: int, end: int
+        self, fetch: PrefixFetch, lease: StoreLease, wanted: WantedBlocks
     ) -> None:
-        """Fetch blocks [first, end) piece by piece, until a piece is incomplete."""
+        """Fetch the wanted blocks piece by piece, until a piece is incomplete."""
         assert fetch.node is not None
         piece: StoreLease | None = lease
+        keys, done = wanted.keys, 0
         while piece is not None:
             num_leased = len(piece.blocks)
-            num_good = await self._import_piece(fetch, piece, first, fetch.keys[:first])
-            first += num_good
-            if num_good < num_leased or first >= end:
+            part, after = keys[done : done + num_leased], [*wanted.preceding, *keys[:done]]
+            num_good = await self._import_piece(fetch, piece, part, after)
+            done += num_good
+            if num_good < num_leased or done >= len(keys):
                 return
             on_disk = piece.leased.num_promoted > 0
             size = self._piece_bytes(fetch.node, on_disk)
-            piece = await self._client.lease(fetch.node, fetch.keys[first:end], size)
+            piece = await self._client.lease(fetch.node, keys[done:], size)
 
     # -- fetching during the prefill -------------------------------------------------------
 
@@ -226,7 +256,7 @@ class ClusterPrefixStore:
             if computed is None:
                 return
             # The current step computes one more chunk.
-            frontier = max(first, -(-computed // self._block_tokens) + self._chunk_blocks)
+            frontier = max(first, self._config.num_blocks_for(computed) + self._chunk_blocks)
             size = self._piece_bytes(node, False)
             start = max(frontier, end - max(size // self._layout.block_bytes, 1))
             if start >= end:
@@ -235,21 +265,24 @@ class ClusterPrefixStore:
             lease = await self._client.lease(node, wanted, len(wanted) * self._layout.block_bytes)
             if lease is None:
                 return
-            if await self._import_piece(fetch, lease, start, ()) < len(wanted):
+            part = wanted[: len(lease.blocks)]
+            if await self._import_piece(fetch, lease, part, ()) < len(wanted):
                 return
             end = start
 
     # -- one piece -------------------------------------------------------------------------
 
     async def _import_piece(
-        self, fetch: PrefixFetch, lease: StoreLease, first: int, after: Sequence[BlockKey]
+        self,
+        fetch: PrefixFetch,
+        lease: StoreLease,
+        keys: Sequence[BlockKey],
+        after: Sequence[BlockKey],
     ) -> int:
-        """Read leased blocks, which begin at index ``first`` of the chain, into the device's prefix
-        cache, and end the lease. ``after`` are preceding keys of the chain, whose cached blocks are
-        pinned meanwhile. Return how many leading blocks were read and verified."""
-        start = self._clock.monotonic()
-        keys = fetch.keys[first : first + len(lease.blocks)]
-        num_good = 0
+        """Read the leased blocks, which have ``keys``, into the device's prefix cache, and end the
+        lease. ``after`` are preceding keys of the chain, whose cached blocks are pinned meanwhile.
+        Return how many leading blocks were read and verified."""
+        start, num_good = self._clock.monotonic(), 0
         try:
             if all(block.size_bytes == self._layout.block_bytes for block in lease.blocks):
                 num_good = await self._read_into_cache(lease, keys, after)
@@ -259,8 +292,9 @@ class ClusterPrefixStore:
         finally:
             await self._client.release(lease)
         num_promoted = min(lease.leased.num_promoted, num_good)
-        fetch.stats.disk_tokens += num_promoted * self._block_tokens
-        fetch.stats.dram_tokens += (num_good - num_promoted) * self._block_tokens
+        disk_tokens = self._config.num_tokens_in(num_promoted)
+        fetch.stats.disk_tokens += disk_tokens
+        fetch.stats.dram_tokens += self._config.num_tokens_in(num_good) - disk_tokens
         if num_good:
             size = num_good * self._layout.block_bytes
             seconds = self._clock.monotonic() - start

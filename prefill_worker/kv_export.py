@@ -12,6 +12,7 @@ from baton.core.kv_transfer import (
     KvTransferScheduled,
 )
 from baton.engine.engine import PrefillProgress
+from baton.engine.kv_window import KvWindow
 from baton.errors import Unavailable
 from baton.worker.kv_layout import KvLayout
 
@@ -26,8 +27,8 @@ class KvExport:
     compute. That leaves enough time to read the earlier blocks, but a long prompt does not occupy
     memory on both workers for seconds.
 
-    If all layers of the model have sliding windows, the blocks before ``first_block``, which no
-    later token reads, are not announced.
+    The blocks of the request's table that no later token reads, because their layers have sliding
+    windows, are left out: the exported blocks are all others, in the order of the table.
 
     There is at most one reader; :meth:`attach_reader` raises Unavailable for a second one.
     """
@@ -36,22 +37,22 @@ class KvExport:
         self,
         layout: KvLayout,
         num_tokens: int,
-        block_tokens: int,
+        window: KvWindow,
         reserve_ahead_tokens: int,
         on_close: Callable[[bool], None],
-        first_block: int = 0,
     ) -> None:
         self._layout = layout
         self._num_tokens = num_tokens
-        self._block_tokens = block_tokens
+        self._window = window
+        self._first_span = window.first_span(num_tokens)
         self._reserve_ahead_tokens = reserve_ahead_tokens
         self._on_close = on_close
         self._changed = asyncio.Event()
         self._endpoint: Endpoint | None = None
         self._nearly_done = False
         self._num_ready = 0
-        self._num_announced = first_block
-        self._num_acknowledged = first_block
+        self._num_announced = 0
+        self._num_acknowledged = 0
         self._block_ids: tuple[BlockId, ...] = ()
         self._keys: tuple[BlockKey, ...] = ()
         self._done: KvTransferDone | None = None
@@ -75,12 +76,15 @@ class KvExport:
         self._nearly_done = (
             progress.num_computed_tokens + self._reserve_ahead_tokens >= self._num_tokens
         )
-        self._block_ids = tuple(progress.block_ids)
-        self._keys = tuple(progress.sealed_keys)
+        window, table, keys = self._window, progress.block_ids, progress.sealed_keys
+        indexes = window.read_indexes(range(len(table)), self._first_span)
+        self._block_ids = tuple(table[index] for index in indexes)
+        self._keys = tuple(keys[index] for index in indexes if index < len(keys))
         if progress.num_computed_tokens >= self._num_tokens:
             self._num_ready = len(self._block_ids)
         else:
-            self._num_ready = progress.num_computed_tokens // self._block_tokens
+            num_full_spans = progress.num_computed_tokens // window.block_tokens
+            self._num_ready = window.num_read(num_full_spans, self._first_span)
         self._changed.set()
 
     def finish_prefill(self, token_id: TokenId, finished: bool) -> None:

@@ -29,10 +29,9 @@ class KvExporter:
         kv_export = KvExport(
             context.layout,
             num_tokens,
-            context.key_hasher.block_tokens,
+            context.engine_config.window,
             context.config.reserve_ahead_tokens,
             on_close,
-            context.engine_config.window.first_block(num_tokens),
         )
         self._exports[job.spec.request_id] = (job, kv_export)
         self._added.set()

@@ -94,7 +94,7 @@ class RandomWorker:
         self.free: list[int] = chance.permutation(runner.num_blocks).tolist()
 
     def allocate(self, num_tokens: int) -> list[int]:
-        count = -(-num_tokens // self.runner.block_tokens)
+        count = -(-num_tokens // self.runner.block_tokens) * self.runner.num_groups
         taken, self.free = self.free[:count], self.free[count:]
         assert len(taken) == count, "the pool is too small"
         return taken
@@ -140,7 +140,8 @@ class RandomPlacement:
         source = self.streams[int(self.chance.integers(len(self.streams)))]
         heir = self.add(source.tokens, source.wanted)
         heir.done = min(source.done, len(source.tokens) - 1)
-        whole = heir.done // self.block_tokens if heir.worker is source.worker else 0
+        num_groups = heir.worker.runner.num_groups
+        whole = heir.done // self.block_tokens * num_groups if heir.worker is source.worker else 0
         heir.blocks[:whole] = source.blocks[:whole]
         self._copy(source, heir, whole)
         self.events["reused"] += heir.done > 0
@@ -150,7 +151,7 @@ class RandomPlacement:
         computed yet or the other worker lacks space."""
         stream = self.streams[int(self.chance.integers(len(self.streams)))]
         target = self.workers[int(self.chance.integers(len(self.workers)))]
-        needed = -(-len(stream.tokens) // self.block_tokens)
+        needed = -(-len(stream.tokens) // self.block_tokens) * target.runner.num_groups
         if target is stream.worker or not stream.done or needed > len(target.free):
             return
         before = RandomRequest(
@@ -164,7 +165,8 @@ class RandomPlacement:
         """Copy the KV of ``source`` to the blocks of ``target``, a request with the same tokens:
         from block ``first`` to the last one with a computed token of ``target``."""
         pools = [stream.worker.runner.pool.tensor for stream in (source, target)]
-        for index in range(first, -(-target.done // self.block_tokens)):
+        num_spans = -(-target.done // self.block_tokens)
+        for index in range(first, num_spans * target.worker.runner.num_groups):
             pools[1][target.blocks[index]] = pools[0][source.blocks[index]]
 
     @property
@@ -246,7 +248,8 @@ def row_of(tokens: Sequence[int], start: int, blocks: Sequence[int]) -> Row:
 def all_logits(runner: ModelRunner, rows: Sequence[Row]) -> list[torch.Tensor]:
     """Run one step that consists of ``rows`` with the runner's model. Return the logits
     [num_tokens, vocab] of each row."""
-    batch = pack_batch(rows, runner.block_tokens, torch.device("cpu"))
+    host, num_groups = torch.device("cpu"), runner.num_groups
+    batch = pack_batch(rows, runner.block_tokens, host, num_groups=num_groups)
     tokens = torch.tensor([token for row in rows for token in row.token_ids])
     with torch.inference_mode():
         hidden = runner._model.hidden(tokens, batch)
@@ -262,7 +265,10 @@ def requests_alone(
     with limit_instruction_set(instructions):
         alone = load(path, dtype, kernels)
     prompts: list[list[int]] = [chance.integers(500, size=size).tolist() for size in LENGTHS]
-    return [(prompt, all_logits(alone, [row_of(prompt, 0, range(20))])[0]) for prompt in prompts]
+    return [
+        (prompt, all_logits(alone, [row_of(prompt, 0, range(20 * alone.num_groups))])[0])
+        for prompt in prompts
+    ]
 
 
 @dataclass

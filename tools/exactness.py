@@ -171,6 +171,8 @@ class EngineAlone:
             max_batched_tokens=max(chunk, 64),
             chunk_tokens=chunk,
             window_tokens=self._runner.limits.kv_window_tokens,
+            num_full_groups=self._runner.limits.num_full_groups,
+            num_windowed_groups=self._runner.limits.num_windowed_groups,
         )
         self.engine = self._new_engine()
 

@@ -69,9 +69,11 @@ def answer(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run one layer's attention on the device ``place``; return its output and the pool afterwards,
     both as CPU tensors."""
-    held = DevicePool(pool.clone().to(place), case.scales)
+    held = DevicePool(pool.clone().to(place), case.scales, case.groups)
     attention = backend(held, case.traits)  # type: ignore[arg-type]
-    attention.prepare(pack_batch(rows, held.block_tokens, torch.device("cpu")))
+    num_groups = case.groups.num_groups
+    host = torch.device("cpu")
+    attention.prepare(pack_batch(rows, held.block_tokens, host, num_groups=num_groups))
     q, k, v = (part.to(place) for part in qkv)
     attended = attention.attend(1, q, k, v, None if sinks is None else sinks.to(place))
     return attended.cpu().float(), held.tensor.cpu()

@@ -98,7 +98,7 @@ def _row(tokens: list[int], start: int, blocks: list[int]) -> Row:
 def _logits(runner: ModelRunner, rows: Sequence[Row]) -> list[torch.Tensor]:
     """Return the logits of all tokens of each row."""
     device = runner.pool.tensor.device
-    batch = pack_batch(rows, BLOCK_TOKENS, CPU)
+    batch = pack_batch(rows, BLOCK_TOKENS, CPU, num_groups=runner.num_groups)
     tokens = torch.tensor([token for row in rows for token in row.token_ids], device=device)
     hidden = runner._model.hidden(tokens, batch)
     logits = runner._model.logits(hidden, torch.arange(len(tokens), device=device))

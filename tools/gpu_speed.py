@@ -22,6 +22,7 @@ from baton.core.request import SamplingParams
 from baton.engine.attention.base import pack_batch
 from baton.engine.kv_pool import KvPool, block_bytes
 from baton.engine.kv_scale import KvScale
+from baton.engine.layer_groups import LayerGroups
 from baton.engine.loader import LayerWeights, Weights
 from baton.engine.model import Model, no_op
 from baton.engine.plan import Plan, Row
@@ -65,8 +66,14 @@ QWEN3_8B = ModelConfig(
 class DevicePool:
     """Holds a KV pool's tensor on the GPU, with the interface that the attention backends need."""
 
-    def __init__(self, tensor: torch.Tensor, scales: Sequence[KvScale] | None = None) -> None:
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        scales: Sequence[KvScale] | None = None,
+        groups: LayerGroups | None = None,
+    ) -> None:
         self.tensor = tensor
+        self.groups = groups or LayerGroups.single(tensor.shape[1])
         self.block_tokens = tensor.shape[3]
         self.scales = scales or [KvScale()] * tensor.shape[1]
 

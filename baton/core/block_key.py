@@ -3,6 +3,10 @@
     key_0 = H(format version, model digest, KV dtype and layout, adapter, tenant salt)
     key_i = H(key_{i-1} || tokens of block i as little-endian uint32)
 
+If a model's layers are divided into groups whose KV is kept in separate blocks, the block of the
+first group has key_i, and that of group g has H'(key_i || g as little-endian uint32). H' is H with
+another personalisation string.
+
 H is BLAKE2b with a 128-bit digest and a personalisation string. Blocks with equal keys have equal
 tokens, and so have all blocks before them. So a key identifies a whole prefix, and the longest
 prefix that is cached can be found by bisection. Test vectors: tests/unit/test_block_key.py.
@@ -18,6 +22,7 @@ from baton.core.ids import BlockKey
 
 BLOCK_KEY_BYTES = 16
 _FRESH = hashlib.blake2b(digest_size=BLOCK_KEY_BYTES, person=b"baton.block.v1")
+_FRESH_OF_GROUP = hashlib.blake2b(digest_size=BLOCK_KEY_BYTES, person=b"baton.group.v1")
 _TOKEN_BYTES = array("I").itemsize
 _BIG_ENDIAN = struct.pack("=H", 1) == struct.pack(">H", 1)
 
@@ -63,6 +68,23 @@ def block_keys(root: BlockKey, tokens: Sequence[int], block_tokens: int) -> list
         key = BlockKey(_digest(key + words[start : start + size]))
         keys.append(key)
     return keys
+
+
+def grouped_keys(keys: Sequence[BlockKey], num_groups: int) -> list[BlockKey]:
+    """Return the keys of the blocks of all groups of layers: after each of ``keys``, which are
+    those of the first group, the keys of the other groups."""
+    if num_groups == 1:
+        return list(keys)
+    suffixes = [group.to_bytes(4, "little") for group in range(1, num_groups)]
+    return [
+        each for key in keys for each in (key, *(_group_digest(key + part) for part in suffixes))
+    ]
+
+
+def _group_digest(data: bytes) -> BlockKey:
+    hash_ = _FRESH_OF_GROUP.copy()
+    hash_.update(data)
+    return BlockKey(hash_.digest())
 
 
 def _packed(tokens: Sequence[int]) -> bytes:

@@ -1,5 +1,6 @@
 """A worker's load report: its queue, its KV memory, and its speed."""
 
+import math
 from dataclasses import dataclass
 
 from baton.core.cost import DecodeCost, PrefillCost
@@ -37,8 +38,9 @@ class WorkerLoad:
     their answers have the predicted lengths. ``answer_tokens`` is the mean length of recent
     answers; nine in ten of these were longer than ``short_answer_tokens``.
     ``link_bytes_per_second`` is the bandwidth of KV transfers from other hosts. With
-    ``window_tokens``, no request holds the KV of more tokens than about this number, and only so
-    many of its tokens are counted; None means that there is no such limit.
+    ``window_tokens``, a request holds only about the last so many tokens of a part of its KV, which
+    is ``windowed_share`` of each token's; tokens whose KV is not held are not counted. A block
+    counts the KV of all layers.
 
     None means unknown.
     """
@@ -60,13 +62,17 @@ class WorkerLoad:
     short_answer_tokens: float | None = None
     link_bytes_per_second: float | None = None
     window_tokens: int | None = None
+    windowed_share: float = 1.0
 
     def held_tokens(self, num_tokens: int) -> int:
-        """Return how many tokens of a request's ``num_tokens`` take memory."""
-        return held_tokens(num_tokens, self.window_tokens)
+        """Return the memory that a request of ``num_tokens`` takes, in tokens."""
+        return held_tokens(num_tokens, self.window_tokens, self.windowed_share)
 
 
-def held_tokens(num_tokens: int, window_tokens: int | None) -> int:
-    """Return how many of a request's ``num_tokens`` take memory, if all layers of the model have a
-    window of at most ``window_tokens`` (None: not all have one)."""
-    return num_tokens if window_tokens is None else min(num_tokens, window_tokens)
+def held_tokens(num_tokens: int, window_tokens: int | None, windowed_share: float = 1.0) -> int:
+    """Return the memory that a request of ``num_tokens`` takes, as the number of tokens whose whole
+    KV would take as much. Of the part ``windowed_share`` of a token's KV, only that of the last
+    ``window_tokens`` is kept (None: all of it)."""
+    if window_tokens is None or num_tokens <= window_tokens:
+        return num_tokens
+    return math.ceil(num_tokens - (num_tokens - window_tokens) * windowed_share)

@@ -45,6 +45,8 @@ class BlockPool:
 
     With a ``window``, a cached prefix need not have the blocks that no later token reads. Block
     tables have NO_BLOCK in their places, which is skipped wherever blocks are given to the pool.
+    Keys and block tables are in the order of :class:`baton.engine.kv_window.KvWindow`, and a
+    prefix ends with the last group of a span.
     """
 
     def __init__(self, num_blocks: int, window: KvWindow | None = None) -> None:
@@ -95,9 +97,12 @@ class BlockPool:
         """Return the blocks of the longest cached prefix of ``keys[:limit]``. Changes nothing."""
         if self._window is None:
             return self.find_cached_run(keys, limit)
-        first, end = self._cached_window(self._window, keys, limit)
-        blocks = [self._blocks_by_key[key] for key in keys[first:end]]
-        return [NO_BLOCK] * first + blocks
+        window = self._window
+        first_span, end = self._cached_window(window, keys, limit)
+        return [
+            self._blocks_by_key[key] if window.is_read(index, first_span) else NO_BLOCK
+            for index, key in enumerate(keys[:end])
+        ]
 
     def find_cached_run(self, keys: Sequence[BlockKey], limit: int | None = None) -> list[BlockId]:
         """Return the cached blocks of ``keys[:limit]`` up to the first that is not cached."""
@@ -108,6 +113,11 @@ class BlockPool:
                 break
             found.append(block_id)
         return found
+
+    def find_all_cached(self, keys: Sequence[BlockKey]) -> list[BlockId]:
+        """Return the blocks of all ``keys`` that are cached, in their order."""
+        found = (self._blocks_by_key.get(key) for key in keys)
+        return [block_id for block_id in found if block_id is not None]
 
     def count_cached(self, keys: Sequence[BlockKey], limit: int | None = None) -> int:
         """Return the number of blocks that :meth:`find_cached` would return."""
@@ -123,16 +133,23 @@ class BlockPool:
     def _cached_window(
         self, window: KvWindow, keys: Sequence[BlockKey], limit: int | None
     ) -> tuple[int, int]:
-        """Return the indices [first, end) of the blocks that are read after the longest prefix of
-        ``keys[:limit]`` of which all such blocks are cached."""
+        """Find the longest prefix of ``keys[:limit]`` of which all blocks are cached that later
+        tokens read. Return its first span that is read in groups with a window, and its length in
+        blocks."""
+        num_groups, num_full = window.num_groups, window.num_full
         found, run_start = (0, 0), 0
-        for end, key in enumerate(islice(keys, limit), start=1):
-            if key not in self._blocks_by_key:
-                run_start = end
+        end = len(keys) if limit is None else min(limit, len(keys))
+        for span in range(end // num_groups):
+            start = span * num_groups
+            is_cached = [key in self._blocks_by_key for key in keys[start : start + num_groups]]
+            if not all(is_cached[:num_full]):
+                break
+            if not all(is_cached[num_full:]):
+                run_start = span + 1
                 continue
-            first = window.first_block(end * window.block_tokens)
-            if run_start <= first:
-                found = first, end
+            first_span = window.first_span((span + 1) * window.block_tokens)
+            if run_start <= first_span:
+                found = first_span, start + num_groups
         return found
 
     def state(self, block_id: BlockId) -> BlockState:
@@ -201,6 +218,8 @@ class BlockPool:
         """Quarantine blocks that their owner releases although a transfer may still write to them
         (FILLING → QUARANTINED)."""
         for block_id in block_ids:
+            if block_id == NO_BLOCK:
+                continue
             self._set_state(block_id, BlockState.QUARANTINED)
             self._references[block_id] = 0
 

@@ -23,11 +23,12 @@ class CacheTransfers:
     def begin_import(
         self, keys: Sequence[BlockKey], preceding_keys: Sequence[BlockKey]
     ) -> list[BlockId] | None:
-        """Allocate one FILLING block per key. ``preceding_keys`` are the keys that precede ``keys``
-        in the chain. Return None if the running sequences leave too few blocks."""
+        """Allocate one FILLING block per key. ``preceding_keys`` are the keys of blocks that must
+        not be evicted for them, if they are cached. Return None if the running sequences leave too
+        few blocks."""
         if not keys:
             return []
-        prefix = self._pool.find_cached(preceding_keys)
+        prefix = self._pool.find_all_cached(preceding_keys)
         if not self._scheduler.can_allocate_new(prefix, len(keys)):
             return None
         self._pool.reference(prefix)

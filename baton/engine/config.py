@@ -37,8 +37,9 @@ class EngineConfig:
     ``speculation_tokens`` for an answer and step (:mod:`baton.engine.speculation`). The runner's
     logits must not depend on the number of a row's tokens.
 
-    ``window_tokens`` is the longest sliding window of a model all of whose layers have one
-    (:mod:`baton.engine.kv_window`). Blocks that no later token reads are then freed.
+    ``window_tokens`` is the longest sliding window of the model's layers. Blocks that no later
+    token reads are then freed (:mod:`baton.engine.kv_window`): those of ``num_windowed_groups``
+    groups of layers, beside ``num_full_groups`` groups that have no window.
 
     Token ids of requests must be below ``vocab_size``; if it is None, they are not checked.
     """
@@ -61,6 +62,8 @@ class EngineConfig:
     speculation_tokens: int = 16
     vocab_size: int | None = None
     window_tokens: int | None = None
+    num_full_groups: int = 0
+    num_windowed_groups: int = 1
 
     def __post_init__(self) -> None:
         for name, least in _MINIMUMS.items():
@@ -96,33 +99,51 @@ class EngineConfig:
         """Maximum number of requests in a batch: each needs at least one token of the budget."""
         return min(self.max_sequences, self.max_batched_tokens)
 
+    @property
+    def num_groups(self) -> int:
+        """Number of blocks for each ``block_tokens`` tokens: one for each group of layers."""
+        if self.window_tokens is None:
+            return 1
+        return self.num_full_groups + self.num_windowed_groups
+
+    @property
+    def windowed_share(self) -> float:
+        """The share of a token's KV that is freed once no later token reads it."""
+        return 0.0 if self.window_tokens is None else self.num_windowed_groups / self.num_groups
+
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Return the number of blocks needed for the KV of ``num_tokens`` tokens."""
-        return -(-num_tokens // self.block_tokens)
+        """Return the length of a block table for ``num_tokens`` tokens."""
+        return -(-num_tokens // self.block_tokens) * self.num_groups
+
+    def num_tokens_in(self, num_blocks: int) -> int:
+        """Return how many tokens ``num_blocks`` blocks of a block table have room for."""
+        return num_blocks // self.num_groups * self.block_tokens
 
     @property
     def window(self) -> KvWindow:
-        return KvWindow(self.block_tokens, self.window_tokens)
+        return KvWindow(
+            self.block_tokens, self.window_tokens, self.num_full_groups, self.num_windowed_groups
+        )
 
     def table_end(self, num_known_tokens: int, num_computed_blocks: int) -> int:
         """Return the length of the block table of a sequence that is to compute its tokens, of
         which ``num_computed_blocks`` blocks are computed: all its known tokens, but no more than it
-        may hold at a time."""
+        may hold at a time in groups with a window."""
+        window = self.window
         known = self.num_blocks_for(num_known_tokens)
-        most = self.window.max_blocks(self.max_chunk_tokens)
+        most = window.max_spans(self.max_chunk_tokens)
         if most is None:
             return known
-        first = self.window.first_block(num_computed_blocks * self.block_tokens)
-        return min(known, first + most)
+        first = window.first_span(self.num_tokens_in(num_computed_blocks))
+        return min(known, (first + most) * self.num_groups)
 
     def max_blocks_for(self, num_tokens: int) -> int:
         """Return the maximum number of blocks that a sequence holds at a time until the KV of
         ``num_tokens`` tokens is computed."""
-        blocks, most = (
-            self.num_blocks_for(num_tokens),
-            self.window.max_blocks(self.max_chunk_tokens),
-        )
-        return blocks if most is None else min(blocks, most)
+        window = self.window
+        spans = window.num_spans(num_tokens)
+        most = window.max_spans(self.max_chunk_tokens)
+        return window.num_read(spans, 0 if most is None else max(0, spans - most))
 
 
 _MINIMUMS: dict[str, float] = {
@@ -139,4 +160,6 @@ _MINIMUMS: dict[str, float] = {
     "speculation_tokens": 1,
     "vocab_size": 1,
     "window_tokens": 1,
+    "num_full_groups": 0,
+    "num_windowed_groups": 0,
 }

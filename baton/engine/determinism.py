@@ -111,7 +111,8 @@ def _probe_length(pool: KvPool) -> int:
     """Return the length of the probe prompt in tokens. The probe is shorter if the pool is too
     small for its usual length."""
     wanted = PROBE_TOKENS if pool.tensor.device.type == "cpu" else GPU_PROBE_TOKENS
-    return min(wanted, pool.num_blocks // NUM_PROBE_COPIES * pool.block_tokens)
+    num_spans = pool.num_blocks // NUM_PROBE_COPIES // pool.groups.num_groups
+    return min(wanted, num_spans * pool.block_tokens)
 
 
 def _probe(
@@ -142,7 +143,7 @@ def _probe(
 def _row(pool: KvPool, tokens: Sequence[int], start: int, copy: int) -> Row:
     """Return a row of one of the ``NUM_PROBE_COPIES`` requests. ``copy`` is the request's index,
     which determines its blocks."""
-    count = -(-_probe_length(pool) // pool.block_tokens)
+    count = -(-_probe_length(pool) // pool.block_tokens) * pool.groups.num_groups
     blocks = range(copy * count, (copy + 1) * count)
     return Row(
         RequestId("probe"),
@@ -157,7 +158,8 @@ def _row(pool: KvPool, tokens: Sequence[int], start: int, copy: int) -> Row:
 @torch.inference_mode()
 def _logits(model: DecoderModel, pool: KvPool, rows: Sequence[Row]) -> torch.Tensor:
     device = pool.tensor.device
-    batch = pack_batch(rows, pool.block_tokens, torch.device("cpu"))
+    num_groups = pool.groups.num_groups
+    batch = pack_batch(rows, pool.block_tokens, torch.device("cpu"), num_groups=num_groups)
     tokens = [token for row in rows for token in row.token_ids]
     hidden = model.hidden(torch.tensor(tokens, device=device), batch)
     return model.logits(hidden, torch.arange(rows[0].num_tokens, device=device))

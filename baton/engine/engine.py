@@ -20,6 +20,7 @@ from baton.engine.executor import PlanExecutor, SyncExecutor
 from baton.engine.inflight import InflightSteps
 from baton.engine.integrity import check_owners, check_queues, check_sequence
 from baton.engine.key_chain import BlockKeyChain, BlockKeyChainFactory
+from baton.engine.kv_window import NO_BLOCK
 from baton.engine.lora.table import AdapterTable, LoadedAdapter
 from baton.engine.measured_costs import MeasuredCosts
 from baton.engine.plan import Runner
@@ -82,6 +83,12 @@ class Engine:
                 f"{runner.block_tokens}",
                 param="block_tokens",
             )
+        if runner.num_groups != config.num_groups:
+            raise Invalid(
+                f"the settings say that layers are divided into {config.num_groups} groups; the "
+                f"runner has {runner.num_groups}",
+                param="num_windowed_groups",
+            )
         self._config = config
         self._eos_token_ids = eos_token_ids
         self._clock = clock
@@ -101,7 +108,9 @@ class Engine:
             self._speculator,
         )
         self._cache_transfers = CacheTransfers(self._pool, self._scheduler)
-        self.key_hasher = BlockKeyChainFactory(model_digest, kv_dtype, config.block_tokens)
+        self.key_hasher = BlockKeyChainFactory(
+            model_digest, kv_dtype, config.block_tokens, config.num_groups
+        )
         self._adapters = adapters or AdapterTable()
         self._sequences: dict[RequestId, Sequence] = {}
         self._num_arrivals = 0
@@ -163,7 +172,9 @@ class Engine:
         if not self._scheduler.reserve(sequence):
             return None
         self._register(sequence)
-        return Reservation(sequence.block_ids, sequence.num_sealed_blocks)
+        held = tuple(block_id for block_id in sequence.block_ids if block_id != NO_BLOCK)
+        cached = sequence.block_ids[: sequence.num_sealed_blocks]
+        return Reservation(held, len(cached) - cached.count(NO_BLOCK))
 
     def start_decoding(
         self, request_id: RequestId, token_id: TokenId, constraint: Constraint | None = None
@@ -214,8 +225,10 @@ class Engine:
         if sequence is None:
             return False
         if quarantine and sequence.phase is Phase.RESERVED:
-            self._pool.quarantine(sequence.block_ids[sequence.num_sealed_blocks :])
-            sequence.block_ids = sequence.block_ids[: sequence.num_sealed_blocks]
+            table, num_sealed = sequence.block_ids, sequence.num_sealed_blocks
+            self._pool.quarantine(table[num_sealed:])
+            sequence.num_dropped_blocks -= table[num_sealed:].count(NO_BLOCK)
+            sequence.block_ids = table[:num_sealed]
         self._finish(sequence)
         return True
 
@@ -300,13 +313,17 @@ class Engine:
         """Return how many of the leading ``keys`` are cached in the pool. Changes nothing."""
         return self._pool.count_cached(keys)
 
+    def count_cached_tokens(self, keys: Seq[BlockKey]) -> int:
+        """Return how many tokens the leading blocks of ``keys`` have that are cached in the pool.
+        Changes nothing."""
+        return self._config.num_tokens_in(self._pool.count_cached(keys))
+
     def begin_import(
         self, keys: Seq[BlockKey], *, preceding_keys: Seq[BlockKey] = ()
     ) -> list[BlockId] | None:
         """Allocate blocks to be filled from the store or a peer, one per key. Return None if there
-        are too few blocks. ``preceding_keys`` are the keys that precede ``keys`` in the chain;
-        their cached blocks are pinned until :meth:`finish_import`, which must be called
-        afterwards."""
+        are too few blocks. ``preceding_keys`` are keys that precede ``keys`` in the chain; their
+        cached blocks are pinned until :meth:`finish_import`, which must be called afterwards."""
         return self._cache_transfers.begin_import(keys, preceding_keys)
 
     def finish_import(
@@ -359,9 +376,9 @@ class Engine:
         return None if sequence is None else sequence.num_computed_tokens
 
     @property
-    def window_tokens(self) -> int | None:
-        """The longest window, if all layers have one: see :mod:`baton.engine.kv_window`."""
-        return self._config.window_tokens
+    def config(self) -> EngineConfig:
+        """The engine's settings, as it was created."""
+        return self._config
 
     def predict_answer_tokens(self, spec: RequestSpec) -> int:
         """Predict the length of the answer from earlier answers. Changes nothing."""

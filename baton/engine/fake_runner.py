@@ -6,7 +6,8 @@ before p *as read through the block table*. The next token is a hash of all KV u
 So a wrong block table, a stale block, or a block lost in a transfer changes the answer.
 
 With a ``window``, only the KV of the last tokens counts, as in a model all of whose layers have
-sliding windows.
+sliding windows. With several groups of layers (:mod:`baton.engine.layer_groups`), each group has KV
+of its own, which depends on the group, and the next token is a hash of what it sees of all groups.
 """
 
 import hashlib
@@ -19,6 +20,9 @@ from baton.engine.plan import Plan, Row, SampledToken, StepOutput
 
 SLOT_BYTES = 8
 
+ONE_WINDOWED_GROUP = (0, 1)
+"""Numbers of groups without and with a window."""
+
 
 class FakeRunner:
     """Implements :class:`baton.engine.plan.Runner` over a bytearray of blocks."""
@@ -29,8 +33,9 @@ class FakeRunner:
         block_tokens: int,
         vocab_size: int = 256,
         window: int | None = None,
+        groups: tuple[int, int] = ONE_WINDOWED_GROUP,
     ) -> None:
-        self._window = window
+        self._windows = group_windows(window, groups)
         self._num_blocks = num_blocks
         self._block_tokens = block_tokens
         self._vocab_size = vocab_size
@@ -45,6 +50,10 @@ class FakeRunner:
         return self._block_tokens
 
     @property
+    def num_groups(self) -> int:
+        return len(self._windows)
+
+    @property
     def block_size_bytes(self) -> int:
         return self._block_tokens * SLOT_BYTES
 
@@ -53,11 +62,17 @@ class FakeRunner:
         self._check(plan)
         for source, target in plan.copies:
             self.import_block(target, self.export_block(source))
-        contexts = [self._read(row.block_ids, row.start) for row in plan.rows]
-        for row, context in zip(plan.rows, contexts, strict=True):
-            self._write(
-                row, compute_slots(context, row.token_ids, row.start, row.adapter, self._window)
-            )
+        groups = range(len(self._windows))
+        contexts = [
+            [self._read(row.block_ids, row.start, group) for group in groups] for row in plan.rows
+        ]
+        for row, by_group in zip(plan.rows, contexts, strict=True):
+            for group, (context, window) in enumerate(zip(by_group, self._windows, strict=True)):
+                self._write(
+                    row,
+                    group,
+                    compute_slots(context, row.token_ids, row.start, row.adapter, window, group),
+                )
         tokens = [self._sample_and_verify(row) if row.sample else [] for row in plan.rows]
         sampled = tuple(each[0] if each else None for each in tokens)
         following = {index: tuple(each[1:]) for index, each in enumerate(tokens) if each[1:]}
@@ -76,17 +91,25 @@ class FakeRunner:
         start = block_id * self.block_size_bytes
         self.memory[start : start + self.block_size_bytes] = data
 
-    def _read(self, block_ids: Sequence[BlockId], num_tokens: int) -> bytes:
-        num_blocks = -(-num_tokens // self._block_tokens)
+    def _read(self, block_ids: Sequence[BlockId], num_tokens: int, group: int) -> bytes:
+        num_spans = -(-num_tokens // self._block_tokens)
         blocks = b"".join(
             bytes(self.block_size_bytes) if block_id == NO_BLOCK else self.export_block(block_id)
-            for block_id in block_ids[:num_blocks]
+            for block_id in block_ids[group :: len(self._windows)][:num_spans]
         )
         return blocks[: num_tokens * SLOT_BYTES]
 
-    def _write(self, row: Row, slots: Sequence[bytes]) -> None:
+    def _seen(self, block_ids: Sequence[BlockId], num_tokens: int) -> bytes:
+        """Return what the token after the first ``num_tokens`` sees of the KV of all groups."""
+        return b"".join(
+            hide_before_window(self._read(block_ids, num_tokens, group), window)
+            for group, window in enumerate(self._windows)
+        )
+
+    def _write(self, row: Row, group: int, slots: Sequence[bytes]) -> None:
+        block_ids = row.block_ids[group :: len(self._windows)]
         for position, slot in enumerate(slots, row.start):
-            block_id = row.block_ids[position // self._block_tokens]
+            block_id = block_ids[position // self._block_tokens]
             index = block_id * self._block_tokens + position % self._block_tokens
             self.memory[index * SLOT_BYTES : (index + 1) * SLOT_BYTES] = slot
 
@@ -105,9 +128,8 @@ class FakeRunner:
         return tokens
 
     def _sample(self, row: Row) -> SampledToken | None:
-        context = self._read(row.block_ids, row.context_tokens)
         sampled = fake_sample(
-            hide_before_window(context, self._window),
+            self._seen(row.block_ids, row.context_tokens),
             row.sampling,
             row.history,
             row.num_prompt_tokens,
@@ -120,10 +142,9 @@ class FakeRunner:
 
     def _score(self, row: Row) -> tuple[TokenLogprob, ...]:
         """Make up each target's logprob from a hash of the KV of all tokens before it."""
-        context = self._read(row.block_ids, row.context_tokens)
         scores = []
         for position, target in enumerate(row.prompt_logprob_targets, row.start + 1):
-            before = hide_before_window(context[: position * SLOT_BYTES], self._window)
+            before = self._seen(row.block_ids, position)
             seen = hashlib.blake2b(before, digest_size=2).digest()
             scores.append(TokenLogprob(target, -1.0 - int.from_bytes(seen, "little") / 1024))
         return tuple(scores)
@@ -135,13 +156,15 @@ class FakeRunner:
         for row in plan.rows:
             assert row.token_ids and row.start >= 0, row
             assert not row.num_drafts or (row.sample and row.num_tokens == row.num_drafts + 1), row
-            assert row.context_tokens <= len(row.block_ids) * self._block_tokens, row
+            num_groups = len(self._windows)
+            num_spans, rest = divmod(len(row.block_ids), num_groups)
+            assert row.context_tokens <= num_spans * self._block_tokens and rest == 0, row
             held = [block_id for block_id in row.block_ids if block_id != NO_BLOCK]
             assert len(set(held)) == len(held), row
             assert all(0 <= block_id < self._num_blocks for block_id in held), row
             first = row.start // self._block_tokens
             last = (row.context_tokens - 1) // self._block_tokens
-            targets = set(row.block_ids[first : last + 1])
+            targets = set(row.block_ids[first * num_groups : (last + 1) * num_groups])
             assert NO_BLOCK not in targets, row
             assert not targets & written, f"two rows write to {targets & written}"
             written |= targets
@@ -153,6 +176,14 @@ def allowed_tokens(mask: bytes, vocab_size: int) -> list[TokenId]:
     """Return the ids whose bits are set."""
     bits = int.from_bytes(mask, "little")
     return [TokenId(token_id) for token_id in range(vocab_size) if bits >> token_id & 1]
+
+
+def group_windows(window: int | None, groups: tuple[int, int]) -> list[int | None]:
+    """Return the window of each group of layers; without a ``window``, there is one group."""
+    if window is None:
+        return [None]
+    num_full, num_windowed = groups
+    return [*[None] * num_full, *[window] * num_windowed]
 
 
 def hide_before_window(context: bytes, window: int | None) -> bytes:
@@ -169,17 +200,20 @@ def compute_slots(
     start: int,
     adapter: bytes = b"",
     window: int | None = None,
+    group: int = 0,
 ) -> list[bytes]:
-    """Compute the KV of ``token_ids``, which begin at position ``start``. ``context`` is the KV of
-    all tokens before them, and ``adapter`` the digest of the request's adapter."""
+    """Compute the KV of ``token_ids``, which begin at position ``start``, in one group of layers.
+    ``context`` is the KV of all tokens before them, and ``adapter`` the digest of the request's
+    adapter."""
     if window is not None and len(token_ids) > 1:  # each token sees another part of the context
         slots: list[bytes] = []
         for position, token_id in enumerate(token_ids, start):
-            slots += compute_slots(context, [token_id], position, adapter, window)
+            slots += compute_slots(context, [token_id], position, adapter, window, group)
             context += slots[-1]
         return slots
     context = hide_before_window(context, None if window is None else window - 1)
-    context_hash = hashlib.blake2b(context, digest_size=SLOT_BYTES, key=adapter)
+    person = bytes([group]) if group else b""
+    context_hash = hashlib.blake2b(context, digest_size=SLOT_BYTES, key=adapter, person=person)
     slots = []
     for position, token_id in enumerate(token_ids, start):
         slot_hash = context_hash.copy()
@@ -226,18 +260,22 @@ def reference_answer(
     vocab_size: int = 256,
     eos_token_ids: frozenset[TokenId] = frozenset(),
     window: int | None = None,
+    groups: tuple[int, int] = ONE_WINDOWED_GROUP,
 ) -> tuple[tuple[TokenId, ...], FinishReason]:
     """Return what any engine with a :class:`FakeRunner` must generate after ``spec.token_ids``,
     computed token by token without blocks. The rules for ending an answer are implemented here a
     second time, on purpose: tests compare the two implementations."""
     sampling, known = spec.sampling, list(spec.token_ids)
-    adapter = spec.adapter_digest
-    context = b"".join(compute_slots(b"", known, 0, adapter, window))
+    adapter, windows = spec.adapter_digest, group_windows(window, groups)
+    contexts = [
+        b"".join(compute_slots(b"", known, 0, adapter, each, group))
+        for group, each in enumerate(windows)
+    ]
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else eos_token_ids)
     while True:
         history = known if sampling.needs_history else ()
         num_prompt_tokens = spec.num_prompt_tokens if sampling.needs_history else 0
-        seen = hide_before_window(context, window)
+        seen = b"".join(map(hide_before_window, contexts, windows))
         token_id = fake_sample(seen, sampling, history, num_prompt_tokens, vocab_size).token_id
         known.append(token_id)
         answer = tuple(known[len(spec.token_ids) :])
@@ -245,4 +283,6 @@ def reference_answer(
             return answer, FinishReason.STOP
         if len(answer) == spec.max_new_tokens:
             return answer, FinishReason.LENGTH
-        context += compute_slots(context, [token_id], len(known) - 1, adapter, window)[0]
+        for group, each in enumerate(windows):
+            added = compute_slots(contexts[group], [token_id], len(known) - 1, adapter, each, group)
+            contexts[group] += added[0]

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from baton.core.block_key import block_keys
+from baton.core.block_key import block_keys, grouped_keys
 from baton.core.ids import BlockId, BlockKey, RequestId
 from baton.engine.block_pool import BlockPool
 from baton.engine.block_state import BlockState
@@ -31,7 +31,8 @@ def check_owners(
     block tables and in ``imported``."""
     owners = Counter(imported)
     for sequence in sequences:
-        owners.update(sequence.block_ids[sequence.num_dropped_blocks :])
+        owners.update(block_id for block_id in sequence.block_ids if block_id != NO_BLOCK)
+        owners.update(sequence.spare_block_ids)
     references = pool.references()
     for block_id in owners.keys() | references.keys():
         owned, counted = owners[block_id], references.get(block_id, 0)
@@ -43,23 +44,39 @@ def check_sequence(
 ) -> None:
     """Check that the block table matches the numbers of computed tokens and sealed blocks, and that
     the keys of its sealed blocks match the tokens."""
-    text = sequence.describe()
-    assert sequence.block_keys == block_keys(root, sequence.token_ids, config.block_tokens), text
+    text, window, table = sequence.describe(), config.window, sequence.block_ids
+    keys = block_keys(root, sequence.token_ids, config.block_tokens)
+    assert sequence.block_keys == grouped_keys(keys, config.num_groups), text
     assert sequence.num_uncomputed_tokens > 0, text
     if sequence.phase is Phase.WAITING:
-        assert not sequence.block_ids and sequence.num_computed_tokens == 0, text
+        assert not (table or sequence.spare_block_ids or sequence.num_computed_tokens), text
         return
-    dropped, held = sequence.num_dropped_blocks, sequence.block_ids[sequence.num_dropped_blocks :]
-    assert set(sequence.block_ids[:dropped]) <= {NO_BLOCK} and NO_BLOCK not in held, text
-    assert dropped <= config.window.first_block(sequence.num_known_tokens), text
-    assert len(set(held)) == len(held), text
-    assert config.num_blocks_for(sequence.num_computed_tokens) <= len(sequence.block_ids), text
+    first_span = sequence.num_dropped_blocks // max(1, window.num_windowed)
+    held = [index for index, block_id in enumerate(table) if block_id != NO_BLOCK]
+    assert held == window.read_indexes(range(len(table)), first_span), text
+    assert first_span <= window.first_span(sequence.num_known_tokens), text
+    assert len({table[index] for index in held}) == len(held), text
+    assert len(table) % config.num_groups == 0, text
+    assert config.num_blocks_for(sequence.num_computed_tokens) <= len(table), text
+    _check_spare_blocks(sequence, pool, config)
     if sequence.phase is not Phase.RESERVED:
-        assert sequence.num_sealed_blocks == sequence.num_computed_tokens // config.block_tokens, (
-            text
-        )
-    for index, block_id in enumerate(held, start=dropped):
+        num_full = sequence.num_computed_tokens // config.block_tokens * config.num_groups
+        assert sequence.num_sealed_blocks == num_full, text
+    for index in held:
+        block_id = table[index]
         if index < sequence.num_sealed_blocks:
             assert pool.key(block_id) == sequence.block_keys[index], f"{text}: block {block_id}"
         else:
             assert pool.state(block_id) is BlockState.FILLING, f"{text}: block {block_id}"
+
+
+def _check_spare_blocks(sequence: Sequence, pool: BlockPool, config: EngineConfig) -> None:
+    """Check that the spare blocks are those that the block table will need in groups of layers
+    without a window. A table that was never cut short has none."""
+    text = f"{sequence.describe()} spare={list(sequence.spare_block_ids)}"
+    for block_id in sequence.spare_block_ids:
+        assert pool.state(block_id) is BlockState.FILLING, text
+    if sequence.spare_block_ids:
+        missing = config.num_blocks_for(sequence.num_known_tokens) - len(sequence.block_ids)
+        num_full = missing // config.num_groups * config.num_full_groups
+        assert len(sequence.spare_block_ids) == num_full, text

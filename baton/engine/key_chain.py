@@ -3,29 +3,31 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.core.block_key import KeyRoot, block_keys
+from baton.core.block_key import KeyRoot, block_keys, grouped_keys
 from baton.core.ids import BlockKey, TokenId
 from baton.core.request import RequestSpec
 
 
 class BlockKeyChain:
-    """The keys of the full blocks of a token sequence that only grows."""
+    """The keys of the full blocks of a token sequence that only grows. If layers are divided into
+    groups, each ``block_tokens`` tokens have ``num_groups`` blocks."""
 
-    __slots__ = ("_block_tokens", "keys", "root")
+    __slots__ = ("_block_tokens", "_num_groups", "keys", "root")
 
-    def __init__(self, root: BlockKey, block_tokens: int) -> None:
+    def __init__(self, root: BlockKey, block_tokens: int, num_groups: int = 1) -> None:
         self.root = root
         self._block_tokens = block_tokens
+        self._num_groups = num_groups
         self.keys: list[BlockKey] = []
 
     def extend(self, token_ids: Sequence[TokenId]) -> None:
         """Add the keys of the blocks filled since the last call. ``token_ids`` is the whole
         sequence."""
-        size = self._block_tokens
-        start = len(self.keys) * size
+        size, num_groups = self._block_tokens, self._num_groups
+        start = len(self.keys) // num_groups * size
         if len(token_ids) - start >= size:
-            last = self.keys[-1] if self.keys else self.root
-            self.keys += block_keys(last, token_ids[start:], size)
+            last = self.keys[-num_groups] if self.keys else self.root
+            self.keys += grouped_keys(block_keys(last, token_ids[start:], size), num_groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class BlockKeyChainFactory:
     model_digest: bytes
     kv_dtype: str
     block_tokens: int
+    num_groups: int = 1
 
     def root_key(self, tenant_salt: bytes, adapter_digest: bytes = b"") -> BlockKey:
         """Return the root key of a tenant's key chains for the base model or an adapter."""
@@ -48,7 +51,9 @@ class BlockKeyChainFactory:
     def make_chain(self, spec: RequestSpec) -> BlockKeyChain:
         """Return the key chain of ``spec.token_ids``."""
         chain = BlockKeyChain(
-            self.root_key(spec.tenant_salt, spec.adapter_digest), self.block_tokens
+            self.root_key(spec.tenant_salt, spec.adapter_digest),
+            self.block_tokens,
+            self.num_groups,
         )
         chain.extend(spec.token_ids)
         return chain

@@ -1,8 +1,9 @@
-"""The paged KV pool: ``[num_blocks, layers, 2, block_tokens, kv_heads, head_dim]``.
+"""The paged KV pool: ``[num_blocks, layers_per_block, 2, block_tokens, kv_heads, head_dim]``.
 
-A block is contiguous, so that a transfer needs only one memcpy or descriptor per block. On the CPU,
-the pool is in an anonymous memory file: another process on the same host can map it, and it
-disappears with the process that owns it, even after a crash.
+A block has the KV of all layers, or of one group of layers (:mod:`baton.engine.layer_groups`). It
+is contiguous, so that a transfer needs only one memcpy or descriptor per block. On the CPU, the
+pool is in an anonymous memory file: another process on the same host can map it, and it disappears
+with the process that owns it, even after a crash.
 """
 
 import mmap
@@ -15,6 +16,7 @@ import torch
 
 from baton.checkpoint import ModelConfig
 from baton.engine.kv_scale import KvScale
+from baton.engine.layer_groups import LayerGroups
 from baton.errors import Invalid
 from baton.system.host import available_memory_bytes
 from baton.system.memory_file import create_memory_file
@@ -23,8 +25,13 @@ HEADROOM_BYTES = 256 * 1024 * 1024
 """Number of bytes of host memory that the pool leaves free for everything else."""
 
 
-def block_bytes(config: ModelConfig, dtype: torch.dtype, block_tokens: int) -> int:
-    return block_tokens * config.kv_elements_per_token * dtype.itemsize
+def block_bytes(
+    config: ModelConfig, dtype: torch.dtype, block_tokens: int, groups: LayerGroups | None = None
+) -> int:
+    """Return the size of a block. Without ``groups``, it has the KV of all layers."""
+    num_layers = config.num_layers if groups is None else groups.layers_per_block
+    per_layer = 2 * config.num_kv_heads * config.head_dim
+    return block_tokens * num_layers * per_layer * dtype.itemsize
 
 
 class KvMemory(Protocol):
@@ -47,6 +54,7 @@ class KvMemory(Protocol):
 class KvPool:
     """The memory of all KV blocks: ``size_bytes`` bytes at ``address``. ``tensor`` is a view of
     this memory. ``scales`` are the KV scales of each layer (1, unless the pool is in FP8).
+    ``groups`` says which layers' KV a block has (default: all).
 
     Host memory is allocated when it is first touched, so the pool's size is compared beforehand
     with the memory that is available. Raises Invalid if there isn't enough. ``file_descriptor``
@@ -63,17 +71,19 @@ class KvPool:
         dtype: torch.dtype,
         device: torch.device,
         scales: Sequence[KvScale] | None = None,
+        groups: LayerGroups | None = None,
     ) -> None:
+        self.groups = groups or LayerGroups.single(config.num_layers)
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.scales = tuple(scales or [KvScale()] * config.num_layers)
-        self.block_bytes = block_bytes(config, dtype, block_tokens)
+        self.block_bytes = block_bytes(config, dtype, block_tokens, self.groups)
         self.size_bytes = num_blocks * self.block_bytes
         self.device = str(device) if device.type == "cpu" else f"cuda:{device.index or 0}"
         self.file_descriptor = -1
         shape = (
             num_blocks,
-            config.num_layers,
+            self.groups.layers_per_block,
             2,
             block_tokens,
             config.num_kv_heads,
@@ -89,6 +99,8 @@ class KvPool:
         self.address = self.tensor.data_ptr()
         layout = "x".join(str(size) for size in shape[1:])
         self.layout = f"{str(dtype).removeprefix('torch.')}[{layout}]"
+        if self.groups.num_groups > 1:
+            self.layout += f" in {self.groups.num_groups} groups of layers"
 
 
 def map_memory_file(size_bytes: int) -> tuple[int, torch.Tensor]:

@@ -30,7 +30,25 @@ def memory_suffices(
     spare_blocks = pool.num_allocatable - config.watermark_blocks
     capacity = (spare_blocks + used_blocks) * config.block_tokens
     demands = [_demand(each, config) for each in growing]
-    return MemoryForecast(demands, capacity).fits(_demand(candidate, config))
+    added = _demand(candidate, config)
+    if config.window_tokens is not None and config.num_full_groups:
+        return _fits_in_groups(demands, added, capacity, config)
+    return MemoryForecast(demands, capacity).fits(added)
+
+
+def _fits_in_groups(
+    demands: list[KvDemand], added: KvDemand, capacity: int, config: EngineConfig
+) -> bool:
+    """Whether the capacity suffices for demands that grow by a block of each group of layers
+    without a window. Of groups with a window, as much is set aside as each request needs at its
+    end. ``capacity`` counts the tokens of each block, whatever its group."""
+    assert config.window_tokens is not None
+    most = config.window_tokens + config.block_tokens - 1
+    windowed = sum(
+        min(most, each.current_tokens + each.remaining_tokens) for each in (*demands, added)
+    )
+    rest = capacity - windowed * config.num_windowed_groups
+    return MemoryForecast(demands, rest // config.num_full_groups).fits(added)
 
 
 def _demand(sequence: Sequence, config: EngineConfig) -> KvDemand:
@@ -44,10 +62,11 @@ def _demand(sequence: Sequence, config: EngineConfig) -> KvDemand:
         sequence.predicted_answer_tokens, num_answer_tokens, max_answer_tokens
     )
     sequence.predicted_answer_tokens = expected
-    shared = sequence.num_shared_blocks * config.block_tokens
+    shared = config.num_tokens_in(sequence.num_shared_blocks)
     rounding = config.block_tokens - 1
     growth = max(0, num_prompt_tokens + expected - 1 - length)
-    if config.window_tokens is not None:  # longer contexts take no more memory
+    if config.window_tokens is not None and not config.num_full_groups:
+        # Longer contexts take no more memory.
         window = config.window_tokens + rounding
         length, growth = min(length, window), min(growth, max(0, window - length))
     return KvDemand(max(0, length + rounding - shared), growth)

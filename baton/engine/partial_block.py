@@ -3,22 +3,25 @@
 from collections.abc import Iterable
 
 from baton.core.ids import TokenId
+from baton.engine.config import EngineConfig
+from baton.engine.kv_window import NO_BLOCK
 from baton.engine.sequence import Sequence
 
 
 def find_partial_block(
-    sequence: Sequence, wanted: list[TokenId], others: Iterable[Sequence], block_tokens: int
+    sequence: Sequence, wanted: list[TokenId], others: Iterable[Sequence], config: EngineConfig
 ) -> tuple[Sequence | None, int]:
     """Return the sequence of ``others`` that has computed most of the tokens ``wanted``, which
     follow the sealed blocks of ``sequence``, after the same prefix; and how many it has computed.
     Return None and 0 if there is none."""
-    first = sequence.num_sealed_blocks
-    start = first * block_tokens
+    first, after = sequence.num_sealed_blocks, sequence.num_sealed_blocks + config.num_groups
+    start = config.num_tokens_in(first)
     best, length = None, 0
     for other in others:
-        has_block = other.num_dropped_blocks <= first < len(other.block_ids)
-        if has_block and other is not sequence and _has_same_prefix(other, sequence, first):
-            end = min(start + block_tokens, other.num_computed_tokens)
+        blocks = other.block_ids[first:after]
+        has_blocks = len(blocks) == config.num_groups and NO_BLOCK not in blocks
+        if has_blocks and other is not sequence and _has_same_prefix(other, sequence, first):
+            end = min(start + config.block_tokens, other.num_computed_tokens)
             count = _common_prefix_length(wanted, other.token_ids[start:end])
             if count > length:
                 best, length = other, count

@@ -29,8 +29,9 @@ TokenAcceptFunction = Callable[[TokenId], None]
 class Row:
     """One request's part of a step, which computes tokens [start, start + len(token_ids)).
 
-    ``block_ids`` is the request's block table, long enough for the last of these tokens: the token
-    at position p is in block_ids[p // block_tokens], at offset p % block_tokens. If ``sample`` is
+    ``block_ids`` is the request's block table, long enough for the last of these tokens: in group g
+    of ``num_groups`` groups of layers, the token at position p is in
+    block_ids[p // block_tokens * num_groups + g], at offset p % block_tokens. If ``sample`` is
     set, the next token is sampled from the last token's logits; its position in the sequence is
     ``start + len(token_ids)`` (which keys the random generator). ``history`` has all known tokens,
     and ``num_prompt_tokens`` says how many of them are the prompt; both are set only if the
@@ -162,5 +163,10 @@ class Runner(Protocol):
 
     @property
     def block_tokens(self) -> int: ...
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups of layers, each of which has its own blocks."""
+        ...
 
     def run(self, plan: Plan) -> StepOutput: ...

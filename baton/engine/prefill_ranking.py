@@ -163,7 +163,7 @@ class PrefillRanking:
     def _update_estimates(self, sequence: Sequence) -> None:
         waiting, end = sequence.waiting_prompt, sequence.num_known_tokens
         if sequence.phase is Phase.WAITING:
-            cached = self._pool.count_cached(sequence.block_keys) * self._config.block_tokens
+            cached = self._config.num_tokens_in(self._pool.count_cached(sequence.block_keys))
             waiting.cached_tokens = min(cached, end - 1)
         else:
             waiting.cached_tokens = sequence.num_computed_tokens

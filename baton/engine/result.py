@@ -13,7 +13,7 @@ class PrefillProgress:
     """Progress of a PREFILL request after a step that computed some of its prompt.
 
     The KV of tokens [0, num_computed_tokens) is final. ``block_ids`` is the block table of the
-    whole prompt: the KV of token p is in ``block_ids[p // block_tokens]``. ``sealed_keys`` are the
+    whole prompt, in the order of :class:`baton.engine.kv_window.KvWindow`. ``sealed_keys`` are the
     keys of the leading blocks that are full of final KV. ``num_cached_tokens`` is the number of
     tokens whose KV was found in the pool when the prompt was first scheduled.
     """
@@ -111,7 +111,8 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The block table for the tokens of a KV transfer. More blocks are added as the answer grows.
+    """The blocks of a KV transfer: those of the request's block table that later tokens read, in
+    the table's order. More blocks are added as the answer grows.
 
     The first ``num_cached_blocks`` blocks already contain their KV and must not be written to.
     """

@@ -26,6 +26,7 @@ from baton.engine.kv_pool import KvPool, block_bytes
 from baton.engine.kv_scale import kv_scaled_digest
 from baton.engine.launched_step import LaunchedModelStep, SampledBatch, SampledOnHost
 from baton.engine.launching_executor import LaunchingExecutor
+from baton.engine.layer_groups import LayerGroups
 from baton.engine.loader import CheckpointWeights, Weights
 from baton.engine.lora.adapter import join_adapter
 from baton.engine.lora.segments import LoraSegment, lora_segments
@@ -98,11 +99,14 @@ class ModelRunner:
         self.model_config = config
         self.adapters = AdapterTable(options.max_adapters)
         self._options = options
+        groups = pool.groups
         self.limits = ModelLimits(
             config.vocab_size,
             config.max_position_embeddings,
             config.eos_token_ids,
-            config.traits.longest_window,
+            groups.window_tokens,
+            groups.num_full,
+            groups.num_windowed,
         )
         self.model_digest = digest
         self.pool = pool
@@ -116,7 +120,7 @@ class ModelRunner:
         self._graphs = graphs
         self._device = pool.tensor.device
         self._sample = make_sampler(self._device, model, config.vocab_size)
-        self._block_tables = BlockTableCache()
+        self._block_tables = BlockTableCache(groups.num_groups)
 
     @classmethod
     def load(
@@ -149,8 +153,9 @@ class ModelRunner:
             choice = require_deterministic(choice, target)
         stored = CheckpointWeights(path, config, progress)
         weights = stored if choice.is_native else stored.to_torch(target, model_dtype, quantized)
-        size = block_bytes(config, pool_dtype, options.block_tokens)
-        num_blocks = options.num_blocks
+        groups = LayerGroups.of(config)
+        size = block_bytes(config, pool_dtype, options.block_tokens, groups)
+        num_blocks = (options.num_blocks or 0) * groups.num_groups
         if not num_blocks:
             num_blocks = (options.pool_bytes or _default_pool_bytes(target)) // size
         pool = KvPool(
@@ -160,6 +165,7 @@ class ModelRunner:
             dtype=pool_dtype,
             device=target,
             scales=stored.kv_scales if pool_dtype is E4M3 else None,
+            groups=groups,
         )
         model = make_model(config, weights, pool, quantized, deterministic=options.deterministic)
         digest = quantized_digest(model_digest(path), quantized)
@@ -186,8 +192,15 @@ class ModelRunner:
         return self.pool.block_tokens
 
     @property
+    def num_groups(self) -> int:
+        return self.pool.groups.num_groups
+
+    @property
     def kv_dtype(self) -> str:
-        return str(self.pool.tensor.dtype).removeprefix("torch.")
+        """The dtype of KV, and the number of groups of layers if there are several: blocks with
+        the KV of other layers need other keys."""
+        dtype = str(self.pool.tensor.dtype).removeprefix("torch.")
+        return dtype if self.num_groups == 1 else f"{dtype}/{self.num_groups}"
 
     @property
     def kv_layout(self) -> str:
@@ -235,13 +248,17 @@ class ModelRunner:
         """Run steps with a decode and a prompt, of all sizes in ``WARM_UP_STEP_TOKENS`` that the
         pool has room for. They write to its first blocks."""
         greedy, block_tokens = SamplingParams(1, temperature=0.0), self.block_tokens
-        most = min((self.num_blocks - 1) * block_tokens, self.limits.max_position_embeddings)
-        decode = Row(RequestId(""), (TokenId(0),), 0, (BlockId(0),), True, greedy)
+        num_groups = self.num_groups
+        num_spans = self.num_blocks // num_groups
+        most = min((num_spans - 1) * block_tokens, self.limits.max_position_embeddings)
+        first = tuple(BlockId(n) for n in range(num_groups))
+        decode = Row(RequestId(""), (TokenId(0),), 0, first, True, greedy)
         for size in WARM_UP_STEP_TOKENS:
             count = size - 1
             if count > most:
                 return
-            blocks = tuple(BlockId(1 + n) for n in range(-(-count // block_tokens)))
+            num_blocks = -(-count // block_tokens) * num_groups
+            blocks = tuple(BlockId(num_groups + n) for n in range(num_blocks))
             prompt = Row(RequestId(""), (TokenId(0),) * count, 0, blocks, True, greedy)
             self.run(Plan(0, (decode, prompt)))
 

@@ -8,8 +8,9 @@ DEFAULT_POOL_BYTES = 512 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerOptions:
-    """How a model is loaded and run. ``num_blocks`` takes precedence over ``pool_bytes``. If both
-    are None, the pool has a default size, which on a GPU is a share of its free memory.
+    """How a model is loaded and run. ``num_blocks`` takes precedence over ``pool_bytes``, and
+    counts blocks with the KV of all layers. If both are None, the pool has a default size, which on
+    a GPU is a share of its free memory.
     ``cpu_kernels`` is a name in ``baton.engine.native.backend_choice.CPU_KERNEL_MODES``,
     ``cpu_instruction_set`` one in ``baton.engine.native.processor`` or "auto",
     ``quantization`` one in ``baton.engine.quantization.QUANTIZATION_FORMATS``, ``kv_dtype`` one in

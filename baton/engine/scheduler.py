@@ -16,7 +16,7 @@ from baton.engine.prefill_ranking import PredictPrefillSeconds, PrefillRanking, 
 from baton.engine.sequence import Phase, Sequence
 from baton.engine.sequence_queue import SequenceQueue
 from baton.engine.speculation.speculator import Speculator
-from baton.engine.window_release import drop_before_window
+from baton.engine.table_changes import NewTable, drop_before_window, extend_table
 
 _RETRY_EVERY_STEP = -1
 """A value of ``Scheduler._allocatable_when_blocked`` that is below any number of allocatable
@@ -56,6 +56,8 @@ class Scheduler:
         """Sequences that the last plan preempted."""
         self._pool = pool
         self._config = config
+        # Cached here because they are read for each token.
+        self._block_tokens, self._num_groups = config.block_tokens, config.num_groups
         self._max_prefill_tokens = max_prefill_tokens
         self._speculator = speculator
         self._prefill_ranking = PrefillRanking(pool, config, prefill_seconds)
@@ -113,12 +115,11 @@ class Scheduler:
         )
         if self.num_free_slots <= 0 or queue_goes_first:
             return False
-        num_known = sequence.num_known_tokens
-        cached = self._pool.find_cached(sequence.block_keys, num_known // self._config.block_tokens)
-        first = self._config.window.first_block(num_known)
-        # What no later token reads is neither transferred nor taken from the cache.
-        cached = [NO_BLOCK] * first + cached[first:]
-        if not self._allocate_table(sequence, cached, self._config.num_blocks_for(num_known)):
+        config, num_known = self._config, sequence.num_known_tokens
+        num_full = num_known // self._block_tokens * self._num_groups
+        cached = self._pool.find_cached(sequence.block_keys, num_full)
+        end, first_span = config.num_blocks_for(num_known), config.window.first_span(num_known)
+        if not self._allocate_table(sequence, cached, end, first_span):
             return False
         self._reserved.add(sequence)
         self._admitted_reservation_last = True
@@ -163,15 +164,17 @@ class Scheduler:
     def seal_computed(self, sequence: Sequence) -> None:
         """Seal the blocks that are full of computed tokens: give each one its key. Release those
         that no later token reads."""
-        num_full = sequence.num_computed_tokens // self._config.block_tokens
+        num_full = sequence.num_computed_tokens // self._block_tokens * self._num_groups
         if num_full > sequence.num_sealed_blocks:
             self._seal_until(sequence, num_full)
-        self._drop_before_window(sequence)
+        if self._config.window_tokens is not None:
+            self._drop_before_window(sequence)
 
     def _seal_until(self, sequence: Sequence, num_full: int) -> None:
         keys = sequence.block_keys
         for index in range(sequence.num_sealed_blocks, num_full):
-            self._pool.seal(sequence.block_ids[index], keys[index])
+            if sequence.block_ids[index] != NO_BLOCK:
+                self._pool.seal(sequence.block_ids[index], keys[index])
         sequence.num_sealed_blocks = num_full
 
     # One step
@@ -235,10 +238,10 @@ class Scheduler:
         lacking = [
             each[0] for each in continuing if self._lacks_block(each[0], next_position(each, plan))
         ]
-        if not self._pool.can_allocate(len(lacking)):
+        if not self._pool.can_allocate(len(lacking) * self._config.num_groups):
             return False
         for sequence in lacking:
-            sequence.block_ids += tuple(self._pool.allocate(1))
+            extend_table(sequence, self._pool, self._config)
         return True
 
     def _allocate_or_preempt(self) -> bool:
@@ -249,16 +252,16 @@ class Scheduler:
             while sequence.phase is Phase.RUNNING and self._lacks_block(
                 sequence, sequence.num_computed_tokens
             ):
-                if self._pool.can_allocate(1):
-                    sequence.block_ids += tuple(self._pool.allocate(1))
-                elif self._preempt_latest():
+                if extend_table(sequence, self._pool, self._config):
+                    continue
+                if self._preempt_latest():
                     preempted = True
                 else:
                     break  # a prompt whose dropped blocks are shared waits until one is released
         return preempted
 
     def _lacks_block(self, sequence: Sequence, position: int) -> bool:
-        return position >= len(sequence.block_ids) * self._config.block_tokens
+        return position >= len(sequence.block_ids) // self._num_groups * self._block_tokens
 
     def _preempt_latest(self) -> bool:
         """Preempt a sequence. Return False if there is none that can be preempted."""
@@ -340,11 +343,11 @@ class Scheduler:
         computed."""
         if sequence.computes_prompt_logprobs:
             return
-        block_tokens = self._config.block_tokens
-        first = sequence.num_sealed_blocks
-        limit = (sequence.num_known_tokens - 1) // block_tokens
+        config, first = self._config, sequence.num_sealed_blocks
+        limit = (sequence.num_known_tokens - 1) // config.block_tokens * config.num_groups
         limit = min(limit, len(sequence.block_ids))
         found = self._pool.find_cached_run(sequence.block_keys[first:limit])
+        del found[len(found) // config.num_groups * config.num_groups :]
         if not found:
             return
         own = sequence.block_ids[first : first + len(found)]
@@ -354,7 +357,7 @@ class Scheduler:
         sequence.block_ids = (*sequence.block_ids[:first], *found, *rest)
         self._pool.release(own)
         sequence.num_sealed_blocks += len(found)
-        end = sequence.num_sealed_blocks * block_tokens
+        end = config.num_tokens_in(sequence.num_sealed_blocks)
         sequence.num_adopted_tokens += end - sequence.num_computed_tokens
         sequence.num_computed_tokens = end
         self._drop_before_window(sequence)
@@ -366,19 +369,20 @@ class Scheduler:
         Return how many tokens need not be computed. The last known token is always computed, and so
         is the last token of a block, because the sequence that fills a block must also seal it.
         """
-        block_tokens, first = self._config.block_tokens, sequence.num_sealed_blocks
-        start = first * block_tokens
-        end = min(start + block_tokens, sequence.num_known_tokens) - 1
+        config, first = self._config, sequence.num_sealed_blocks
+        start = config.num_tokens_in(first)
+        end = min(start + config.block_tokens, sequence.num_known_tokens) - 1
         wanted = sequence.token_ids[start:end]
         if sequence.num_computed_tokens != start or not wanted or sequence.computes_prompt_logprobs:
             return 0
         if self._lacks_block(sequence, start):
             return 0
         others = (*self._running, *self.queues[Phase.EXPORTED])
-        best, length = find_partial_block(sequence, wanted, others, block_tokens)
+        best, length = find_partial_block(sequence, wanted, others, config)
         if best is None:
             return 0
-        self._pending_copies.append((best.block_ids[first], sequence.block_ids[first]))
+        for index in range(first, first + config.num_groups):
+            self._pending_copies.append((best.block_ids[index], sequence.block_ids[index]))
         sequence.num_computed_tokens += length
         return length
 
@@ -392,15 +396,14 @@ class Scheduler:
         )
         if is_coming and not sequence.computes_prompt_logprobs:
             return None
-        room = len(sequence.block_ids) * self._config.block_tokens - sequence.num_computed_tokens
+        room = self._config.num_tokens_in(len(sequence.block_ids)) - sequence.num_computed_tokens
         if room <= 0:
             return None
         row = sequence.make_row(
             min(sequence.num_uncomputed_tokens, self._config.max_chunk_tokens, budget, room)
         )
-        self._keys_in_step.update(
-            sequence.block_keys[first : row.context_tokens // self._config.block_tokens]
-        )
+        num_full = row.context_tokens // self._config.block_tokens * self._config.num_groups
+        self._keys_in_step.update(sequence.block_keys[first:num_full])
         return row
 
     # Admission
@@ -435,15 +438,16 @@ class Scheduler:
         if self.num_free_slots <= 0:
             self._allocatable_when_blocked = _RETRY_EVERY_STEP
             return False
-        limit = (sequence.num_known_tokens - 1) // self._config.block_tokens
+        config = self._config
+        limit = (sequence.num_known_tokens - 1) // config.block_tokens * config.num_groups
         cached = self._pool.find_cached(
             sequence.block_keys, 0 if sequence.computes_prompt_logprobs else limit
         )
         if not self._allocate_table(
-            sequence, cached, self._config.table_end(sequence.num_known_tokens, len(cached))
+            sequence, cached, config.table_end(sequence.num_known_tokens, len(cached))
         ):
             return False
-        sequence.num_computed_tokens = sequence.num_sealed_blocks * self._config.block_tokens
+        sequence.num_computed_tokens = config.num_tokens_in(sequence.num_sealed_blocks)
         self._copy_partial_block(sequence)
         if sequence.num_cached_at_admission is None:
             sequence.num_cached_at_admission = sequence.num_computed_tokens
@@ -452,26 +456,26 @@ class Scheduler:
         self._admitted_reservation_last = False
         return True
 
-    def _allocate_table(self, sequence: Sequence, cached: list[BlockId], end: int) -> bool:
-        """Fill the block table with the ``cached`` blocks, then new ones up to index ``end``.
-        Return False if there are too few blocks now, or (with ``forecasts_memory``) if memory is
-        predicted to run short before all running answers have ended. If the sequence is WAITING,
-        ``_allocatable_when_blocked`` then says when to try again."""
-        num_new = end - len(cached)
-        if not self.can_allocate_new(cached, num_new):
+    def _allocate_table(
+        self, sequence: Sequence, cached: list[BlockId], end: int, first_span: int = 0
+    ) -> bool:
+        """Give the sequence a block table (see :class:`NewTable`). Return False if there are too
+        few blocks now, or (with ``forecasts_memory``) if memory is predicted to run short before
+        all running answers have ended. If the sequence is WAITING, ``_allocatable_when_blocked``
+        then says when to try again."""
+        table = NewTable.of(sequence, cached, end, first_span, self._config)
+        if not self.can_allocate_new(table.cached, table.num_new):
             self._record_blocked(sequence, self._pool.num_allocatable)
             return False
-        sequence.num_shared_blocks = self._pool.count_referenced(cached)
+        sequence.num_shared_blocks = self._pool.count_referenced(table.cached)
         if self._config.forecasts_memory and not sequence.waiting_prompt.was_preempted:
             others = (*self._running, *self._reserved)
             if not memory_suffices(self._pool, self._config, others, sequence):
                 # The prediction may change although no block is freed.
                 self._record_blocked(sequence, _RETRY_EVERY_STEP)
                 return False
-        self._pool.reference(cached)
-        sequence.block_ids = (*cached, *self._pool.allocate(num_new))
-        sequence.num_sealed_blocks = len(cached)
-        sequence.num_dropped_blocks = cached.count(NO_BLOCK)
+        self._pool.reference(table.cached)
+        table.give(sequence, self._pool.allocate(table.num_new))
         return True
 
     def _drop_before_window(self, sequence: Sequence) -> None:
@@ -485,12 +489,10 @@ class Scheduler:
             self._allocatable_when_blocked = blocked_at
 
     def _release_blocks(self, sequence: Sequence) -> None:
-        self._pool.release(sequence.block_ids)
-        sequence.block_ids = ()
-        sequence.num_shared_blocks = 0
-        sequence.num_computed_tokens = 0
-        sequence.num_sealed_blocks = 0
-        sequence.num_dropped_blocks = 0
+        self._pool.release((*sequence.block_ids, *sequence.spare_block_ids))
+        sequence.block_ids = sequence.spare_block_ids = ()
+        sequence.num_shared_blocks = sequence.num_dropped_blocks = 0
+        sequence.num_computed_tokens = sequence.num_sealed_blocks = 0
 
 
 def _is_chunk(row: Row) -> bool:

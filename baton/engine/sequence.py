@@ -41,11 +41,14 @@ class Sequence:
     """One request. Steps compute its tokens until ``num_computed_tokens`` has caught up with
     ``num_known_tokens``; then a token is sampled.
 
-    ``block_ids`` is the block table: its first ``num_sealed_blocks`` blocks are full and sealed
-    under ``block_keys``, the others are FILLING. It is empty in phase WAITING. If all layers have
-    sliding windows, its first ``num_dropped_blocks`` entries are NO_BLOCK. ``arrival_index``
-    orders the requests of an engine and is unique; a preempted request keeps its index. ``chain``
-    holds the keys of ``spec.token_ids``; the sequence owns and extends it."""
+    ``block_ids`` is the block table, in the order of :class:`baton.engine.kv_window.KvWindow`. Its
+    first ``num_sealed_blocks`` blocks are full and sealed under ``block_keys``, the others are
+    FILLING. It is empty in phase WAITING. If layers have sliding windows, ``num_dropped_blocks`` of
+    its entries are NO_BLOCK. ``spare_block_ids`` will be added to the table while the prompt is
+    computed: they were allocated at admission, so that a prompt never waits for blocks of groups of
+    layers without a window. ``arrival_index`` orders the requests of an engine and is unique; a
+    preempted request keeps its index. ``chain`` holds the keys of ``spec.token_ids``; the sequence
+    owns and extends it."""
 
     __slots__ = (
         "_adapter_digest",
@@ -70,6 +73,7 @@ class Sequence:
         "phase",
         "predicted_answer_tokens",
         "prompt_logprobs",
+        "spare_block_ids",
         "spec",
         "task",
         "token_ids",
@@ -98,6 +102,7 @@ class Sequence:
         )
         """Total length, prompt included, at which the answer ends."""
         self.block_ids: tuple[BlockId, ...] = ()
+        self.spare_block_ids: tuple[BlockId, ...] = ()
         self.num_computed_tokens = 0
         self.num_sealed_blocks = 0
         self.num_dropped_blocks = 0
@@ -172,7 +177,7 @@ class Sequence:
 
     @property
     def num_held_blocks(self) -> int:
-        return len(self.block_ids) - self.num_dropped_blocks
+        return len(self.block_ids) + len(self.spare_block_ids) - self.num_dropped_blocks
 
     @property
     def key_root(self) -> BlockKey:

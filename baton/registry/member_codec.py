@@ -137,6 +137,7 @@ def _load(raw: Any) -> WorkerLoad:
         short_answer_tokens=_optional(raw, "short_answer_tokens", _amount),
         link_bytes_per_second=_optional(raw, "link_bytes_per_second", _rate),
         window_tokens=_optional(raw, "window_tokens", _number) if "window_tokens" in raw else None,
+        windowed_share=_amount(raw, "windowed_share") if "windowed_share" in raw else 1.0,
     )
 
 

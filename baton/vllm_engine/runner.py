@@ -101,6 +101,10 @@ class VllmRunner:
     def block_tokens(self) -> int:
         return self.pool.block_tokens
 
+    @property
+    def num_groups(self) -> int:
+        return 1
+
     def leaves_core_free(self, num_cores: int) -> bool:
         return not current_platform.is_cpu()
 

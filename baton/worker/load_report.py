@@ -45,18 +45,19 @@ def measure_load(
     speeds). Call it in the engine's thread."""
     in_engine = {sequence.request_id for sequence in engine.sequences}
     incoming = [each for each in incoming if each.spec.request_id not in in_engine]
-    stats, cost = engine.stats(), engine.prefill_cost()
+    stats, cost, config = engine.stats(), engine.prefill_cost(), engine.config
     load = WorkerLoad(
         running=stats.running,
         waiting=stats.waiting + stats.reserved,
         queued_tokens=stats.queued_tokens,
-        free_blocks=stats.pool.free + stats.pool.idle,
-        num_blocks=stats.pool.num_blocks,
+        free_blocks=(stats.pool.free + stats.pool.idle) // config.num_groups,
+        num_blocks=stats.pool.num_blocks // config.num_groups,
         at_seconds=clock.wall_nanoseconds() / 1e9,
         prefill_cost=cost,
         prefill_error=engine.prefill_cost_relative_error(),
         decode_cost=engine.decode_cost(),
-        window_tokens=engine.window_tokens,
+        window_tokens=config.window_tokens,
+        windowed_share=config.windowed_share,
     )
     prompts = _prompts(engine, incoming, clock.monotonic(), cost)
     load = replace(load, queued_tokens=sum(prompt.num_tokens for prompt in prompts))
@@ -91,8 +92,7 @@ def _incoming_prompt(
     now, and its cached tokens are those that are now on the device."""
     spec, deadline = incoming.spec, math.inf
     length = len(spec.token_ids)
-    cached = engine.count_cached_blocks(incoming.keys) * engine.key_hasher.block_tokens
-    cached = min(cached, length - 1)
+    cached = min(engine.count_cached_tokens(incoming.keys), length - 1)
     if spec.ttft_slo_seconds and cost is not None:
         deadline = spec.ttft_slo_seconds + cost.seconds(length)
     return _UnfinishedPrompt(deadline, length - cached, cached)

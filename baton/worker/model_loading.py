@@ -85,6 +85,8 @@ def engine_config(settings: Settings, limits: ModelLimits) -> EngineConfig:
         max_model_tokens=min(settings.max_model_tokens or limit, limit),
         vocab_size=limits.vocab_size,
         window_tokens=limits.kv_window_tokens,
+        num_full_groups=limits.num_full_groups,
+        num_windowed_groups=limits.num_windowed_groups,
     )
 
 

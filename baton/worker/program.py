@@ -351,7 +351,9 @@ class WorkerProgram:
             model_digest=runner.model_digest.hex(),
             block_tokens=runner.block_tokens,
             kv_dtype=runner.kv_dtype,
-            kv_bytes_per_token=runner.pool.block_bytes // runner.block_tokens,
+            kv_bytes_per_token=runner.pool.block_bytes
+            * context.engine_config.num_groups
+            // runner.block_tokens,
             device=runner.pool.device,
             computed_by=runner.description[:MAX_DESCRIPTION],
             max_model_tokens=context.engine_config.max_model_tokens,

@@ -57,8 +57,8 @@ class DecodeView:
     """A decode worker as the policies see it, at the time ``as_of_seconds``. ``context_tokens`` is
     the KV, in tokens, of all requests placed on it, including those that have not arrived yet; it
     is expected to grow to ``projected_tokens``. If ``is_measured`` is False, ``cost`` is a guess:
-    see :class:`PrefillView`. If ``window_tokens`` is set, a request takes no more memory than this
-    number of tokens."""
+    see :class:`PrefillView`. ``window_tokens`` and ``windowed_share`` say how much memory a long
+    request takes: see :class:`baton.core.worker_load.WorkerLoad`."""
 
     id: WorkerId
     cost: DecodeCost
@@ -75,10 +75,11 @@ class DecodeView:
     prefill_cost: PrefillCost | None = None
     """If None, the worker must not prefill prompts while prefill workers are available."""
     window_tokens: int | None = None
+    windowed_share: float = 1.0
 
     def held_tokens(self, num_tokens: int) -> int:
-        """Return how many of a request's ``num_tokens`` take memory."""
-        return held_tokens(num_tokens, self.window_tokens)
+        """Return the memory that a request of ``num_tokens`` takes, in tokens."""
+        return held_tokens(num_tokens, self.window_tokens, self.windowed_share)
 
     @property
     def load(self) -> float:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from baton.clock import ManualClock
 from baton.core.adapter import AdapterRef
-from baton.core.block_key import block_keys
+from baton.core.block_key import block_keys, grouped_keys
 from baton.core.ids import BlockId, BlockKey, Epoch, RequestId, TokenId
 from baton.core.prefill_order import PREFILL_ORDERS
 from baton.core.request import FinishReason, RequestOutput, RequestSpec, SamplingParams
@@ -26,12 +26,26 @@ from baton.engine.kv_window import NO_BLOCK
 from baton.engine.lora.table import LoadedAdapter
 from baton.engine.plan import Plan, Runner, StepOutput
 from baton.errors import Invalid, Overloaded
-from tests.engine_state import cached_tokens
+from tests.engine_state import exported_blocks
+
+Blocks = tuple[int, int]
+"""The sizes of the pools of both engines."""
 
 VOCAB_SIZE = 40
 EOS = frozenset({TokenId(3)})
 MAX_STEPS = 4000
-WINDOWS = st.none() | st.integers(1, 40)
+WINDOWS = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"window_tokens": st.integers(1, 40)}),
+    st.fixed_dictionaries(
+        {
+            "window_tokens": st.integers(1, 40),
+            "num_full_groups": st.integers(1, 2),
+            "num_windowed_groups": st.integers(1, 3),
+        }
+    ),
+)
+"""Settings of :class:`EngineConfig`: no window, a window in all layers, or groups of layers."""
 ADAPTERS = [AdapterRef(name, name.encode() * 16) for name in "ab"]
 
 
@@ -65,7 +79,8 @@ class TimedRunner(FakeRunner):
     fast the steps are."""
 
     def __init__(self, clock: ManualClock, num_blocks: int, config: EngineConfig) -> None:
-        super().__init__(num_blocks, config.block_tokens, VOCAB_SIZE, config.window_tokens)
+        groups = config.num_full_groups, config.num_windowed_groups
+        super().__init__(num_blocks, config.block_tokens, VOCAB_SIZE, config.window_tokens, groups)
         self._clock = clock
 
     def run(self, plan: Plan) -> StepOutput:
@@ -86,6 +101,7 @@ class EnginePair:
         self.clock = ManualClock()
         self.block_tokens = left.block_tokens
         self.window = left.window_tokens
+        self.groups = left.num_full_groups, left.num_windowed_groups
         self.left = self._side(left, blocks[0])
         self.right = self._side(right, blocks[1])
         self.store: dict[BlockKey, bytes] = {}
@@ -106,6 +122,10 @@ class EnginePair:
         for adapter in ADAPTERS:
             engine.add_adapter(LoadedAdapter(adapter.digest, None))
         return EngineUnderTest(runner, engine)
+
+    def keys(self, root: BlockKey, spec: RequestSpec) -> list[BlockKey]:
+        keys = block_keys(root, spec.token_ids, self.block_tokens)
+        return grouped_keys(keys, self.left.engine.config.num_groups)
 
     def _pipeline(self, runner: Runner) -> PlanExecutor | None:
         return None
@@ -164,8 +184,8 @@ class EnginePair:
         """Import those blocks of the prompt that the store has and the engine's pool lacks. The
         second half of the imported blocks is treated as corrupt."""
         root = side.engine.key_root(spec.tenant_salt, spec.adapter_digest)
-        keys = block_keys(root, spec.token_ids, self.block_tokens)
-        have = cached_tokens(side.engine, spec) // self.block_tokens
+        keys = self.keys(root, spec)
+        have = side.engine.count_cached_blocks(keys)
         missing = [key for key in keys[have:] if key in self.store]
         missing = missing[: next((i for i, k in enumerate(missing) if k != keys[have + i]), None)]
         block_ids = side.engine.begin_import(missing, preceding_keys=keys[:have])
@@ -177,15 +197,16 @@ class EnginePair:
             side.runner.import_block(block_id, self.store[key])
         side.engine.finish_import(missing, block_ids, num_good)
         side.engine.check_integrity()
-        assert cached_tokens(side.engine, spec) >= (have + num_good) * self.block_tokens
+        num_groups = side.engine.config.num_groups
+        assert side.engine.count_cached_blocks(keys) >= (have + num_good) // num_groups * num_groups
 
     def on_progress(self, progress: PrefillProgress) -> None:
         job = self.jobs[progress.request_id]
         before = job.progress[-1].num_computed_tokens if job.progress else -1
         assert before < progress.num_computed_tokens <= len(job.spec.token_ids)
         root = self.left.engine.key_root(job.spec.tenant_salt, job.spec.adapter_digest)
-        keys = block_keys(root, job.spec.token_ids, self.block_tokens)
-        num_full = progress.num_computed_tokens // self.block_tokens
+        keys, num_groups = self.keys(root, job.spec), self.left.engine.config.num_groups
+        num_full = progress.num_computed_tokens // self.block_tokens * num_groups
         assert progress.sealed_keys == tuple(keys[:num_full])
         for key, block_id in zip(progress.sealed_keys, progress.block_ids, strict=False):
             if block_id == NO_BLOCK:
@@ -229,7 +250,7 @@ class EnginePair:
             return job.reservation is not None
         if not job.tokens:
             return False
-        source = job.progress[-1].block_ids
+        source = exported_blocks(self.left.engine, job.progress[-1])
         for index in range(job.reservation.num_cached_blocks, len(source)):
             data = self.left.runner.export_block(source[index])
             self.right.runner.import_block(job.reservation.block_ids[index], data)
@@ -256,9 +277,9 @@ class EnginePair:
         return f"{self.left.engine.describe()}\n{self.right.engine.describe()}"
 
 
-def check_answer(job: Job, window: int | None) -> None:
+def check_answer(job: Job, window: int | None, groups: tuple[int, int]) -> None:
     tokens, reason = reference_answer(
-        job.spec, vocab_size=VOCAB_SIZE, eos_token_ids=EOS, window=window
+        job.spec, vocab_size=VOCAB_SIZE, eos_token_ids=EOS, window=window, groups=groups
     )
     if job.aborted:
         assert tuple(job.tokens) == tokens[: len(job.tokens)]
@@ -321,7 +342,7 @@ def job_lists(draw: st.DrawFn) -> list[Job]:
 
 
 @st.composite
-def configs(draw: st.DrawFn, block_tokens: int, window: int | None) -> EngineConfig:
+def configs(draw: st.DrawFn, block_tokens: int, window: dict[str, int]) -> EngineConfig:
     max_batched_tokens = draw(st.integers(1, 40))
     return EngineConfig(
         block_tokens=block_tokens,
@@ -337,7 +358,7 @@ def configs(draw: st.DrawFn, block_tokens: int, window: int | None) -> EngineCon
         fairness=draw(st.booleans()),
         fairness_slack_tokens=draw(st.sampled_from([1, 8, 64])),
         admission_window=draw(st.integers(1, 4)),
-        window_tokens=window,
+        **window,
     )
 
 
@@ -353,7 +374,12 @@ def pairs(draw: st.DrawFn) -> EnginePair:
     )
     window = draw(WINDOWS)
     left, right = (draw(configs(block_tokens, window)) for _ in range(2))
-    return EnginePair(left, right, blocks)
+    return EnginePair(left, right, times_groups(left, blocks))
+
+
+def times_groups(config: EngineConfig, blocks: Blocks) -> Blocks:
+    """Return the sizes of two pools in blocks of one group of layers."""
+    return blocks[0] * config.num_groups, blocks[1] * config.num_groups
 
 
 @st.composite
@@ -392,11 +418,11 @@ def tight_pairs(draw: st.DrawFn) -> EnginePair:
         forecasts_memory=draw(st.booleans()),
         growth_tokens=draw(st.integers(0, 4)),
         order=draw(st.sampled_from(list(PREFILL_ORDERS))),
-        window_tokens=draw(WINDOWS),
+        **draw(WINDOWS),
     )
     enough = -(-50 // block_tokens)
     sizes = st.integers(enough, enough + 20 // block_tokens)
-    return EnginePair(config, config, (draw(sizes), draw(sizes)))
+    return EnginePair(config, config, times_groups(config, (draw(sizes), draw(sizes))))
 
 
 @settings(max_examples=300, deadline=None)
@@ -416,6 +442,6 @@ def test_preemption_does_not_change_tokens(pair: EnginePair, jobs: list[Job]) ->
 def check_workload(pair: EnginePair, jobs: list[Job]) -> None:
     pair.run(jobs)
     for job in jobs:
-        check_answer(job, pair.window)
+        check_answer(job, pair.window, pair.groups)
     for side in (pair.left, pair.right):
         check_no_pinned_blocks(side)

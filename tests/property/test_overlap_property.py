@@ -29,6 +29,7 @@ from tests.engine_state import cached_tokens
 from tests.property.test_engine_property import (
     EOS,
     WINDOWS,
+    Blocks,
     EnginePair,
     Job,
     check_answer,
@@ -38,10 +39,10 @@ from tests.property.test_engine_property import (
     job_lists,
     prompt,
     samplings,
+    times_groups,
 )
 
 MakeExecutor = Callable[[Runner], PlanExecutor | None]
-Blocks = tuple[int, int]
 
 
 class EagerExecutor:
@@ -148,7 +149,8 @@ def varied(draw: st.DrawFn) -> tuple[EngineConfig, EngineConfig, Blocks]:
     left = draw(st.integers(enough, 3 * enough))
     right = draw(st.integers(enough, 3 * enough) | st.integers(enough // 3 + 1, enough))
     window = draw(WINDOWS)
-    return draw(configs(block_tokens, window)), draw(configs(block_tokens, window)), (left, right)
+    first, second = draw(configs(block_tokens, window)), draw(configs(block_tokens, window))
+    return first, second, times_groups(first, (left, right))
 
 
 @st.composite
@@ -163,11 +165,11 @@ def tight(draw: st.DrawFn) -> tuple[EngineConfig, EngineConfig, Blocks]:
         watermark_blocks=draw(st.integers(0, 1)),
         forecasts_memory=draw(st.booleans()),
         growth_tokens=draw(st.integers(0, 4)),
-        window_tokens=draw(WINDOWS),
+        **draw(WINDOWS),
     )
     enough = -(-54 // block_tokens)
     sizes = st.integers(enough, enough + 20 // block_tokens)
-    return config, config, (draw(sizes), draw(sizes))
+    return config, config, times_groups(config, (draw(sizes), draw(sizes)))
 
 
 @st.composite
@@ -213,7 +215,7 @@ def check_workload(pair: EnginePair, jobs: list[Job]) -> None:
         pair.left.engine.close()
         pair.right.engine.close()
     for job in jobs:
-        check_answer(job, pair.window)
+        check_answer(job, pair.window, pair.groups)
     for side in (pair.left, pair.right):
         check_no_pinned_blocks(side)
 
@@ -269,7 +271,8 @@ class Outcome:
 def outcome(
     executor: MakeExecutor, config: EngineConfig, num_blocks: int, arrivals: list[Arrival]
 ) -> Outcome:
-    runner = FakeRunner(num_blocks, config.block_tokens, 40, config.window_tokens)
+    groups = config.num_full_groups, config.num_windowed_groups
+    runner = FakeRunner(num_blocks, config.block_tokens, 40, config.window_tokens, groups)
     engine = Engine(
         runner, config, model_digest=b"fake", kv_dtype="float64", eos_token_ids=EOS,
         clock=ManualClock(), executor=executor(runner),

@@ -52,17 +52,22 @@ MakeSource = Callable[[EngineConfig, int], DraftSource]
 ALL_EXECUTORS: dict[str, MakeExecutor] = {"none": no_executor, **EXECUTORS}
 
 
-def known_answer(spec: RequestSpec, window: int | None) -> tuple[TokenId, ...]:
-    return reference_answer(spec, vocab_size=VOCAB_SIZE, eos_token_ids=EOS, window=window)[0]
+def known_answer(spec: RequestSpec, config: EngineConfig) -> tuple[TokenId, ...]:
+    groups = config.num_full_groups, config.num_windowed_groups
+    return reference_answer(
+        spec, vocab_size=VOCAB_SIZE, eos_token_ids=EOS, window=config.window_tokens, groups=groups
+    )[0]
 
 
 def oracle(config: EngineConfig, seed: int) -> DraftSource:
-    return OracleSource(partial(known_answer, window=config.window_tokens), VOCAB_SIZE, seed)
+    return OracleSource(partial(known_answer, config=config), VOCAB_SIZE, seed)
 
 
 def draft_model(config: EngineConfig, seed: int) -> DraftSource:
     """Return a draft model that is the model itself, with few blocks of another size."""
-    runner = FakeRunner(12 + 4 * seed, 5, VOCAB_SIZE, config.window_tokens)
+    groups = config.num_full_groups, config.num_windowed_groups
+    num_blocks = (12 + 4 * seed) * config.num_groups
+    runner = FakeRunner(num_blocks, 5, VOCAB_SIZE, config.window_tokens, groups)
     return DraftModelSource(runner, config.max_model_tokens)
 
 

@@ -20,11 +20,13 @@ from baton.decoder_traits import DecoderTraits
 from baton.engine.attention.base import Attention, pack_batch
 from baton.engine.attention.reference import ReferenceAttention
 from baton.engine.kv_scale import KvScale
+from baton.engine.layer_groups import LayerGroups
 from baton.engine.plan import Row
 from baton.engine.quantization import E4M3
 
 LAYERS = 2
 SCALES = (KvScale(0.37, 1.7), KvScale(1.2, 0.06))
+ONE_GROUP = LayerGroups.single(LAYERS)
 SAMPLING = SamplingParams(max_tokens=1)
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Absolute tolerances, for values of about 1: backends add in another order than the reference, and
@@ -37,7 +39,7 @@ class Case:
     tokens of the step) for each row, decodes first. ``dtype`` is the dtype of queries, keys and
     values; ``kv`` is the dtype of the KV pool, or None if the pool has ``dtype``. ``scales`` has
     each layer's KV scales. ``windows`` are the layers' sliding windows, if they have any; with
-    ``has_sinks``, each head has a sink."""
+    ``has_sinks``, each head has a sink. ``groups`` says which layers share their blocks."""
 
     name: str
     rows: Sequence[tuple[int, int]]
@@ -51,6 +53,7 @@ class Case:
     windows: tuple[int | None, ...] = ()
     score_scale: float | None = None
     has_sinks: bool = False
+    groups: LayerGroups = ONE_GROUP
 
     @property
     def pool_dtype(self) -> torch.dtype:
@@ -60,9 +63,13 @@ class Case:
     def traits(self) -> DecoderTraits:
         return DecoderTraits(windows=self.windows, attention_scale=self.score_scale)
 
-    def first_read(self, start: int) -> int:
-        """Return the first position that a row from ``start`` on reads in any layer."""
-        windows = list(self.windows or (None,))
+    def first_read(self, start: int, group: int) -> int:
+        """Return the first position that a row from ``start`` on reads in any layer of a group."""
+        windows = [
+            self.traits.window(layer)
+            for layer, (its_group, _) in enumerate(self.groups.places)
+            if its_group == group
+        ]
         return 0 if None in windows else max(0, start + 1 - max(w for w in windows if w))
 
     def make_sinks(self, chance: torch.Generator) -> torch.Tensor | None:
@@ -133,6 +140,27 @@ CASES = [
         windows=(24, 50),
         has_sinks=True,
     ),
+    Case(
+        "two groups of layers",
+        [(90, 1), (700, 1), (0, 135), (300, 20)],
+        8,
+        2,
+        32,
+        16,
+        windows=(40, None),
+        groups=LayerGroups(1, 1, 1, ((1, 0), (0, 0)), 40),
+    ),
+    Case(
+        "a group whose blocks are partly unused, BF16",
+        [(90, 1), (300, 1), (48, 20)],
+        4,
+        2,
+        64,
+        16,
+        torch.bfloat16,
+        windows=(None, 128),
+        groups=LayerGroups(1, 1, 2, ((0, 0), (1, 1)), 128),
+    ),
     Case("FP8 KV, BF16", [(90, 1), (0, 35)], 4, 2, 64, 16, torch.bfloat16, E4M3, SCALES),
 ]
 
@@ -145,7 +173,8 @@ def check_case(case: Case, backend: type[Any], seed: int, *, poisoned: bool = Fa
     pool, rows = random_pool(case, chance), make_rows(case, seed)
     if poisoned:
         poison(case, pool, rows)
-    batch = pack_batch(rows, case.block_tokens, torch.device("cpu"))
+    num_groups = case.groups.num_groups
+    batch = pack_batch(rows, case.block_tokens, torch.device("cpu"), num_groups=num_groups)
     num_tokens = batch.offsets[-1]
     q = torch.randn(num_tokens, case.heads, case.dim, generator=chance).to(case.dtype)
     k, v = (
@@ -172,11 +201,13 @@ def poison(case: Case, pool: torch.Tensor, rows: Sequence[Row]) -> None:
     """Write NaN to all slots except those of tokens that were in the cache before the step and are
     read in at least one layer. Any read before the window, or beyond a context, a head or the block
     table then changes the result: a NaN does so even with an attention weight of zero."""
-    block_tokens = pool.shape[3]
+    block_tokens, num_groups = pool.shape[3], case.groups.num_groups
     known = torch.zeros(pool.shape[0], block_tokens, dtype=torch.bool)
     for row in rows:
-        for position in range(case.first_read(row.start), row.start):
-            known[row.block_ids[position // block_tokens], position % block_tokens] = True
+        for group in range(num_groups):
+            block_ids = row.block_ids[group::num_groups]
+            for position in range(case.first_read(row.start, group), row.start):
+                known[block_ids[position // block_tokens], position % block_tokens] = True
     blocks, offsets = torch.where(~known)
     pool[blocks, :, :, offsets] = float("nan")
 
@@ -187,17 +218,21 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def bind_backend(backend: type[Any], pool: torch.Tensor, case: Case) -> Attention:
-    held = SimpleNamespace(tensor=pool, block_tokens=case.block_tokens, scales=case.scales)
+    held = SimpleNamespace(
+        tensor=pool, block_tokens=case.block_tokens, scales=case.scales, groups=case.groups
+    )
     attention: Attention = backend(held, case.traits)
     return attention
 
 
 def num_blocks_of(case: Case) -> list[int]:
-    return [-(-(start + count) // case.block_tokens) for start, count in case.rows]
+    num_groups = case.groups.num_groups
+    return [num_groups * -(-(start + count) // case.block_tokens) for start, count in case.rows]
 
 
 def random_pool(case: Case, chance: torch.Generator) -> torch.Tensor:
-    shape = (sum(num_blocks_of(case)) + 3, LAYERS, 2, case.block_tokens, case.kv_heads, case.dim)
+    per_layer = 2, case.block_tokens, case.kv_heads, case.dim
+    shape = (sum(num_blocks_of(case)) + 3, case.groups.layers_per_block, *per_layer)
     return torch.randn(shape, generator=chance).to(case.pool_dtype)
 
 

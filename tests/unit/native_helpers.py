@@ -1,10 +1,14 @@
 """Helpers shared by the tests of the native kernels."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
+from baton.engine.kv_pool import KvPool
+from baton.engine.layer_groups import LayerGroups
 from baton.engine.native.backend_choice import unavailable_reason
 from baton.engine.native.processor import (
     EMULATED_AMX,
@@ -20,8 +24,22 @@ __all__ = [
     "each_instruction_set",
     "load",
     "needs_kernels",
+    "pool_over",
     "row_of",
 ]
+
+
+def pool_over(tensor: torch.Tensor) -> KvPool:
+    """Return a KV pool whose memory is ``tensor`` [num_blocks, layers, 2, block_tokens, kv_heads,
+    head_dim]."""
+    pool = SimpleNamespace(
+        tensor=tensor,
+        num_blocks=tensor.shape[0],
+        block_tokens=tensor.shape[3],
+        groups=LayerGroups.single(tensor.shape[1]),
+    )
+    return cast(KvPool, pool)
+
 
 UNAVAILABLE_REASON = unavailable_reason()
 needs_kernels = pytest.mark.skipif(UNAVAILABLE_REASON is not None, reason=str(UNAVAILABLE_REASON))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
 from baton.core.ids import BlockId, RequestId, TokenId
@@ -30,18 +31,34 @@ def row(name: str, start: int, num_tokens: int, block_ids: tuple[int, ...]) -> R
 def test_block_tables_are_padded_and_truncated_to_the_used_blocks() -> None:
     rows = [row("a", 9, 1, (7, 3, 5)), row("b", 0, 3, (4, 9, 8))]
     batch = pack_batch(rows, BLOCK_TOKENS, CPU)
-    assert batch.block_tables.tolist() == [[7, 3, 5], [4, 0, 0]]
+    assert batch.block_tables.tolist() == [[[7, 3, 5], [4, 0, 0]]]
     assert (batch.starts, batch.context_lengths, batch.offsets) == ((9, 0), (10, 3), (0, 1, 4))
     assert batch.num_decodes == 1
     assert batch.positions.tolist() == [9, 0, 1, 2]
-    assert batch.slots.tolist() == [5 * 4 + 1, 16, 17, 18]
+    assert batch.slots.tolist() == [[5 * 4 + 1, 16, 17, 18]]
 
 
 def test_batch_of_decodes_only() -> None:
     batch = pack_batch([row("a", 3, 1, (2,)), row("b", 4, 1, (6, 1))], BLOCK_TOKENS, CPU)
     assert batch.num_decodes == 2
     assert batch.positions.tolist() == [3, 4]
-    assert batch.slots.tolist() == [11, 4]
+    assert batch.slots.tolist() == [[11, 4]]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3])
+def test_each_group_of_layers_has_its_own_blocks(num_tokens: int) -> None:
+    """The second block of the second row is not in the table any more."""
+    rows = [row("a", 3, num_tokens, (2, 12, 5, 15)), row("b", 4, num_tokens, (6, -1, 7, 17))]
+    batch = pack_batch(rows, BLOCK_TOKENS, CPU, num_groups=2)
+    num_spans = [1 + (3 + num_tokens > 4), 2]
+    first, second = [2, 5][: num_spans[0]], [12, 15][: num_spans[0]]
+    padding = [0] * (2 - num_spans[0])
+    assert batch.block_tables.tolist() == [
+        [[*first, *padding], [6, 7]],
+        [[*second, *padding], [0, 17]],
+    ]
+    assert batch.slots[:, 0].tolist() == [2 * 4 + 3, 12 * 4 + 3]
+    assert batch.slots[:, -1].tolist() == [7 * 4 + num_tokens - 1, 17 * 4 + num_tokens - 1]
 
 
 def test_kept_block_tables_equal_fresh_ones_over_many_steps() -> None:

@@ -62,14 +62,19 @@ def test_padding_rows_touch_no_block() -> None:
     batch = static.device_batch
     assert static.token_ids.tolist() == [5, 6, 7, 0]
     assert batch.positions.tolist() == [17, 0, 50, 0]
-    assert batch.slots.tolist() == [9 * 16 + 1, 16, 8 * 16 + 2, NO_SLOT]
+    assert batch.slots.tolist() == [[9 * 16 + 1, 16, 8 * 16 + 2, NO_SLOT]]
     assert batch.context_lengths.tolist() == [18, 1, 51, 0]
-    assert batch.block_tables[0, :2].tolist() == [3, 9] and batch.block_tables[2].tolist() == [
-        2,
-        4,
-        6,
-        8,
-    ]
+    assert batch.block_tables[0, 0, :2].tolist() == [3, 9]
+    assert batch.block_tables[0, 2].tolist() == [2, 4, 6, 8]
+
+
+def test_static_batch_has_tables_and_slots_of_each_group_of_layers() -> None:
+    static = StaticBatch(2, 64, 16, CPU, num_groups=2)
+    rows = [row(0, 17, [3, 13, 9, 19])]
+    static.fill(StepTokens([5]), pack_batch(rows, 16, CPU, num_groups=2))
+    batch = static.device_batch
+    assert batch.slots.tolist() == [[9 * 16 + 1, NO_SLOT], [19 * 16 + 1, NO_SLOT]]
+    assert batch.block_tables[:, 0, :2].tolist() == [[3, 9], [13, 19]]
 
 
 def test_smaller_batch_clears_rows_of_the_previous_one() -> None:
@@ -78,7 +83,7 @@ def test_smaller_batch_clears_rows_of_the_previous_one() -> None:
     static.fill(StepTokens([5, 6]), batch_of(row(0, 17, [3, 9]), row(1, 0, [1])))
     static.fill(StepTokens([8]), batch_of(row(0, 2, [7])))
     assert static.token_ids.tolist() == [8, 0, 0, 0]
-    assert static.device_batch.slots.tolist() == [7 * 16 + 2, *[NO_SLOT] * 3]
+    assert static.device_batch.slots.tolist() == [[7 * 16 + 2, *[NO_SLOT] * 3]]
     assert static.device_batch.context_lengths.tolist() == [3, 0, 0, 0]
     assert [static.token_ids.data_ptr(), static.device_batch.block_tables.data_ptr()] == addresses
 
@@ -101,7 +106,7 @@ def test_the_copy_of_the_step_in_flight_is_not_overwritten() -> None:
 
 def test_unfilled_static_batch_has_only_padding() -> None:
     static = StaticBatch(2, 64, 16, CPU)
-    assert static.device_batch.slots.tolist() == [NO_SLOT] * 2
+    assert static.device_batch.slots.tolist() == [[NO_SLOT] * 2]
     assert static.device_batch.context_lengths.tolist() == [0, 0]
 
 

@@ -16,7 +16,7 @@ from baton.engine.engine import Engine, Reservation, StepResult
 from baton.engine.fake_runner import FakeRunner, reference_answer
 from baton.engine.plan import Plan, StepOutput
 from baton.engine.result import ScheduledPrompt
-from tests.engine_state import cached_tokens
+from tests.engine_state import cached_tokens, exported_blocks
 
 CONFIG = EngineConfig(
     block_tokens=4, max_model_tokens=64, max_batched_tokens=16, watermark_blocks=0, growth_tokens=6
@@ -48,7 +48,12 @@ class Bench:
         config: EngineConfig = CONFIG,
         eos: frozenset[TokenId] = frozenset(),
     ) -> None:
-        self.runner = FakeRunner(num_blocks, config.block_tokens, window=config.window_tokens)
+        self.runner = FakeRunner(
+            num_blocks,
+            config.block_tokens,
+            window=config.window_tokens,
+            groups=(config.num_full_groups, config.num_windowed_groups),
+        )
         self.clock = ManualClock()
         self.engine = Engine(
             self.runner,
@@ -81,7 +86,7 @@ def transfer_kv(left: Bench, right: Bench, request: RequestSpec) -> tuple[TokenI
     result = StepResult()
     while not result.outputs:
         result = left.engine.step()
-    source = result.progress[0].block_ids
+    source = exported_blocks(left.engine, result.progress[0])
     reservation = right.engine.reserve_blocks(request)
     assert reservation is not None
     for index in range(reservation.num_cached_blocks, len(source)):

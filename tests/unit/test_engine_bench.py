@@ -236,7 +236,7 @@ def test_ceilings_are_measured_with_torch_without_kernels(monkeypatch: pytest.Mo
 class Recorder:
     """A runner that records its plans."""
 
-    num_blocks, block_tokens = 16, 4
+    num_blocks, block_tokens, num_groups = 16, 4, 1
 
     def __init__(self) -> None:
         self.model_config = SimpleNamespace(vocab_size=7)

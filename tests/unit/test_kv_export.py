@@ -7,6 +7,7 @@ import pytest
 
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.kv_transfer import Endpoint, KvTransferChunk, KvTransferDone, KvTransferScheduled
+from baton.engine.kv_window import KvWindow
 from baton.engine.result import PrefillProgress
 from baton.worker.kv_layout import KvLayout
 from prefill_worker.kv_export import KvExport
@@ -19,13 +20,11 @@ def progress(num_tokens: int) -> PrefillProgress:
     return PrefillProgress(RequestId("r"), num_tokens, block_ids, (), 0)
 
 
-def open_export(closed: list[bool], first_block: int = 0) -> KvExport:
+def open_export(closed: list[bool], window: KvWindow = KvWindow(16)) -> KvExport:
     """Return an export of 100 tokens in 7 blocks, which appends to ``closed`` whether it was
     complete when it closed."""
     layout = KvLayout("layout", 16, "xxh3", lambda block_ids: [0] * len(block_ids))
-    return KvExport(
-        layout, 100, 16, reserve_ahead_tokens=20, on_close=closed.append, first_block=first_block
-    )
+    return KvExport(layout, 100, window, reserve_ahead_tokens=20, on_close=closed.append)
 
 
 async def test_receiver_reserves_blocks_when_little_of_the_prompt_is_left() -> None:
@@ -95,7 +94,7 @@ async def test_an_unread_export_closes_if_the_answer_ends_with_its_first_token()
 
 async def test_blocks_before_the_window_are_not_announced() -> None:
     closed: list[bool] = []
-    export = open_export(closed, first_block=5)
+    export = open_export(closed, KvWindow(16, 10))
     export.attach_reader(ENDPOINT)
     events: AsyncGenerator[object] = export.events()
     export.record_progress(progress(80))
@@ -107,9 +106,10 @@ async def test_blocks_before_the_window_are_not_announced() -> None:
     export.finish_prefill(TokenId(3), finished=False)
     chunk = await following
     assert isinstance(chunk, KvTransferChunk)
-    assert chunk.first_block == 5 and len(chunk.blocks) == 2
+    assert chunk.first_block == 0
+    assert [block.offset_bytes for block in chunk.blocks] == [5 * 16, 6 * 16]
     await anext(events)  # KvTransferDone
-    export.acknowledge(7)
+    export.acknowledge(2)
     with pytest.raises(StopAsyncIteration):
         await anext(events)
     export.close()
@@ -117,7 +117,7 @@ async def test_blocks_before_the_window_are_not_announced() -> None:
 
 
 async def test_a_stream_ends_although_nothing_after_the_window_was_announced() -> None:
-    export = open_export([], first_block=5)
+    export = open_export([], KvWindow(16, 10))
     export.attach_reader(ENDPOINT)
     events: AsyncGenerator[object] = export.events()
     export.record_progress(progress(80))

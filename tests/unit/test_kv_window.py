@@ -9,7 +9,7 @@ from baton.core.task import Task
 from baton.engine.block_pool import BlockPool
 from baton.engine.fake_runner import reference_answer
 from baton.engine.kv_window import NO_BLOCK, KvWindow
-from tests.engine_state import cached_tokens
+from tests.engine_state import cached_tokens, exported_blocks
 from tests.unit.test_engine import CONFIG, Bench, spec, tokens_of, transfer_kv
 
 WINDOW = 6
@@ -21,21 +21,23 @@ MOST_BLOCKS = 4
 """The 5 tokens before a chunk of 4 tokens, and these, are in at most 4 blocks of 4 tokens."""
 
 
-def test_first_block_is_the_first_that_the_next_token_reads() -> None:
+def test_first_span_is_the_first_that_the_next_token_reads() -> None:
     window = KvWindow(4, WINDOW)
     # The token at position 10 reads positions 5 to 10; at position 13, positions 8 to 13.
-    assert [window.first_block(n) for n in (0, 5, 9, 10, 12, 13, 16, 17)] == [
-        0,
-        0,
-        1,
-        1,
-        1,
-        2,
-        2,
-        3,
-    ]
-    assert KvWindow(4, 1).first_block(8) == 2, "a token that reads only itself needs no block"
-    assert KvWindow(4).first_block(1000) == 0
+    found = [window.first_span(n) for n in (0, 5, 9, 10, 12, 13, 16, 17)]
+    assert found == [0, 0, 1, 1, 1, 2, 2, 3]
+    assert KvWindow(4, 1).first_span(8) == 2, "a token that reads only itself needs no block"
+    assert KvWindow(4).first_span(1000) == 0
+
+
+def test_blocks_that_are_read_in_groups_of_layers() -> None:
+    window = KvWindow(4, WINDOW, num_full_groups=1, num_windowed_groups=2)
+    assert window.num_groups == 3
+    assert window.read_indexes(range(9), 2) == [0, 3, 6, 7, 8]
+    assert window.read_indexes(range(4, 9), 2) == [6, 7, 8]
+    assert [window.num_read(spans, 2) for spans in (1, 2, 3, 4)] == [1, 2, 5, 8]
+    assert KvWindow(4, WINDOW).read_indexes(range(4), 2) == [2, 3]
+    assert KvWindow(4).read_indexes(range(4), 0) == [0, 1, 2, 3]
 
 
 def test_a_prompt_holds_no_more_than_window_and_chunk() -> None:
@@ -97,9 +99,8 @@ def test_only_the_window_is_transferred() -> None:
     request = spec("a", LONG, max_tokens=9)
     first, reservation = transfer_kv(left, right, request)
     # The token at position 300 reads positions 295 to 300, of which 296 is the first of block 74.
-    assert reservation.num_cached_blocks == 73
-    assert reservation.block_ids[:73] == (NO_BLOCK,) * 73
-    assert reservation.block_ids[73:] == (BlockId(0), BlockId(1))
+    assert reservation.num_cached_blocks == 0
+    assert reservation.block_ids == (BlockId(0), BlockId(1))
     expected = reference_answer(request, window=WINDOW)[0]
     assert (first, *tokens_of(right.run(), "a")) == expected
 
@@ -117,11 +118,10 @@ def test_migrated_answer_continues_with_the_blocks_of_its_window() -> None:
     rest = replace(request, request_id=RequestId("rest"), token_ids=known[:-1])
     reservation = right.engine.reserve_blocks(rest)
     assert reservation is not None
-    source = moved.progress.block_ids
-    assert source.count(NO_BLOCK) == reservation.num_cached_blocks == (66 - WINDOW + 1) // 4
-    for index in range(reservation.num_cached_blocks, len(source)):
-        data = left.runner.export_block(source[index])
-        right.runner.import_block(reservation.block_ids[index], data)
+    assert moved.progress.block_ids.count(NO_BLOCK) == (66 - WINDOW + 1) // 4
+    source = exported_blocks(left.engine, moved.progress)
+    for one, other in zip(source, reservation.block_ids, strict=True):
+        right.runner.import_block(other, left.runner.export_block(one))
     right.engine.start_decoding(rest.request_id, moved.last_token_id)
     tokens += tokens_of(right.run(), "rest")
     assert tuple(tokens) == reference_answer(request, window=WINDOW)[0]

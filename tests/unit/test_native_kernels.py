@@ -14,7 +14,7 @@ from baton.engine.native.library import call_checked, load
 from baton.engine.native.matrix import KernelThreadPool, PackedMatrix
 from baton.engine.native.processor import EMULATED_AMX, best_instruction_set
 from baton.engine.shards import StoredTensor
-from tests.unit.native_helpers import FORMATS, each_instruction_set, needs_kernels
+from tests.unit.native_helpers import FORMATS, each_instruction_set, needs_kernels, pool_over
 
 __all__ = ["each_instruction_set"]
 
@@ -125,7 +125,7 @@ def test_embedding_reads_rows_of_a_packed_matrix(dtype: torch.dtype) -> None:
     """Models with tied embeddings read the rows of the embedding from the packed matrix of the
     head."""
     table = torch.randn(130, 48).to(dtype)
-    pool = torch.zeros(1, 1, 2, 4, 1, 4, dtype=dtype)
+    pool = pool_over(torch.zeros(1, 1, 2, 4, 1, 4, dtype=dtype))
     shape = _attention_shape(pool, 1)
     shape.vocabulary, shape.hidden = table.shape
     core = NativeDecoder(shape, pool, KernelThreadPool(2))
@@ -146,7 +146,9 @@ def batch(
     places = offsets or [0, *np.cumsum(counts).tolist()]
     unused = torch.empty(0, dtype=torch.int64)
     ends = tuple(s + c for s, c in zip(starts, counts, strict=True))
-    return PackedBatch(tuple(starts), ends, tuple(places), 0, unused, unused, torch.tensor(tables))
+    return PackedBatch(
+        tuple(starts), ends, tuple(places), 0, unused, unused, torch.tensor([tables])
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,8 @@ def batch(
 )
 def test_invalid_batch_writes_nothing(wrong: PackedBatch, message: str) -> None:
     pool = torch.zeros(4, 2, 2, 16, 1, 8)
-    core = NativeDecoder(_attention_shape(pool, 2), pool, KernelThreadPool(1))
+    held = pool_over(pool)
+    core = NativeDecoder(_attention_shape(held, 2), held, KernelThreadPool(1))
     q, k = torch.ones(2, 2, 8), torch.ones(2, 1, 8)
     with pytest.raises(AssertionError, match=message):
         core.attend(wrong, 0, q, k, k)
@@ -177,17 +180,11 @@ def test_later_keys_are_masked() -> None:
     """The earlier of two queries in a tile must not be affected by the huge score of the later
     query's key."""
     pool = torch.full((4, 1, 2, 16, 1, 8), float("nan"))
-    attention = NativeAttention(_pool(pool))
+    attention = NativeAttention(pool_over(pool))
     attention.prepare(batch([0], [2], [[2]]))
     q, k = torch.ones(2, 1, 8), torch.tensor([0.0, 1e30]).view(2, 1, 1).expand(2, 1, 8).clone()
     v = torch.tensor([3.0, 5.0]).view(2, 1, 1).expand(2, 1, 8).clone()
     assert attention.attend(0, q, k, v)[:, 0, 0].tolist() == [3.0, 5.0]
-
-
-def _pool(tensor: torch.Tensor) -> "object":
-    from types import SimpleNamespace
-
-    return SimpleNamespace(tensor=tensor, block_tokens=tensor.shape[3])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])

@@ -21,7 +21,7 @@ from baton.engine.quantization import (
 from baton.engine.quantized_matrix import QuantizedMatrix
 from baton.engine.shards import StoredTensor
 from baton.errors import Invalid
-from tests.unit.native_helpers import FORMATS, needs_kernels
+from tests.unit.native_helpers import FORMATS, needs_kernels, pool_over
 
 SEED = 20261121
 SHAPES = [(1, 2), (63, 30), (64, 32), (65, 60), (129, 256), (200, 700)]
@@ -156,7 +156,7 @@ def test_gated_product_equals_silu_gate_times_up(size: int, name: str, dtype: to
 def test_tied_embedding_is_kept_in_int8(dtype: torch.dtype) -> None:
     """The embedding is stored in int8 whatever the layers' format is."""
     table = weights(130, 48, dtype)
-    pool = torch.zeros(1, 1, 2, 4, 1, 4, dtype=dtype)
+    pool = pool_over(torch.zeros(1, 1, 2, 4, 1, 4, dtype=dtype))
     shape = _attention_shape(pool, 1)
     shape.vocabulary, shape.hidden = table.shape
     core = NativeDecoder(shape, pool, KernelThreadPool(2), quantization="int4")

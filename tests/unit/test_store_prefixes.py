@@ -101,7 +101,7 @@ class OneNode:
 
 def worker() -> tuple[Engine, BusyEngineHandle, ClusterPrefixStore]:
     runner = SharedRunner(32)
-    config = EngineConfig(block_tokens=BLOCK_TOKENS, max_model_tokens=128)
+    config = EngineConfig(block_tokens=BLOCK_TOKENS, max_model_tokens=128, chunk_tokens=8)
     engine = Engine(
         runner,
         config,
@@ -115,7 +115,7 @@ def worker() -> tuple[Engine, BusyEngineHandle, ClusterPrefixStore]:
     layout = KvLayout("fake", runner.block_size_bytes, CHECKSUM_XXH3, runner.checksums)  # type: ignore[arg-type]
     handle, client = BusyEngineHandle(engine), OneNode(transport)
     store = ClusterPrefixStore(
-        handle, client, None, layout, BLOCK_TOKENS, 8, CLOCK, 0.2, ReloadMode.FETCH  # type: ignore[arg-type]
+        handle, client, None, layout, config, CLOCK, 0.2, ReloadMode.FETCH  # type: ignore[arg-type]
     )  # fmt: skip
     return engine, handle, store
 

@@ -18,9 +18,9 @@ class PackedBatch:
 
     The request of row i has ``starts[i]`` tokens in the KV cache before this step, and
     ``context_lengths[i]`` after it. The first ``num_decodes`` rows have one token each. ``slots``
-    [num_tokens] say where each token's KV is stored: block id * block_tokens + offset.
-    ``block_tables`` is [num_rows, max_blocks] in int64, padded with 0. ``positions`` [num_tokens]
-    are the tokens' positions in their requests.
+    [num_groups, num_tokens] say where each token's KV is stored in the layers of each group: block
+    id * block_tokens + offset. ``block_tables`` is [num_groups, num_rows, max_spans] in int64,
+    padded with 0. ``positions`` [num_tokens] are the tokens' positions in their requests.
     """
 
     starts: tuple[int, ...]
@@ -66,11 +66,12 @@ def pack_batch(
     block_tokens: int,
     device: torch.device,
     tables: BlockTableCache | None = None,
+    num_groups: int = 1,
 ) -> PackedBatch:
     """Pack a plan's rows into tensors. The tensors are built on the host, without loops over
     tokens, and then copied to ``device``. ``tables`` caches the rows' block tables from one step to
-    the next."""
-    tables = tables or BlockTableCache()
+    the next; without it, ``num_groups`` is the number of groups of layers."""
+    tables = tables or BlockTableCache(num_groups)
     if all(len(row.token_ids) == 1 for row in rows):
         return _decode_batch(rows, block_tokens, device, tables)
     starts = np.array([row.start for row in rows])
@@ -80,7 +81,7 @@ def pack_batch(
     positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
     blocks = tables.pack(rows, (-(-contexts // block_tokens)).tolist())
     owners = np.repeat(np.arange(len(rows)), counts)
-    slots = blocks[owners, positions // block_tokens] * block_tokens + positions % block_tokens
+    slots = blocks[:, owners, positions // block_tokens] * block_tokens + positions % block_tokens
     return PackedBatch(
         tuple(starts.tolist()),
         tuple(contexts.tolist()),
@@ -99,9 +100,14 @@ def _decode_batch(
     to save calls of NumPy and torch: a call takes 10 µs, more than such a loop, because reading the
     model's weights has evicted the code of NumPy and torch from the CPU's caches."""
     starts = tuple(row.start for row in rows)
+    num_groups = tables.num_groups
     slots = [
-        row.block_ids[start // block_tokens] * block_tokens + start % block_tokens
-        for row, start in zip(rows, starts, strict=True)
+        [
+            row.block_ids[start // block_tokens * num_groups + group] * block_tokens
+            + start % block_tokens
+            for row, start in zip(rows, starts, strict=True)
+        ]
+        for group in range(num_groups)
     ]
     blocks = tables.pack(rows, [start // block_tokens + 1 for start in starts])
     return PackedBatch(

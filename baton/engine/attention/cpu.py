@@ -24,25 +24,30 @@ class CpuAttention:
         self._scales = pool.scales
         self._block_tokens = pool.block_tokens
         self._traits = traits
+        self._places = pool.groups.places
+        self._rules = {
+            (group, traits.window(layer)) for layer, (group, _) in enumerate(self._places)
+        }
+        """The group and the window of each layer."""
 
     def prepare(self, batch: PackedBatch) -> None:
-        """Prepare the block tables and the attention masks, for each window that layers have."""
+        """Prepare the block tables and the attention masks, for each group of layers and each
+        window that they have."""
         self._batch = batch
         self._blocks = batch.slots // self._block_tokens
-        self._offsets = batch.slots % self._block_tokens
+        self._offsets = batch.slots[0] % self._block_tokens
         decodes = batch.num_decodes
-        windows = set(self._traits.windows or (None,))
         self._decode_contexts = {
-            window: _decode_contexts(batch, window, self._block_tokens)
-            for window in windows
+            (group, window): _decode_contexts(batch, group, window, self._block_tokens)
+            for group, window in self._rules
             if decodes
         }
         self._prefill_contexts = {
-            window: [
-                _prefill_context(batch, row, window, self._block_tokens)
+            (group, window): [
+                _prefill_context(batch, row, group, window, self._block_tokens)
                 for row in range(decodes, batch.num_rows)
             ]
-            for window in windows
+            for group, window in self._rules
         }
 
     def attend(
@@ -53,17 +58,18 @@ class CpuAttention:
         v: torch.Tensor,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        pool, batch, scale = self._pool[:, layer], self._batch, self._scales[layer]
-        pool[self._blocks, 0, self._offsets] = encode_kv(k, scale.key, pool)
-        pool[self._blocks, 1, self._offsets] = encode_kv(v, scale.value, pool)
+        group, place = self._places[layer]
+        pool, batch, scale = self._pool[:, place], self._batch, self._scales[layer]
+        pool[self._blocks[group], 0, self._offsets] = encode_kv(k, scale.key, pool)
+        pool[self._blocks[group], 1, self._offsets] = encode_kv(v, scale.value, pool)
         output = torch.empty_like(q)
-        decodes, window = batch.num_decodes, self._traits.window(layer)
+        decodes, rule = batch.num_decodes, (group, self._traits.window(layer))
         if decodes:
-            contexts = self._decode_contexts[window]
+            contexts = self._decode_contexts[rule]
             output[:decodes] = self._decode(pool, scale, contexts, q[:decodes], sinks)
         for index, row in enumerate(range(decodes, batch.num_rows)):
             tokens = slice(batch.offsets[row], batch.offsets[row + 1])
-            context = self._prefill_contexts[window][index]
+            context = self._prefill_contexts[rule][index]
             output[tokens] = self._prefill(pool, scale, context, q[tokens], sinks)
         return output
 
@@ -134,7 +140,8 @@ class CpuAttention:
 
 @dataclass(frozen=True, slots=True)
 class _DecodeContexts:
-    """The blocks ``tables`` [rows, blocks] that decodes read in layers with one window, and the
+    """The blocks ``tables`` [rows, blocks] that decodes read in layers of one group with one
+    window, and the
     ``mask`` [rows, 1, 1, keys] of what they see. ``unused_blocks`` are indices into the flat table;
     ``hidden`` are rows, blocks and offsets of hidden keys in the other blocks."""
 
@@ -156,19 +163,21 @@ class _PrefillContext:
     mask: torch.Tensor | None
 
 
-def _decode_contexts(batch: PackedBatch, window: int | None, block_tokens: int) -> _DecodeContexts:
+def _decode_contexts(
+    batch: PackedBatch, group: int, window: int | None, block_tokens: int
+) -> _DecodeContexts:
     rows = batch.num_decodes
     ends = torch.tensor(batch.context_lengths[:rows]).view(-1, 1)
     starts = torch.zeros_like(ends) if window is None else (ends - window).clamp(min=0)
     first_blocks = starts // block_tokens
     num_blocks = int((-(-ends // block_tokens) - first_blocks).max())
-    places = (first_blocks + torch.arange(num_blocks)).clamp(max=batch.block_tables.shape[1] - 1)
+    places = (first_blocks + torch.arange(num_blocks)).clamp(max=batch.block_tables.shape[2] - 1)
     positions = first_blocks * block_tokens + torch.arange(num_blocks * block_tokens)
     inside = (positions >= starts) & (positions < ends)
     by_block = inside.view(rows, num_blocks, block_tokens)
     is_used = by_block.any(dim=-1, keepdim=True)
     return _DecodeContexts(
-        tables=batch.block_tables[:rows].gather(1, places),
+        tables=batch.block_tables[group, :rows].gather(1, places),
         mask=inside.view(rows, 1, 1, -1),
         unused_blocks=torch.where(~is_used.flatten())[0],
         hidden=torch.where(is_used & ~by_block),
@@ -176,7 +185,7 @@ def _decode_contexts(batch: PackedBatch, window: int | None, block_tokens: int) 
 
 
 def _prefill_context(
-    batch: PackedBatch, row: int, window: int | None, block_tokens: int
+    batch: PackedBatch, row: int, group: int, window: int | None, block_tokens: int
 ) -> _PrefillContext:
     start, end = batch.starts[row], batch.context_lengths[row]
     first = 0 if window is None else max(0, start - window + 1)
@@ -187,7 +196,7 @@ def _prefill_context(
         keys = torch.arange(base, end).view(1, -1)
         ages = torch.arange(start, end).view(-1, 1) - keys
         mask = ages >= 0 if window is None else (ages >= 0) & (ages < window)
-    table = batch.block_tables[row, first_block : -(-end // block_tokens)]
+    table = batch.block_tables[group, row, first_block : -(-end // block_tokens)]
     return _PrefillContext(table, end - base, first - base, mask)
 
 

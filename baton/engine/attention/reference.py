@@ -17,6 +17,7 @@ class ReferenceAttention:
         self._pool = pool.tensor
         self._scales = pool.scales
         self._block_tokens = pool.block_tokens
+        self._places = pool.groups.places
 
     def prepare(self, batch: PackedBatch) -> None:
         self._batch = batch
@@ -30,13 +31,15 @@ class ReferenceAttention:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         batch, scale = self._batch, self._scales[layer]
-        blocks, offsets = batch.slots // self._block_tokens, batch.slots % self._block_tokens
-        self._pool[blocks, layer, 0, offsets] = encode_kv(k, scale.key, self._pool)
-        self._pool[blocks, layer, 1, offsets] = encode_kv(v, scale.value, self._pool)
+        group, place = self._places[layer]
+        slots, tables = batch.slots[group], batch.block_tables[group]
+        blocks, offsets = slots // self._block_tokens, slots % self._block_tokens
+        self._pool[blocks, place, 0, offsets] = encode_kv(k, scale.key, self._pool)
+        self._pool[blocks, place, 1, offsets] = encode_kv(v, scale.value, self._pool)
         output = torch.empty_like(q)
         for row in range(batch.num_rows):
             tokens = slice(batch.offsets[row], batch.offsets[row + 1])
-            cache = self._pool[batch.block_tables[row], layer]  # [blocks, 2, tokens, heads, dim]
+            cache = self._pool[tables[row], place]  # [blocks, 2, tokens, heads, dim]
             cache = decode_kv(cache, scale, torch.float32)
             keys, values = (
                 cache[:, part].flatten(0, 1)[: batch.context_lengths[row]].float()

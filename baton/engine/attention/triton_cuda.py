@@ -57,10 +57,10 @@ class DeviceBatch:
     """A batch as the kernels read it. All tensors are on the device and have integers of 32 or 64
     bits.
 
-    ``positions`` and ``slots`` are [num_tokens]; the KV of a token with slot -1 is not written.
-    ``block_tables`` is [num_rows, max_blocks]. ``context_lengths`` is [num_rows]; it is 0 for a
-    padding row, which reads nothing. No decode has more than ``max_context`` tokens.
-    ``prefill_chunks`` are the rows after the decodes."""
+    ``positions`` is [num_tokens], ``slots`` [num_groups, num_tokens]; the KV of a token with slot
+    -1 is not written. ``block_tables`` is [num_groups, num_rows, max_spans]. ``context_lengths`` is
+    [num_rows]; it is 0 for a padding row, which reads nothing. No decode has more than
+    ``max_context`` tokens. ``prefill_chunks`` are the rows after the decodes."""
 
     num_decodes: int
     max_context: int
@@ -97,6 +97,7 @@ class TritonAttention:
         self._one_loop = one_loop
         self._traits = traits
         self._pool = pool.tensor
+        self._places = pool.groups.places
         self._block_tokens, self._kv_heads, self._dim = self._pool.shape[3:]
         self._width = self._kv_heads * self._dim
         self._padded_dim = max(MIN_DOT_SIZE, power_of_2(self._dim))
@@ -166,11 +167,12 @@ class TritonAttention:
 
     def _write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         pool, scale = self._pool, self._kv_scales[layer]
+        group, place = self._places[layer]
         write_kv[(k.shape[0],)](
             k,
             v,
-            pool[0, layer],
-            self.batch.slots,
+            pool[0, place],
+            self.batch.slots[group],
             pool.stride(0),
             pool.stride(2),
             1 / scale.key,
@@ -189,22 +191,23 @@ class TritonAttention:
         sinks: torch.Tensor | None,
         chunks: PrefillChunks,
     ) -> None:
-        group = q.shape[1] // self._kv_heads
-        tiling = prefill_tiling(q.dtype, self._padded_dim, group)
+        heads_per_kv_head = q.shape[1] // self._kv_heads
+        group, place = self._places[layer]
+        tiling = prefill_tiling(q.dtype, self._padded_dim, heads_per_kv_head)
         if self._tiles is None:
-            self._tiles = self._make_tiles(chunks, tiling.m // group)
+            self._tiles = self._make_tiles(chunks, tiling.m // heads_per_kv_head)
         prefill[(self._tiles.shape[0], self._kv_heads)](
             q,
             output,
-            self._pool[0, layer],
-            self.batch.block_tables,
+            self._pool[0, place],
+            self.batch.block_tables[group],
             self._tiles,
             chunks.offsets,
             chunks.starts,
             q if sinks is None else sinks,
             *self._strides,
             *self._scales_of(layer),
-            GROUP=group,
+            GROUP=heads_per_kv_head,
             **self._kernel_constants(q.dtype),
             M=tiling.m,
             N=tiling.n,
@@ -220,8 +223,9 @@ class TritonAttention:
     ) -> None:
         batch, window = self.batch, self._traits.window(layer) or 0
         rows, heads = batch.num_decodes, q.shape[1]
-        group = heads // self._kv_heads
-        tiling = decode_tiling(q.dtype, self._padded_dim, group)
+        heads_per_kv_head = heads // self._kv_heads
+        group, place = self._places[layer]
+        tiling = decode_tiling(q.dtype, self._padded_dim, heads_per_kv_head)
         splits = ceil_div(batch.max_context, SPLIT_TOKENS)
         parts = torch.empty(rows, heads, splits, self._dim, dtype=torch.float32, device=q.device)
         sums = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
@@ -230,13 +234,13 @@ class TritonAttention:
             q,
             parts,
             sums,
-            self._pool[0, layer],
-            batch.block_tables,
+            self._pool[0, place],
+            batch.block_tables[group],
             batch.context_lengths,
             splits,
             *self._strides,
             *self._scales_of(layer),
-            GROUP=group,
+            GROUP=heads_per_kv_head,
             **self._kernel_constants(q.dtype),
             M=tiling.m,
             N=tiling.n,
@@ -290,7 +294,7 @@ class TritonAttention:
 
     @property
     def _strides(self) -> tuple[int, int, int]:
-        return self.batch.block_tables.stride(0), self._pool.stride(0), self._pool.stride(2)
+        return self.batch.block_tables.stride(1), self._pool.stride(0), self._pool.stride(2)
 
     def _kernel_constants(self, dtype: torch.dtype) -> dict[str, int | str]:
         return {

@@ -34,7 +34,8 @@ class BenchRunner:
 
     def make_action(self, work: BenchCase) -> Action:
         """Return an action that runs all steps of ``work``."""
-        assert num_blocks_for(work, self._runner.block_tokens) <= len(self._blocks), str(work)
+        needed = num_blocks_for(work, self._runner.block_tokens) * self._runner.num_groups
+        assert needed <= len(self._blocks), str(work)
         plans = list(self._prefill(work) if work.kind == "prefill" else self._decode(work))
         return lambda: [self._runner.run(plan) for plan in plans]
 
@@ -78,12 +79,12 @@ class BenchRunner:
         )
 
     def _table(self, n: int, work: BenchCase) -> tuple[BlockId, ...]:
-        each = -(-work.context // self._runner.block_tokens)
+        each = -(-work.context // self._runner.block_tokens) * self._runner.num_groups
         return tuple(BlockId(block) for block in self._blocks[n * each : (n + 1) * each])
 
 
 def num_blocks_for(work: BenchCase, block_tokens: int) -> int:
-    """Return the number of blocks that a case needs."""
+    """Return the number of blocks that a case needs, if a block has the KV of all layers."""
     return work.batch * -(-work.context // block_tokens)
 
 

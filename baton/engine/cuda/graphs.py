@@ -46,6 +46,7 @@ class DecodeCudaGraphs:
         self._ops = model.ops
         self._config = config
         self._block_tokens = pool.block_tokens
+        self._num_groups = pool.groups.num_groups
         self._device = pool.tensor.device
         self._capture = capture
         self._captured: dict[int, tuple[StaticBatch, Graph]] = {}
@@ -77,7 +78,7 @@ class DecodeCudaGraphs:
     def _get_or_capture(self, rows: int) -> tuple[StaticBatch, Graph]:
         if rows not in self._captured:
             limit = self._context_limit(rows)
-            static = StaticBatch(rows, limit, self._block_tokens, self._device)
+            static = StaticBatch(rows, limit, self._block_tokens, self._device, self._num_groups)
             self._captured[rows] = static, self._capture(lambda: self._step(static))
         return self._captured[rows]
 

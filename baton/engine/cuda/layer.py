@@ -80,7 +80,7 @@ def activate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
 def norm_rope_write_kv(
     qkv: torch.Tensor,
     pool: torch.Tensor,
-    layer: int,
+    place: int,
     norms: tuple[torch.Tensor, torch.Tensor] | None,
     rotary: tuple[torch.Tensor, torch.Tensor],
     positions: torch.Tensor,
@@ -93,7 +93,8 @@ def norm_rope_write_kv(
 
     ``qkv`` is [num_tokens, heads + 2 * kv_heads, dim]. ``norms`` are the norm weights [dim] of
     queries and of keys, ``rotary`` are cosines and sines [positions, dim], and ``scale`` has the
-    layer's scales of a pool in FP8. Keys and values of a token with slot -1 are not written.
+    layer's scales of a pool in FP8. In the pool's blocks, the layer has the
+    index ``place``. Keys and values of a token with slot -1 are not written.
     """
     assert qkv.is_contiguous()
     block_tokens, kv_heads, dim = pool.shape[3:]
@@ -103,7 +104,7 @@ def norm_rope_write_kv(
     _norm_rope_write_kv[(qkv.shape[0], parts)](
         qkv,
         q,
-        pool[0, layer],
+        pool[0, place],
         *(norms or (qkv, qkv)),
         *rotary,
         positions,

@@ -25,6 +25,7 @@ class TritonOps:
     def __init__(self, config: ModelConfig, pool: KvPool, rotary: RotaryTables) -> None:
         self._config = config
         self._pool, self._kv_scales = pool.tensor, pool.scales
+        self._places = pool.groups.places
         self._rotary = rotary
         self._norm_style = layer.NormStyle.of(config)
         self.attention = self._make_attention(pool)
@@ -67,14 +68,15 @@ class TritonOps:
         [num_tokens, heads, head_dim]."""
         q_norm, k_norm = weights.q_norm, weights.k_norm
         batch, rotary = self.attention.batch, self._rotary.of_layer(index)
+        group, place = self._places[index]
         return layer.norm_rope_write_kv(
             qkv.view(qkv.shape[0], -1, self._config.head_dim),
             self._pool,
-            index,
+            place,
             None if q_norm is None or k_norm is None else (q_norm, k_norm),
             (rotary.cos, rotary.sin),
             batch.positions,
-            batch.slots,
+            batch.slots[group],
             self._norm_style,
             self._kv_scales[index],
         )

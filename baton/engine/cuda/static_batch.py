@@ -7,7 +7,10 @@ from baton.engine.attention.triton_cuda import DeviceBatch
 from baton.engine.executor import MAX_INFLIGHT_PLANS
 from baton.engine.step_tokens import StepTokens
 
-TOKENS, POSITIONS, SLOTS, CONTEXTS = range(4)
+TOKENS, POSITIONS, CONTEXTS, SLOTS = range(4)
+"""The lines of a batch's integers for each row; from ``SLOTS`` on, there is one for each group of
+layers."""
+
 NO_SLOT = -1
 """The slot of a padding row: its KV is not written."""
 
@@ -24,19 +27,25 @@ class StaticBatch:
     """
 
     def __init__(
-        self, rows: int, max_context: int, block_tokens: int, device: torch.device
+        self,
+        rows: int,
+        max_context: int,
+        block_tokens: int,
+        device: torch.device,
+        num_groups: int = 1,
     ) -> None:
         self.rows, self.max_context = rows, max_context
-        max_blocks = -(-max_context // block_tokens)
-        self._rows = torch.zeros((4, rows), dtype=torch.int32, device=device)
-        self._tables = torch.zeros((rows, max_blocks), dtype=torch.int32, device=device)
-        self._staged = [_HostCopy(rows, max_blocks, device) for _ in range(NUM_STAGED)]
+        max_spans = -(-max_context // block_tokens)
+        shape = (num_groups, rows, max_spans)
+        self._rows = torch.zeros((SLOTS + num_groups, rows), dtype=torch.int32, device=device)
+        self._tables = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._staged = [_HostCopy(shape, device) for _ in range(NUM_STAGED)]
         self.token_ids = self._rows[TOKENS]
         self.device_batch = DeviceBatch(
             rows,
             max_context,
             self._rows[POSITIONS],
-            self._rows[SLOTS],
+            self._rows[SLOTS:],
             self._tables,
             self._rows[CONTEXTS],
         )
@@ -62,13 +71,14 @@ class StaticBatch:
         lines = staged.rows
         lines[TOKENS, :rows] = torch.tensor(tokens.on_host, dtype=torch.int32)
         lines[POSITIONS, :rows] = batch.positions
-        lines[SLOTS, :rows] = batch.slots
+        lines[SLOTS:, :rows] = batch.slots
         lines[CONTEXTS, :rows] = torch.tensor(batch.context_lengths, dtype=torch.int32)
         staged.clear_rows_from(rows)
-        used = batch.block_tables.shape[1]
-        staged.tables[:rows, :used] = batch.block_tables
+        used = batch.block_tables.shape[2]
+        staged.tables[:, :rows, :used] = batch.block_tables
         self._rows.copy_(lines, non_blocking=True)
-        self._tables[:rows].copy_(staged.tables[:rows], non_blocking=True)
+        for tables, filled in zip(self._tables, staged.tables, strict=True):
+            tables[:rows].copy_(filled[:rows], non_blocking=True)
         if tokens.previous is not None:
             self.token_ids[:rows] = tokens.to_device(self.token_ids.device)
 
@@ -77,12 +87,14 @@ class _HostCopy:
     """The host's copy of a static batch, in pinned memory, so that copies to a GPU are
     asynchronous."""
 
-    def __init__(self, rows: int, max_blocks: int, device: torch.device) -> None:
+    def __init__(self, shape: tuple[int, int, int], device: torch.device) -> None:
+        num_groups, rows, _ = shape
         pinned = device.type == "cuda"
-        self.rows = torch.zeros((4, rows), dtype=torch.int32, pin_memory=pinned)
-        self.tables = torch.zeros((rows, max_blocks), dtype=torch.int32, pin_memory=pinned)
+        lines = (SLOTS + num_groups, rows)
+        self.rows = torch.zeros(lines, dtype=torch.int32, pin_memory=pinned)
+        self.tables = torch.zeros(shape, dtype=torch.int32, pin_memory=pinned)
 
     def clear_rows_from(self, rows: int) -> None:
         """Turn the rows with index ``rows`` or higher into padding."""
         self.rows[:, rows:] = 0
-        self.rows[SLOTS, rows:] = NO_SLOT
+        self.rows[SLOTS:, rows:] = NO_SLOT

@@ -51,8 +51,7 @@ class NativeModel:
     ) -> None:
         self._config, self.thread_pool = config, thread_pool
         self._dtype = dtype = pool.tensor.dtype
-        shape = shape_of(config, pool.tensor)
-        self._core = NativeDecoder(shape, pool.tensor, thread_pool, quantization)
+        self._core = NativeDecoder(shape_of(config, pool), pool, thread_pool, quantization)
         rotary = RotaryTables(config, pool.tensor.device, dtype)
         halves = [_halves(table) for table in rotary.tables]
         self._core.set_head(weights.norm, weights.head)
@@ -124,7 +123,7 @@ class NativeAttention:
         traits: DecoderTraits = LLAMA_TRAITS,
         thread_pool: KernelThreadPool | None = None,
     ) -> None:
-        self._pool, self._traits = pool.tensor, traits
+        self._pool, self._traits = pool, traits
         self._thread_pool = thread_pool or KernelThreadPool(torch.get_num_threads())
         self._core: NativeDecoder | None = None
 
@@ -156,19 +155,21 @@ class NativeDecoder:
     def __init__(
         self,
         shape: DecoderShape,
-        pool: torch.Tensor,
+        pool: KvPool,
         thread_pool: KernelThreadPool,
         quantization: str = "none",
     ) -> None:
-        sizes = (shape.num_blocks, shape.layers, 2, shape.block_tokens, shape.kv_heads)
-        assert pool.shape == (*sizes, shape.head_dim) and pool.is_contiguous(), pool.shape
+        memory = pool.tensor
+        sizes = (shape.num_blocks, shape.layers_per_block, 2, shape.block_tokens, shape.kv_heads)
+        assert memory.shape == (*sizes, shape.head_dim) and memory.is_contiguous(), memory.shape
         assert shape.heads % shape.kv_heads == 0 and shape.head_dim % 2 == 0
-        self._shape, self._thread_pool, self._dtype = shape, thread_pool, pool.dtype
+        self._shape, self._thread_pool, self._dtype = shape, thread_pool, memory.dtype
+        self._places = pool.groups.places
         self._quantization = quantization
-        self._kept_alive: list[object] = [pool]
+        self._kept_alive: list[object] = [memory]
         self._library = library = thread_pool.library
         self._handle = library.baton_decoder(
-            thread_pool.handle, DTYPE_CODES[pool.dtype], byref(shape), pool.data_ptr()
+            thread_pool.handle, DTYPE_CODES[memory.dtype], byref(shape), memory.data_ptr()
         )
         assert self._handle, "out of memory"
         end = weakref.finalize(self, library.baton_decoder_free, self._handle)
@@ -189,8 +190,14 @@ class NativeDecoder:
             assert table.dtype is torch.float32 and table.is_contiguous()
         self._kept_alive.append(rotary)
         cos, sin = (table.data_ptr() for table in rotary)
+        group, place = self._places[index]
         layer = LayerPointers(
-            coding=QUANTIZATION_CODES[self._quantization], cos=cos, sin=sin, window=window or 0
+            coding=QUANTIZATION_CODES[self._quantization],
+            cos=cos,
+            sin=sin,
+            window=window or 0,
+            group=group,
+            place=place,
         )
         for name in LAYER_FIELDS:
             stack: StoredTensor | None = getattr(weights, name)
@@ -201,7 +208,8 @@ class NativeDecoder:
     def set_attention(self, index: int, window: int | None, sinks: torch.Tensor | None) -> None:
         """Set what :meth:`attend` uses of a layer. ``sinks`` must be kept alive while it is
         called."""
-        layer = LayerPointers(window=window or 0)
+        group, place = self._places[index]
+        layer = LayerPointers(window=window or 0, group=group, place=place)
         if sinks is not None:
             self._check(sinks, self._shape.heads)
             layer.sinks = sinks.data_ptr()
@@ -380,7 +388,7 @@ class _NativeExperts:
         return add_bias(self._down[index](gated), self._biases[1], index)
 
 
-def shape_of(config: ModelConfig, pool: torch.Tensor) -> DecoderShape:
+def shape_of(config: ModelConfig, pool: KvPool) -> DecoderShape:
     return DecoderShape(
         layers=config.num_layers,
         hidden=config.hidden_size,
@@ -390,8 +398,10 @@ def shape_of(config: ModelConfig, pool: torch.Tensor) -> DecoderShape:
         intermediate=config.intermediate_size,
         vocabulary=config.vocab_size,
         positions=config.max_position_embeddings,
-        num_blocks=pool.shape[0],
-        block_tokens=pool.shape[3],
+        num_blocks=pool.num_blocks,
+        block_tokens=pool.block_tokens,
+        layers_per_block=pool.groups.layers_per_block,
+        num_groups=pool.groups.num_groups,
         epsilon=config.rms_norm_eps,
         score_scale=config.traits.score_scale(config.head_dim),
         norm_offset=config.traits.norm_offset,
@@ -401,18 +411,20 @@ def shape_of(config: ModelConfig, pool: torch.Tensor) -> DecoderShape:
 
 
 def _attention_shape(
-    pool: torch.Tensor, heads: int, traits: DecoderTraits = LLAMA_TRAITS
+    pool: KvPool, heads: int, traits: DecoderTraits = LLAMA_TRAITS
 ) -> DecoderShape:
     """Return the shape of a decoder that only computes attention."""
-    num_blocks, layers, _, block_tokens, kv_heads, head_dim = pool.shape
+    num_blocks, layers_per_block, _, block_tokens, kv_heads, head_dim = pool.tensor.shape
     return DecoderShape(
-        layers=layers,
+        layers=len(pool.groups.places),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         positions=num_blocks * block_tokens,
         num_blocks=num_blocks,
         block_tokens=block_tokens,
+        layers_per_block=layers_per_block,
+        num_groups=pool.groups.num_groups,
         score_scale=traits.score_scale(head_dim),
     )
 
@@ -431,13 +443,15 @@ def _rows(batch: PackedBatch) -> tuple[PackedRows, list[torch.Tensor]]:
     must keep these alive."""
     tables = batch.block_tables
     assert tables.dtype is torch.int64 and tables.is_contiguous()
-    assert tables.shape[0] == batch.num_rows == len(batch.offsets) - 1
+    num_groups, num_rows, stride = tables.shape
+    assert num_rows == batch.num_rows == len(batch.offsets) - 1
     starts, offsets = (torch.tensor(part) for part in (batch.starts, batch.offsets))
     rows = PackedRows(
-        num_rows=batch.num_rows,
+        num_rows=num_rows,
         starts=starts.data_ptr(),
         offsets=offsets.data_ptr(),
         tables=tables.data_ptr(),
-        table_stride=tables.shape[1],
+        table_stride=stride,
+        num_groups=num_groups,
     )
     return rows, [tables, starts, offsets]

@@ -45,7 +45,8 @@ class DecoderShape(Structure):
             (name, c_int64)
             for name in (
                 "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate",
-                "vocabulary", "positions", "num_blocks", "block_tokens",
+                "vocabulary", "positions", "num_blocks", "block_tokens", "layers_per_block",
+                "num_groups",
             )
         ],
         *[(name, c_double) for name in ("epsilon", "score_scale", "norm_offset")],
@@ -55,11 +56,11 @@ class DecoderShape(Structure):
 
 class LayerPointers(Structure):
     """The addresses of a layer's weights and of its cosines and sines, the format of its matrices,
-    and its window. What the layer does not have is 0."""
+    its window, and its place in the pool. What the layer does not have is 0."""
 
     _fields_ = [
         *[(name, c_void_p) for name in (*LAYER_FIELDS, "cos", "sin")],
-        *[(name, c_int64) for name in ("coding", "window")],
+        *[(name, c_int64) for name in ("coding", "window", "group", "place")],
     ]
 
 
@@ -115,6 +116,7 @@ class PackedRows(Structure):
         ("offsets", c_void_p),
         ("tables", c_void_p),
         ("table_stride", c_int64),
+        ("num_groups", c_int64),
     ]
 
 

@@ -149,7 +149,8 @@ class DraftModelSource:
         enough, even without the KV of sequences that take no part in this call."""
         self._states[id(state)] = state
         self._states.move_to_end(id(state))
-        num_new = -(-num_tokens // self._runner.block_tokens) - len(state.block_ids)
+        num_spans = -(-num_tokens // self._runner.block_tokens)
+        num_new = num_spans * self._runner.num_groups - len(state.block_ids)
         if num_new <= 0:
             return True
         while not self._pool.can_allocate(num_new):

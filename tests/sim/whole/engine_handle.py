@@ -55,7 +55,7 @@ class SimRunner(FakeRunner):
         self._clock.lag = (STEP_SECONDS + TOKEN_SECONDS * num_tokens) * self._slowness
         return super().run(plan)
 
-    def _read(self, block_ids: Sequence[BlockId], num_tokens: int) -> bytes:
+    def _read(self, block_ids: Sequence[BlockId], num_tokens: int, group: int) -> bytes:
         """Return the slots of the first ``num_tokens`` tokens in the blocks. This method is faster
         than the one that it overrides, because a simulation spends half of its time here."""
         size, view = self.block_size_bytes, self.memory

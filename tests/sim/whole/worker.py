@@ -199,8 +199,8 @@ class SimWorker:
         )  # fmt: skip
         publisher = StorePublisher(context.engine, client, context.layout, DIGEST[:16])
         return ClusterPrefixStore(
-            context.engine, client, publisher, context.layout, BLOCK_TOKENS,
-            ENGINE.max_chunk_tokens, environment.clock, STORE_SECONDS, self.plan.prefer,
+            context.engine, client, publisher, context.layout, ENGINE,
+            environment.clock, STORE_SECONDS, self.plan.prefer,
         )  # fmt: skip
 
     # -- role changes and draining ---------------------------------------------------------

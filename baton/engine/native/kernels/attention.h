@@ -182,7 +182,7 @@ class Attention {
   // `lowest` and from the tile's end on.
   static void locate(const Batch& batch, const QueryTile& tile, long index, long lowest,
                      const Pages<T>& pages, const T** addresses) {
-    const int64_t* table = batch.table(tile.row);
+    const int64_t* table = batch.table(tile.row, pages.group);
     const long first = index * kColumns;
     long block = first / pages.block_tokens, offset = first % pages.block_tokens;
     for (long i = 0; i < kColumns; ++i) {

@@ -13,7 +13,7 @@ namespace baton {
 
 struct Shape {
   int64_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, positions;
-  int64_t num_blocks, block_tokens;
+  int64_t num_blocks, block_tokens, layers_per_block, num_groups;
   double epsilon, score_scale;
   double norm_offset;
   int64_t norms_round_last, activation;  // see NormStyle and Activation
@@ -21,7 +21,8 @@ struct Shape {
 
 // One layer's weights. A null pointer means that the layer does not have them; without `gate_up` it
 // has no dense feed-forward. `cos` and `sin` [positions][head_dim / 2] rotate its queries and keys.
-// `coding` is the format of its matrices, and `window` is zero if it has none.
+// `coding` is the format of its matrices, and `window` is zero if it has none. Its KV is in the blocks
+// of `group`, in which it is the layer with the index `place`.
 struct Layer {
   const void *input_norm, *post_norm;
   const void *qkv, *qkv_bias, *output;
@@ -30,7 +31,7 @@ struct Layer {
   const void *output_bias, *gate_up_bias, *down_bias;
   const void *sinks, *attention_output_norm, *feed_forward_output_norm;
   const float *cos, *sin;
-  int64_t coding, window;
+  int64_t coding, window, group, place;
 };
 
 class Decoder {
@@ -149,7 +150,8 @@ class DecoderOf : public Decoder {
   long qkv_width() const { return (shape_.heads + 2 * shape_.kv_heads) * shape_.head_dim; }
 
   const char* check(const Batch& batch) const {
-    return batch.fault(shape_.num_blocks, shape_.block_tokens, shape_.positions);
+    return batch.fault(shape_.num_blocks, shape_.block_tokens, shape_.positions,
+                       shape_.num_groups);
   }
 
   // All threads, or the caller's thread alone if the work is too short to wake the others.
@@ -219,8 +221,12 @@ class DecoderOf : public Decoder {
 
   Pages<T> pages(long layer) const {
     const long part = shape_.block_tokens * shape_.kv_heads * shape_.head_dim;
-    return {pool_ + layer * 2 * part, shape_.block_tokens, shape_.layers * 2 * part,
-            shape_.kv_heads, shape_.head_dim};
+    return {pool_ + layers_[layer].place * 2 * part,
+            shape_.block_tokens,
+            shape_.layers_per_block * 2 * part,
+            shape_.kv_heads,
+            shape_.head_dim,
+            layers_[layer].group};
   }
 
   NormStyle norm_style() const {
@@ -336,7 +342,7 @@ class DecoderOf : public Decoder {
     const Batch& batch = *step.batch;
     step.threads->parallel_for(step.count, [&](long i) {
       const long row = step.rows[i], position = batch.starts[row] + i - batch.offsets[row];
-      const long block = batch.table(row)[position / shape_.block_tokens];
+      const long block = batch.table(row, pages.group)[position / shape_.block_tokens];
       heads.write_kv(qkv + i * heads.width(), position, pages, block,
                      position % shape_.block_tokens);
     });
