@@ -50,6 +50,7 @@ def test_each_group_of_layers_has_its_own_blocks(num_tokens: int) -> None:
     """The second block of the second row is not in the table any more."""
     rows = [row("a", 3, num_tokens, (2, 12, 5, 15)), row("b", 4, num_tokens, (6, -1, 7, 17))]
     batch = pack_batch(rows, BLOCK_TOKENS, CPU, num_groups=2)
+    assert batch.slots.is_contiguous() and batch.block_tables.is_contiguous()
     num_spans = [1 + (3 + num_tokens > 4), 2]
     first, second = [2, 5][: num_spans[0]], [12, 15][: num_spans[0]]
     padding = [0] * (2 - num_spans[0])

@@ -81,7 +81,8 @@ def pack_batch(
     positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
     blocks = tables.pack(rows, (-(-contexts // block_tokens)).tolist())
     owners = np.repeat(np.arange(len(rows)), counts)
-    slots = blocks[:, owners, positions // block_tokens] * block_tokens + positions % block_tokens
+    block_ids = np.ascontiguousarray(blocks[:, owners, positions // block_tokens])
+    slots = block_ids * block_tokens + positions % block_tokens
     return PackedBatch(
         tuple(starts.tolist()),
         tuple(contexts.tolist()),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+from torch.nn import functional
 
 from baton.decoder_traits import LLAMA_TRAITS, DecoderTraits
 from baton.engine.attention import triton_kernels as kernels
@@ -150,8 +151,8 @@ class TritonAttention:
             decodes,
             max(batch.context_lengths[:decodes], default=0),
             upload(batch.positions, self._pool.device),
-            upload(batch.slots, self._pool.device),
-            upload(batch.block_tables.to(torch.int32), self._pool.device),
+            upload(_aligned(batch.slots), self._pool.device),
+            upload(_aligned(batch.block_tables.to(torch.int32)), self._pool.device),
             self._integers(batch.context_lengths),
             self._chunks(batch) if decodes < batch.num_rows else None,
         )
@@ -304,6 +305,15 @@ class TritonAttention:
             "BLOCK_TOKENS": self._block_tokens,
             "PRECISION": "ieee" if dtype is torch.float32 else "tf32",
         }
+
+
+def _aligned(values: torch.Tensor) -> torch.Tensor:
+    """Pad the last dimension of ``values`` [num_groups, …, count] so that the part of each group of
+    layers begins at a multiple of 16 bytes. Triton compiles a kernel once more for arguments that
+    don't, which would take a second in the middle of serving."""
+    if values.shape[0] == 1:
+        return values
+    return functional.pad(values, (0, -values.shape[-1] % (16 // values.element_size())))
 
 
 @cache
