@@ -9,6 +9,7 @@ from baton.core.request import RequestSpec
 from baton.engine.engine import Engine
 from baton.engine.sequence import Sequence
 from baton.engine.speculation.draft_source import DraftRequest
+from baton.engine.speculation.draft_state import DraftState
 
 KnownAnswer = Callable[[RequestSpec], Seq[TokenId]]
 """Returns the tokens that follow ``spec.token_ids``."""
@@ -24,13 +25,15 @@ class OracleSource:
         self._seed = seed
         self._answers: dict[tuple[object, ...], Seq[TokenId]] = {}
 
-    def observe(self, sequence: Sequence) -> None:
-        pass
+    def observe(self, sequence: Sequence) -> bool:
+        if sequence.draft_state is None:
+            sequence.draft_state = DraftState()
+        return True
 
     def record(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         assert 0 <= num_accepted <= num_drafted
 
-    def chances(self, sequence: Sequence, num_tokens: int) -> Seq[float]:
+    def chances(self, sequence: Sequence, num_tokens: int, num_coming: int) -> Seq[float]:
         return [0.99**depth for depth in range(1, num_tokens + 1)]
 
     def draft(self, requests: Seq[DraftRequest]) -> list[tuple[TokenId, ...]]:

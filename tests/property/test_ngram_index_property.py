@@ -64,10 +64,12 @@ def test_index_finds_what_a_search_of_the_whole_text_finds(
     for number, token in enumerate(answer):
         before = prompt + answer[:number]
         assert index.continuation(count) == tuple(naive_continuation(before, place, count))
-        if place is not None and before[place] == token:
+        is_continued = place is not None and before[place] == token
+        assert index.append(token) == is_continued
+        if place is not None and is_continued:
             place, length = place + 1, min(length + 1, MAX_MATCH_TOKENS)
         else:
             place, length = naive_match([*before, token])
-        index.append(token)
+            index.search()
         assert (index.position, index.match_tokens) == (place, length)
     assert index.tokens == prompt + answer

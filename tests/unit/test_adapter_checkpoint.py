@@ -156,6 +156,24 @@ def test_configuration_is_refused(
         read(adapter, model)
 
 
+def test_adapters_of_experts_are_refused(tmp_path: Path) -> None:
+    """peft adapts experts that are stored as one tensor by ``target_parameters``."""
+    model = make_model(tmp_path / "model", "gpt-oss")
+    adapter = make_adapter(tmp_path / "adapter", model, targets=ATTENTION)
+    assert len(read(adapter, model).pairs) == 2 * len(ATTENTION)
+    change_config(adapter, target_parameters=["mlp.experts.gate_up_proj"])
+    with pytest.raises(Invalid, match=r"target_parameters .*this option of peft is not supported"):
+        read(adapter, model)
+    change_config(adapter, target_parameters=None, target_modules=[*ATTENTION, "router"])
+    with pytest.raises(Invalid, match=r"router.*no such projection that can be adapted"):
+        read(adapter, model)
+    change_config(adapter, target_modules=list(ATTENTION))
+    name = "base_model.model.model.layers.0.mlp.experts.lora_A.weight"
+    change_tensors(adapter, lambda old: {**old, name: torch.ones(2, 2)})
+    with pytest.raises(Invalid, match="is not supported: adapters of experts"):
+        read(adapter, model)
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

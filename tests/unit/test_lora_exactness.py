@@ -43,6 +43,8 @@ TOKENS = 12
 ROUNDS = 100
 LENGTHS = [1, 15, 16, 17, 40, 70]
 BLOCK = 16
+WITHOUT_WINDOWS = ["llama", "qwen2", "qwen3-odd", "qwen3-moe"]
+WITH_WINDOWS = ["mistral-window", "gemma3", "gpt-oss"]
 KERNELS = ["auto", "off"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -70,7 +72,7 @@ class LoraModel:
 
     def __init__(self, folder: Path, architecture: str, lengths: Sequence[int] = LENGTHS) -> None:
         self.model = make_model(folder / "model", architecture, seed=SEED)
-        mlp = () if architecture == "qwen3-moe" else MLP
+        mlp = () if architecture in ("qwen3-moe", "gpt-oss") else MLP
         self.folders = [
             make_adapter(folder / "all", self.model, seed=2, targets=(*ATTENTION, *mlp)),
             make_adapter(
@@ -152,11 +154,11 @@ def tokens_of(cases: Sequence[Case]) -> list[Tokens]:
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3-odd", "qwen3-moe"])
+@pytest.mark.parametrize("name", [*WITHOUT_WINDOWS, *WITH_WINDOWS])
 def test_mixed_batch_has_the_tokens_of_peft(name: str, kernels: str, tmp_path: Path) -> None:
     """All prompts are the same with each adapter and the base model, and all are in one batch, so
     a block that is reused by another adapter would change an answer."""
-    source = LoraModel(tmp_path, name)
+    source = LoraModel(tmp_path, name, [*LENGTHS, 150] if name in WITH_WINDOWS else LENGTHS)
     runner = load(source.model, kernels)
     engine = make_engine(runner)
     cases = source.load_adapters(runner, engine)

@@ -1,13 +1,24 @@
 """Tests when tokens are drafted, and how many."""
 
+from collections.abc import Sequence as Seq
 from pathlib import Path
 
 import pytest
 
+from baton.clock import ManualClock
 from baton.config import DEMO_MODEL, Settings
-from baton.core.ids import TokenId
+from baton.core.ids import Epoch, RequestId, TokenId
+from baton.core.request import RequestSpec, SamplingParams
+from baton.core.task import Task
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.executor import SyncExecutor
+from baton.engine.fake_runner import FakeRunner
 from baton.engine.loaded_runner import LoadedRunner
-from baton.engine.speculation.draft_lengths import choose_draft_lengths
+from baton.engine.sequence import Sequence
+from baton.engine.speculation.draft_lengths import NO_DRAFTS, choose_draft_lengths
+from baton.engine.speculation.draft_source import DraftRequest
+from baton.engine.speculation.draft_state import MAX_FRUITLESS, MAX_PERIOD, DraftState
 from baton.engine.speculation.ngram_source import INITIAL_RATES, NgramState
 from baton.engine.speculation.verify_costs import MAX_AGE_STEPS, MAX_BASE_AGE_STEPS, VerifyCosts
 from baton.errors import Invalid
@@ -31,8 +42,7 @@ def test_all_drafts_are_verified_if_that_costs_nothing() -> None:
 
 
 def test_nothing_is_drafted_if_a_draft_costs_as_much_as_a_token() -> None:
-    decision = choose_draft_lengths([[0.98, 0.96]], linear, max_drafts=16)
-    assert decision.lengths == (0,) and decision.gain == 1.0
+    assert choose_draft_lengths([[0.98, 0.96]], linear, max_drafts=16) == NO_DRAFTS
 
 
 def test_the_likeliest_drafts_come_first() -> None:
@@ -53,7 +63,8 @@ def test_drafts_are_as_long_as_they_pay() -> None:
 def test_a_small_gain_is_not_taken() -> None:
     chances = [[0.06]]
     assert choose_draft_lengths(chances, flat, max_drafts=1).lengths == (1,)
-    assert choose_draft_lengths([[0.04]], flat, max_drafts=1).lengths == (0,)
+    assert choose_draft_lengths([[0.04]], flat, max_drafts=1) == NO_DRAFTS
+    assert choose_draft_lengths(chances, flat, max_drafts=1, min_gain=1.25) == NO_DRAFTS
 
 
 def test_costs_are_interpolated_between_measured_sizes() -> None:
@@ -109,6 +120,88 @@ def test_drafts_grow_while_they_are_right_and_shrink_when_they_are_wrong() -> No
     state.record(8, 3)
     state.record(4, 0)
     assert len(state.chances(64)) == 2
+
+
+def test_several_new_tokens_test_predictions_up_to_the_first_wrong_one() -> None:
+    state = NgramState(list(INITIAL_RATES))
+    prompt = list(map(TokenId, [1, 2, 3, 4, 5, 9, 9, 1, 2, 3]))
+    assert state.observe(prompt, len(prompt))
+    assert state.observe([*prompt, *map(TokenId, [4, 7, 1, 2, 3])], len(prompt))
+    assert state.rates == pytest.approx(
+        [0.9 * INITIAL_RATES[0] + 0.1, 0.9 * INITIAL_RATES[1], *INITIAL_RATES[2:]]
+    )
+    assert (state.index.position, state.index.match_tokens) == (10, 3)
+
+
+def test_drafts_after_a_coming_token_need_its_prediction() -> None:
+    state = NgramState([0.5, 0.5, 0.5, 0.5])
+    text = tuple(map(TokenId, [1, 2, 3, 4] * 3))
+    state.observe(text, len(text))
+    assert state.chances(2) == pytest.approx([0.5, 0.25])
+    assert state.chances(2, num_coming=1) == pytest.approx([0.25, 0.125])
+
+
+def test_fruitless_looks_become_rare_until_a_draft_is_right() -> None:
+    state = DraftState()
+    periods = []
+    for _ in range(MAX_FRUITLESS + 4):
+        state.count_fruitless()
+        periods.append(state.period)
+    assert periods == [1] * (MAX_FRUITLESS - 1) + [2, 4, MAX_PERIOD, MAX_PERIOD, MAX_PERIOD]
+    state.look_again()
+    assert state.period == 1
+    state.count_fruitless()
+    assert state.period == 2
+    state.reset()
+    state.count_fruitless()
+    assert state.period == 1
+
+
+class CountingSource:
+    """Never has a draft; counts how often sequences are looked at."""
+
+    def __init__(self) -> None:
+        self.num_observed = 0
+
+    def observe(self, sequence: Sequence) -> bool:
+        sequence.draft_state = sequence.draft_state or DraftState()
+        self.num_observed += 1
+        return True
+
+    def record(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        raise AssertionError("nothing was drafted")
+
+    def chances(self, sequence: Sequence, num_tokens: int, num_coming: int) -> Seq[float]:
+        return ()
+
+    def draft(self, requests: Seq[DraftRequest]) -> list[tuple[TokenId, ...]]:
+        raise AssertionError("nothing can be drafted")
+
+
+@pytest.mark.parametrize("plans_ahead", [False, True])
+def test_text_without_repetitions_is_looked_at_every_few_steps(plans_ahead: bool) -> None:
+    """Of the decisions, one for each step but the first, or but the last one with async scheduling,
+    as many as MAX_FRUITLESS are looked at, then one more at number 26, one at 28 and those at 32,
+    40, …, 96."""
+    runner, source = FakeRunner(32, 16), CountingSource()
+    engine = Engine(
+        runner,
+        EngineConfig(block_tokens=16, max_model_tokens=256, speculation=True),
+        model_digest=b"fake",
+        kv_dtype="float64",
+        eos_token_ids=frozenset(),
+        clock=ManualClock(),
+        executor=SyncExecutor(runner) if plans_ahead else None,
+        draft_source=source,
+    )
+    sampling = SamplingParams(max_tokens=101, temperature=0.0, ignore_eos=True)
+    engine.add(
+        RequestSpec(RequestId("r"), Epoch(1), (TokenId(1), TokenId(2)), 2, sampling),
+        Task.PREFILL_AND_DECODE,
+    )
+    while engine.has_work():
+        engine.step()
+    assert source.num_observed == MAX_FRUITLESS + 2 + len(range(32, 100, MAX_PERIOD))
 
 
 class AnyRunner:

@@ -10,6 +10,7 @@ from baton.engine.block_pool import BlockPool
 from baton.engine.plan import Plan, Row, Runner
 from baton.engine.sequence import Sequence
 from baton.engine.speculation.draft_source import DraftRequest
+from baton.engine.speculation.draft_state import DraftState
 
 MAX_CATCH_UP_TOKENS = 512
 """Maximum number of known tokens that the draft model computes in one step, for all sequences
@@ -24,31 +25,33 @@ RATE_WEIGHT = 0.1
 MIN_RATE = 0.2
 """Below it, a sequence gets no drafts, except for a trial now and then."""
 
-TRIAL_INTERVAL_STEPS = 64
-"""Number of steps without a draft after which one token is drafted as a trial."""
+TRIAL_INTERVAL_TOKENS = 64
+"""Number of tokens without a draft after which one token is drafted as a trial."""
 
 MAX_RATE = 0.98
 """Rates count as this at most, so that the chances of a draft's tokens decrease."""
 
 
-class DraftModelState:
+class DraftModelState(DraftState):
     """What the draft model has of one sequence: the KV of ``num_computed`` tokens in ``block_ids``,
     the last of which may be ``drafts`` after the ``num_known`` tokens that were known then; and the
     share of its drafts that were right."""
 
     __slots__ = (
-        *("block_ids", "call", "drafts", "num_computed", "num_known", "num_steps_idle"),
+        *("block_ids", "call", "drafts", "num_computed", "num_known", "num_known_at_draft"),
         *("rate", "sampling"),
     )
 
     def __init__(self, sampling: SamplingParams) -> None:
+        super().__init__()
         self.sampling = replace(sampling, logprobs=None, prompt_logprobs=None)
         self.block_ids: tuple[BlockId, ...] = ()
         self.num_computed = 0
         self.num_known = 0
         self.drafts: tuple[TokenId, ...] = ()
         self.rate = INITIAL_RATE
-        self.num_steps_idle = 0
+        self.num_known_at_draft = 0
+        """Number of tokens that the sequence had when tokens were last drafted for it."""
         self.call = 0
         """Number of the last call of :meth:`DraftModelSource.draft` for this sequence."""
 
@@ -78,20 +81,22 @@ class DraftModelSource:
         self._states: OrderedDict[int, DraftModelState] = OrderedDict()
         """The states that have blocks, by ``id()``, those that were used last at the end."""
 
-    def observe(self, sequence: Sequence) -> None:
+    def observe(self, sequence: Sequence) -> bool:
         if sequence.draft_state is None:
             sequence.draft_state = DraftModelState(sequence.spec.sampling)
+        return True
 
     def record(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         state: DraftModelState = sequence.draft_state
         for index in range(min(num_accepted + 1, num_drafted)):
             state.rate += RATE_WEIGHT * ((index < num_accepted) - state.rate)
 
-    def chances(self, sequence: Sequence, num_tokens: int) -> Seq[float]:
+    def chances(self, sequence: Sequence, num_tokens: int, num_coming: int) -> Seq[float]:
+        """The draft is made when the coming tokens are known, so these need no prediction."""
         state: DraftModelState = sequence.draft_state
         if state.rate < MIN_RATE:
-            state.num_steps_idle += 1
-            return [MAX_RATE] if state.num_steps_idle > TRIAL_INTERVAL_STEPS else ()
+            num_idle = sequence.num_known_tokens - state.num_known_at_draft
+            return [MAX_RATE] if num_idle > TRIAL_INTERVAL_TOKENS else ()
         rate = min(state.rate, MAX_RATE)
         return [rate**depth for depth in range(1, num_tokens + 1)]
 
@@ -121,7 +126,7 @@ class DraftModelSource:
             sequence = request.sequence
             state: DraftModelState = sequence.draft_state
             state.forget_wrong_drafts(sequence.token_ids)
-            state.num_steps_idle, state.call = 0, self._num_calls
+            state.num_known_at_draft, state.call = sequence.num_known_tokens, self._num_calls
             end = sequence.num_known_tokens + request.num_tokens
             if budget < 1 or end > self._max_model_tokens or not self._allocate(state, end):
                 continue

@@ -41,30 +41,36 @@ class NgramIndex:
 
     def extend(self, token_ids: Sequence[TokenId]) -> None:
         """Append tokens. Does not search; call :meth:`search` afterwards."""
-        tokens, latest, previous, ngram = self.tokens, self._latest, self._previous, self._ngram
+        latest, find, link, ngram = (
+            self._latest,
+            self._latest.get,
+            self._previous.append,
+            self._ngram,
+        )
+        end = len(self.tokens)
+        self.tokens += token_ids
         for token_id in token_ids:
-            tokens.append(token_id)
             ngram = (ngram << _TOKEN_BITS | token_id) & _NGRAM_MASK
-            end = len(tokens)
+            end += 1
             if end >= NGRAM_TOKENS:
-                previous.append(latest.get(ngram, 0))
+                link(find(ngram, 0))
                 latest[ngram] = end
             else:
-                previous.append(0)
+                link(0)
         self._ngram = ngram
         self.position = None
         self.match_tokens = 0
 
-    def append(self, token_id: TokenId) -> None:
-        """Append a token. If it continues the current match, keep the match, else search."""
+    def append(self, token_id: TokenId) -> bool:
+        """Append a token. Return True if it continues the current match, which is then kept.
+        Otherwise there is no match any more; call :meth:`search` afterwards."""
         position, length = self.position, self.match_tokens
         is_continued = position is not None and self.tokens[position] == token_id
         self.extend((token_id,))
         if is_continued:
             assert position is not None
             self.position, self.match_tokens = position + 1, min(length + 1, MAX_MATCH_TOKENS)
-        else:
-            self.search()
+        return is_continued
 
     def search(self) -> None:
         """Set the match: of the latest ``MAX_CANDIDATES`` occurrences of the last ``NGRAM_TOKENS``

@@ -2,12 +2,13 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence as Seq
-from itertools import accumulate, repeat
+from itertools import accumulate, chain, islice, repeat
 from operator import mul
 
 from baton.core.ids import TokenId
 from baton.engine.sequence import Sequence
 from baton.engine.speculation.draft_source import DraftRequest
+from baton.engine.speculation.draft_state import DraftState
 from baton.engine.speculation.ngram_index import MAX_MATCH_TOKENS, NgramIndex
 
 MAX_INDEXED_TOKENS = 1024
@@ -35,7 +36,7 @@ INITIAL_DRAFT_TOKENS = 4
 """Maximum length of a sequence's first draft."""
 
 
-class NgramState:
+class NgramState(DraftState):
     """The index of one sequence's tokens, and how often it predicts the next token rightly.
 
     Every token of the answer tests the prediction, whether it was drafted or not: so the rates cost
@@ -44,14 +45,17 @@ class NgramState:
     __slots__ = ("index", "max_drafts", "rates", "shared_rates")
 
     def __init__(self, shared_rates: list[float]) -> None:
+        super().__init__()
         self.index = NgramIndex()
         self.rates = shared_rates.copy()
         self.shared_rates = shared_rates
         self.max_drafts = INITIAL_DRAFT_TOKENS
 
-    def observe(self, token_ids: Seq[TokenId], num_prompt_tokens: int) -> None:
-        """Take in the tokens that are new in ``token_ids``. Those of the prompt don't test
-        predictions."""
+    def observe(self, token_ids: Seq[TokenId], num_prompt_tokens: int) -> bool:
+        """Take in the tokens that are new in ``token_ids``. Return whether these are all; if there
+        are more than ``MAX_INDEXED_TOKENS``, call this again. Those of the prompt don't test
+        predictions. Of several new tokens, only those up to the first wrong prediction do: the
+        others are not searched for, which takes longest."""
         index = self.index
         known = len(index.tokens)
         if known < num_prompt_tokens:
@@ -60,11 +64,27 @@ class NgramState:
             index.search()
             known = end
             if known < num_prompt_tokens:
-                return
-        for token_id in token_ids[known : known + MAX_INDEXED_TOKENS]:
-            if index.position is not None:
-                self._learn(index.tokens[index.position] == token_id)
-            index.append(token_id)
+                return False
+        if known < len(token_ids):
+            end = min(len(token_ids), known + MAX_INDEXED_TOKENS)
+            known = self._follow(token_ids, known, end)
+            if known < end:
+                index.extend(token_ids[known:end])
+            if index.position is None:
+                index.search()
+        return len(index.tokens) == len(token_ids)
+
+    def _follow(self, token_ids: Seq[TokenId], known: int, end: int) -> int:
+        """Index tokens of ``token_ids[known:end]`` up to the first that was not predicted, and
+        learn from them. Return the number of tokens that are indexed then."""
+        index = self.index
+        is_right = index.position is not None
+        while is_right and known < end:
+            kind = match_kind(index.match_tokens)
+            is_right = index.append(token_ids[known])
+            self._learn(kind, is_right)
+            known += 1
+        return known
 
     def record(self, num_drafted: int, num_accepted: int) -> None:
         """Let drafts grow while all of a draft is right, and shrink when most of it is wrong."""
@@ -73,27 +93,30 @@ class NgramState:
         elif 2 * num_accepted < num_drafted:
             self.max_drafts = max(1, self.max_drafts // 2)
 
-    def _learn(self, is_right: bool) -> None:
-        kind, shared = match_kind(self.index.match_tokens), self.shared_rates
-        self.rates[kind] += RATE_WEIGHT * (is_right - self.rates[kind])
+    def _learn(self, kind: int, is_right: bool) -> None:
+        rates, shared = self.rates, self.shared_rates
+        rates[kind] += RATE_WEIGHT * (is_right - rates[kind])
         shared[kind] += SHARED_RATE_WEIGHT * (is_right - shared[kind])
 
-    def chances(self, num_tokens: int) -> list[float]:
-        """Return the probabilities that the first 1, 2, … ``num_tokens`` predictions are right."""
-        if self.index.position is None:
+    def chances(self, num_tokens: int, num_coming: int = 0) -> list[float]:
+        """Return the probabilities that the first ``num_coming`` + 1, 2, … predictions are right,
+        ``num_tokens`` numbers or fewer."""
+        index = self.index
+        if index.position is None:
             return []
         rates = [min(rate, MAX_RATE) for rate in self.rates]
-        num_tokens = min(num_tokens, self.max_drafts)
-        first = self.index.match_tokens
-        lengths = range(first, first + num_tokens)
-        if first >= MATCH_LENGTH_LIMITS[-1]:
-            return list(accumulate(repeat(rates[-1], num_tokens), mul))
-        return list(accumulate((rates[match_kind(length)] for length in lengths), mul))
+        coming = chain((rates[kind] for kind in _KINDS[index.match_tokens :]), repeat(rates[-1]))
+        num_predicted = num_coming + min(num_tokens, self.max_drafts)
+        return list(accumulate(islice(coming, num_predicted), mul))[num_coming:]
 
 
 def match_kind(match_tokens: int) -> int:
     """Return the kind of a match of that length (``MATCH_LENGTH_LIMITS``)."""
     return bisect_right(MATCH_LENGTH_LIMITS, match_tokens)
+
+
+_KINDS = tuple(map(match_kind, range(MAX_MATCH_TOKENS)))
+"""The kinds of matches by their length. Those of longer ones are the last."""
 
 
 class NgramSource:
@@ -102,20 +125,20 @@ class NgramSource:
     def __init__(self) -> None:
         self._rates = list(INITIAL_RATES)
 
-    def observe(self, sequence: Sequence) -> None:
-        state = sequence.draft_state
+    def observe(self, sequence: Sequence) -> bool:
+        state: NgramState | None = sequence.draft_state
         if state is None:
             state = sequence.draft_state = NgramState(self._rates)
-        state.observe(sequence.token_ids, len(sequence.spec.token_ids))
+        return state.observe(sequence.token_ids, len(sequence.spec.token_ids))
 
     def record(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         sequence.draft_state.record(num_drafted, num_accepted)
 
-    def chances(self, sequence: Sequence, num_tokens: int) -> Seq[float]:
+    def chances(self, sequence: Sequence, num_tokens: int, num_coming: int) -> Seq[float]:
         state: NgramState | None = sequence.draft_state
         if state is None or len(state.index.tokens) < sequence.num_known_tokens:
             return ()
-        return state.chances(num_tokens)
+        return state.chances(num_tokens, num_coming)
 
     def draft(self, requests: Seq[DraftRequest]) -> list[tuple[TokenId, ...]]:
         return [each.sequence.draft_state.index.continuation(each.num_tokens) for each in requests]

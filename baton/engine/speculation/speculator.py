@@ -9,13 +9,23 @@ from baton.engine.config import EngineConfig
 from baton.engine.plan import Row
 from baton.engine.result import StepWork
 from baton.engine.sequence import Sequence
-from baton.engine.speculation.draft_lengths import DraftDecision, choose_draft_lengths
+from baton.engine.speculation.draft_lengths import (
+    MIN_GAIN,
+    NO_DRAFTS,
+    DraftDecision,
+    choose_draft_lengths,
+)
 from baton.engine.speculation.draft_source import DraftRequest, DraftSource
+from baton.engine.speculation.draft_state import DraftState
 from baton.engine.speculation.verify_costs import VerifyCosts
 
 MIN_GAIN_TO_WAIT = 1.25
 """With async scheduling, the next step is planned ahead unless drafts are predicted to raise the
 tokens per second at least by this factor: what planning ahead saves is lost for sure."""
+
+PROMISING_CHANCE = 0.5
+"""A sequence whose next draft is right with at least this probability is looked at again at its
+next token, even if no draft pays now."""
 
 
 class Speculator:
@@ -38,6 +48,8 @@ class Speculator:
         self._config = config
         self._eos_token_ids = eos_token_ids
         self._costs = VerifyCosts()
+        self._num_decisions = 0
+        self._period = 1
 
     def record_step(self, work: StepWork) -> None:
         """Record the measured duration of a step."""
@@ -49,11 +61,16 @@ class Speculator:
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
         self._source.record(sequence, num_drafted, num_accepted)
+        state: DraftState = sequence.draft_state
+        if num_accepted:
+            state.reset()
+        else:
+            state.count_fruitless()
 
     def wants_to_draft(self, sequences: Seq[Sequence]) -> bool:
         """Whether it looks as if it pays to draft tokens for these sequences as soon as their next
         tokens are known, rather than to plan the next step before."""
-        return self._decide(sequences, 1).gain >= MIN_GAIN_TO_WAIT
+        return self._decide(sequences, 1).num_drafts > 0
 
     def add_drafts(self, sequences: Seq[Sequence], rows: list[Row]) -> list[Row]:
         """Return ``rows``, those of ``sequences`` in a step that only decodes, with the drafts that
@@ -84,7 +101,7 @@ class Speculator:
         decision = self._decide(sequences, 0)
         requests = [
             DraftRequest(sequence, length)
-            for sequence, length in zip(sequences, decision.lengths, strict=True)
+            for sequence, length in zip(sequences, decision.lengths, strict=False)
             if length
         ]
         drafts: dict[Sequence, tuple[TokenId, ...]] = {}
@@ -97,19 +114,43 @@ class Speculator:
         return drafts
 
     def _decide(self, sequences: Seq[Sequence], num_coming: int) -> DraftDecision:
-        """Decide on the lengths of drafts that begin after ``num_coming`` more tokens."""
-        chances = []
-        for sequence in sequences:
-            self._source.observe(sequence)
-            limit = min(self._config.speculation_tokens, max_draft_tokens(sequence, num_coming))
-            chances.append(self._source.chances(sequence, limit) if limit > 0 else ())
-        if not any(chances) or not self._costs.has_base(len(sequences)):
-            return DraftDecision((0,) * len(sequences))
-        return choose_draft_lengths(
-            chances,
-            self._costs.predict,
-            max_drafts=self._config.max_batched_tokens - len(sequences),
-        )
+        """Decide on the lengths of drafts that begin after ``num_coming`` more tokens. Sequences
+        without promising drafts are looked at every few decisions only (see :class:`DraftState`);
+        if that is so for all, the decisions between are skipped."""
+        self._num_decisions = number = self._num_decisions + 1
+        if number % self._period:
+            return NO_DRAFTS
+        chances: list[Seq[float]] = [()] * len(sequences)
+        looked_at: list[int] = []
+        for index, sequence in enumerate(sequences):
+            state: DraftState | None = sequence.draft_state
+            if state is not None and number % state.period:
+                continue
+            if self._source.observe(sequence):
+                chances[index] = self._chances(sequence, num_coming)
+                looked_at.append(index)
+        decision = NO_DRAFTS
+        if any(chances):
+            if not self._costs.has_base(len(sequences)):
+                return NO_DRAFTS
+            decision = choose_draft_lengths(
+                chances,
+                self._costs.predict,
+                max_drafts=self._config.max_batched_tokens - len(sequences),
+                min_gain=MIN_GAIN_TO_WAIT if num_coming else MIN_GAIN,
+            )
+        for index in looked_at:
+            state = sequences[index].draft_state
+            if decision.lengths and decision.lengths[index]:
+                state.look_again()
+            elif not chances[index] or chances[index][0] < PROMISING_CHANCE:
+                state.count_fruitless()
+        self._period = min([each.draft_state.period for each in sequences])
+        return decision
+
+    def _chances(self, sequence: Sequence, num_coming: int) -> Seq[float]:
+        limit = min(self._config.speculation_tokens, max_draft_tokens(sequence, num_coming))
+        return self._source.chances(sequence, limit, num_coming) if limit > 0 else ()
 
     def _before_end(
         self, sequence: Sequence, token_ids: tuple[TokenId, ...]
