@@ -122,7 +122,7 @@ def _check_model_names(value: dict[str, str]) -> dict[str, str]:
 
 def _check_pool_targets(value: dict[str, str]) -> dict[str, str]:
     for pool, target in value.items():
-        if not re.fullmatch(r"(prefill|decode)/[a-z0-9]([a-z0-9.-]*[a-z0-9])?", target):
+        if not re.fullmatch(r"(prefill|decode|mixed)/[a-z0-9]([a-z0-9.-]*[a-z0-9])?", target):
             raise ValueError(
                 "it must look like POOL=ROLE/DEPLOYMENT, as in decode-big=decode/baton-decode-big;"
                 f" {pool}={target} does not"

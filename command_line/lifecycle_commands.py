@@ -63,6 +63,13 @@ class ClusterOptions:
 
     prefill: Annotated[int | None, typer.Option(help="Number of prefill workers.")] = None
     decode: Annotated[int | None, typer.Option(help="Number of decode workers.")] = None
+    mixed: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of mixed workers, which serve whole requests. Without --prefill and "
+            "--decode: no other workers."
+        ),
+    ] = None
     on: Annotated[str | None, typer.Option(help="Where workers run: local or ray.")] = None
     ray_address: Annotated[
         str | None,
@@ -141,8 +148,8 @@ def scale(
     target: TargetCluster,
     no_wait: NoWait = False,
 ) -> None:
-    """Resize pools, e.g. prefill=2 decode=3, or MODEL/decode=3 if the cluster serves several
-    models. In Kubernetes, pools may have other names."""
+    """Resize pools, e.g. prefill=2 decode=3 or mixed=2, or MODEL/decode=3 if the cluster serves
+    several models. In Kubernetes, pools may have other names."""
     from command_line import scale
 
     if target.is_kubernetes:
@@ -198,7 +205,8 @@ def serve(
     deterministic: Deterministic = False,
     sources: SettingSources = SettingSources(),
 ) -> None:
-    """Run one role in the foreground: router, conductor, prefill, decode, kvstore or mock."""
+    """Run one role in the foreground: router, conductor, prefill, decode, mixed, kvstore or
+    mock."""
     from command_line.serve import run_role
 
     flags = {"deterministic": deterministic or None}

@@ -65,10 +65,10 @@ def parse_pool_counts(texts: list[str]) -> dict[str, int]:
     wanted: dict[str, int] = {}
     for text in texts:
         pool, _, count = text.rpartition("=")
-        if not (pool and count.isdecimal() and 0 < int(count) <= MAX_POOL):
+        if not (pool and count.isdecimal() and int(count) <= MAX_POOL):
             raise Invalid(
-                f"scale takes prefill=N and decode=N (if the cluster serves several models: "
-                f"MODEL/decode=N) with N from 1 to {MAX_POOL}, not {text!r}"
+                f"scale takes prefill=N, decode=N and mixed=N (if the cluster serves several "
+                f"models: MODEL/decode=N) with N from 0 to {MAX_POOL}, not {text!r}"
             )
         wanted[pool] = int(count)
     return wanted

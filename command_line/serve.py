@@ -37,6 +37,7 @@ PROGRAM_BUILDERS = {
     Role.CONDUCTOR: "conductor.program:build",
     Role.PREFILL: "command_line.worker_program:build_prefill",
     Role.DECODE: "command_line.worker_program:build_decode",
+    Role.MIXED: "command_line.worker_program:build_mixed",
     Role.KVSTORE: "kvstore.program:build",
     Role.MOCK: "baton.worker.mock.program:build",
 }

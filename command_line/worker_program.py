@@ -1,6 +1,6 @@
-"""The programs of prefill and decode workers.
+"""The programs of prefill, decode and mixed workers.
 
-Both programs include both sides, ``prefill_worker`` and ``decode_worker``, so that a worker's role
+All of them include both sides, ``prefill_worker`` and ``decode_worker``, so that a worker's role
 can change while the worker runs.
 """
 
@@ -19,3 +19,7 @@ def build_prefill(settings: Settings) -> WorkerProgram:
 
 def build_decode(settings: Settings) -> WorkerProgram:
     return WorkerProgram(settings, Role.DECODE, SIDES)
+
+
+def build_mixed(settings: Settings) -> WorkerProgram:
+    return WorkerProgram(settings, Role.MIXED, SIDES)

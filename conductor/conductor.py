@@ -94,7 +94,8 @@ class Conductor:
             decision = self._place(snapshot, policy_query)
         except Overloaded:
             self._admission_tracker.record(num_tokens, admitted=False)
-            self._planner.record_rejected(num_tokens)
+            if len(snapshot.prefills) or len(snapshot.decodes):
+                self._planner.record_rejected(num_tokens)
             raise
         finally:
             self._cache_index.popularity.record(keys)
@@ -122,6 +123,7 @@ class Conductor:
             directory.answer_tokens,
             directory.short_answer_tokens,
             self._admission_tracker.view,
+            self._load_tracker.mixed,
         )
 
     def set_config(self, config: ConductorConfig) -> None:
@@ -160,19 +162,22 @@ class Conductor:
         self._load_tracker.record_dispatch(
             snapshot.now_seconds, query, decision, snapshot.answer_tokens
         )
-        if decision.prefill is not None:
-            self._cache_index.prefill_index.record(decision.prefill, query.keys)
-        self._cache_index.decode_index.record(decision.decode, query.keys)
+        is_mixed = decision.decode in snapshot.mixed
+        computing = decision.decode if is_mixed else decision.prefill
+        if computing is not None:
+            self._cache_index.prefill_index.record(computing, query.keys)
+        if not is_mixed:
+            self._cache_index.decode_index.record(decision.decode, query.keys)
 
     def _placement(self, decision: Decision, keys: tuple[BlockKey, ...]) -> Placement:
-        directory, prefills, decodes = (
-            self._directory,
-            self._load_tracker.prefills,
-            self._load_tracker.decodes,
-        )
+        directory, tracker = self._directory, self._load_tracker
         prefill, decode = decision.prefill or decision.decode, decision.decode
-        has_prefill_cost = prefill in prefills and prefills[prefill].is_measured
-        has_decode_cost = decode in decodes and decodes[decode].is_measured
+        if decode in tracker.mixed:
+            has_prefill_cost = tracker.mixed[decode].prefill.is_measured
+            has_decode_cost = tracker.mixed[decode].decode.is_measured
+        else:
+            has_prefill_cost = prefill in tracker.prefills and tracker.prefills[prefill].is_measured
+            has_decode_cost = decode in tracker.decodes and tracker.decodes[decode].is_measured
         return Placement(
             directory.worker_ref(decision.prefill) if decision.prefill is not None else None,
             directory.worker_ref(decision.decode),
@@ -183,4 +188,5 @@ class Conductor:
             itl_seconds=decision.itl_seconds if has_decode_cost else None,
             prefill_alternatives=decision.prefill_scores[:MAX_ALTERNATIVES],
             decode_alternatives=decision.decode_scores[:MAX_ALTERNATIVES],
+            mixed_alternatives=decision.mixed_scores[:MAX_ALTERNATIVES],
         )

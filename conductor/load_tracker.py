@@ -62,6 +62,7 @@ class MixedLoadReport:
     decode: DecodeLoadReport
     prompt_slowdown: float
     prompt_share: float
+    shared_step_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,7 @@ class LoadTracker:
             return
         view = self.mixed.take_for_update(worker)
         view.prompt_slowdown, view.prompt_share = report.prompt_slowdown, report.prompt_share
+        view.shared_step_seconds = report.shared_step_seconds
         self._apply_prefill_report(view.prefill, report.prefill)
         self._apply_decode_report(view.decode, report.decode)
         self.mixed.put(view)

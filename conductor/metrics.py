@@ -31,12 +31,12 @@ DECISION_SECONDS_BUCKETS = (
     1,
 )
 
-ROLES = (Role.ROUTER, Role.CONDUCTOR, Role.PREFILL, Role.DECODE, Role.KVSTORE)
+ROLES = (Role.ROUTER, Role.CONDUCTOR, Role.PREFILL, Role.DECODE, Role.MIXED, Role.KVSTORE)
 STATES = (WorkerState.JOINING, WorkerState.READY, WorkerState.DRAINING)
 """Every combination of role and state is exported, also with 0 members, so that alerts need no
 check for absence."""
 
-DISAGGREGATED, LOCAL_PREFILL, SINGLE_POOL = "pair", "alone", "one_pool"
+DISAGGREGATED, LOCAL_PREFILL, SINGLE_POOL, MIXED = "pair", "alone", "one_pool", "mixed"
 REJECTION_REASONS: dict[type[BatonError], str] = {
     Overloaded: "overloaded",
     Invalid: "impossible",
@@ -51,8 +51,8 @@ class ConductorMetrics:
         decisions = Counter(
             "baton_conductor_decisions_total",
             "Requests that were placed, by policy and kind: on a prefill and a decode worker "
-            "(pair), on a decode worker alone because that is cheaper (alone), or on the only pool "
-            "with ready workers (one_pool).",
+            "(pair), on a mixed worker (mixed), on a decode worker alone because that is cheaper "
+            "(alone), or on the only pool with ready workers (one_pool).",
             ["policy", "kind"],
             registry=registry,
         )
@@ -167,9 +167,12 @@ class ClusterGauges(Collector):
 
 def placement_kind(placement: Placement) -> str:
     """Classify a placement. It is disaggregated if a prefill and a decode worker were chosen. If
-    one worker was chosen for the whole request, the placement is a local prefill if both pools had
-    candidates, and a placement in a single pool if only one pool had candidates."""
+    one worker was chosen for the whole request, and it is not a mixed worker, the placement is a
+    local prefill if both pools had candidates, and a placement in a single pool if only one pool
+    had candidates."""
     if placement.prefill is not None:
         return DISAGGREGATED
+    if placement.is_mixed:
+        return MIXED
     had_both = placement.prefill_alternatives and placement.decode_alternatives
     return LOCAL_PREFILL if had_both else SINGLE_POOL

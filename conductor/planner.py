@@ -72,9 +72,10 @@ class _PrefillThroughput:
 
 @dataclass(slots=True)
 class Planner:
-    """Plans the sizes of the pools. Call :meth:`record_placed` and :meth:`record_rejected` as
-    requests come, and :meth:`plan` every :data:`PLAN_SECONDS`. Several conductors are assumed to
-    get equal shares of the requests."""
+    """Plans the sizes of the pools of prefill and decode workers. Requests on mixed workers don't
+    count: the pools are sized for the load that mixed workers leave. Call :meth:`record_placed` and
+    :meth:`record_rejected` as requests come, and :meth:`plan` every :data:`PLAN_SECONDS`. Several
+    conductors are assumed to get equal shares of the requests."""
 
     config: PlannerConfig
     window_started_seconds: float
@@ -89,7 +90,9 @@ class Planner:
 
     def record_placed(self, snapshot: Snapshot, num_tokens: int, decision: Decision) -> None:
         """Record a request that was placed for the first time; placing a request again adds no new
-        load."""
+        load. Does nothing for a request on a mixed worker."""
+        if decision.decode in snapshot.mixed:
+            return
         cached = min(_cached_blocks(decision) * snapshot.block_tokens, num_tokens - 1)
         self._count_request(num_tokens)
         self._window.placed_tokens += num_tokens

@@ -97,7 +97,7 @@ def _attributes(placement: Placement, epoch: int) -> dict[str, Value]:
         "baton.policy": placement.policy,
         "baton.kind": placement_kind(placement),
         "baton.reason": placement.reason,
-        "baton.candidates": len(placement.prefill_alternatives),
+        "baton.candidates": len(placement.prefill_alternatives) + len(placement.mixed_alternatives),
     }
     if placement.ttft_seconds is not None:
         attributes["baton.predicted_first_token_seconds"] = placement.ttft_seconds

@@ -18,9 +18,17 @@ from baton.registry.member_list import MemberList
 from baton.registry.membership import MemberView
 from baton.transport.link_meter import PRIOR_BYTES_PER_SECOND
 from conductor.cache_index import CacheIndex
-from conductor.load_tracker import DecodeLoadReport, LoadTracker, PrefillLoadReport
-from conductor.policy.snapshot import DecodeView, LinkSpeed, PrefillView, QueuedPrefill
+from conductor.load_tracker import (
+    DecodeLoadReport,
+    LoadTracker,
+    MixedLoadReport,
+    PrefillLoadReport,
+)
+from conductor.policy.snapshot import DecodeView, LinkSpeed, MixedView, PrefillView, QueuedPrefill
 from conductor.prefill_costs import PrefillCosts
+
+PROMPT_ROLES = (Role.PREFILL, Role.MIXED)
+"""The roles of the workers that compute prompts."""
 
 PRIOR_DECODE_COST = DecodeCost(0.01, 0.0, 0.0)
 """Assumed decode cost until a worker of the pool has measured its own."""
@@ -149,25 +157,12 @@ class WorkerDirectory:
         time of the previous refresh. A known worker's new report was not in the registry at that
         time, so it counts as made at ``looked_at`` or later, even if the worker's clock says
         otherwise."""
-        tracker, node = self._load_tracker, self._nodes.get(member.host, "")
-        pool = tracker.prefills if member.role is Role.PREFILL else tracker.decodes
-        if member.id not in pool:
+        node = self._nodes.get(member.host, "")
+        if not self._is_tracked(member):
             before = None
-            tracker.remove(member.id)  # from the other pool, if the worker has changed its role
-            if member.role is Role.PREFILL:
-                tracker.add_prefill(PrefillView(member.id, self._prefill_costs.pool_cost, node))
-            else:
-                tracker.add_decode(
-                    DecodeView(
-                        member.id,
-                        self._decode_cost,
-                        UNKNOWN_CAPACITY_TOKENS,
-                        node,
-                        is_measured=False,
-                    )
-                )
-        elif member.role is Role.PREFILL:
-            tracker.prefills[member.id].node = node
+            self._add(member, node)
+        elif (view := self._prefill_view(member)) is not None:
+            view.node = node
         if not member.load.at_seconds:
             return
         if before is None:
@@ -175,20 +170,50 @@ class WorkerDirectory:
         elif before.load.at_seconds != member.load.at_seconds:
             self._report(member, looked_at)
 
+    def _is_tracked(self, member: Member) -> bool:
+        """Return whether the load tracker has the worker in its present role."""
+        tracker = self._load_tracker
+        if member.role is Role.MIXED:
+            return member.id in tracker.mixed
+        return member.id in (tracker.prefills if member.role is Role.PREFILL else tracker.decodes)
+
+    def _add(self, member: Member, node: str) -> None:
+        """Add a worker to the load tracker; if it was there in another role, replace it."""
+        tracker = self._load_tracker
+        tracker.remove(member.id)
+        prefill = PrefillView(member.id, self._prefill_costs.pool_cost, node)
+        decode = DecodeView(
+            member.id, self._decode_cost, UNKNOWN_CAPACITY_TOKENS, node, is_measured=False
+        )
+        if member.role is Role.PREFILL:
+            tracker.add_prefill(prefill)
+        elif member.role is Role.DECODE:
+            tracker.add_decode(decode)
+        else:
+            tracker.add_mixed(MixedView(prefill, decode))
+
+    def _prefill_view(self, member: Member) -> PrefillView | None:
+        """Return the view of a known worker as one that computes prompts; None for a decode
+        worker."""
+        if member.role is Role.PREFILL:
+            return self._load_tracker.prefills[member.id]
+        return self._load_tracker.mixed[member.id].prefill if member.role is Role.MIXED else None
+
     def _index_workers_by_node(self, ready: Iterable[Member]) -> None:
-        """Set in the cache index which prefill workers share a host with each store node."""
+        """Set in the cache index which workers that compute prompts share a host with each store
+        node."""
         workers_by_node: dict[str, list[WorkerId]] = {}
         for member in ready:
-            if member.role is Role.PREFILL and member.host in self._nodes:
+            if member.role in PROMPT_ROLES and member.host in self._nodes:
                 workers_by_node.setdefault(self._nodes[member.host], []).append(member.id)
         self._cache_index.set_workers_by_node(workers_by_node)
 
     def _update_prefill_costs(self, ready: Iterable[Member]) -> None:
-        """Update the cost of all prefill workers together, including workers without a new report,
-        so that workers of equal speed have equal costs."""
+        """Update the prefill cost of all prefill and mixed workers together, including workers
+        without a new report, so that workers of equal speed have equal costs."""
         for member in ready:
-            if member.role is Role.PREFILL:
-                view = self._load_tracker.prefills[member.id]
+            view = self._prefill_view(member)
+            if view is not None:
                 view.cost = self._prefill_costs.cost_of(member.id, self._refreshed_at)
                 view.is_measured = member.load.prefill_cost is not None
 
@@ -197,34 +222,53 @@ class WorkerDirectory:
     def _report(self, member: Member, earliest: float) -> None:
         age = self._clock.wall_nanoseconds() / 1e9 - member.load.at_seconds
         at = min(max(self._clock.monotonic() - age, earliest), self._refreshed_at)
+        tracker = self._load_tracker
         if member.role is Role.PREFILL:
-            self._report_prefill(member, at)
+            tracker.apply_prefill_report(member.id, self._prefill_report(member, at))
+        elif member.role is Role.DECODE:
+            view = tracker.decodes[member.id]
+            view.prefill_cost = self._local_prefill_cost(member)
+            tracker.apply_decode_report(member.id, self._decode_report(member, view, at))
         else:
-            self._report_decode(member, at)
+            tracker.apply_mixed_report(member.id, self._mixed_report(member, at))
 
-    def _report_prefill(self, member: Member, at: float) -> None:
+    def _prefill_report(
+        self, member: Member, at: float, slowdown: float = 1.0
+    ) -> PrefillLoadReport:
+        """Return the report of a worker's prompts, each of which takes ``slowdown`` times as long
+        as the worker has reported."""
         load = member.load
-        requests = load.running + load.waiting
-        report = PrefillLoadReport(at, 0.0, self._queue(load, at), requests, load.queued_tokens)
-        self._load_tracker.apply_prefill_report(member.id, report)
+        queue = self._queue(load, at, slowdown)
+        return PrefillLoadReport(at, 0.0, queue, load.running + load.waiting, load.queued_tokens)
 
-    def _queue(self, load: WorkerLoad, at: float) -> tuple[QueuedPrefill, ...]:
+    def _queue(self, load: WorkerLoad, at: float, slowdown: float) -> tuple[QueuedPrefill, ...]:
         if load.prefill_cost is None and load.queued_tokens:
-            return (
-                QueuedPrefill(math.inf, self._prefill_costs.pool_cost.seconds(load.queued_tokens)),
-            )
+            seconds = self._prefill_costs.pool_cost.seconds(load.queued_tokens)
+            return (QueuedPrefill(math.inf, seconds * slowdown),)
         return tuple(
             QueuedPrefill(math.inf if work.deadline_seconds is None else at + work.deadline_seconds,
-                work.work_seconds)
+                work.work_seconds * slowdown)
             for work in load.queue
         )  # fmt: skip
 
-    def _report_decode(self, member: Member, at: float) -> None:
-        load, view = member.load, self._load_tracker.decodes[member.id]
+    def _mixed_report(self, member: Member, at: float) -> MixedLoadReport:
+        load, view = member.load, self._load_tracker.mixed[member.id]
+        return MixedLoadReport(
+            self._prefill_report(member, at, load.prompt_slowdown),
+            self._decode_report(member, view.decode, at),
+            load.prompt_slowdown,
+            load.prompt_share,
+            load.shared_step_seconds,
+        )
+
+    def _decode_report(self, member: Member, view: DecodeView, at: float) -> DecodeLoadReport:
+        """Return the report of a worker's answers. Before any measurement on the worker itself, let
+        the worker's ``view`` have the cost of another worker."""
+        load = member.load
         if not view.is_measured:
             view.cost = self._decode_cost
         capacity = load.num_blocks * member.block_tokens or UNKNOWN_CAPACITY_TOKENS
-        report = DecodeLoadReport(
+        return DecodeLoadReport(
             at,
             load.decode_requests,
             load.context_tokens,
@@ -234,8 +278,6 @@ class WorkerDirectory:
             load.window_tokens,
             load.windowed_share,
         )
-        view.prefill_cost = self._local_prefill_cost(member)
-        self._load_tracker.apply_decode_report(member.id, report)
 
     def _local_prefill_cost(self, member: Member) -> PrefillCost | None:
         """Return the prefill cost of a decode worker; None if local prefill is not allowed there,
@@ -251,14 +293,14 @@ class WorkerDirectory:
         for member in ready:
             self.block_tokens = member.block_tokens or self.block_tokens
             self.kv_bytes_per_token = member.kv_bytes_per_token or self.kv_bytes_per_token
-        prefill_loads = {m.id: m.load for m in ready if m.role is Role.PREFILL}
+        prefill_loads = {m.id: m.load for m in ready if m.role in PROMPT_ROLES}
         self._prefill_costs.update(prefill_loads, self._refreshed_at)
         decode_loads = [member.load for member in ready if member.role is Role.DECODE]
         self._cache_index.set_capacity(
             _num_blocks(prefill_loads.values()), _num_blocks(decode_loads)
         )
         for member in ready:
-            if member.role is Role.DECODE:
+            if member.role is not Role.PREFILL:
                 self._decode_cost = member.load.decode_cost or self._decode_cost
         loads = [member.load for member in ready]
         answers = [load.answer_tokens for load in loads if load.answer_tokens]

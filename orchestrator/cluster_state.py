@@ -19,7 +19,7 @@ LOCK_ATTEMPTS, LOCK_RETRY_SECONDS = 10, 0.01
 @dataclass(slots=True)
 class ProcessState:
     """The state of one process. ``state`` is the one that the process reports (starting, serving,
-    draining, stopped, failed), or restarting, or converting (to ``role`` from the other worker
+    draining, stopped, failed), or restarting, or converting (to ``role`` from another worker
     role), or pending (while no machine has the resources for it). After a conversion, the id still
     contains the previous role. While the process is starting, ``loaded_bytes`` of the
     ``total_bytes`` of weights are loaded. ``node`` is the machine; empty for the supervisor's

@@ -6,7 +6,7 @@ from baton.clock import Clock
 from baton.core.ids import WorkerId
 from baton.core.states import Role
 from baton.errors import Invalid
-from baton.pools.base import PoolWorker, parse_pool_sizes
+from baton.pools.base import PoolWorker, check_can_serve, parse_pool_sizes
 from orchestrator.child_process import ChildProcess
 from orchestrator.launch_specs import LaunchSpecs
 from orchestrator.supervised_pools import OnChange, SupervisedPools, SupervisedProcess
@@ -34,7 +34,9 @@ class MockPools(SupervisedPools):
         tasks = self._check_open()
         if self._sizes:
             raise Invalid("the number of mock workers can't be changed after the start")
-        self._sizes = parse_pool_sizes(wanted)
+        sizes = parse_pool_sizes(wanted)
+        check_can_serve(sizes)
+        self._sizes = sizes
         self._start(tasks, Role.MOCK)
 
     async def remove(self, worker_id: WorkerId) -> None:

@@ -22,7 +22,7 @@ from baton.network.listeners import FILE_PERMISSIONS, LISTENERS, LOOPBACK_ONLY, 
 from baton.system.portability import uses_linux
 from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
 
-NIXL_ROLES = (Role.PREFILL, Role.DECODE, Role.KVSTORE)
+NIXL_ROLES = (*WORKER_ROLES, Role.KVSTORE)
 """The roles whose processes have a NIXL agent."""
 
 UCX_WAKEUP = re.compile(r"@[0-9a-f]{1,8}")

@@ -6,14 +6,15 @@ A :class:`SupervisedProcess` keeps one worker alive; backends differ only in its
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from itertools import permutations
 from typing import ClassVar, Protocol
 
 import structlog
 
 from baton.core.ids import WorkerId
-from baton.core.states import WORKER_ROLES, Role
+from baton.core.states import Role
 from baton.errors import BatonError, Invalid, NotFound, Unavailable
-from baton.pools.base import PoolWorker, parse_pool_sizes
+from baton.pools.base import PoolWorker, can_serve, check_can_serve, parse_pool_sizes
 from orchestrator.cluster_state import ProcessState
 
 log = structlog.get_logger(__name__)
@@ -56,7 +57,7 @@ OnChange = Callable[[SupervisedProcess], None]
 class SupervisedPools(ABC):
     """A :class:`~baton.pools.base.Pools` whose workers are supervised processes. Pools can be
     changed only between ``open`` and ``close``. If ``can_convert`` is true, workers change their
-    role when one pool shrinks while the other grows; otherwise they stop, and new workers start."""
+    role when one pool shrinks while another grows; otherwise they stop, and new workers start."""
 
     can_convert: ClassVar[bool] = False
 
@@ -113,11 +114,13 @@ class SupervisedPools(ABC):
     async def scale(self, wanted: Mapping[Role, int]) -> None:
         sizes = parse_pool_sizes(wanted)
         tasks = self._check_open()
+        check_can_serve(self._sizes | sizes)
         for role, count in sizes.items():
             self._sizes[role] = count
             self._remove_failed(role)
-        if self.can_convert and len(sizes) == len(WORKER_ROLES):
-            self._convert_surplus(tasks, sizes)
+        if self.can_convert:
+            for growing, shrinking in permutations(sizes, 2):
+                self._convert_surplus(tasks, sizes, growing, shrinking)
         for role, count in sizes.items():
             present = self._remaining_processes(role)
             for _ in range(count - len(present)):
@@ -134,9 +137,11 @@ class SupervisedPools(ABC):
         if worker_id in self._removing:
             return
         role = Role(keeper.state.role)
-        if self._remaining_processes(role) == [keeper]:
+        is_last = self._remaining_processes(role) == [keeper]
+        if is_last and not can_serve(self._sizes | {role: 0}):
             raise Invalid(
-                f"{worker_id} is the last {role.value} worker; each pool must keep at least one"
+                f"{worker_id} is the last {role.value} worker, without which the others could not "
+                "serve requests"
             )
         self._sizes[role] -= 1
         self._start_removal(tasks, keeper)
@@ -158,17 +163,21 @@ class SupervisedPools(ABC):
         tasks.create_task(keeper.run())
         self._on_change(keeper)
 
-    def _convert_surplus(self, tasks: asyncio.TaskGroup, sizes: Mapping[Role, int]) -> None:
-        """Convert surplus workers of the shrinking pool, at most as many as the growing pool lacks.
-        A worker that does not serve yet has no state to lose, so it is not converted but
-        replaced."""
-        surplus = {
-            role: len(self._remaining_processes(role)) - count for role, count in sizes.items()
-        }
-        growing, shrinking = sorted(WORKER_ROLES, key=lambda role: surplus[role])
-        leaving = removal_order(self._remaining_processes(shrinking))[: max(surplus[shrinking], 0)]
+    def _convert_surplus(
+        self,
+        tasks: asyncio.TaskGroup,
+        sizes: Mapping[Role, int],
+        growing: Role,
+        shrinking: Role,
+    ) -> None:
+        """Convert workers that the pool ``shrinking`` has beyond its size in ``sizes``, at most as
+        many as the pool ``growing`` lacks; none if the pools don't grow or shrink. A worker that
+        does not serve yet has no state to lose, so it is not converted but replaced."""
+        lacking = sizes[growing] - len(self._remaining_processes(growing))
+        present = self._remaining_processes(shrinking)
+        leaving = removal_order(present)[: max(len(present) - sizes[shrinking], 0)]
         able = [keeper for keeper in leaving if keeper.state.state in ("serving", "converting")]
-        for keeper in able[: max(-surplus[growing], 0)]:
+        for keeper in able[: max(lacking, 0)]:
             self._change_role(keeper, growing)
             if keeper.state.id not in self._converting:
                 self._converting.add(WorkerId(keeper.state.id))

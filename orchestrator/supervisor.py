@@ -114,8 +114,9 @@ class Supervisor:
 
     @property
     def _initial_sizes(self) -> Mapping[Role, int]:
-        """The sizes of each model's pools at the start."""
-        return {role: getattr(self._settings, role.value) for role in WORKER_ROLES}
+        """The sizes of each model's pools at the start, without the pools that stay empty."""
+        sizes = {role: getattr(self._settings, role.value) for role in WORKER_ROLES}
+        return {role: size for role, size in sizes.items() if size}
 
     async def _check_capacity(self) -> None:
         """Raise Unavailable if the backend can't run all models' workers."""

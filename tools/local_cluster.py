@@ -109,6 +109,7 @@ def local_cluster(
     settings: dict[str, object] | None = None,
     tree: Path | None = None,
     timeout_seconds: float = START_SECONDS,
+    mixed: int = 0,
 ) -> Iterator[LocalCluster]:
     """Start a cluster, and stop it at the end of the block. ``settings`` are named as in
     ``baton.config.Settings``; of this process's environment, only BATON_PORTABLE is passed on.
@@ -129,7 +130,9 @@ def local_cluster(
         cluster = LocalCluster(
             f"http://127.0.0.1:{port}", Path(folder), environment, "", tree, timeout_seconds
         )
-        counts = ["--prefill", str(prefill), "--decode", str(decode), "--port", str(port)]
+        counts = ["--port", str(port)] + (["--mixed", str(mixed)] if mixed else [])
+        if prefill or decode or not mixed:
+            counts += ["--prefill", str(prefill), "--decode", str(decode)]
         named = ["--model", str(model)] if model else []
         try:
             started = cluster.baton("up", "--detach", *counts, *named, check=False)

@@ -22,7 +22,8 @@ class AutoscalingSettings(BaseModel):
     min_decode: Count = 1
     max_decode: Count = 64
     max_workers: Count = 128
-    """Maximum total number of workers in both pools, for example the number of available GPUs."""
+    """Maximum total number of prefill and decode workers, for example the number of available
+    GPUs. Mixed workers, which are not resized, don't count."""
     autoscale_utilisation: Annotated[float, Field(gt=0, le=1)] = 0.7
     """Target utilisation of a pool that grows."""
     autoscale_shrink_utilisation: Annotated[float, Field(gt=0, le=1)] = 0.6

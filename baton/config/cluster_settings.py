@@ -2,11 +2,11 @@
 ``baton up``.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
-from baton.values import CollectorUrl, Count, Port, RayAddress, Seconds
+from baton.values import CollectorUrl, Port, RayAddress, Seconds
 
 
 class ClusterSettings(BaseModel):
@@ -55,8 +55,13 @@ class ClusterSettings(BaseModel):
     # Pools of `baton up`
     on: Literal["local", "ray"] = "local"
     """Where workers run: as processes on this machine, or as actors in a Ray cluster."""
-    prefill: Count = 1
-    decode: Count = 1
+    prefill: Annotated[int, Field(ge=0)] = 1
+    """Number of prefill workers. If ``mixed`` is set, and neither ``prefill`` nor ``decode`` is,
+    there are none of either."""
+    decode: Annotated[int, Field(ge=0)] = 1
+    mixed: Annotated[int, Field(ge=0)] = 0
+    """Number of mixed workers, each of which serves whole requests: instead of prefill and decode
+    workers, or beside them."""
     routers: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of router processes. They share one port."""
     hang_timeout_seconds: Annotated[float, Field(ge=0)] = 20.0
@@ -87,3 +92,12 @@ class ClusterSettings(BaseModel):
     Unlike other settings, it must be the same in all processes of one machine."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unwanted_pools(cls, values: Any) -> Any:
+        """If only the number of mixed workers is given, leave the other pools empty."""
+        is_given = isinstance(values, dict) and values.get("mixed") not in (None, 0, "0")
+        if is_given and "prefill" not in values and "decode" not in values:
+            return {**values, "prefill": 0, "decode": 0}
+        return values

@@ -16,7 +16,7 @@ from baton.core.states import WORKER_ROLES, Role
 
 
 class Reader(StrEnum):
-    """A program that reads settings. ``WORKER`` stands for prefill and decode workers."""
+    """A program that reads settings. ``WORKER`` stands for prefill, decode and mixed workers."""
 
     ROUTER = "router"
     CONDUCTOR = "conductor"
@@ -103,10 +103,11 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
     _KVSTORE: """
         store_bytes store_disk_bytes store_folder store_eviction store_tenant_share""",
     _MOCK: """
-        mock_prefill mock_decode mock_prefill_tokens_per_second mock_step_seconds mock_kv_tokens
-        mock_cache_tokens""",
+        mock_prefill mock_decode mock_mixed mock_prefill_tokens_per_second mock_step_seconds
+        mock_kv_tokens mock_cache_tokens""",
     _SUPERVISOR: """
-        engine_python on prefill decode routers ray_address ray_worker_cpus ray_worker_gpus mock""",
+        engine_python on prefill decode mixed routers ray_address ray_worker_cpus ray_worker_gpus
+        mock""",
 })  # fmt: skip
 
 _LIVE: Mapping[tuple[Reader, ...], str] = MappingProxyType({

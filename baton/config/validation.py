@@ -46,6 +46,7 @@ def check_combinations(settings: Settings) -> None:
         raise Invalid(
             "portable is true, but engine vllm needs Linux's own facilities: set portable to false"
         )
+    _check_pools(settings)
     least = settings.min_prefill + settings.min_decode
     if settings.min_prefill > settings.max_prefill or settings.min_decode > settings.max_decode:
         raise Invalid(
@@ -73,4 +74,19 @@ def check_combinations(settings: Settings) -> None:
             f"autoscale_shrink_utilisation is {settings.autoscale_shrink_utilisation}; it "
             f"must be at most autoscale_utilisation ({settings.autoscale_utilisation}), otherwise "
             "a pool would grow and shrink in turn at the same load"
+        )
+
+
+def _check_pools(settings: Settings) -> None:
+    """Raise Invalid if the pools of ``baton up`` could not serve requests."""
+    prefill, decode = settings.prefill, settings.decode
+    if not (prefill or decode or settings.mixed):
+        raise Invalid(
+            "prefill, decode and mixed are all 0: requests need prefill and decode workers, or "
+            "mixed workers"
+        )
+    if bool(prefill) != bool(decode):
+        raise Invalid(
+            f"prefill is {prefill} and decode is {decode}: prefill and decode workers need each "
+            "other, so set both to 1 or more, or both to 0 beside mixed workers"
         )

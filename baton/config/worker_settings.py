@@ -147,6 +147,7 @@ class WorkerSettings(BaseModel):
     """`baton up`: start mock workers, all in one process, instead of real ones, and no store."""
     mock_prefill: Annotated[int, Field(ge=0, le=1024)] = 4
     mock_decode: Annotated[int, Field(ge=0, le=1024)] = 4
+    mock_mixed: Annotated[int, Field(ge=0, le=1024)] = 0
     """Number of mock workers in one process. Each has a port of its own."""
     mock_prefill_tokens_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 20_000.0
     """Prefill speed of each mock worker. 0: prompts take no time."""

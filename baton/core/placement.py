@@ -43,7 +43,8 @@ class ScoredWorker:
     decode step. ``local_blocks`` counts the blocks of the prompt that are cached on the worker or
     its host; ``fetched_blocks`` counts further blocks that are worth fetching from another node's
     store. ``late_seconds`` is the predicted excess over the SLO: of the TTFT for a prefill worker,
-    of the inter-token latency for a decode worker; 0 if the SLO is met."""
+    of the inter-token latency for a decode worker; 0 if the SLO is met. For a mixed worker,
+    ``service_seconds`` and ``late_seconds`` are those of the prefill."""
 
     worker: WorkerId
     score: float
@@ -57,8 +58,8 @@ class ScoredWorker:
 @dataclass(frozen=True, slots=True)
 class Placement:
     """The workers of a request. If ``prefill`` is None, the ``decode`` worker also does the
-    prefill. Predictions are None if nothing has been measured. Alternatives are ordered from best
-    to worst, and include the chosen worker."""
+    prefill. Predictions are None if nothing has been measured. Alternatives, of each kind of
+    worker, are ordered from best to worst, and include the chosen worker."""
 
     prefill: WorkerRef | None
     decode: WorkerRef
@@ -69,6 +70,15 @@ class Placement:
     itl_seconds: float | None = None
     prefill_alternatives: Sequence[ScoredWorker] = ()
     decode_alternatives: Sequence[ScoredWorker] = ()
+    mixed_alternatives: Sequence[ScoredWorker] = ()
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the request was placed on a mixed worker."""
+        worker = self.decode.id
+        return self.prefill is None and any(
+            each.worker == worker for each in self.mixed_alternatives
+        )
 
     @property
     def workers(self) -> tuple[WorkerRef, ...]:

@@ -24,12 +24,15 @@ class Role(StrEnum):
     CONDUCTOR = "conductor"
     PREFILL = "prefill"
     DECODE = "decode"
+    MIXED = "mixed"
+    """A worker that serves whole requests: it computes prompts and generates answers in the same
+    steps, and transfers no KV."""
     KVSTORE = "kvstore"
     REDIS = "redis"
     MOCK = "mock"
-    """A process of mock workers. Each of these workers is a separate member, with role PREFILL or
-    DECODE."""
+    """A process of mock workers. Each of these workers is a separate member, with one of the
+    :data:`WORKER_ROLES`."""
 
 
-WORKER_ROLES = (Role.PREFILL, Role.DECODE)
+WORKER_ROLES = (Role.PREFILL, Role.DECODE, Role.MIXED)
 """The roles of workers, each of which has a pool."""

@@ -42,6 +42,12 @@ class WorkerLoad:
     is ``windowed_share`` of each token's; tokens whose KV is not held are not counted. A block
     counts the KV of all layers.
 
+    Both at once, as on a mixed worker: in the last seconds, steps that computed prompts took the
+    share ``prompt_share`` of the time (0 to 1). Beside the answers that run now, a prompt takes
+    ``prompt_slowdown`` times as long as alone (1 or more). A step with prompts and answers takes at
+    most ``shared_step_seconds``; None means that it may take any time, or that prompts and answers
+    do not share steps.
+
     None means unknown.
     """
 
@@ -63,6 +69,9 @@ class WorkerLoad:
     link_bytes_per_second: float | None = None
     window_tokens: int | None = None
     windowed_share: float = 1.0
+    prompt_share: float = 0.0
+    prompt_slowdown: float = 1.0
+    shared_step_seconds: float | None = None
 
     def held_tokens(self, num_tokens: int) -> int:
         """Return the memory that a request of ``num_tokens`` takes, in tokens."""

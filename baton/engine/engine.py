@@ -404,6 +404,11 @@ class Engine:
         """Return the fitted cost of decoding; None before enough steps were measured."""
         return self._costs.decode_cost()
 
+    def max_shared_step_seconds(self, num_answers: int, context_tokens: int) -> float | None:
+        """Return how long a step with prompts may take beside ``num_answers`` answers with
+        ``context_tokens`` in total; None if there is no limit."""
+        return self._costs.max_shared_step_seconds(num_answers, context_tokens)
+
     # Diagnostics
 
     def stats(self) -> EngineStats:

@@ -21,6 +21,7 @@ class MeasuredCosts:
             config.target_inter_token_latency_seconds, self._decode_cost_model.cost
         )
         self.max_prefill_tokens = self._prefill_budget.max_prefill_tokens
+        self.max_shared_step_seconds = self._prefill_budget.max_step_seconds
         self.set_target_inter_token_latency = self._prefill_budget.set_target
 
     def record(self, work: StepWork) -> None:

@@ -77,15 +77,21 @@ class PrefillBudget:
             return min(limit, INITIAL_PREFILL_TOKENS << len(self._steps))
         fixed, linear, quadratic = parts
         spent = fixed + linear * num_answers + quadratic * context_tokens
-        remaining = self._allowed_seconds(num_answers, context_tokens) - spent
+        remaining = self._allowed_seconds(self._target_seconds, num_answers, context_tokens) - spent
         tokens = _solve(linear + quadratic * start, quadratic / 2, max(remaining, 0.0))
         return min(limit, max(MIN_PREFILL_TOKENS, int(min(tokens, limit))))
 
-    def _allowed_seconds(self, num_answers: int, context_tokens: int) -> float:
-        assert self._target_seconds is not None
+    def max_step_seconds(self, num_answers: int, context_tokens: int) -> float | None:
+        """Return how long a step with prefill may take beside ``num_answers`` decodes with
+        ``context_tokens`` in total; None if there is no target."""
+        if self._target_seconds is None:
+            return None
+        return self._allowed_seconds(self._target_seconds, num_answers, context_tokens)
+
+    def _allowed_seconds(self, target: float, num_answers: int, context_tokens: int) -> float:
         cost = self._decode_cost()
         alone = 0.0 if cost is None else cost.seconds(num_answers, context_tokens)
-        return max(self._target_seconds, MAX_SLOWDOWN * alone)
+        return max(target, MAX_SLOWDOWN * alone)
 
     def _fit(self) -> Coefficients | None:
         if self._coefficients is None and len(self._steps) >= MIN_STEPS:

@@ -57,13 +57,15 @@ class Pools(Protocol):
 
     async def scale(self, wanted: Mapping[Role, int]) -> None:
         """Begin to start workers, or to drain the workers with the least load. Raises Invalid for a
-        role without a pool or a size out of bounds, and Overloaded while another caller is changing
+        role without a pool, a size out of bounds, or sizes with which the remaining workers could
+        not serve requests, and Overloaded while another caller is changing
         the same pool."""
         ...
 
     async def remove(self, worker_id: WorkerId) -> None:
         """Begin to drain this worker, and reduce the size of its pool by one. Idempotent. Raises
-        NotFound for an unknown worker, and Invalid for the last worker of its pool."""
+        NotFound for an unknown worker, and Invalid for the last worker of its pool, unless the
+        other pools can serve requests without it."""
         ...
 
 
@@ -71,9 +73,26 @@ def parse_pool_sizes(wanted: Mapping[str, int] | Mapping[Role, int]) -> dict[Rol
     """Convert pool sizes keyed by the role's name to sizes keyed by :class:`Role`. Raises Invalid
     for an unknown role or a size out of bounds."""
     for name, count in wanted.items():
-        if name not in [role.value for role in WORKER_ROLES] or not 0 < count <= MAX_POOL:
+        if name not in [role.value for role in WORKER_ROLES] or not 0 <= count <= MAX_POOL:
             raise Invalid(
-                f"scale takes prefill=N and decode=N with N from 1 to {MAX_POOL}, "
+                f"scale takes prefill=N, decode=N and mixed=N with N from 0 to {MAX_POOL}, "
                 f"not {name}={count}"
             )
     return {Role(name): count for name, count in wanted.items()}
+
+
+def can_serve(sizes: Mapping[Role, int]) -> bool:
+    """Return whether requests can be served by pools of these sizes: by prefill and decode workers,
+    which need each other, or by mixed workers, or by both."""
+    prefill, decode = sizes.get(Role.PREFILL, 0), sizes.get(Role.DECODE, 0)
+    return bool(prefill) == bool(decode) and bool(prefill or sizes.get(Role.MIXED, 0))
+
+
+def check_can_serve(sizes: Mapping[Role, int]) -> None:
+    """Raise Invalid if requests can't be served by pools of these sizes."""
+    if not can_serve(sizes):
+        shown = " ".join(f"{role.value}={sizes.get(role, 0)}" for role in WORKER_ROLES)
+        raise Invalid(
+            f"{shown} could not serve requests: there must be prefill and decode workers, or mixed "
+            "workers, and no prefill workers without decode workers or the reverse"
+        )

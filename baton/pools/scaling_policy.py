@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from baton.core.pool_plan import PoolPlan
-from baton.core.states import WORKER_ROLES, Role
+from baton.core.states import Role
 from baton.pools.base import PoolWorker
+
+PLANNED_ROLES = (Role.PREFILL, Role.DECODE)
+"""The roles whose pools are resized."""
 
 STARTING_STATES = ("pending", "starting", "converting")
 ENDED_STATES = ("stopped", "failed")
@@ -24,12 +27,12 @@ class PoolBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingConfig:
-    """The limits of the autoscaler. ``max_workers`` is the budget of both pools, including workers
-    that are being removed. A change is made once it has been wanted for ``stable_seconds``, and at
-    least ``cooldown_seconds`` after the last change; it adds or removes at most
-    ``max_step_workers`` workers. New workers that do not serve after ``pending_seconds`` are
-    removed again, and their pool does not grow for another ``pending_seconds``. ``can_convert``
-    says whether workers can move from pool to pool."""
+    """The limits of the autoscaler. ``max_workers`` is the budget of the prefill and the decode
+    pool, including workers that are being removed. A change is made once it has been wanted for
+    ``stable_seconds``, and at least ``cooldown_seconds`` after the last change; it adds or removes
+    at most ``max_step_workers`` workers. New workers that do not serve after ``pending_seconds``
+    are removed again, and their pool does not grow for another ``pending_seconds``.
+    ``can_convert`` says whether workers can move from pool to pool."""
 
     prefill: PoolBounds = PoolBounds()
     decode: PoolBounds = PoolBounds()
@@ -54,6 +57,10 @@ class PoolObservation:
     sizes: Mapping[Role, int]
     workers: Sequence[PoolWorker]
 
+    def has_pool(self, role: Role) -> bool:
+        """Whether the cluster is meant to have workers of this role."""
+        return role in self.sizes and bool(self.sizes[role] or not self.sizes.get(Role.MIXED))
+
     def num_serving(self, role: Role) -> int:
         return sum(each.role is role and each.state == "serving" for each in self.workers)
 
@@ -66,10 +73,15 @@ class PoolObservation:
 
     @property
     def num_budgeted_workers(self) -> int:
-        """Number of workers that count against the budget, including draining ones."""
+        """Number of workers that count against the budget, including draining ones. Mixed workers
+        don't count."""
         present = Counter(each.role for each in self.workers if each.state not in ENDED_STATES)
         leaving = Counter(each.role for each in self.workers if each.state == "draining")
-        return sum(max(present[role], self.sizes[role] + leaving[role]) for role in self.sizes)
+        return sum(
+            max(present[role], size + leaving[role])
+            for role, size in self.sizes.items()
+            if role in PLANNED_ROLES
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +159,16 @@ def decide_scaling(
 
 
 def wanted_sizes(observation: PoolObservation, config: ScalingConfig) -> dict[Role, int]:
-    """Return the sizes of the plan, limited to the bounds of each pool. If together they exceed the
-    budget ``max_workers``, the budget is divided in proportion to them."""
+    """Return the sizes of the plan, limited to the bounds of each pool. Mixed workers, for which
+    there are no plans, keep their number; beside them, an empty pool stays empty. If together the
+    sizes exceed the budget ``max_workers``, the budget is divided in proportion to them."""
     if observation.plan is None:
         return {}
     asked = {Role.PREFILL: observation.plan.prefill, Role.DECODE: observation.plan.decode}
     sizes = {
-        role: config.bounds(role).clamp(asked[role])
-        for role in WORKER_ROLES
-        if role in observation.sizes
+        role: config.bounds(role).clamp(count)
+        for role, count in asked.items()
+        if observation.has_pool(role)
     }
     total = sum(sizes.values())
     if len(sizes) < 2 or total <= config.max_workers:

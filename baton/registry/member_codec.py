@@ -138,6 +138,13 @@ def _load(raw: Any) -> WorkerLoad:
         link_bytes_per_second=_optional(raw, "link_bytes_per_second", _rate),
         window_tokens=_optional(raw, "window_tokens", _number) if "window_tokens" in raw else None,
         windowed_share=_amount(raw, "windowed_share") if "windowed_share" in raw else 1.0,
+        prompt_share=min(_amount(raw, "prompt_share"), 1.0) if "prompt_share" in raw else 0.0,
+        prompt_slowdown=(
+            max(_amount(raw, "prompt_slowdown"), 1.0) if "prompt_slowdown" in raw else 1.0
+        ),
+        shared_step_seconds=(
+            _optional(raw, "shared_step_seconds", _amount) if "shared_step_seconds" in raw else None
+        ),
     )
 
 

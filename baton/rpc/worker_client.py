@@ -21,7 +21,11 @@ from baton.rpc.convert.kv_transfer import (
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
 
-_ROLES = {Role.PREFILL: pb.WORKER_ROLE_PREFILL, Role.DECODE: pb.WORKER_ROLE_DECODE}
+_ROLES = {
+    Role.PREFILL: pb.WORKER_ROLE_PREFILL,
+    Role.DECODE: pb.WORKER_ROLE_DECODE,
+    Role.MIXED: pb.WORKER_ROLE_MIXED,
+}
 
 MAX_CHANNELS = 1024
 """Maximum number of open channels to peers; beyond this, the least recently used one is closed."""

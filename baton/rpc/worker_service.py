@@ -34,7 +34,11 @@ _TASKS = {
     pb.TASK_DECODE: Task.DECODE,
     pb.TASK_WHOLE: Task.PREFILL_AND_DECODE,
 }
-_ROLES = {pb.WORKER_ROLE_PREFILL: Role.PREFILL, pb.WORKER_ROLE_DECODE: Role.DECODE}
+_ROLES = {
+    pb.WORKER_ROLE_PREFILL: Role.PREFILL,
+    pb.WORKER_ROLE_DECODE: Role.DECODE,
+    pb.WORKER_ROLE_MIXED: Role.MIXED,
+}
 
 
 class RouterStream(Protocol):

@@ -63,7 +63,8 @@ def measure_load(
     load = replace(load, queued_tokens=sum(prompt.num_tokens for prompt in prompts))
     if cost is not None:
         load = replace(load, queue=_reported_queue(prompts, cost))
-    return _with_answers(load, engine, incoming, answer_tokens or UNKNOWN_ANSWER_TOKENS)
+    load = _with_answers(load, engine, incoming, answer_tokens or UNKNOWN_ANSWER_TOKENS)
+    return _with_shared_steps(load, engine)
 
 
 def _prompts(
@@ -130,6 +131,22 @@ def _with_answers(
             expected = known + min(int(answer_tokens), each.spec.max_new_tokens)
             promised += load.held_tokens(expected)
     return replace(load, decode_requests=requests, context_tokens=context, promised_tokens=promised)
+
+
+def _with_shared_steps(load: WorkerLoad, engine: Engine) -> WorkerLoad:
+    """Add how much prompts and the answers that run now delay each other. A step with both has the
+    time ``shared_step_seconds``; the answers take their part of it, and the rest is left for
+    prompts."""
+    answers = [
+        sequence.num_known_tokens
+        for sequence in engine.sequences
+        if sequence.phase is Phase.RUNNING and sequence.num_uncomputed_tokens <= 1
+    ]
+    longest = engine.max_shared_step_seconds(len(answers), sum(answers))
+    if longest is None or load.decode_cost is None or not answers:
+        return replace(load, shared_step_seconds=longest)
+    own = load.decode_cost.seconds(len(answers), sum(answers))
+    return replace(load, shared_step_seconds=longest, prompt_slowdown=longest / (longest - own))
 
 
 def _expected_length(sequence: Sequence, answer_tokens: float) -> int:

@@ -42,7 +42,8 @@ class RoleState:
         instead. Idempotent. Raises Invalid for a role that workers can't have, and Unavailable if
         the worker is leaving the cluster permanently."""
         if role not in WORKER_ROLES:
-            roles = " or ".join(sorted(each.value for each in WORKER_ROLES))
+            *others, last = sorted(each.value for each in WORKER_ROLES)
+            roles = f"{', '.join(others)} or {last}"
             raise Invalid(
                 f"a worker can't become a {role.value}: its role must be {roles}", param="role"
             )

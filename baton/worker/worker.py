@@ -1,7 +1,8 @@
 """A worker: takes requests from routers, runs them on its engine, and delivers their outputs.
 
-Prefill and decode workers run the same code and differ only in the tasks that they are sent. Both
-kinds can serve a whole request, if the other pool has no workers left.
+Prefill, decode and mixed workers run the same code and differ only in the tasks that they are sent.
+A mixed worker is sent whole requests. The others can serve a whole request, too, if the other pool
+has no workers left.
 """
 
 import asyncio
@@ -281,10 +282,11 @@ class Worker:
         self._decode.notify_blocks_freed()
 
     def _record_step(self, result: StepResult) -> None:
-        """Update the prefill side and the telemetry. A failure here must not fail any answer; the
-        same exception is logged once, not with every step."""
+        """Update the prefill side, the load and the telemetry. A failure here must not fail any
+        answer; the same exception is logged once, not with every step."""
         try:
             self._prefill.record_step(result)
+            self._load_monitor.record_step(result)
             self._telemetry.record_step(result, self._jobs)
         except Exception as error:
             if repr(error) != self._last_step_error:

@@ -18,6 +18,7 @@ prompts must then leave memory for a long prompt until short and long prompts ar
 equally often (trunk reservation: Kelly, "Loss Networks", 1991).
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -52,8 +53,11 @@ def place(snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig) -> 
     if not (mixed or decodes):
         check_size([*snapshot.decodes, *(view.decode for view in snapshot.mixed)], query)
     scores = _prefill_scores(snapshot, query, config, stored)
-    if mixed and _is_mixed_better(snapshot, query, mixed[0], scores, decodes):
-        return _on_mixed_worker(snapshot, query, config, mixed, stored)
+    pair_cost = _pair_cost(snapshot, query, scores, decodes)
+    if mixed and mixed[0].score < pair_cost:
+        decision = _on_mixed_worker(snapshot, query, config, mixed, stored)
+        reason = decision.reason + _compared_with_pair(mixed[0], scores, decodes, pair_cost)
+        return replace(decision, reason=reason, prefill_scores=scores, decode_scores=decodes)
     if not decodes and not scores:
         raise Unavailable("no worker is ready")
     if not decodes:
@@ -65,39 +69,68 @@ def place(snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig) -> 
         decode = snapshot.decodes[decodes[0].worker]
         _check_admission(snapshot, query, config, scores[0], decodes[0], decode)
     best = scores[0]
+    compared = _compared_with_mixed(mixed, pair_cost)
     local = local_prefill_decision(snapshot, query, best, decodes[0], stored)
     if local is not None:
-        return replace(local, prefill_scores=scores, decode_scores=decodes)
+        return replace(
+            local,
+            reason=local.reason + compared,
+            prefill_scores=scores,
+            decode_scores=decodes,
+            mixed_scores=mixed,
+        )
     return Decision(
         best.worker,
         decodes[0].worker,
-        _reason(best, query, len(scores)),
+        _reason(best, query, len(scores)) + compared,
         stored if best.fetched_blocks else None,
         best.service_seconds,
         best.queue_seconds + best.service_seconds,
         decodes[0].service_seconds,
         scores,
         decodes,
+        mixed,
     )
 
 
-def _is_mixed_better(
+def _pair_cost(
     snapshot: Snapshot,
     query: PolicyQuery,
-    mixed: ScoredWorker,
     prefills: Sequence[ScoredWorker],
     decodes: Sequence[ScoredWorker],
-) -> bool:
-    """Return whether the best mixed worker costs less than the best pair. The cost of a pair is
-    computed like the score of a mixed worker."""
+) -> float:
+    """Return the cost of the best pair of a prefill and a decode worker, computed like the score of
+    a mixed worker; infinity if there is no pair."""
     if not (prefills and decodes):
-        return True
+        return math.inf
     decode = decodes[0]
     answer_tokens = min(snapshot.answer_tokens, query.max_new_tokens)
     pair = prefills[0].score + answer_tokens * decode.service_seconds
     if decode.late_seconds or decode.score > 1:
         pair += SLO_MISS_PENALTY
-    return mixed.score < pair
+    return pair
+
+
+def _compared_with_pair(
+    mixed: ScoredWorker,
+    prefills: Sequence[ScoredWorker],
+    decodes: Sequence[ScoredWorker],
+    pair_cost: float,
+) -> str:
+    if not (prefills and decodes):
+        return ""
+    pair = f"{prefills[0].worker} and {decodes[0].worker}"
+    return f"; its cost is {mixed.score:.3f} s, that of {pair} would be {pair_cost:.3f} s"
+
+
+def _compared_with_mixed(mixed: Sequence[ScoredWorker], pair_cost: float) -> str:
+    if not mixed:
+        return ""
+    best = mixed[0]
+    return (
+        f"; its cost is {pair_cost:.3f} s, that of the mixed worker {best.worker} would be "
+        f"{best.score:.3f} s"
+    )
 
 
 def _on_mixed_worker(
@@ -111,7 +144,7 @@ def _on_mixed_worker(
     view = snapshot.mixed[best.worker]
     itl = view.itl_seconds(1, view.decode.held_tokens(query.num_tokens))
     if config.admission and not query.must_admit:
-        late = max(itl - query.itl_slo_seconds, 0.0)
+        late = max(itl - query.itl_slo_seconds, 0.0) if view.decode.is_measured else 0.0
         decode = replace(best, service_seconds=itl, late_seconds=late)
         needed = view.decode.held_tokens(needed_tokens(snapshot, query))
         if wait_seconds(snapshot, query, view.decode, needed) > 0:
@@ -120,12 +153,12 @@ def _on_mixed_worker(
     return Decision(
         None,
         best.worker,
-        _reason(best, query, len(scores)),
+        f"mixed worker: {_reason(best, query, len(scores))}",
         stored if best.fetched_blocks else None,
         best.service_seconds,
         best.queue_seconds + best.service_seconds,
         itl,
-        scores,
+        mixed_scores=scores,
     )
 
 

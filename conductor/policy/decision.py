@@ -12,7 +12,8 @@ class Decision:
     """The decision where to run a request. If ``prefill`` is None, ``decode`` serves the whole
     request. ``fetch_source`` is the store node to fetch the prefix from; ``service_seconds`` is the
     predicted prefill time; ``ttft_seconds`` and ``itl_seconds`` are predictions. Times are 0 if
-    they were not predicted."""
+    they were not predicted. The scores are those of all candidates of each kind of worker, whether
+    one of them was chosen or not."""
 
     prefill: WorkerId | None
     decode: WorkerId
@@ -23,3 +24,4 @@ class Decision:
     itl_seconds: float = 0.0
     prefill_scores: tuple[ScoredWorker, ...] = ()
     decode_scores: tuple[ScoredWorker, ...] = ()
+    mixed_scores: tuple[ScoredWorker, ...] = ()

@@ -48,12 +48,14 @@ def _score(
     compute = work.compute_seconds * view.prompt_slowdown
     deadline = first_token_deadline(snapshot, query, config, prefill)
     forecast = forecast_queue(prefill, now, now + work.fetch_seconds, deadline, compute)
-    late = max(forecast.done_seconds - deadline, 0.0)
+    late = max(forecast.done_seconds - deadline, 0.0) if prefill.is_measured else 0.0
+    num_made_late = forecast.num_made_late if prefill.is_measured else 0
     itl = view.itl_seconds(1, decode.held_tokens(query.num_tokens))
+    is_slow = decode.is_measured and itl > query.itl_slo_seconds
     memory_wait = wait_seconds(
         snapshot, query, decode, decode.held_tokens(needed_tokens(snapshot, query))
     )
-    missed = (late > 0) + forecast.num_made_late + (itl > query.itl_slo_seconds) + (memory_wait > 0)
+    missed = (late > 0) + num_made_late + is_slow + (memory_wait > 0)
     score = prefill.queue_seconds(now) + work.fetch_seconds + config.service_weight * compute
     score += min(snapshot.answer_tokens, query.max_new_tokens) * itl + SLO_MISS_PENALTY * missed
     queue = max(forecast.done_seconds - now - compute, 0.0)

@@ -102,12 +102,14 @@ class MixedView:
     """A mixed worker, which computes prompts and answers in the same steps, as the policies see it:
     as a prefill worker and as a decode worker. ``prefill.queue`` takes into account that answers
     delay prompts. A further prompt takes ``prompt_slowdown`` times as long as on an idle worker.
-    Lately, steps with prompts took the share ``prompt_share`` of the time, from 0 to 1."""
+    Lately, steps with prompts took the share ``prompt_share`` of the time, from 0 to 1. If
+    ``shared_step_seconds`` is set, no step with both prompts and answers takes longer."""
 
     prefill: PrefillView
     decode: DecodeView
     prompt_slowdown: float = 1.0
     prompt_share: float = 0.0
+    shared_step_seconds: float | None = None
 
     @property
     def id(self) -> WorkerId:
@@ -118,11 +120,15 @@ class MixedView:
         return self.decode.load
 
     def itl_seconds(self, more_requests: int, more_tokens: int) -> float:
-        """Predict the mean inter-token latency after adding requests. While a step with prompts is
-        computed, which is long, an answer gets one token, so answers have only the rest of the
-        time."""
+        """Predict the mean inter-token latency after adding requests. If steps with prompts may be
+        long, answers hardly get tokens from them, so they have only the rest of the time.
+        Otherwise, answers get one token from each of these steps, too."""
         rest = max(1 - self.prompt_share, MIN_ANSWER_SHARE)
-        return self.decode.step_seconds(more_requests, more_tokens) / rest
+        step = self.decode.step_seconds(more_requests, more_tokens)
+        if self.shared_step_seconds is None:
+            return step / rest
+        shared = max(self.shared_step_seconds, step)
+        return 1 / (rest / step + (1 - rest) / shared) if step else 0.0
 
 
 WorkerViewT = TypeVar("WorkerViewT", PrefillView, DecodeView, MixedView)

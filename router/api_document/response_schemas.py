@@ -158,7 +158,7 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
     "TenantsUsage": extensible_object(since=TEXT, until=TEXT, complete=BOOLEAN),
     "PoolSizes": {
         "type": "object",
-        "properties": {"prefill": {"type": "integer"}, "decode": {"type": "integer"}},
+        "properties": {name: {"type": "integer"} for name in ("prefill", "decode", "mixed")},
         "additionalProperties": False,
         "minProperties": 1,
     },

@@ -20,7 +20,7 @@ MAX_CONCURRENT_BATCH_REQUESTS = 256
 class RouterLoad:
     """The load as this router sees it. ``num_requests`` is the number of its answers in progress,
     not counting those for batch requests; ``limit`` is the maximum number of answers in
-    progress."""
+    progress. ``decode`` are the workers that generate answers: decode and mixed workers."""
 
     num_requests: int
     limit: int
@@ -30,10 +30,10 @@ class RouterLoad:
 
 
 def num_allowed_batch_requests(requests_per_worker: int, running: int, load: RouterLoad) -> int:
-    """Return how many batch requests may run: ``requests_per_worker`` for each decode worker, but
-    at most ``MAX_CONCURRENT_BATCH_REQUESTS``. Return 0 while a decode worker is nearly full, while
-    this router is busy or draining, or while more requests wait at workers than there are
-    ``running`` batch requests (so some of those that wait are not batch requests)."""
+    """Return how many batch requests may run: ``requests_per_worker`` for each worker of
+    ``load.decode``, but at most ``MAX_CONCURRENT_BATCH_REQUESTS``. Return 0 while one of them is
+    nearly full, while this router is busy or draining, or while more requests wait at workers than
+    there are ``running`` batch requests (so some of those that wait are not batch requests)."""
     workers = [*load.prefill, *load.decode]
     if load.draining or not load.decode:
         return 0

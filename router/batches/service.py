@@ -198,7 +198,10 @@ class BatchService:
             num_requests=max(context.tenants.request_limiter.num_in_use - running, 0),
             limit=context.config.max_concurrent_requests,
             prefill=context.cluster.ready_members(Role.PREFILL),
-            decode=context.cluster.ready_members(Role.DECODE),
+            decode=[
+                *context.cluster.ready_members(Role.DECODE),
+                *context.cluster.ready_members(Role.MIXED),
+            ],
             draining=context.draining,
         )
         return num_allowed_batch_requests(self._requests_per_worker, running, load)

@@ -33,8 +33,8 @@ from router.generation.record import MAX_FINISHED, GenerationRecord
 from router.openai.context import RouterContext
 
 MAX_RING_WORKERS = 64
-"""The ring is shown for up to this many prefill workers of a model. A new ring takes about 2 ms per
-worker to compute, during which the router does nothing else."""
+"""The ring is shown for up to this many prefill and mixed workers of a model. A new ring takes
+about 2 ms per worker to compute, during which the router does nothing else."""
 
 MAX_POOL_WORKERS = 512
 """The maximum number of the supervisor's workers that are shown."""
@@ -95,7 +95,12 @@ class StateBuilder:
             "requests": request_rows(inflight),
             "ended": ended_rows(finished),
             "tenants": tenant_rows(sums, refusals, directory),
-            "rings": _ring_rows(context.cluster.ready_members(Role.PREFILL)),
+            "rings": _ring_rows(
+                [
+                    *context.cluster.ready_members(Role.PREFILL),
+                    *context.cluster.ready_members(Role.MIXED),
+                ]
+            ),
         }
         cluster = {
             **self._describe_router(now),
@@ -151,11 +156,11 @@ def _supervised_rows(pools: Row | None) -> Rows:
     return {str(each["id"]): each for each in islice(pools["workers"], MAX_POOL_WORKERS)}
 
 
-def _ring_rows(prefill_workers: Sequence[Member]) -> Rows:
-    """Return the shares of the hash ring that each model's prefill workers have. Routers use the
-    ring while no conductor answers. ``shares`` is None for a ring that is too large."""
+def _ring_rows(workers: Sequence[Member]) -> Rows:
+    """Return the shares of the hash ring that each model's prefill and mixed workers have. Routers
+    use the ring while no conductor answers. ``shares`` is None for a ring that is too large."""
     by_model: dict[str, list[str]] = {}
-    for worker in prefill_workers:
+    for worker in workers:
         by_model.setdefault(worker.model, []).append(worker.id)
     return {model: _ring_row(model, sorted(ids)) for model, ids in by_model.items()}
 

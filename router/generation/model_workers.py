@@ -33,8 +33,8 @@ class ModelWorkers:
 
     @property
     def is_ready(self) -> bool:
-        """Whether at least one decode worker is ready."""
-        return bool(self.ready_members(Role.DECODE))
+        """Whether at least one decode or mixed worker is ready."""
+        return bool(self.ready_members(Role.DECODE) or self.ready_members(Role.MIXED))
 
     @property
     def max_model_tokens(self) -> int:

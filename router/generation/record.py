@@ -59,6 +59,7 @@ class PlacementRecord:
             "alternatives": {
                 "prefill": [asdict(each) for each in placement.prefill_alternatives],
                 "decode": [asdict(each) for each in placement.decode_alternatives],
+                "mixed": [asdict(each) for each in placement.mixed_alternatives],
             },
             "error": self.error,
         }
@@ -246,7 +247,7 @@ class GenerationRecord:
                 "itl_seconds": self.mean_itl_seconds,
                 "tbt_seconds": self.mean_itl_seconds,
             },
-            "alternatives": last.get("alternatives", {"prefill": [], "decode": []}),
+            "alternatives": last.get("alternatives", {"prefill": [], "decode": [], "mixed": []}),
             "placements": placements,
             "transport": self.transport,
             "kv_transfer_bytes": self.kv_bytes_transferred,

@@ -29,7 +29,8 @@ RING_POLICY = "ring"
 
 class RingPlacer:
     """Places requests by a hash ring. A placement depends only on the query, on which workers are
-    ready, and on the loads of these workers."""
+    ready, and on the loads of these workers. The ring has the prefill workers and the mixed
+    workers: a request whose place is a mixed worker's stays there, also for its answer."""
 
     def __init__(self, workers: ModelWorkers) -> None:
         self._workers = workers
@@ -37,6 +38,12 @@ class RingPlacer:
     async def place(self, query: PlacementQuery) -> Placement:
         prefills = self._candidates(Role.PREFILL, query)
         decodes = self._candidates(Role.DECODE, query)
+        mixed = self._candidates(Role.MIXED, query)
+        if mixed:
+            computing = [*prefills, *mixed] if prefills and decodes else mixed
+            chosen = pick_with_bounded_load(computing, _ring_key(query))
+            if chosen.role is Role.MIXED:
+                return _build_placement(None, chosen, "ring: a mixed worker")
         if not decodes and not prefills:
             if query.adapter is not None:
                 raise Unavailable(f"no worker has loaded the adapter {query.adapter.name}")

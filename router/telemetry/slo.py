@@ -52,7 +52,10 @@ def predicted_prefill_seconds(record: GenerationRecord) -> float:
         return 0.0
     placement = record.placements[0].placement
     worker = placement.prefill or placement.decode
-    for candidate in placement.prefill_alternatives:  # usually the first one is the chosen one
+    alternatives = (
+        placement.mixed_alternatives if placement.is_mixed else placement.prefill_alternatives
+    )
+    for candidate in alternatives:  # usually the first one is the chosen one
         if candidate.worker == worker.id:
             return candidate.service_seconds
     return 0.0

@@ -194,9 +194,11 @@ async def test_invalid_requests_are_refused(harness: PoolsHarness) -> None:
     with pytest.raises(Unavailable, match="starting or stopping"):
         await harness.pools.scale({Role.PREFILL: 2})
     async with harness.running():
-        for wrong in ({Role.ROUTER: 1}, {Role.DECODE: 0}, {Role.DECODE: 257}):
-            with pytest.raises(Invalid, match="scale takes prefill=N and decode=N"):
+        for wrong in ({Role.ROUTER: 1}, {Role.DECODE: -1}, {Role.DECODE: 257}):
+            with pytest.raises(Invalid, match="scale takes prefill=N, decode=N and mixed=N"):
                 await harness.pools.scale(wrong)
+        with pytest.raises(Invalid, match="decode=0 mixed=0 could not serve requests"):
+            await harness.pools.scale({Role.DECODE: 0})
         with pytest.raises(NotFound, match="no worker 'x'; the workers are: prefill-0, decode-0"):
             await harness.pools.remove(WorkerId("x"))
     with pytest.raises(Unavailable, match="starting or stopping"):

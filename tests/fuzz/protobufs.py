@@ -92,7 +92,11 @@ OUR_FAULT = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
 LATE_WRITE = "Internal error from Core"
 """The error that gRPC's client raises if it writes to a stream that has just ended."""
 
-ROLES = (worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE)
+ROLES = (
+    worker_pb2.WORKER_ROLE_PREFILL,
+    worker_pb2.WORKER_ROLE_DECODE,
+    worker_pb2.WORKER_ROLE_MIXED,
+)
 
 
 @dataclass(frozen=True)

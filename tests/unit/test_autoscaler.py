@@ -237,6 +237,16 @@ def test_wanted_sizes_stay_within_each_pools_bounds() -> None:
     assert wanted_sizes(pools.observe(), config) == {PREFILL: 2, DECODE: 1}
 
 
+def test_mixed_workers_are_neither_resized_nor_counted_nor_replaced_by_empty_pools() -> None:
+    pools = SimulatedPools(1, 1)
+    pools.plan = plan(8, 8)
+    hybrid = replace(pools.observe(), sizes={PREFILL: 1, DECODE: 1, Role.MIXED: 9})
+    assert wanted_sizes(hybrid, CONFIG) == {PREFILL: 4, DECODE: 4}
+    assert hybrid.num_budgeted_workers == 2
+    only_mixed = replace(pools.observe(), sizes={PREFILL: 0, DECODE: 0, Role.MIXED: 2}, workers=())
+    assert wanted_sizes(only_mixed, CONFIG) == {}
+
+
 @pytest.mark.parametrize(
     ("planned", "allotted"),
     [

@@ -42,7 +42,7 @@ def baton(
     [
         (["status"], 1, "no cluster named 'default' is running here: start it with `baton up`"),
         (["scale", "prefill=2"], 1, "no cluster named 'default'"),
-        (["scale", "prefill"], 2, "with N from 1 to 256, not 'prefill'"),
+        (["scale", "prefill"], 2, "with N from 0 to 256, not 'prefill'"),
         (["scale", "decode=-1"], 2, "not 'decode=-1'"),
         (["serve", "cook"], 2, "unknown role 'cook'; known roles: router, conductor"),
         (["serve", "conductor"], 2, "redis_url is not set; set it, e.g. BATON_REDIS_URL="),
@@ -53,7 +53,9 @@ def baton(
         (["up", "--on", "ray", "--ray-address", "x"], 2, "must be auto, or HOST:PORT"),
         (["up", "--on", "ray", "--ray-address", "127.0.0.1:1"], 1, "can't be reached"),
         (["up", "--on", "ray", "--set", "ray_worker_cpus=9999"], 1, "2 workers need 19998 CPU"),
-        (["up", "--prefill", "0"], 2, "prefill is 0: input should be greater than 0"),
+        (["up", "--prefill", "-1"], 2, "prefill is -1: input should be greater than or equal to 0"),
+        (["up", "--prefill", "0"], 2, "prefill is 0 and decode is 1: prefill and decode workers"),
+        (["up", "--prefill", "0", "--decode", "0"], 2, "prefill, decode and mixed are all 0"),
         (["up", "--model", "./nowhere"], 2, "model is './nowhere'; it must be a directory"),
         (["up", "--engine", "vllm"], 2, "engine is vllm, but this Python has no vLLM"),
         (

@@ -132,6 +132,8 @@ async def test_extreme_reports_do_not_prevent_placements(number: float) -> None:
         prefill_member("p0"), prefill_member("p1", **wild), decode_member("d0"),
         decode_member("d1", **wild),
         prefill_member("p2", **wild), decode_member("d2", **wild),
+        member("m0", Role.MIXED, **(wild | {"at_seconds": 1e9, "prompt_share": min(number, 1.0),
+               "prompt_slowdown": max(number, 1.0), "shared_step_seconds": number})),
     )  # fmt: skip
     for turn in range(20):
         placement = cluster.place(str(turn))

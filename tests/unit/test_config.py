@@ -35,6 +35,31 @@ def test_defaults_are_local_and_small() -> None:
     assert settings.model_name == "demo"
 
 
+def test_only_mixed_workers_are_started_if_no_others_are_asked_for() -> None:
+    def pools(**flags: int) -> tuple[int, int, int]:
+        settings = load_settings(**flags)
+        return settings.prefill, settings.decode, settings.mixed
+
+    assert pools(mixed=2) == (0, 0, 2)
+    assert pools(mixed=0) == (1, 1, 0)
+    assert pools(mixed=1, prefill=2) == (2, 1, 1)
+    assert pools(mixed=1, prefill=0, decode=0) == (0, 0, 1)
+    with pytest.raises(Invalid, match="prefill, decode and mixed are all 0"):
+        load_settings(prefill=0, decode=0)
+    with pytest.raises(Invalid, match="prefill is 0 and decode is 1: prefill and decode workers"):
+        load_settings(prefill=0, mixed=1)
+
+
+def test_pools_of_a_detached_cluster_are_those_of_its_flags(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = load_settings(mixed=1, prefill=1, decode=1)
+    for name, value in to_environment(settings).items():
+        monkeypatch.setenv(f"BATON_{name.upper()}", value)
+    again = load_settings()
+    assert (again.prefill, again.decode, again.mixed) == (1, 1, 1)
+
+
 def test_flag_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(tmp_path, "port: 1\nprefill: 2\ndecode: 3\n")
     monkeypatch.setenv("BATON_PREFILL", "20")
@@ -67,7 +92,7 @@ def test_unset_flags_do_not_override_the_environment(monkeypatch: pytest.MonkeyP
     [
         ("port", "70000", "port is '70000': input should be less than or equal to 65535"),
         ("port", "http", "port is 'http': input should be a valid integer"),
-        ("prefill", "0", "prefill is '0': input should be greater than 0"),
+        ("prefill", "-1", "prefill is '-1': input should be greater than or equal to 0"),
         ("dtype", "int4", "dtype is 'int4': input should be 'auto', 'float32', 'bfloat16'"),
         ("device", "tpu", "device is 'tpu'"),
         ("transports", "shm,pigeon", "transports is .*auto, or .* of shm,cuda_ipc,nixl,grpc"),

@@ -54,6 +54,20 @@ def test_explanation_shows_facts_then_times_then_candidates() -> None:
     assert lines[-1] == ["before,", "epoch", "1:", "ring:", "lost", "worker", "d1"]
 
 
+def test_mixed_worker_that_serves_the_whole_request_is_marked() -> None:
+    mixed = {
+        "worker": "m0", "score": 0.5, "queue_seconds": 0.0, "service_seconds": 0.125,
+        "local_blocks": 4, "fetched_blocks": 0, "late_seconds": 0.0,
+    }  # fmt: skip
+    lines = rendered_words(
+        explanation(
+            prefill=None, decode={"id": "m0", "address": "m0:1", "generation": 1},
+            alternatives={"prefill": [], "decode": [], "mixed": [mixed]},
+        )
+    )  # fmt: skip
+    assert ["*", "m0", "0.5000", "0.0000", "0.1250", "4", "0", "0.0000"] in lines
+
+
 def test_explanation_of_a_request_that_was_never_placed() -> None:
     nothing = {"ttft_seconds": None, "itl_seconds": None}
     lines = rendered_words(

@@ -85,7 +85,9 @@ def test_mock_workers_of_a_process_come_from_the_settings() -> None:
     at_once = load_settings(mock_prefill_tokens_per_second=0, mock_step_seconds=0)
     assert config_from_settings(at_once).prefill_cost.seconds(1000) == 0
     assert config_from_settings(load_settings()).prefill_cost.seconds(1000) == 0.05
-    with pytest.raises(Invalid, match="both 0"):
+    both = load_settings(redis_url=redis, id="m", mock_prefill=0, mock_decode=0, mock_mixed=1)
+    assert mock_worker_ids(both) == [("m-mixed-0", Role.MIXED)]
+    with pytest.raises(Invalid, match="all 0"):
         MockProgram(load_settings(redis_url=redis, mock_prefill=0, mock_decode=0))
     with pytest.raises(Invalid, match="grpc_port"):
         MockProgram(load_settings(redis_url=redis, grpc_port=5000))

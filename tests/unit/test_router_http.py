@@ -204,7 +204,7 @@ async def test_explain_describes_a_request(tokenizer: Tokenizer) -> None:
         "worker": "p0", "score": 1.5, "queue_seconds": 0.5, "service_seconds": 0.25,
         "local_blocks": 3, "fetched_blocks": 0, "late_seconds": 0.0,
     }  # fmt: skip
-    assert explained["alternatives"] == {"prefill": [expected], "decode": []}
+    assert explained["alternatives"] == {"prefill": [expected], "decode": [], "mixed": []}
     assert [choice["request_id"] for choice in explained["choices"]] == [
         "chatcmpl-0-0", "chatcmpl-0-1",
     ]  # fmt: skip

@@ -9,11 +9,11 @@ import pytest
 
 from baton.core.ids import WorkerId
 from baton.core.states import Role
-from baton.errors import Unavailable
+from baton.errors import Invalid, Unavailable
 from orchestrator.cluster_state import ProcessState
 from orchestrator.supervised_pools import OnChange, SupervisedPools, SupervisedProcess
 
-PREFILL, DECODE = Role.PREFILL, Role.DECODE
+PREFILL, DECODE, MIXED = Role.PREFILL, Role.DECODE, Role.MIXED
 
 
 class FakeProcess:
@@ -117,6 +117,34 @@ async def test_newest_serving_workers_are_converted() -> None:
             "w5": "decode serving",
         }
         assert await pools.sizes() == {PREFILL: 1, DECODE: 3}
+
+
+async def test_workers_of_two_pools_are_converted_to_mixed_workers_and_back() -> None:
+    async with open_pools(2, 2) as pools:
+        await pools.scale({PREFILL: 1, DECODE: 1, MIXED: 2})
+        await settle()
+        assert pools.conversions == [("w2", "mixed"), ("w4", "mixed")]
+        pools.serve()
+        await pools.scale({MIXED: 0, DECODE: 3})
+        await settle()
+        assert pools.conversions[2:] == [("w4", "decode"), ("w2", "decode")]
+        assert await pools.sizes() == {PREFILL: 1, DECODE: 3, MIXED: 0}
+
+
+async def test_sizes_that_could_not_serve_requests_are_refused() -> None:
+    async with open_pools(1, 1) as pools:
+        for wrong in ({DECODE: 0}, {PREFILL: 0, DECODE: 0}, {PREFILL: 0, MIXED: 1}):
+            with pytest.raises(Invalid, match="could not serve requests"):
+                await pools.scale(wrong)
+        with pytest.raises(Invalid, match="w1 is the last prefill worker, without which"):
+            await pools.remove(WorkerId("w1"))
+        await pools.scale({MIXED: 1})
+        pools.serve()
+        await pools.remove(WorkerId("w3"))
+        assert await pools.sizes() == {PREFILL: 1, DECODE: 1, MIXED: 0}
+        await pools.scale({PREFILL: 0, DECODE: 0, MIXED: 1})
+        await settle()
+        assert pools.conversions == [("w1", "mixed")]
 
 
 async def test_workers_beyond_the_conversions_are_started() -> None:

@@ -280,8 +280,8 @@ async def test_added_worker_that_fails_to_start_reports_why(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"router": 2}, "there is no pool 'router'; the pools are prefill, decode"),
-        ({"prefill": 0}, "not prefill=0"),
+        ({"router": 2}, "there is no pool 'router'; the pools are prefill, decode, mixed"),
+        ({"prefill": 0}, "prefill=0 decode=1 mixed=0 could not serve requests"),
         ({"decode": 257}, "not decode=257"),
     ],
 )

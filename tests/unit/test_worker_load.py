@@ -20,6 +20,7 @@ from baton.engine.prefill_cost_model import PrefillCostModel
 from baton.engine.result import StepWork
 from baton.worker.answer_lengths import UNKNOWN_ANSWER_TOKENS, AnswerLengthStats
 from baton.worker.load_report import IncomingRequest, measure_load
+from baton.worker.prompt_time import MEMORY_SECONDS, PromptTime
 
 BLOCK = 4
 
@@ -213,6 +214,37 @@ def test_reserved_tokens_follow_the_expected_answer_length() -> None:
     assert load.promised_tokens == 8 + 30 + 12 + 5
     assert load.decode_cost is not None
     assert load.decode_cost.seconds(1, 28) == pytest.approx(0.05)
+
+
+def test_answers_leave_prompts_a_part_of_a_shared_step() -> None:
+    clock = ManualClock()
+    engine = engine_at(clock)
+    load = measure_load(engine, (), clock, None)
+    assert (load.shared_step_seconds, load.prompt_slowdown) == (None, 1.0)
+    engine.set_target_inter_token_latency(0.2)
+    engine.add(spec("writes", 8, max_tokens=40), Task.PREFILL_AND_DECODE)
+    load = measure_load(engine, (), clock, None)
+    assert (load.shared_step_seconds, load.prompt_slowdown) == (0.2, 1.0)
+    for _ in range(20):
+        engine.step()
+    load = measure_load(engine, (), clock, None)  # a decode step takes 0.05 s
+    assert load.shared_step_seconds == 0.2
+    assert load.prompt_slowdown == pytest.approx(0.2 / 0.15)
+    engine.set_target_inter_token_latency(0.01)
+    load = measure_load(engine, (), clock, None)
+    assert load.shared_step_seconds == pytest.approx(0.1)
+    assert load.prompt_slowdown == pytest.approx(2.0)
+
+
+def test_share_of_time_that_prompts_take_is_a_moving_average() -> None:
+    time = PromptTime()
+    assert time.share(100.0) == 0.0
+    for step in range(1, 1001):
+        time.record(100.0 + 0.1 * step, 0.04)
+    assert time.share(200.0) == pytest.approx(0.4, rel=0.02)
+    assert time.share(200.0 + MEMORY_SECONDS) == pytest.approx(0.4 / math.e, rel=0.02)
+    time.record(300.0, 60.0)
+    assert time.share(300.0) == 1.0
 
 
 def test_exported_prompt_counts_as_no_decode() -> None:

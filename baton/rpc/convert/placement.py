@@ -7,6 +7,7 @@ from typing import overload
 from baton.core.block_key import BLOCK_KEY_BYTES
 from baton.core.ids import BlockKey, Epoch, RequestId, TenantId, WorkerId
 from baton.core.placement import MAX_ALTERNATIVES, Placement, PlacementQuery, ScoredWorker
+from baton.core.states import Role
 from baton.errors import Invalid, Unavailable
 from baton.rpc.convert.common import (
     adapter_from_proto,
@@ -68,6 +69,7 @@ def placement_to_proto(placement: Placement) -> pb.Placement:
         itl_seconds=placement.itl_seconds,
         prefill_alternatives=_alternatives_to_proto(placement.prefill_alternatives),
         decode_alternatives=_alternatives_to_proto(placement.decode_alternatives),
+        mixed_alternatives=_alternatives_to_proto(placement.mixed_alternatives),
     )
 
 
@@ -84,8 +86,9 @@ def placement_from_proto(message: pb.Placement) -> Placement:
         policy=message.policy,
         ttft_seconds=message.ttft_seconds if message.HasField("ttft_seconds") else None,
         itl_seconds=message.itl_seconds if message.HasField("itl_seconds") else None,
-        prefill_alternatives=_Alternatives(encoded, of_prefill=True),
-        decode_alternatives=_Alternatives(encoded, of_prefill=False),
+        prefill_alternatives=_Alternatives(encoded, Role.PREFILL),
+        decode_alternatives=_Alternatives(encoded, Role.DECODE),
+        mixed_alternatives=_Alternatives(encoded, Role.MIXED),
     )
 
 
@@ -113,21 +116,24 @@ def _alternatives_to_proto(alternatives: Sequence[ScoredWorker]) -> list[pb.Alte
 
 
 class _Alternatives(Sequence[ScoredWorker]):
-    """The workers of one pool that the conductor scored for a placement, decoded when they are
+    """The workers of one role that the conductor scored for a placement, decoded when they are
     read. Until then they are kept as bytes, since parsed messages would take four times as much
     memory: a placement has dozens of alternatives, and a router keeps the alternatives of thousands
     of requests, but hardly ever reads them."""
 
-    __slots__ = ("_encoded", "_of_prefill")
+    __slots__ = ("_encoded", "_role")
 
-    def __init__(self, encoded: bytes, *, of_prefill: bool) -> None:
+    def __init__(self, encoded: bytes, role: Role) -> None:
         self._encoded = encoded
-        self._of_prefill = of_prefill
+        self._role = role
 
     @property
     def _messages(self) -> Sequence[pb.Alternative]:
         placement = pb.Placement.FromString(self._encoded)
-        return placement.prefill_alternatives if self._of_prefill else placement.decode_alternatives
+        if self._role is Role.MIXED:
+            return placement.mixed_alternatives
+        is_prefill = self._role is Role.PREFILL
+        return placement.prefill_alternatives if is_prefill else placement.decode_alternatives
 
     def __len__(self) -> int:
         return min(len(self._messages), MAX_ALTERNATIVES)

@@ -64,7 +64,7 @@ class Refusal(_message.Message):
     def __init__(self, status: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("prefill", "decode", "reason", "store_hint", "policy", "ttft_seconds", "itl_seconds", "prefill_alternatives", "decode_alternatives")
+    __slots__ = ("prefill", "decode", "reason", "store_hint", "policy", "ttft_seconds", "itl_seconds", "prefill_alternatives", "decode_alternatives", "mixed_alternatives")
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class Placement(_message.Message):
     ITL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     DECODE_ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
+    MIXED_ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     prefill: _common_pb2.WorkerRef
     decode: _common_pb2.WorkerRef
     reason: str
@@ -83,7 +84,8 @@ class Placement(_message.Message):
     itl_seconds: float
     prefill_alternatives: _containers.RepeatedCompositeFieldContainer[Alternative]
     decode_alternatives: _containers.RepeatedCompositeFieldContainer[Alternative]
-    def __init__(self, prefill: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., decode: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., reason: _Optional[str] = ..., store_hint: _Optional[_Union[_common_pb2.StoreHint, _Mapping]] = ..., policy: _Optional[str] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ..., prefill_alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., decode_alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ...) -> None: ...
+    mixed_alternatives: _containers.RepeatedCompositeFieldContainer[Alternative]
+    def __init__(self, prefill: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., decode: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., reason: _Optional[str] = ..., store_hint: _Optional[_Union[_common_pb2.StoreHint, _Mapping]] = ..., policy: _Optional[str] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ..., prefill_alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., decode_alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., mixed_alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ...) -> None: ...
 
 class Alternative(_message.Message):
     __slots__ = ("worker_id", "score", "queue_seconds", "service_seconds", "local_blocks", "fetched_blocks", "late_seconds")

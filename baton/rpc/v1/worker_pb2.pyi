@@ -20,6 +20,7 @@ class WorkerRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_ROLE_UNSPECIFIED: _ClassVar[WorkerRole]
     WORKER_ROLE_PREFILL: _ClassVar[WorkerRole]
     WORKER_ROLE_DECODE: _ClassVar[WorkerRole]
+    WORKER_ROLE_MIXED: _ClassVar[WorkerRole]
 TASK_UNSPECIFIED: Task
 TASK_PREFILL: Task
 TASK_DECODE: Task
@@ -27,6 +28,7 @@ TASK_WHOLE: Task
 WORKER_ROLE_UNSPECIFIED: WorkerRole
 WORKER_ROLE_PREFILL: WorkerRole
 WORKER_ROLE_DECODE: WorkerRole
+WORKER_ROLE_MIXED: WorkerRole
 
 class Submit(_message.Message):
     __slots__ = ("spec", "task", "source")

@@ -64,7 +64,9 @@ class MockProgram:
                     "that the system chooses"
                 )
         if not mock_worker_ids(settings):
-            raise Invalid("mock_prefill and mock_decode are both 0: there are no workers to run")
+            raise Invalid(
+                "mock_prefill, mock_decode and mock_mixed are all 0: there are no workers to run"
+            )
 
     @property
     def address(self) -> str:
@@ -191,7 +193,11 @@ def mock_worker_ids(settings: Settings) -> list[tuple[WorkerId, Role]]:
     """Return the ids and roles of all mock workers of this process. The ids begin with the setting
     ``id`` or, if it is empty, with ``mock-`` and the PID."""
     prefix = settings.id or f"mock-{os.getpid()}"
-    pools = ((Role.PREFILL, settings.mock_prefill), (Role.DECODE, settings.mock_decode))
+    pools = (
+        (Role.PREFILL, settings.mock_prefill),
+        (Role.DECODE, settings.mock_decode),
+        (Role.MIXED, settings.mock_mixed),
+    )
     return [
         (WorkerId(f"{prefix}-{role.value}-{number}"), role)
         for role, count in pools

@@ -20,9 +20,9 @@ export function Cache({ store }) {
     </div>
     <h2>KV store nodes</h2>
     <${Table} label="KV store nodes" columns=${STORE_COLUMNS} rows=${stores} empty="There are no KV store nodes." />
-    <h2>Hash ring of the prefill workers</h2>
+    <h2>Hash ring of the prefill and mixed workers</h2>
     <p class="hint">Routers place requests by this ring while no conductor answers. A segment is a worker's share of all keys.</p>
-    ${rings.length === 0 && html`<p class="empty">There are no prefill workers.</p>`}
+    ${rings.length === 0 && html`<p class="empty">There are no prefill or mixed workers.</p>`}
     ${rings.map((ring) => html`<${Ring} key=${ring.model} ring=${ring} />`)}`;
 }
 
@@ -82,7 +82,7 @@ function Ring({ ring }) {
   }
   const shares = Object.entries(ring.shares);
   return html`
-    <figure class="ring"><figcaption>${modelName(ring.model)}: ${integer(ring.num_workers)} prefill workers</figcaption>
+    <figure class="ring"><figcaption>${modelName(ring.model)}: ${integer(ring.num_workers)} workers</figcaption>
       <div class="strip">${shares.map(([worker, share], index) => html`
         <i key=${worker} class="ring-${index % RING_COLORS}" style=${{ flexGrow: share }} title=${`${worker}: ${percent(share, 1)}`}>
           ${share > 0.07 && html`<span>${worker} ${percent(share, 1)}</span>`}</i>`)}</div>

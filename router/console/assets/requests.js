@@ -119,6 +119,7 @@ function Explanation({ explanation, row, isOver }) {
     <p>${explanation.reason || "It has not been placed yet."} ${explanation.policy && html`<small>policy ${explanation.policy}</small>`}</p>
     <${Candidates} title="Prefill workers" rows=${alternatives.prefill} chosen=${name(explanation.prefill)} />
     <${Candidates} title="Decode workers" rows=${alternatives.decode} chosen=${name(explanation.decode)} />
+    <${Candidates} title="Mixed workers" rows=${alternatives.mixed} chosen=${name(explanation.decode)} />
     ${explanation.placements.slice(0, -1).map((each) => html`
       <p class="hint" key=${each.epoch}>Before, placement ${each.epoch}: ${name(each.decode)}: ${each.error}</p>`)}
     <h3>How it goes</h3>

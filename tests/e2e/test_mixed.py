@@ -1,0 +1,119 @@
+"""Tests clusters with mixed workers: alone, and beside a prefill and a decode worker."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.e2e.test_role_change import pool, stream_and_scale
+from tools.local_cluster import LocalCluster, local_cluster
+
+pytestmark = pytest.mark.timeout(300)
+PROMPT = list(range(10, 90))
+TOKENS = 300
+KILL_AFTER = 20
+FIELDS = {"temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[int]:
+    """The answer of a cluster with one prefill and one decode worker."""
+    with local_cluster(prefill=1, decode=1) as pair:
+        return pair.complete(PROMPT, TOKENS, **FIELDS)
+
+
+@pytest.fixture(scope="module")
+def only_mixed() -> Iterator[LocalCluster]:
+    with local_cluster(prefill=0, decode=0, mixed=2) as running:
+        yield running
+
+
+def complete(cluster: LocalCluster, prompt: list[int]) -> tuple[dict[str, int], dict[str, object]]:
+    """Send a short request; return its usage, and the explanation of its placement."""
+    body = {"prompt": prompt, "max_tokens": 4, **FIELDS}
+    answer, headers = cluster.post_with_headers("/v1/completions", body)
+    return answer["usage"], cluster.get(f"/admin/requests/{headers['x-baton-request-id']}")
+
+
+def test_tokens_equal_those_of_a_pair(only_mixed: LocalCluster, expected: list[int]) -> None:
+    roles = [entry["role"] for entry in only_mixed.status()["processes"]]
+    assert roles.count("mixed") == 2
+    assert not {"prefill", "decode"} & set(roles)
+    assert only_mixed.complete(PROMPT, TOKENS, **FIELDS) == expected
+    message = {"role": "user", "content": "hello"}
+    answer = only_mixed.post("/v1/chat/completions", {"messages": [message], "max_tokens": 5})
+    assert answer["usage"]["completion_tokens"] == 5
+
+
+def test_prefix_is_used_again_and_the_explanation_says_so(only_mixed: LocalCluster) -> None:
+    start = list(range(200, 264))
+    _, first = complete(only_mixed, [*start, 1])
+    usage, second = complete(only_mixed, [*start, 2])
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 64  # type: ignore[index]
+    assert second["decode"] == first["decode"]
+    assert second["prefill"] is None
+    assert str(second["reason"]).startswith("mixed worker: 4 of 4 blocks cached")
+    shown = only_mixed.baton("explain", str(second["request_id"])).stdout
+    assert "mixed worker: 4 of 4 blocks cached" in " ".join(shown.split())
+
+
+def test_stream_survives_a_killed_mixed_worker(
+    only_mixed: LocalCluster, expected: list[int]
+) -> None:
+    body = {
+        "prompt": PROMPT, "max_tokens": TOKENS, "stream": True, "return_token_ids": True, **FIELDS,
+    }  # fmt: skip
+    pids = {entry["id"]: entry["pid"] for entry in only_mixed.status()["processes"]}
+    tokens: list[int] = []
+    killed = False
+    url = only_mixed.url + "/v1/completions"
+    with httpx.Client(timeout=120) as client, client.stream("POST", url, json=body) as answer:
+        request_id = answer.headers["x-baton-request-id"]
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line[6:])
+            assert "error" not in event, event
+            for choice in event["choices"]:
+                tokens += choice.get("token_ids") or []
+            if len(tokens) >= KILL_AFTER and not killed:
+                killed = True
+                placed = only_mixed.get(f"/admin/requests/{request_id}")
+                os.kill(pids[placed["decode"]["id"]], signal.SIGKILL)
+    assert tokens == expected
+    while not only_mixed.status()["ready"]:
+        pass
+    assert any(entry["restarts"] for entry in only_mixed.processes("mixed"))
+    assert only_mixed.baton("check").returncode == 0
+
+
+def test_hybrid_changes_into_two_pools_during_a_stream(expected: list[int]) -> None:
+    with local_cluster(prefill=1, decode=1, mixed=1) as hybrid:
+        assert hybrid.complete(PROMPT, TOKENS, **FIELDS) == expected
+        tokens, printed = stream_and_scale(hybrid, "prefill=2", "mixed=0")
+        assert tokens[:TOKENS] == expected
+        assert printed.splitlines()[-1] == "prefill 1 → 2, mixed 1 → 0: done"
+        assert sorted(pool(hybrid, "prefill")) == ["mixed-0", "prefill-0"]
+        tokens, printed = stream_and_scale(hybrid, "decode=0", "prefill=0", "mixed=3")
+        assert tokens[:TOKENS] == expected
+        assert len(pool(hybrid, "mixed")) == 3
+        assert hybrid.baton("check").returncode == 0
+
+
+def test_hybrid_of_mock_workers_uses_pair_and_mixed_worker_under_load() -> None:
+    settings: dict[str, object] = {"mock": True, "mock_prefill_tokens_per_second": 4000}
+    with local_cluster(prefill=1, decode=1, mixed=1, settings=settings) as hybrid:
+
+        def place(number: int) -> tuple[object, str]:
+            _, explained = complete(hybrid, [number] * 1500)
+            return explained["prefill"], explained["decode"]["id"]  # type: ignore[index]
+
+        assert place(100)[1] == "mock-decode-0"
+        with ThreadPoolExecutor(8) as threads:
+            placed = list(threads.map(place, range(101, 117)))
+    assert {worker for _, worker in placed} == {"mock-decode-0", "mock-mixed-0"}
+    assert all((prefill is None) == (worker == "mock-mixed-0") for prefill, worker in placed)
