@@ -22,7 +22,7 @@ CHART_SETTINGS = frozenset({
     "kubernetes_initial_replicas", "kubernetes_watch", "min_prefill", "max_prefill", "min_decode",
     "max_decode", "max_workers",
     # Settings that only `baton up` and mock workers read.
-    "on", "prefill", "decode", "routers", "ray_address", "ray_worker_gpus", "mock",
+    "on", "prefill", "decode", "mixed", "routers", "ray_address", "ray_worker_gpus", "mock",
     "engine_python",
 })  # fmt: skip
 

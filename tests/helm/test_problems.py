@@ -28,12 +28,27 @@ def problems(values: Object) -> list[str]:
         # Pools
         (
             make_values(pools__extra__replicas=1),
-            "pools.extra has no role: set pools.extra.role to prefill or decode",
+            "pools.extra has no role: set pools.extra.role to prefill, decode or mixed",
         ),
         (
             make_values(pools__prefill__enabled=False),
             "no pool has the role prefill: set pools.prefill.enabled=true and"
             " pools.prefill.role=prefill",
+        ),
+        (
+            make_values(pools__prefill__enabled=False, pools__both__role="mixed"),
+            "no pool has the role prefill: set pools.prefill.enabled=true and"
+            " pools.prefill.role=prefill",
+        ),
+        (
+            make_values(
+                pools__prefill__enabled=False,
+                pools__decode__enabled=False,
+                pools__both__role="mixed",
+                conductor__autoscale__mode="on",
+            ),
+            "conductor.autoscale.mode is on, and there are only mixed pools, which conductors"
+            " don't resize: set it to off",
         ),
         (
             make_values(pools__router__role="decode"),

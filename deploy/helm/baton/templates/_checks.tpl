@@ -20,8 +20,8 @@ template named …Problems writes one line per problem.
 {{- define "baton.poolProblems" -}}
 {{- $roles := dict -}}
 {{- range $key, $pool := include "baton.pools" . | fromJson -}}
-{{- if not (has $pool.role (list "prefill" "decode")) }}
-pools.{{ $key }} has no role: set pools.{{ $key }}.role to prefill or decode
+{{- if not (has $pool.role (list "prefill" "decode" "mixed")) }}
+pools.{{ $key }} has no role: set pools.{{ $key }}.role to prefill, decode or mixed
 {{- end -}}
 {{- if has $key (list "router" "router-ops" "conductor" "kvstore" "redis" "ray" "config" "secrets" "tenants" "test") }}
 pools.{{ $key }}: {{ $key }} is the name of something else of this chart; give the pool another one
@@ -35,9 +35,11 @@ pools.{{ $key }} asks for {{ $pool.gpu.count }} GPUs with an image that can't us
 pools.{{ $key }} asks for {{ $pool.gpu.count }} GPUs, and its settings.device is cpu: leave that out, or set pools.{{ $key }}.gpu.count=0
 {{- end -}}
 {{- end -}}
+{{- if not (and (hasKey $roles "mixed") (not (hasKey $roles "prefill")) (not (hasKey $roles "decode"))) -}}
 {{- range list "prefill" "decode" -}}
 {{- if not (hasKey $roles .) }}
 no pool has the role {{ . }}: set pools.{{ . }}.enabled=true and pools.{{ . }}.role={{ . }}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $problems := include "baton.poolModelProblems" . -}}
@@ -71,9 +73,11 @@ pools have a modelName, which ray.enabled does not support: leave it out, and se
 {{- range $key, $pool := include "baton.pools" $ | fromJson -}}
 {{- if eq (include "baton.modelName" $pool.model) $name -}}{{- $roles = append $roles $pool.role -}}{{- end -}}
 {{- end -}}
+{{- if not (and (has "mixed" $roles) (not (has "prefill" $roles)) (not (has "decode" $roles))) -}}
 {{- range list "prefill" "decode" -}}
 {{- if not (has . $roles) }}
 the model {{ $name }} has no {{ . }} pool: add one, with the same modelName
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -125,6 +129,11 @@ the replicas of the router have two owners: router.hpa.enabled and this chart; s
 conductor.autoscale.mode is {{ $mode }}, which several models do not support: set it to off, and use hpa or keda of the pools
 {{- end -}}
 {{- $autoscale := .Values.conductor.autoscale -}}
+{{- $roles := list -}}
+{{- range $key, $pool := include "baton.pools" . | fromJson -}}{{- $roles = append $roles $pool.role -}}{{- end -}}
+{{- if and (ne $mode "off") (has "mixed" $roles) (not (has "prefill" $roles)) (not (has "decode" $roles)) }}
+conductor.autoscale.mode is {{ $mode }}, and there are only mixed pools, which conductors don't resize: set it to off
+{{- else -}}
 {{- range list "prefill" "decode" -}}
 {{- $bounds := get $autoscale . -}}
 {{- if and (ne $mode "off") (not (include "baton.autoscaledPool" (dict "root" $ "role" .))) }}
@@ -136,6 +145,7 @@ several pools have the role {{ . }}: set conductor.autoscale.{{ . }}.pool to the
 {{- end -}}
 {{- if gt (int $bounds.min) (int $bounds.max) }}
 conductor.autoscale.{{ . }}.min ({{ $bounds.min }}) is above its max ({{ $bounds.max }})
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if gt (add (int $autoscale.prefill.min) (int $autoscale.decode.min)) (int $autoscale.maxWorkers) }}

@@ -39,7 +39,7 @@ Those settings of baton.yaml whose change restarts this role's pods, as JSON: th
 live ones (it follows their changes while it runs) and those that the pods' own variables override. Takes the context of a pod.
 */}}
 {{- define "baton.restartingConfig" -}}
-{{- $reader := ternary "worker" .role (has .role (list "prefill" "decode")) -}}
+{{- $reader := ternary "worker" .role (has .role (list "prefill" "decode" "mixed")) -}}
 {{- $table := .root.Files.Get "files/settings.yaml" | fromYaml -}}
 {{- $own := .settings | default dict -}}
 {{- $restarting := dict -}}
@@ -55,7 +55,7 @@ live ones (it follows their changes while it runs) and those that the pods' own 
 {{/* A second network for pods that transfer KV. A pod's own annotations take precedence. Takes root, role and v. */}}
 {{- define "baton.fabricAnnotation" -}}
 {{- $key := "k8s.v1.cni.cncf.io/networks" -}}
-{{- if and .root.Values.nixl.networks (not (hasKey (.v.podAnnotations | default dict) $key)) (has .role (list "prefill" "decode" "kvstore" "ray-worker")) -}}
+{{- if and .root.Values.nixl.networks (not (hasKey (.v.podAnnotations | default dict) $key)) (has .role (list "prefill" "decode" "mixed" "kvstore" "ray-worker")) -}}
 {{ $key }}: {{ .root.Values.nixl.networks | quote }}
 {{- end -}}
 {{- end -}}

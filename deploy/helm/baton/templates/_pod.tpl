@@ -1,7 +1,7 @@
 {{/*
 The pod template that all Baton roles share. Its context:
   root    the chart's
-  role    router, conductor, prefill, decode or kvstore
+  role    router, conductor, prefill, decode, mixed or kvstore
   pool    a pool's key; pools only
   v       the role's (or pool's) values
   kind    which image: cpu, cuda, vllm or vllmCuda

@@ -29,9 +29,10 @@
 
 {{/*
 Which pool of a role the autoscaler resizes: the configured one, else the only one, else the one with the
-role's name; empty if there is none of these. Takes root and role.
+role's name; empty if there is none of these, or if the role is mixed. Takes root and role.
 */}}
 {{- define "baton.autoscaledPool" -}}
+{{- if ne .role "mixed" -}}
 {{- $named := (get .root.Values.conductor.autoscale .role).pool -}}
 {{- $same := list -}}
 {{- range $key, $pool := include "baton.pools" .root | fromJson -}}
@@ -40,5 +41,6 @@ role's name; empty if there is none of these. Takes root and role.
 {{- if $named -}}{{- if has $named $same -}}{{ $named }}{{- end -}}
 {{- else if eq (len $same) 1 -}}{{ first $same }}
 {{- else if has .role $same -}}{{ .role }}
+{{- end -}}
 {{- end -}}
 {{- end -}}

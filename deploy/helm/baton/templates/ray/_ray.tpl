@@ -17,6 +17,7 @@ The total number of workers of a role in all pools. Takes root and role.
       "ray_address" "$(POD_IP):6379"
       "prefill" (include "baton.rayCount" (dict "root" . "role" "prefill"))
       "decode" (include "baton.rayCount" (dict "root" . "role" "decode"))
+      "mixed" (include "baton.rayCount" (dict "root" . "role" "mixed"))
       "ray_worker_gpus" .Values.ray.workerGpus -}}
 {{- $settings = merge $settings (include "baton.routerSettings" . | fromJson) -}}
 {{- merge $settings (deepCopy .Values.ray.settings) | toJson -}}
