@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from baton.core.credentials import ClusterCredentials
-from baton.core.states import Role
+from baton.core.states import WORKER_ROLES, Role
 from baton.kv.memory_index import MemoryKvIndex
 from prefill_worker.reload_policy import ReloadMode
 from tests.sim.whole.conductor import SimConductor
@@ -60,10 +60,11 @@ class Cluster:
         if self.environment.has_stores:
             for number in range(chance.between(1, 2)):
                 self.start_store(f"s{number}", f"h{number}", chance.between(8, 48))
-        for number in range(chance.between(1, 3)):
-            self.add_worker(f"p{number}", Role.PREFILL)
-        for number in range(chance.between(1, 3)):
-            self.add_worker(f"d{number}", Role.DECODE)
+        has_mixed, has_pools = chance.happens(0.4), chance.happens(0.7)
+        for role in WORKER_ROLES:
+            if has_mixed if role is Role.MIXED else has_pools or not has_mixed:
+                for number in range(chance.between(1, 3)):
+                    self.add_worker(f"{role.value[0]}{number}", role)
         await self.clock.sleep(BOOT_SECONDS)
         for number in range(chance.between(0, 2)):
             self.start_conductor(f"c{number}")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from baton.core.states import Role
+from baton.core.states import WORKER_ROLES
 from tests.sim.whole.clients import has_client, reset_client_connection
 from tests.sim.whole.cluster import Cluster
 from tests.sim.whole.router import FAILOVER_CONFIG
@@ -303,7 +303,7 @@ class FaultInjector:
     def _grow(self, fault: Fault) -> str:
         self._num_new += 1
         name = f"n{self._num_new}"
-        self._cluster.add_worker(name, Role.PREFILL if fault.selector < 0.5 else Role.DECODE)
+        self._cluster.add_worker(name, WORKER_ROLES[int(fault.selector * len(WORKER_ROLES))])
         return name
 
     def _convert(self, fault: Fault) -> str | None:

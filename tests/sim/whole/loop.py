@@ -99,14 +99,25 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._ready.extend(handles)
 
     def _end_all(self) -> None:
-        """Cancel all tasks, so that nothing is left for the next run."""
+        """Cancel all tasks, so that nothing is left for the next run. Raise the first error of a
+        callback after that."""
         tasks = sorted(asyncio.all_tasks(self), key=hash)
+        errors: list[Exception] = []
         for task in tasks:
             task.cancel()
         for task in tasks:
-            self._run_until(task)
+            while not task.done():
+                before = self.num_callbacks
+                try:
+                    self._run_until(task)
+                except Exception as error:
+                    if not before < self.num_callbacks < MAX_CALLBACKS:
+                        raise  # the task will never end
+                    errors.append(error)
             if not task.cancelled():
                 task.exception()
+        if errors:
+            raise errors[0]
 
     def _run_until(self, task: "asyncio.Task[Any]") -> None:
         ready, timers = self._ready, self._timers

@@ -12,7 +12,7 @@ from baton.core.credentials import ClusterCredentials
 from baton.core.ids import BlockId, Incarnation, WorkerId
 from baton.core.kv_transfer import CHECKSUM_XXH3
 from baton.core.member import Member
-from baton.core.states import Role, WorkerState
+from baton.core.states import WORKER_ROLES, Role, WorkerState
 from baton.engine.block_state import BlockState
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -211,14 +211,14 @@ class SimWorker:
         return alive and self.worker.state is WorkerState.READY
 
     def _has_other_workers(self) -> bool:
-        """Return whether the registry lists another worker, of either role, that is ready, so that
+        """Return whether the registry lists another worker, of any role, that is ready, so that
         requests could move to it."""
-        ready = [*self._membership.ready(Role.PREFILL), *self._membership.ready(Role.DECODE)]
+        ready = [each for role in WORKER_ROLES for each in self._membership.ready(role)]
         return any(member.id != self.plan.name for member in ready)
 
     def convert(self) -> None:
-        """Move the worker to the other pool, where its next incarnations will start, too."""
-        role = Role.DECODE if self.plan.role is Role.PREFILL else Role.PREFILL
+        """Move the worker to the next pool, where its next incarnations will start, too."""
+        role = WORKER_ROLES[(WORKER_ROLES.index(self.plan.role) + 1) % len(WORKER_ROLES)]
         self.plan = replace(self.plan, role=role)
         self._follow_members()
         self.worker.convert(role)
