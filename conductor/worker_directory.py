@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 from baton.clock import Clock
 from baton.core.adapter import AdapterRef
-from baton.core.cost import DecodeCost, PrefillCost
+from baton.core.cost import PrefillCost
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.member import Member
@@ -18,6 +18,7 @@ from baton.registry.member_list import MemberList
 from baton.registry.membership import MemberView
 from baton.transport.link_meter import PRIOR_BYTES_PER_SECOND
 from conductor.cache_index import CacheIndex
+from conductor.decode_costs import DecodeCosts
 from conductor.load_tracker import (
     DecodeLoadReport,
     LoadTracker,
@@ -29,9 +30,6 @@ from conductor.prefill_costs import PrefillCosts
 
 PROMPT_ROLES = (Role.PREFILL, Role.MIXED)
 """The roles of the workers that compute prompts."""
-
-PRIOR_DECODE_COST = DecodeCost(0.01, 0.0, 0.0)
-"""Assumed decode cost until a worker of the pool has measured its own."""
 
 UNKNOWN_CAPACITY_TOKENS = 1 << 40
 """Assumed capacity of a worker that has not reported it: such a worker is never full."""
@@ -74,7 +72,7 @@ class WorkerDirectory:
         self._without_adapter: dict[bytes, frozenset[WorkerId]] = {}
         self._nodes: dict[str, WorkerId] = {}
         self._generations: dict[WorkerId, Incarnation] = {}
-        self._prefill_costs, self._decode_cost = PrefillCosts(), PRIOR_DECODE_COST
+        self._prefill_costs, self._decode_costs = PrefillCosts(), DecodeCosts()
 
     def set_leaving_workers(self, leaving: frozenset[WorkerId]) -> None:
         """Set the workers that are about to terminate, as announced by Kubernetes."""
@@ -183,7 +181,11 @@ class WorkerDirectory:
         tracker.remove(member.id)
         prefill = PrefillView(member.id, self._prefill_costs.pool_cost, node)
         decode = DecodeView(
-            member.id, self._decode_cost, UNKNOWN_CAPACITY_TOKENS, node, is_measured=False
+            member.id,
+            self._decode_costs.typical_cost,
+            UNKNOWN_CAPACITY_TOKENS,
+            node,
+            is_measured=False,
         )
         if member.role is Role.PREFILL:
             tracker.add_prefill(prefill)
@@ -266,14 +268,14 @@ class WorkerDirectory:
         the worker's ``view`` have the cost of another worker."""
         load = member.load
         if not view.is_measured:
-            view.cost = self._decode_cost
+            view.cost = self._decode_costs.typical_cost
         capacity = load.num_blocks * member.block_tokens or UNKNOWN_CAPACITY_TOKENS
         return DecodeLoadReport(
             at,
             load.decode_requests,
             load.context_tokens,
             load.promised_tokens,
-            load.decode_cost,
+            load.decode_cost if member.role is Role.DECODE else self._decode_costs.cost_of(load),
             capacity,
             load.window_tokens,
             load.windowed_share,
@@ -299,9 +301,7 @@ class WorkerDirectory:
         self._cache_index.set_capacity(
             _num_blocks(prefill_loads.values()), _num_blocks(decode_loads)
         )
-        for member in ready:
-            if member.role is not Role.PREFILL:
-                self._decode_cost = member.load.decode_cost or self._decode_cost
+        self._decode_costs.update(m.load for m in ready if m.role is not Role.PREFILL)
         loads = [member.load for member in ready]
         answers = [load.answer_tokens for load in loads if load.answer_tokens]
         shorts = [load.short_answer_tokens for load in loads if load.short_answer_tokens]

@@ -33,8 +33,8 @@ def only_mixed() -> Iterator[LocalCluster]:
 
 
 def complete(cluster: LocalCluster, prompt: list[int]) -> tuple[dict[str, int], dict[str, object]]:
-    """Send a short request; return its usage, and the explanation of its placement."""
-    body = {"prompt": prompt, "max_tokens": 4, **FIELDS}
+    """Send a request for one token; return its usage, and the explanation of its placement."""
+    body = {"prompt": prompt, "max_tokens": 1, **FIELDS}
     answer, headers = cluster.post_with_headers("/v1/completions", body)
     return answer["usage"], cluster.get(f"/admin/requests/{headers['x-baton-request-id']}")
 
@@ -50,15 +50,15 @@ def test_tokens_equal_those_of_a_pair(only_mixed: LocalCluster, expected: list[i
 
 
 def test_prefix_is_used_again_and_the_explanation_says_so(only_mixed: LocalCluster) -> None:
-    start = list(range(200, 264))
+    start = list(range(200, 680))
     _, first = complete(only_mixed, [*start, 1])
     usage, second = complete(only_mixed, [*start, 2])
-    assert usage["prompt_tokens_details"]["cached_tokens"] == 64  # type: ignore[index]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 480  # type: ignore[index]
     assert second["decode"] == first["decode"]
     assert second["prefill"] is None
-    assert str(second["reason"]).startswith("mixed worker: 4 of 4 blocks cached")
+    assert str(second["reason"]).startswith("mixed worker: 30 of 30 blocks cached")
     shown = only_mixed.baton("explain", str(second["request_id"])).stdout
-    assert "mixed worker: 4 of 4 blocks cached" in " ".join(shown.split())
+    assert "mixed worker: 30 of 30 blocks cached" in " ".join(shown.split())
 
 
 def test_stream_survives_a_killed_mixed_worker(

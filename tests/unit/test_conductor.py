@@ -20,6 +20,7 @@ from baton.registry.member_codec import MAX_NUMBER, MIN_RATE
 from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
 from conductor.conductor import Conductor, ConductorConfig
+from conductor.decode_costs import PRIOR_DECODE_COST
 from conductor.policy.policies import PLACEMENT_POLICIES
 from conductor.policy.snapshot import (
     DecodeView,
@@ -32,7 +33,6 @@ from conductor.prefill_costs import PRIOR_PREFILL_COST
 from conductor.store_mirror import StoreMirror
 from conductor.worker_directory import (
     MAX_REPORT_AGE_SECONDS,
-    PRIOR_DECODE_COST,
     UNKNOWN_CAPACITY_TOKENS,
 )
 

@@ -3,6 +3,7 @@ them."""
 
 from dataclasses import replace
 
+import orjson
 import pytest
 
 from baton.core.cost import DecodeCost, PrefillCost
@@ -10,7 +11,8 @@ from baton.core.ids import WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.core.worker_load import QueuedWork
-from baton.errors import Overloaded, Unavailable
+from baton.errors import Invalid, Overloaded, Unavailable
+from baton.registry.member_codec import member_from_json, member_to_json
 from baton.rpc.convert.placement import placement_from_proto, placement_to_proto
 from conductor.metrics import placement_kind
 from conductor.policy.policies import PLACEMENT_POLICIES
@@ -55,6 +57,19 @@ async def test_report_becomes_a_view_of_prompts_and_answers() -> None:
     assert view.itl_seconds(0, 0) == pytest.approx(1 / (0.5 / 0.013 + 0.5 / 0.05))
 
 
+def test_report_can_be_read_back_and_that_of_an_older_version_too() -> None:
+    member = mixed_member("m", prompt_share=0.5, prompt_slowdown=1.5, shared_step_seconds=0.05)
+    written = member_to_json(member)
+    assert member_from_json(written) == member
+    raw = orjson.loads(written)
+    for name in ("prompt_share", "prompt_slowdown", "shared_step_seconds"):
+        del raw["load"][name]
+    assert member_from_json(orjson.dumps(raw)) == mixed_member("m")
+    raw["load"]["prompt_slowdown"] = -1
+    with pytest.raises(Invalid, match="it must be at least 0"):
+        member_from_json(orjson.dumps(raw))
+
+
 async def test_whole_request_goes_to_a_mixed_worker_and_the_placement_says_why() -> None:
     cluster = ConductorHarness()
     await cluster.announce(mixed_member("m0"), mixed_member("m1"))
@@ -82,6 +97,19 @@ async def test_prefix_is_used_again_on_the_mixed_worker_that_has_it() -> None:
         again = cluster.place(f"b{number}", 80, keys(1, 2, 3, 4 + number))
         assert again.decode.id == first.decode.id
         assert "3 of 4 blocks cached" in again.reason
+
+
+async def test_mixed_workers_of_nearly_equal_speed_count_as_equal() -> None:
+    cluster = ConductorHarness()
+    slightly, much = DecodeCost(0.009, 0.001, 0.0), DecodeCost(0.002, 0.001, 0.0)
+    await cluster.announce(
+        mixed_member("a"), mixed_member("b", decode_cost=slightly), mixed_member("c"),
+        mixed_member("d", decode_cost=much),
+    )  # fmt: skip
+    views = cluster.conductor.snapshot().mixed
+    assert {view.id: view.decode.cost for view in views} == {
+        "a": DECODE_COST, "b": DECODE_COST, "c": DECODE_COST, "d": much
+    }  # fmt: skip
 
 
 async def test_hybrid_uses_the_pair_while_it_is_idle_and_mixed_workers_beside_it() -> None:
