@@ -63,6 +63,7 @@ class ScriptedRunner:
 
     num_blocks = NUM_BLOCKS
     block_tokens = BLOCK_TOKENS
+    num_groups = 1
 
     def __init__(self, clock: ManualClock, costs: Sequence[tuple[int, float]]) -> None:
         self.scripts: dict[RequestId, Sequence[TokenId]] = {}
