@@ -9,7 +9,14 @@ import sys
 import typer
 
 from baton.errors import BatonError, Invalid
-from command_line import bench, generate_options, key, kv_commands, simulate_options
+from command_line import (
+    bench,
+    generate_options,
+    key,
+    kv_commands,
+    simulate_fleet_options,
+    simulate_options,
+)
 from command_line import inspect_commands as inspect
 from command_line import lifecycle_commands as lifecycle
 
@@ -36,6 +43,7 @@ COMMANDS = (
     inspect.check,
     simulate_options.simulate,
     simulate_options.plan,
+    simulate_fleet_options.simulate_fleet,
     inspect.doctor,
 )
 """The commands, in the order in which ``baton --help`` lists them."""
