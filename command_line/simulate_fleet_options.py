@@ -64,7 +64,7 @@ class FleetOptions:
     ] = 1.0
     slice_seconds: Annotated[
         float, typer.Option(help="Virtual time that is simulated at once.")
-    ] = 0.2
+    ] = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,11 @@ load. If there are more requests than this, the oldest are not added."""
 
 MIN_ADVANCE_SECONDS = 0.1
 
+MAX_ADVANCED_WORKERS = 64
+"""Maximum number of workers whose answers are advanced at once. A worker takes several
+microseconds, so all workers of a large pool would take milliseconds, which one decision would have
+to wait for."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillLoadReport:
@@ -93,6 +98,8 @@ class LoadTracker:
         self._unreported_prompts: dict[WorkerId, deque[_DispatchedPrompt]] = {}
         self._unreported_answers: dict[WorkerId, deque[_DispatchedAnswer]] = {}
         self._advanced_seconds = 0.0
+        self._to_advance: list[WorkerId] = []
+        """The workers whose answers are still to be advanced, last one first."""
 
     # -- workers ---------------------------------------------------------------------------
 
@@ -173,19 +180,29 @@ class LoadTracker:
     def advance(self, now_seconds: float, answer_tokens: float) -> None:
         """Reduce the load of answers of every worker by the share of its tokens that it has
         presumably freed since its last report or update: the time since then, divided by the
-        duration of an answer of ``answer_tokens`` tokens. Takes effect at most ten times a
-        second."""
-        if now_seconds - self._advanced_seconds < MIN_ADVANCE_SECONDS:
-            return
-        self._advanced_seconds = now_seconds
-        for view in list(self.decodes):
+        duration of an answer of ``answer_tokens`` tokens. Takes effect at most ten times a second
+        for each worker, and for at most :data:`MAX_ADVANCED_WORKERS` workers in one call; the next
+        calls continue with the others."""
+        if not self._to_advance:
+            if now_seconds - self._advanced_seconds < MIN_ADVANCE_SECONDS:
+                return
+            self._advanced_seconds = now_seconds
+            self._to_advance = [view.id for pool in (self.decodes, self.mixed) for view in pool]
+            self._to_advance.reverse()
+        for _ in range(min(len(self._to_advance), MAX_ADVANCED_WORKERS)):
+            self._advance_worker(self._to_advance.pop(), now_seconds, answer_tokens)
+
+    def _advance_worker(self, worker: WorkerId, now_seconds: float, answer_tokens: float) -> None:
+        if worker in self.decodes:
+            view = self.decodes[worker]
             if _can_advance(view, now_seconds):
-                self.decodes.take_for_update(view.id)
+                self.decodes.take_for_update(worker)
                 _advance_answers(view, now_seconds, view.step_seconds() * answer_tokens)
                 self.decodes.put(view)
-        for mixed in list(self.mixed):
+        elif worker in self.mixed:
+            mixed = self.mixed[worker]
             if _can_advance(mixed.decode, now_seconds):
-                self.mixed.take_for_update(mixed.id)
+                self.mixed.take_for_update(worker)
                 _advance_answers(mixed.decode, now_seconds, mixed.itl_seconds(0, 0) * answer_tokens)
                 self.mixed.put(mixed)
 

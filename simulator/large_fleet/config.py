@@ -36,7 +36,7 @@ class LargeFleetConfig:
     topology: Topology
     rate: DiurnalRate
     duration_seconds: float = DAY_SECONDS
-    slice_seconds: float = 0.2
+    slice_seconds: float = 0.5
     failures: tuple[DomainFailure, ...] = ()
     autoscaling: FleetAutoscaling | None = None
     seed: int = 0

@@ -157,7 +157,8 @@ class BatchPolicy:
         if num_spare > 1:
             least = self._generator.permuted(least, axis=1)
         by_turn = least.take(np.arange(num_each) % num_least, axis=1)
-        return by_turn.T.ravel()[:count]
+        positions: Ints = by_turn.T.ravel()[:count]
+        return positions
 
     def _cached(self, batch: RequestBatch, candidates: Ints) -> tuple[Floats, Floats]:
         """Return the cached tokens and the time to fetch them, ``[n, num_candidates]``."""
