@@ -298,3 +298,41 @@ def test_invalid_plan_arguments_exit_with_one_line(ask: Ask, arguments: str, mes
     assert (code, out) == (2, "")
     assert message in err
     assert len(err.splitlines()) == 1
+
+
+# -- simulate-fleet ------------------------------------------------------------------------
+
+SMALL_FLEET = (
+    "simulate-fleet", "--prefill", "4", "--decode", "4", "--racks", "4", "--zones", "2",
+    "--hours", "0.05", "--requests", "2000", "--cell-workers", "2", "--cell-requests", "60",
+)  # fmt: skip
+
+
+def test_fleet_has_results_by_hour_and_says_what_the_run_took(ask: Ask) -> None:
+    code, out, err = ask(*SMALL_FLEET, "--fail", "rack:1@60:30", "--autoscale", "--json")
+    assert (code, err) == (0, "simulating 2 workers exactly\n")
+    outcome = json.loads(out)
+    assert outcome["num_requests"] == pytest.approx(2000, rel=0.1)
+    assert outcome["hours"] == [{**outcome["hours"][0], "start_seconds": 0.0}]
+    assert outcome["run"]["events"] > 3 * outcome["num_requests"]
+    assert 0 < outcome["attainment"] <= 1
+    code, out, _ = ask(*SMALL_FLEET)
+    assert code == 0
+    assert "events a second" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--fail", "rack:4@1:1"), "there is no rack 4; the racks are 0 to 3"),
+        (("--tide", "0.5"), "--tide is 0.5; it must be finite and at least 1"),
+        (("--hours", "0"), "--hours is 0; it must be finite and above 0"),
+        (("--zones", "5"), "there are 4 racks and 5 zones"),
+        (("--cell-workers", "1"), "a cell has 1 workers; it must have at least two"),
+        (("--autoscale", "--max-step-workers", "0"), "--max-step-workers is 0"),
+    ],
+)
+def test_invalid_fleets_exit_with_one_line(ask: Ask, given: tuple[str, ...], message: str) -> None:
+    code, out, err = ask(*SMALL_FLEET, *given)
+    assert (code, out) == (2, "")
+    assert message in err.splitlines()[-1]
