@@ -25,7 +25,7 @@ load. If there are more requests than this, the oldest are not added."""
 
 MIN_ADVANCE_SECONDS = 0.1
 
-MAX_ADVANCED_WORKERS = 64
+MAX_ADVANCED_WORKERS = 32
 """Maximum number of workers whose answers are advanced at once. A worker takes several
 microseconds, so all workers of a large pool would take milliseconds, which one decision would have
 to wait for."""

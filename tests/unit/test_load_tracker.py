@@ -10,6 +10,7 @@ from baton.core.cost import DecodeCost
 from baton.core.ids import WorkerId
 from conductor.admission_rates import EWMA_WEIGHT, REFRESH_REQUESTS, AdmissionTracker
 from conductor.load_tracker import (
+    MAX_ADVANCED_WORKERS,
     MAX_UNREPORTED,
     MIN_ADVANCE_SECONDS,
     DecodeLoadReport,
@@ -210,3 +211,23 @@ def test_length_quartiles_follow_the_traffic() -> None:
     for _ in range(20 * REFRESH_REQUESTS):
         admissions.record(1000, admitted=True)
     assert admissions.view.edges_tokens == (1000, 1000, 1000)
+
+
+def test_answers_of_a_large_pool_are_advanced_in_several_calls() -> None:
+    """Of twice as many workers as one call advances, the second half follows in the next call, and
+    the call after that has nothing to do."""
+    tracker = LoadTracker()
+    workers = [WorkerId(f"d{number:03}") for number in range(2 * MAX_ADVANCED_WORKERS)]
+    for worker in workers:
+        tracker.add_decode(decode(worker))
+        tracker.record_dispatch(10.0, query(), Decision(None, worker, ""), 100.0)
+    loads = [233 * len(workers)]
+    for now in (1000.0, 1000.01, 1000.02):
+        tracker.advance(now, 100.0)
+        loads.append(sum(view.projected_tokens for view in tracker.decodes))
+    assert loads == [233 * len(workers), 233 * MAX_ADVANCED_WORKERS, 0, 0]
+    assert [view.id for view in tracker.decodes.by_load()] == workers
+    tracker.remove(workers[0])
+    tracker.advance(2000.0, 100.0)  # also when a worker that is still to be advanced is gone
+    tracker.remove(workers[-1])
+    tracker.advance(2000.0, 100.0)
