@@ -13,6 +13,9 @@ import psutil
 
 SYSTEM_CLOCK = time.perf_counter
 
+PROCESSOR_CLOCK = time.thread_time
+"""The processor time of the calling thread, without the time for which other programs run."""
+
 
 def describe() -> dict[str, object]:
     """Return the hardware and the commit."""

@@ -1,10 +1,11 @@
 """Measure the conductor's placement time by number of workers and prompt length.
 
-    python -m benchmarks.placement [--blocks 1000000] [--rounds 500]
+    python -m benchmarks.placement [--blocks 1000000] [--rounds 500] [--workers 8 64 1024]
 
 Half of the workers are prefill and half decode workers, eight per host, and each host has a store;
 the conductor knows of ``--blocks`` stored blocks. Prompts begin with a stored prefix, or have none.
-Prints a table, and JSON as the last line.
+Prints a table of wall times and of processor times, which matter beside other load, and JSON as the
+last line.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from baton.core.store import Tier, WatchEvent
 from baton.core.worker_load import QueuedWork, WorkerLoad
 from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
-from benchmarks.machine import SYSTEM_CLOCK, describe
+from benchmarks.machine import PROCESSOR_CLOCK, SYSTEM_CLOCK, describe
 from conductor.conductor import Conductor, ConductorConfig
 from conductor.store_mirror import StoreMirror
 
@@ -103,7 +104,7 @@ async def measure(num_workers: int, num_blocks: int, rounds: int) -> list[dict[s
     rows = []
     for num_tokens in PROMPTS:
         num_keys = num_tokens // BLOCK_TOKENS
-        times = []
+        times, processor_times = [], []
         for number in range(rounds + 20):
             head = kept[int(generator.integers(len(kept)))][: num_keys // 2]
             keys = (*(head if number % 2 else ()), *chain(generator, num_keys))[:num_keys]
@@ -112,18 +113,19 @@ async def measure(num_workers: int, num_blocks: int, rounds: int) -> list[dict[s
             query = PlacementQuery(
                 name, epoch, TenantId(""), num_tokens, 512, keys, frozenset(), model=""
             )
-            began = SYSTEM_CLOCK()
-            try:
-                conductor.place(query)
-            finally:
-                times.append(SYSTEM_CLOCK() - began)
-        times = sorted(times[20:])
+            began, processor_began = SYSTEM_CLOCK(), PROCESSOR_CLOCK()
+            conductor.place(query)
+            processor_times.append(PROCESSOR_CLOCK() - processor_began)
+            times.append(SYSTEM_CLOCK() - began)
+        times, processor_times = sorted(times[20:]), sorted(processor_times[20:])
         rows.append(
             {
                 "workers": num_workers,
                 "prompt_tokens": num_tokens,
                 "p50_seconds": statistics.median(times),
                 "p99_seconds": times[int(0.99 * (len(times) - 1))],
+                "p50_processor_seconds": statistics.median(processor_times),
+                "p99_processor_seconds": processor_times[int(0.99 * (len(times) - 1))],
                 "decisions_per_second": 1 / statistics.fmean(times),
             }
         )
@@ -134,16 +136,19 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--blocks", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
     options = parser.parse_args(arguments)
     machine = describe()
     print(machine)
     rows = []
-    for workers in WORKERS:
+    for workers in options.workers:
         for row in asyncio.run(measure(workers, options.blocks, options.rounds)):
             rows.append(row)
             print(
                 f"{row['workers']:5} workers, {row['prompt_tokens']:7,} tokens: "
                 f"p50 {row['p50_seconds'] * 1e3:6.3f} ms, p99 {row['p99_seconds'] * 1e3:6.3f} ms, "
+                f"processor time p50 {row['p50_processor_seconds'] * 1e3:6.3f} ms, "
+                f"p99 {row['p99_processor_seconds'] * 1e3:6.3f} ms, "
                 f"{row['decisions_per_second']:7.0f} decisions a second",
                 flush=True,
             )

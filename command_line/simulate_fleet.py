@@ -190,9 +190,9 @@ def _print(simulation: LargeFleetSimulation, figures: RunFigures) -> None:
     open_console().print(table)
     print(
         f"{simulation.events.arrivals:,} requests, {figures.events:,} events in "
-        f"{figures.wall_seconds:.1f} s ({figures.cpu_seconds:.1f} s of processor time): {figures.requests_per_second:,.0f} requests and "
-        f"{figures.events_per_second:,.0f} events a second; at most "
-        f"{figures.max_resident_bytes / 2**20:.0f} MiB of memory"
+        f"{figures.wall_seconds:.1f} s ({figures.cpu_seconds:.1f} s of processor time): "
+        f"{figures.requests_per_second:,.0f} requests and {figures.events_per_second:,.0f} events "
+        f"a second; at most {figures.max_resident_bytes / 2**20:.0f} MiB of memory"
     )
 
 

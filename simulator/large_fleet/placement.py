@@ -47,8 +47,9 @@ class BatchPolicyConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestBatch:
-    """Requests to place, ``[n]`` each; conductors receive them in turn. ``idle_seconds`` is the time to compute the whole prompt;
-    ``holders`` are the workers that have the prompt's first ``cached_tokens`` tokens."""
+    """Requests to place, ``[n]`` each, which ``conductors`` receive in turn. ``idle_seconds`` is
+    the time to compute the whole prompt; ``holders`` are the workers that have the prompt's first
+    ``cached_tokens`` tokens."""
 
     prompt_tokens: Floats
     cached_tokens: Floats

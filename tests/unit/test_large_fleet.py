@@ -204,15 +204,19 @@ def test_pools_follow_the_tide() -> None:
     autoscaling = FleetAutoscaling(
         planner=PlannerConfig(
             sizing=SizingConfig(max_prefill=8, max_decode=8, shrink_seconds=60.0),
-            start_seconds=30.0,
+            start_seconds=10.0,
         ),
         scaling=ScalingConfig(
-            prefill=PoolBounds(1, 8), decode=PoolBounds(1, 8), max_workers=16, max_step_workers=2
+            prefill=PoolBounds(1, 8),
+            decode=PoolBounds(1, 8),
+            max_workers=16,
+            max_step_workers=2,
+            cooldown_seconds=10.0,
         ),
-        start_seconds=30.0,
+        start_seconds=10.0,
     )
-    config = fleet(1.0, 2400.0, autoscaling=autoscaling, slice_seconds=1.0)
-    simulation = ran(replace(config, rate=DiurnalRate(5.0, 50.0, 2400.0)))
+    config = fleet(1.0, 1200.0, autoscaling=autoscaling, slice_seconds=2.0)
+    simulation = ran(replace(config, rate=DiurnalRate(5.0, 50.0, 1200.0)))
     assert simulation.autoscaler is not None
     sizes = [step.sizes for _, step in simulation.autoscaler.steps]
     assert max(max(each.values()) for each in sizes) == 8
