@@ -216,27 +216,28 @@ def test_pools_follow_the_tide() -> None:
         start_seconds=10.0,
     )
     config = fleet(1.0, 1200.0, autoscaling=autoscaling, slice_seconds=2.0)
-    simulation = ran(replace(config, rate=DiurnalRate(5.0, 50.0, 1200.0)))
+    long = replace(NO_CACHE, prompt_tokens=np.full(10, 10_000.0))  # a second of work each
+    simulation = ran(replace(config, rate=DiurnalRate(0.5, 5.0, 1200.0)), long)
     assert simulation.autoscaler is not None
     sizes = [step.sizes for _, step in simulation.autoscaler.steps]
     assert max(max(each.values()) for each in sizes) == 8
     total = simulation.statistics.total()
     assert total.prefill_workers < 7.5
-    assert total.attainment is not None and total.attainment > 0.95
+    assert total.attainment is not None and total.attainment > 0.9
 
 
 # -- beside the exact simulation -----------------------------------------------------------
 
 
 def test_close_to_the_exact_simulation() -> None:
-    trace = TRACE_GENERATORS["rag"](1500, 12.0, 0)
+    trace = TRACE_GENERATORS["rag"](800, 12.0, 0)
     config = replace(
         CLUSTER, num_prefill=4, num_decode=4, prefill_cost=PrefillCost(0.01, 1.2e-4, 2e-9)
     )
     cluster = run_cell(config, trace)
     exact = summarize(cluster)
     sample = sample_of(cluster, trace.block_tokens)
-    batched = ran(replace(fleet(12.0, 125.0), cluster=config), sample).statistics.total()
+    batched = ran(replace(fleet(12.0, 66.0), cluster=config), sample).statistics.total()
     assert batched.attainment == pytest.approx(exact.attainment, abs=0.02)
     assert batched.rejected_ratio == pytest.approx(exact.rejected_ratio, abs=0.02)
     assert batched.ttft_p50_seconds == pytest.approx(exact.ttft_seconds["p50"], rel=0.2)
