@@ -66,6 +66,9 @@ class JsonFields:
             raise self.invalid_field(name, "a list of whole numbers")
         return tuple(values)
 
+    def has(self, name: str) -> bool:
+        return name in self.values
+
     def objects(self, name: str) -> list["JsonFields"]:
         """Return the field ``name``: a list of objects."""
         values = self._value(name)

@@ -26,9 +26,12 @@ from conductor.policy.policies import DEFAULT_POLICY, get_policy
 from conductor.policy.snapshot import LinkSpeed
 from simulator.cluster import SimulatedCluster
 from simulator.cluster_config import ClusterConfig
+from simulator.cost_table import costs_from_table
 from simulator.hardware import get_gpu
 from simulator.model_shapes import get_model_shape
-from simulator.roofline import WorkerCosts, costs_from_table, roofline
+from simulator.parallelism import Parallelism
+from simulator.roofline import parallel_roofline
+from simulator.worker_costs import WorkerCosts
 
 LoggedRequest = dict[str, Any]
 PERCENTILES = (50, 90, 99)
@@ -123,7 +126,9 @@ def main() -> None:
     costs = (
         costs_from_table(options.costs)
         if options.costs
-        else roofline(get_gpu(options.gpu), get_model_shape(options.model), num_gpus)
+        else parallel_roofline(
+            get_gpu(options.gpu), get_model_shape(options.model), Parallelism(num_gpus)
+        )
     )
     begun = time.perf_counter()
     cluster = simulate(requests, meta, costs)

@@ -30,7 +30,8 @@ from conductor.policy.policies import get_policy
 from conductor.policy.snapshot import LinkSpeed
 from simulator.cluster import SimulatedCluster
 from simulator.cluster_config import ClusterConfig
-from simulator.roofline import WorkerCosts, costs_from_table
+from simulator.cost_table import costs_from_table
+from simulator.worker_costs import WorkerCosts
 from tools.cost_table import REQUEST_SECONDS, table, timed
 from tools.local_cluster import local_cluster
 

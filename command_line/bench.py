@@ -79,7 +79,7 @@ class ServerOptions:
         """The timeout of a request and the maximum number of requests in flight. Raises Invalid for
         values that are too low."""
         from load_generator.driver import DriverLimits
-        from simulator.scenario import check_at_least, check_positive
+        from simulator.flag_checks import check_at_least, check_positive
 
         check_positive("--timeout", self.timeout)
         check_at_least("--at-once", self.at_once, 1)
@@ -214,7 +214,7 @@ class TargetOptions:
     def latency_targets(self) -> "LatencyTargets":
         """The latencies that the SLO allows. Raises Invalid if one is not above 0."""
         from load_generator.result import LatencyTargets
-        from simulator.scenario import check_positive
+        from simulator.flag_checks import check_positive
 
         for flag, seconds in (("--slo-ttft", self.slo_ttft), ("--slo-tbt", self.slo_tbt)):
             if seconds is not None:

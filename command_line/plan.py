@@ -2,21 +2,22 @@
 as prefill and decode workers, or as both (hybrid)."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain, product
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.table import Table
 
 from baton.console import open_console
+from baton.core.cost import PrefillCost
 from baton.errors import BatonError, Invalid
 from baton.plots import plot_pareto, prepare_plots
 from baton.traces.files import scale_rate
 from command_line.simulate import show_progress
 from conductor.policy.policies import DEFAULT_POLICY
 from simulator.cluster import SimulatedCluster
+from simulator.cluster_config import ClusterConfig
 from simulator.goodput import (
     COARSE_STEP,
     RunAtRate,
@@ -25,11 +26,22 @@ from simulator.goodput import (
     min_hopeless_misses,
 )
 from simulator.hardware import get_gpu
+from simulator.planned_workers import (
+    SizeOptions,
+    Workers,
+    between,
+    first_splits,
+    hybrids,
+)
 from simulator.result import Percentiles, summarize
-from simulator.scenario import Scenario, SimulatedHardware, Traffic, mean_rate
+from simulator.scenario import Scenario, Traffic, mean_rate
+from simulator.simulated_hardware import SimulatedHardware
 
 MAX_PLANNED_WORKERS = 256
-"""The maximum number of workers. It is limited because each possible split takes a simulation."""
+"""The maximum number of workers. It is limited because each split takes a simulation."""
+
+MAX_ROWS = 24
+"""The maximum number of rows of the table."""
 
 MAX_RATE_FACTOR = 8
 """Highest rates are searched up to this many times the requested rate."""
@@ -37,24 +49,6 @@ MAX_RATE_FACTOR = 8
 MIN_TRACE_SECONDS = 15.0
 """Highest rates are searched up to the rate at which all requests arrive within this time. In a
 shorter time even a hopeless overload would not show, since the TTFT SLO is seconds."""
-
-
-class Workers(NamedTuple):
-    """The numbers of workers of a cluster."""
-
-    prefill: int
-    decode: int
-    mixed: int = 0
-
-    @property
-    def kind(self) -> str:
-        if not self.mixed:
-            return "split"
-        return "hybrid" if self.prefill else "mixed"
-
-    def __str__(self) -> str:
-        pools = f"{self.prefill}+{self.decode}" if self.prefill else ""
-        return " and ".join(part for part in (pools, self.mixed and f"{self.mixed} mixed") if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +65,22 @@ class HighestRate:
         return self.rate_rps * COARSE_STEP > self.searched_rps
 
     def as_dict(self) -> dict[str, object]:
-        numbers = {**self.workers._asdict(), "rate_rps": self.rate_rps}
-        return {"kind": self.workers.kind, **numbers, "may_be_higher": self.may_be_higher}
+        return {
+            "kind": self.workers.kind,
+            **self.workers.as_dict(),
+            "rate_rps": self.rate_rps,
+            "may_be_higher": self.may_be_higher,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSplit:
     """The simulated performance of a number of prefill, decode and mixed workers.
-    ``dollars_per_million_tokens`` is the price of all GPUs for the duration of the trace, divided
+    ``dollars_per_million_tokens`` is the price of their GPUs for the duration of the trace, divided
     by the tokens (in millions) of the answers within their SLO; it is None if there are no such
     tokens. ``tokens_per_second_per_user`` is the median over requests."""
 
-    prefill: int
-    decode: int
-    mixed: int
+    workers: Workers
     meets_target: bool
     attainment: float
     goodput_rps: float
@@ -94,9 +90,10 @@ class PoolSplit:
     ttft_seconds: Percentiles
     tbt_seconds: Percentiles
 
-    @property
-    def workers(self) -> Workers:
-        return Workers(self.prefill, self.decode, self.mixed)
+    def as_dict(self) -> dict[str, object]:
+        figures = {each.name: getattr(self, each.name) for each in fields(self)}
+        workers = figures.pop("workers")
+        return {"kind": workers.kind, **workers.as_dict(), **figures}
 
 
 def run_plan(
@@ -107,37 +104,15 @@ def run_plan(
     plots: Path | None,
     as_json: bool,
 ) -> None:
-    """Simulate all splits, mixed workers, and some hybrids, find the highest rate of each kind, and
+    """Simulate splits, mixed workers, and some hybrids, find the highest rate of each kind, and
     print the results, best first. Raises Invalid for a wrong option, before the first simulation
     begins, and BatonError if nothing meets the target."""
     prepare_plots(plots)
-    num_workers = _num_workers(num_gpus, hardware.gpus_per_worker)
     if not 0 < target <= 1:
         raise Invalid(f"--target is {target:g}; it must be above 0 and at most 1")
-    hardware.config(1, num_workers - 1)
-    dollars_per_hour = (
-        num_workers * hardware.gpus_per_worker * get_gpu(hardware.gpu).dollars_per_hour
-    )
-    trace = traffic.trace_at_requested_rate
+    clusters = PlannedClusters.of(hardware, num_gpus)
     with show_progress() as show:
-
-        def evaluate(workers: Workers) -> PoolSplit:
-            show(f"{workers} workers")
-            cluster = Scenario(config=hardware.config(*workers)).run(trace, DEFAULT_POLICY)
-            return _evaluate(cluster, dollars_per_hour, target)
-
-        def evaluate_all(options: Iterable[Workers]) -> list[PoolSplit]:
-            return sorted(map(evaluate, options), key=_sort_key)
-
-        pools = [Workers(prefill, num_workers - prefill) for prefill in range(1, num_workers)]
-        splits, mixed = evaluate_all(pools), evaluate_all([Workers(0, 0, num_workers)])
-        search = RateSearch(traffic, hardware, target, show)
-        highest = [search.best_of(mixed), search.best_of(splits)]
-        models = dict.fromkeys((splits[0].workers, highest[1].workers))
-        hybrids = evaluate_all(dict.fromkeys(chain.from_iterable(map(_hybrids, models))))
-        if hybrids:
-            highest.append(search.best_of(hybrids))
-        splits = sorted((*splits, *mixed, *hybrids), key=_sort_key)
+        splits, highest = _simulate_all(traffic, clusters, target, show)
     advice = _advice(splits[0], highest, target)
     if plots is not None:
         _plot(plots, splits)
@@ -148,8 +123,8 @@ def run_plan(
                     "meets": splits[0].meets_target,
                     "target": target,
                     "rate_rps": traffic.rate,
-                    "best": _split_json(splits[0]),
-                    "splits": [_split_json(each) for each in splits],
+                    "best": splits[0].as_dict(),
+                    "splits": [each.as_dict() for each in splits],
                     "highest_rates": [each.as_dict() for each in highest],
                     "advice": advice,
                 }
@@ -157,20 +132,79 @@ def run_plan(
         )
     else:
         open_console().print(_table(splits))
+        if len(splits) > MAX_ROWS:
+            print(f"and {len(splits) - MAX_ROWS} others, which --json has")
         print(advice)
     if not splits[0].meets_target:
-        raise BatonError(_miss_message(splits[0], num_workers, target))
+        raise BatonError(_miss_message(splits[0], num_gpus, target))
 
 
-def _hybrids(split: Workers) -> Iterator[Workers]:
-    """Yield hybrids with a quarter, a half and three quarters of mixed workers. The others have the
-    proportions of a split."""
-    total = split.prefill + split.decode
-    for mixed in dict.fromkeys(total * quarter // 4 for quarter in (1, 2, 3)):
-        rest = total - mixed
-        if mixed and rest >= 2:
-            prefill = min(max(round(rest * split.prefill / total), 1), rest - 1)
-            yield Workers(prefill, rest - prefill, mixed)
+@dataclass(frozen=True, slots=True)
+class PlannedClusters:
+    """Clusters on a number of GPUs. All of them have the same TTFT SLO: on top of the prefill time
+    on the smallest worker, whatever sizes a cluster has."""
+
+    hardware: SimulatedHardware
+    num_gpus: int
+    sizes: SizeOptions
+    deadline_cost: PrefillCost
+
+    @classmethod
+    def of(cls, hardware: SimulatedHardware, num_gpus: int) -> "PlannedClusters":
+        """Raises Invalid for wrong options, for sizes that don't fit the model or into memory, and
+        if there are too few or too many workers."""
+        hardware.check()
+        sizes = SizeOptions.of(hardware, num_gpus)
+        for size in {*sizes.prefill, *sizes.decode, *sizes.mixed}:
+            hardware.worker_costs(size)
+        _check_num_workers(num_gpus, sizes)
+        return cls(hardware, num_gpus, sizes, hardware.worker_costs(sizes.smallest).prefill)
+
+    def config(self, workers: Workers) -> ClusterConfig:
+        hardware = self.hardware
+        if not hardware.fixes_gpus_per_worker:
+            hardware = hardware.with_parallelism(workers.parallelism)
+        config = hardware.config(workers.prefill, workers.decode, workers.mixed)
+        return replace(config, deadline_cost=self.deadline_cost)
+
+    def dollars_per_hour(self, workers: Workers) -> float:
+        return workers.num_gpus * get_gpu(self.hardware.gpu).dollars_per_hour
+
+
+def _simulate_all(
+    traffic: Traffic, clusters: PlannedClusters, target: float, show: Callable[[str], None]
+) -> tuple[list[PoolSplit], list[HighestRate]]:
+    """Return all simulated clusters, best first, and the one of each kind with the highest rate."""
+    trace, sizes, num_gpus = traffic.trace_at_requested_rate, clusters.sizes, clusters.num_gpus
+
+    def evaluate(workers: Workers) -> PoolSplit:
+        show(f"{workers} workers")
+        cluster = Scenario(config=clusters.config(workers)).run(trace, DEFAULT_POLICY)
+        return _evaluate(workers, cluster, clusters.dollars_per_hour(workers), target)
+
+    def evaluate_all(options: Iterable[Workers]) -> list[PoolSplit]:
+        return sorted(map(evaluate, options), key=_sort_key)
+
+    pools = sizes.splits(num_gpus)
+    splits = evaluate_all(first_splits(pools))
+    while more := between(pools, {each.workers for each in splits}, splits[0].workers):
+        splits = sorted((*splits, *evaluate_all(more)), key=_sort_key)
+    mixed = evaluate_all(sizes.mixed_workers(num_gpus))
+    search = RateSearch(traffic, clusters, target, show)
+    highest = [search.best_of(mixed), search.best_of(splits)]
+    models = product(
+        dict.fromkeys((splits[0].workers, highest[1].workers)),
+        dict.fromkeys((mixed[0].workers, highest[0].workers)),
+    )
+    options = list(chain.from_iterable(hybrids(split, like, num_gpus) for split, like in models))
+    if not options:  # the workers of the best are too large
+        ranked = product(splits, mixed)
+        found = (list(hybrids(split.workers, like.workers, num_gpus)) for split, like in ranked)
+        options = next(filter(None, found), [])
+    both = evaluate_all(dict.fromkeys(options))
+    if both:
+        highest.append(search.best_of(both))
+    return sorted((*splits, *mixed, *both), key=_sort_key), highest
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +213,16 @@ class RateSearch:
     requested one, the same requests arrive closer together or farther apart."""
 
     traffic: Traffic
-    hardware: SimulatedHardware
+    clusters: PlannedClusters
     target: float
     show: Callable[[str], None]
 
     def best_of(self, evaluated: Sequence[PoolSplit]) -> HighestRate:
         """Return the workers with about the highest rate. Those that miss the target at a rate
-        above the best one so far take a single run."""
-        options = [each.workers for each in evaluated]
+        above the best one so far take a single run, and none if they miss it at the requested rate
+        while others meet it."""
+        meeting = [each for each in evaluated if each.meets_target]
+        options = [each.workers for each in meeting or evaluated]
         rate = mean_rate(self.traffic.trace_at_requested_rate)
         num_requests = len(self.traffic.trace_at_requested_rate.requests)
         most = max(rate, min(rate * MAX_RATE_FACTOR, num_requests / MIN_TRACE_SECONDS))
@@ -203,7 +239,7 @@ class RateSearch:
         return best
 
     def _runner(self, workers: Workers) -> RunAtRate:
-        scenario = Scenario(config=self.hardware.config(*workers))
+        scenario = Scenario(config=self.clusters.config(workers))
         requested = self.traffic.trace_at_requested_rate
         start = mean_rate(requested)
 
@@ -237,32 +273,33 @@ def _advice(best: PoolSplit, highest: Sequence[HighestRate], target: float) -> s
     return "\n".join(lines)
 
 
-def _split_json(split: PoolSplit) -> dict[str, object]:
-    return {"kind": split.workers.kind, **asdict(split)}
-
-
-def _num_workers(num_gpus: int, gpus_per_worker: int) -> int:
-    if gpus_per_worker < 1:
-        raise Invalid(f"--gpus-per-worker is {gpus_per_worker}; it must be at least 1")
-    num_workers = num_gpus // gpus_per_worker
+def _check_num_workers(num_gpus: int, sizes: SizeOptions) -> None:
+    """Raise Invalid if the smallest workers are too few or too many."""
+    each = sizes.smallest.num_gpus
+    num_workers = num_gpus // each
     if not 2 <= num_workers <= MAX_PLANNED_WORKERS:
         raise Invalid(
-            f"--gpus {num_gpus} with {gpus_per_worker} GPUs per worker makes "
-            f"{max(num_workers, 0)} worker(s); there must be 2 to {MAX_PLANNED_WORKERS} workers"
+            f"--gpus {num_gpus} with {each} GPUs per worker makes {max(num_workers, 0)} worker(s); "
+            f"there must be 2 to {MAX_PLANNED_WORKERS} workers"
         )
-    return num_workers
+    least = min(size.num_gpus for size in sizes.prefill)
+    least += min(size.num_gpus for size in sizes.decode)
+    if num_gpus < least:
+        raise Invalid(
+            f"--gpus is {num_gpus}; a prefill and a decode worker need at least {least} GPUs"
+        )
 
 
-def _evaluate(cluster: SimulatedCluster, dollars_per_hour: float, target: float) -> PoolSplit:
+def _evaluate(
+    workers: Workers, cluster: SimulatedCluster, dollars_per_hour: float, target: float
+) -> PoolSplit:
     outcome = summarize(cluster)
     jobs, median_itl = cluster.jobs, outcome.tbt_seconds["p50"]
     hours = (jobs[-1].arrival.arrival_seconds - jobs[0].arrival.arrival_seconds) / 3600
     slo = cluster.config.itl_slo_seconds
     tokens = sum(job.arrival.num_answer_tokens for job in jobs if job.meets_slo(slo))
     return PoolSplit(
-        prefill=cluster.config.num_prefill,
-        decode=cluster.config.num_decode,
-        mixed=cluster.config.num_mixed,
+        workers=workers,
         meets_target=outcome.attainment >= target,
         attainment=outcome.attainment,
         goodput_rps=outcome.goodput_rps,
@@ -275,14 +312,14 @@ def _evaluate(cluster: SimulatedCluster, dollars_per_hour: float, target: float)
 
 
 def _sort_key(split: PoolSplit) -> tuple[float, float]:
-    """Return a key that sorts splits by attainment, highest first, since all splits cost the same;
-    then by token rate."""
+    """Return a key that sorts splits by attainment, highest first, since all splits have the same
+    GPUs; then by token rate."""
     return -split.attainment, -(split.tokens_per_second_per_user or 0.0)
 
 
-def _miss_message(best: PoolSplit, num_workers: int, target: float) -> str:
+def _miss_message(best: PoolSplit, num_gpus: int, target: float) -> str:
     return (
-        f"no use of {num_workers} workers has {target:.0%} of the requests within their SLO; the "
+        f"no use of {num_gpus} GPUs has {target:.0%} of the requests within their SLO; the "
         f"best is {best.workers} with {best.attainment:.1%}"
     )
 
@@ -292,11 +329,10 @@ def _table(splits: Sequence[PoolSplit]) -> Table:
         "prefill", "decode", "mixed", "within SLO", "goodput", "rejected", "TTFT p99 (s)",
         "ITL p99 (s)", "tokens/s per user", "$ per million tokens", box=None,
     )  # fmt: skip
-    for split in splits:
+    shows_sizes = any(split.workers.has_parallelism for split in splits)
+    for split in splits[:MAX_ROWS]:
         table.add_row(
-            str(split.prefill),
-            str(split.decode),
-            str(split.mixed),
+            *split.workers.pool_texts(with_sizes=shows_sizes),
             f"{split.attainment:.1%}{'' if split.meets_target else ' *'}",
             f"{split.goodput_rps:.2f}/s",
             f"{split.rejected_ratio:.1%}",

@@ -16,10 +16,11 @@ from baton.console import open_console
 from baton.core.ids import WorkerId
 from baton.plots import Points, plot_cdfs, plot_goodput, plot_load, prepare_plots
 from simulator.cluster import SimulatedCluster
+from simulator.flag_checks import check_at_least
 from simulator.goodput import Goodput, min_hopeless_misses, search_goodput
 from simulator.request import SimulatedRequest
 from simulator.result import Percentiles, SimulationResult, inter_token_latencies, summarize
-from simulator.scenario import Scenario, Traffic, check_at_least, mean_rate
+from simulator.scenario import Scenario, Traffic, mean_rate
 
 
 def run_simulate(

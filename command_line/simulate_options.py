@@ -10,7 +10,8 @@ from command_line.common_options import AsJson
 from command_line.option_groups import with_option_groups
 
 if TYPE_CHECKING:
-    from simulator.scenario import SimulatedHardware, Traffic
+    from simulator.scenario import Traffic
+    from simulator.simulated_hardware import SimulatedHardware
 
 Trace = Annotated[
     Path | None, typer.Option(help="A trace file in Mooncake's, Azure's or Baton's format.")
@@ -36,7 +37,33 @@ Seed = Annotated[int, typer.Option(help="The same seed gives the same run.")]
 SimulatedModel = Annotated[str, typer.Option("--model", help="Name of the simulated model.")]
 Gpu = Annotated[str, typer.Option(help="Name of every worker's GPU.")]
 GpusPerWorker = Annotated[
-    int, typer.Option(help="GPUs of each worker; they share its work and memory evenly.")
+    int | None,
+    typer.Option(
+        help="GPUs of each worker; they share its model by tensor parallelism. Default: 1; plan "
+        "tries 1, 2, 4 and 8."
+    ),
+]
+PrefillTp = Annotated[
+    int | None, typer.Option(help="Tensor-parallel size of prefill workers, in GPUs.")
+]
+DecodeTp = Annotated[
+    int | None, typer.Option(help="Tensor-parallel size of decode workers, in GPUs.")
+]
+MixedTp = Annotated[
+    int | None, typer.Option(help="Tensor-parallel size of mixed workers, in GPUs.")
+]
+PrefillEp = Annotated[
+    int | None,
+    typer.Option(
+        help="Expert-parallel size of prefill workers, in GPUs; attention is replicated if it "
+        "exceeds --prefill-tp."
+    ),
+]
+DecodeEp = Annotated[
+    int | None, typer.Option(help="Expert-parallel size of decode workers, in GPUs.")
+]
+MixedEp = Annotated[
+    int | None, typer.Option(help="Expert-parallel size of mixed workers, in GPUs.")
 ]
 Costs = Annotated[
     Path | None,
@@ -95,7 +122,13 @@ class HardwareOptions:
 
     model: SimulatedModel = "qwen3-8b"
     gpu: Gpu = "H100"
-    gpus_per_worker: GpusPerWorker = 1
+    gpus_per_worker: GpusPerWorker = None
+    prefill_tp: PrefillTp = None
+    decode_tp: DecodeTp = None
+    mixed_tp: MixedTp = None
+    prefill_ep: PrefillEp = None
+    decode_ep: DecodeEp = None
+    mixed_ep: MixedEp = None
     costs: Costs = None
     link_gbytes: LinkGbytes = 50.0
     host_gbytes: HostGbytes = 50.0
@@ -107,7 +140,7 @@ class HardwareOptions:
     tbt_slo: TbtSlo = 0.05
 
     def hardware(self, report_seconds: float = 0.0, conductors: int = 1) -> "SimulatedHardware":
-        from simulator.scenario import SimulatedHardware
+        from simulator.simulated_hardware import SimulatedHardware
 
         return SimulatedHardware(report_seconds=report_seconds, conductors=conductors, **vars(self))
 
@@ -194,8 +227,8 @@ def plan(
     plots: Plots = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the best use of GPUs: workers that do everything, prefill and decode workers, or both;
-    exit code 1 if none meets --target."""
+    """Find the best use of GPUs: workers that do everything, prefill and decode workers, or both,
+    with how many GPUs each; exit code 1 if none meets --target."""
     from command_line.plan import run_plan
 
     run_plan(load.traffic(rate), machines.hardware(), gpus, target, plots, as_json)

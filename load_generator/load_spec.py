@@ -11,7 +11,8 @@ from baton.errors import Invalid
 from baton.traces.seed import seeded_generator
 from baton.traces.synthetic import MAX_BURSTINESS, MAX_REQUESTS, TRACE_GENERATORS
 from baton.traces.trace import Trace, TraceRequest
-from simulator.scenario import Traffic, check_at_least, check_positive
+from simulator.flag_checks import check_at_least, check_positive
+from simulator.scenario import Traffic
 
 PLAIN, BLOCK_TOKENS = "plain", 64
 MAX_TOKENS = 1 << 20

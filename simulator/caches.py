@@ -39,6 +39,10 @@ class SimulatedCaches:
         if is_prefill:
             self._prefills.setdefault(host, []).append(worker)
 
+    def resize_device(self, worker: WorkerId, num_blocks: int) -> None:
+        """Give a worker another capacity than the others. Its cache is empty afterwards."""
+        self._devices[worker] = LruTier(num_blocks)
+
     def cache_computed(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> None:
         """Cache blocks that a worker has computed, and publish them to its host's store."""
         self._devices[worker].insert(keys)

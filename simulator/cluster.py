@@ -80,8 +80,9 @@ class SimulatedCluster:
         """Run the trace. If ``give_up_misses`` is given, stop as soon as this many requests are
         certain to miss their SLO; the remaining requests then stay unfinished. If ``check_always``
         is true, check the workers' integrity after every event."""
+        deadline_cost = self.config.deadline_cost or self.config.prefill_cost
         for number, arrival in enumerate(self._trace.requests):
-            own = self.config.prefill_cost.seconds(arrival.num_prompt_tokens)
+            own = deadline_cost.seconds(arrival.num_prompt_tokens)
             deadline = arrival.arrival_seconds + self.config.ttft_slo_seconds + own
             keys = arrival.block_ids[: arrival.num_prompt_tokens // self._trace.block_tokens]
             waiting = WaitingPrompt(

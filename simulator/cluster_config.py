@@ -6,6 +6,7 @@ from baton.core.cost import DecodeCost, PrefillCost
 from conductor.policy.snapshot import LinkSpeed
 from simulator.autoscaling import SimulatedAutoscalingConfig
 from simulator.step_cost import StepCost
+from simulator.worker_costs import WorkerCosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,11 @@ class ClusterConfig:
     ``num_mixed`` workers compute prompts and answers in the same steps, of at most ``mixed_tokens``
     tokens; a cluster may have such workers, the two pools, or all of them.
     ``device_block_tokens`` is the size of their blocks of KV. If ``step_cost`` is None, it follows
-    from the other costs."""
+    from the other costs.
+
+    ``prefill_cost``, ``decode_cost``, ``step_cost`` and ``device_tokens`` are those of all workers,
+    unless ``decode_worker`` or ``mixed_worker`` say otherwise for a pool. The TTFT SLO is on top of
+    what a prompt takes by ``deadline_cost``; if that is None, by ``prefill_cost``."""
 
     num_prefill: int
     num_decode: int
@@ -47,3 +52,24 @@ class ClusterConfig:
     mixed_tokens: int = 2048
     device_block_tokens: int = 16
     step_cost: StepCost | None = None
+    decode_worker: WorkerCosts | None = None
+    mixed_worker: WorkerCosts | None = None
+    deadline_cost: PrefillCost | None = None
+
+    @property
+    def decode_costs(self) -> WorkerCosts:
+        return self.decode_worker or self._common_costs
+
+    @property
+    def mixed_costs(self) -> WorkerCosts:
+        return self.mixed_worker or self._common_costs
+
+    @property
+    def _common_costs(self) -> WorkerCosts:
+        return WorkerCosts(
+            self.prefill_cost,
+            self.decode_cost,
+            self.kv_bytes_per_token,
+            self.device_tokens,
+            self.step_cost or StepCost.from_measured(self.prefill_cost, self.decode_cost),
+        )

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from baton.core.cost import PrefillCost
 from baton.core.ids import WorkerId
 from baton.core.prefill_order import PREFILL_ORDERS
 from baton.core.states import Role
@@ -14,7 +15,7 @@ from simulator.event_queue import EventQueue
 from simulator.mixed import MixedWorkerLimits, SimulatedMixedWorker
 from simulator.prefill import SimulatedPrefillWorker
 from simulator.request import SimulatedRequest
-from simulator.step_cost import StepCost
+from simulator.worker_costs import WorkerCosts
 
 AnsweringWorker = SimulatedDecodeWorker | SimulatedMixedWorker
 
@@ -68,6 +69,9 @@ class SimulatedFleet:
         self.caches = SimulatedCaches(
             self.host_of, [*self.prefill_by_id, *self.mixed_by_id], device, node
         )
+        self._block_tokens = block_tokens
+        for answering in self.decode_by_id:
+            self._resize_device(answering)
         self.network = SimulatedNetwork(list(self.host_of.values()), config.link)
 
     @property
@@ -104,16 +108,24 @@ class SimulatedFleet:
             self.decode_by_id[worker.id] = worker
         self.host_of[worker.id] = host
         self.caches.add_worker(worker.id, host, role is Role.PREFILL)
+        self._resize_device(worker.id)
         self.network.add_host(host)
         return worker.id
 
+    def costs(self, worker: WorkerId) -> WorkerCosts:
+        """Return the costs and the KV capacity of a decode or a mixed worker."""
+        return self._config.mixed_costs if self.is_mixed(worker) else self._config.decode_costs
+
+    def prefill_cost(self, worker: WorkerId) -> PrefillCost:
+        return self._config.prefill_cost if self.is_prefill(worker) else self.costs(worker).prefill
+
     def prefill_view(self, worker: WorkerId) -> PrefillView:
-        return PrefillView(worker, self._config.prefill_cost, self.host_of[worker])
+        return PrefillView(worker, self.prefill_cost(worker), self.host_of[worker])
 
     def decode_view(self, worker: WorkerId) -> DecodeView:
-        tokens, host = self._config.device_tokens, self.host_of[worker]
-        reads = self._config.prefill_cost if self._config.allow_local_prefill else None
-        return DecodeView(worker, self._config.decode_cost, tokens, host, prefill_cost=reads)
+        costs, host = self.costs(worker), self.host_of[worker]
+        reads = costs.prefill if self._config.allow_local_prefill else None
+        return DecodeView(worker, costs.decode, costs.kv_capacity_tokens, host, prefill_cost=reads)
 
     def mixed_view(self, worker: WorkerId) -> MixedView:
         return MixedView(self.prefill_view(worker), self.decode_view(worker))
@@ -132,6 +144,12 @@ class SimulatedFleet:
         for decode in self.decodes:
             decode.check_integrity()
 
+    def _resize_device(self, worker: WorkerId) -> None:
+        if not self.is_prefill(worker):
+            tokens = self.costs(worker).kv_capacity_tokens
+            if tokens != self._config.device_tokens:
+                self.caches.resize_device(worker, max(tokens // self._block_tokens, 1))
+
     def _new_prefill_worker(self, number: int) -> SimulatedPrefillWorker:
         return SimulatedPrefillWorker(
             WorkerId(f"p{number}"),
@@ -145,27 +163,28 @@ class SimulatedFleet:
         )
 
     def _new_decode_worker(self, number: int) -> SimulatedDecodeWorker:
+        costs = self._config.decode_costs
         return SimulatedDecodeWorker(
             WorkerId(f"d{number}"),
             self._events,
-            self._config.decode_cost,
-            self._config.prefill_cost,
-            capacity_tokens=self._config.device_tokens,
+            costs.decode,
+            costs.prefill,
+            capacity_tokens=costs.kv_capacity_tokens,
             max_batch=self._config.max_batch,
             on_room=self._callbacks.on_room,
             on_done=self._callbacks.on_answered,
         )
 
     def _new_mixed_worker(self, number: int) -> SimulatedMixedWorker:
-        config = self._config
+        config, costs = self._config, self._config.mixed_costs
         block = config.device_block_tokens
         return SimulatedMixedWorker(
             WorkerId(f"m{number}"),
             self._events,
-            config.step_cost or StepCost.from_measured(config.prefill_cost, config.decode_cost),
+            costs.step,
             MixedWorkerLimits(
                 block_tokens=block,
-                capacity_blocks=max(config.device_tokens // block, 1),
+                capacity_blocks=max(costs.kv_capacity_tokens // block, 1),
                 step_tokens=config.mixed_tokens,
                 max_requests=config.max_batch,
             ),

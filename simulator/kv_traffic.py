@@ -46,7 +46,7 @@ class KvTraffic:
             more = in_peer - cached
             wait = self._fleet.network.wait_seconds(reuse.node, host, now)
             fetch = wait + self._config.link.seconds(more * size)
-            if more > 0 and fetch < self._config.prefill_cost.seconds(more, cached):
+            if more > 0 and fetch < self._fleet.prefill_cost(reader).seconds(more, cached):
                 done = self._fleet.network.send(reuse.node, host, more * size, now)
                 job.tier_tokens["peer"] = more
                 job.ready_at_seconds, cached = max(job.ready_at_seconds, done), in_peer

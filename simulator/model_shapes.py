@@ -52,14 +52,25 @@ class ModelShape:
     @property
     def common_parameters(self) -> int:
         """The number of parameters in the matrices that every token uses."""
-        attention = self.layers * self.attention.parameters(self.hidden_size)
-        output = self.vocab_size * self.hidden_size
-        return (
-            attention
-            + 3 * self.hidden_size * self._common_intermediate_size
-            + self._routers
-            + output
-        )
+        return self.common_parameters_per_gpu(1)
+
+    def common_parameters_per_gpu(self, tensor_size: int) -> int:
+        """Return how many of the parameters that every token uses each of ``tensor_size`` GPUs has.
+        Each has its share of each matrix, but the experts' routers completely."""
+        attention = self.layers * self.attention.parameters(self.hidden_size, tensor_size)
+        feed_forward = 3 * self.hidden_size * self._common_intermediate_size // tensor_size
+        output = self.embedding_parameters_per_gpu(tensor_size)
+        return attention + feed_forward + self._routers + output
+
+    def embedding_parameters_per_gpu(self, tensor_size: int) -> int:
+        """Return how many parameters of the input embedding table, and so of the output embedding,
+        each of ``tensor_size`` GPUs has. The vocabulary is split, and rounded up."""
+        return -(-self.vocab_size // tensor_size) * self.hidden_size
+
+    @property
+    def expert_layers(self) -> int:
+        """The number of layers that have routed experts."""
+        return self.layers - self.experts.dense_layers if self.experts else 0
 
     @property
     def expert_parameters(self) -> int:
@@ -67,7 +78,7 @@ class ModelShape:
         if self.experts is None:
             return 0
         return (
-            self._expert_layers
+            self.expert_layers
             * self.experts.routed
             * 3
             * self.hidden_size
@@ -91,21 +102,17 @@ class ModelShape:
         return round(self.parameters * self.bytes_per_weight)
 
     @property
-    def _expert_layers(self) -> int:
-        return self.layers - self.experts.dense_layers if self.experts else 0
-
-    @property
     def _common_intermediate_size(self) -> int:
         """The sum, over all layers, of the widths of the feed-forward parts that every token
         uses."""
         if self.experts is None:
             return self.layers * self.intermediate_size
-        shared = self._expert_layers * self.experts.shared * self.experts.intermediate_size
+        shared = self.expert_layers * self.experts.shared * self.experts.intermediate_size
         return self.experts.dense_layers * self.intermediate_size + shared
 
     @property
     def _routers(self) -> int:
-        return self._expert_layers * self.hidden_size * self.experts.routed if self.experts else 0
+        return self.expert_layers * self.hidden_size * self.experts.routed if self.experts else 0
 
 
 # Source: config.json of each repository on the Hugging Face hub (meta-llama/Llama-3.1-8B and -70B,

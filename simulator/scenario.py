@@ -8,27 +8,16 @@ from functools import cached_property
 from pathlib import Path
 
 from baton.core.ids import WorkerId
-from baton.core.prefill_order import PREFILL_ORDERS
 from baton.errors import Invalid
 from baton.traces.files import add_jitter, read_trace, scale_rate
 from baton.traces.synthetic import MAX_BURSTINESS, MAX_REQUESTS, TRACE_GENERATORS
 from baton.traces.trace import Trace
 from conductor.policy.baselines import BASELINES
 from conductor.policy.policies import DEFAULT_POLICY, PLACEMENT_POLICIES, get_policy
-from conductor.policy.snapshot import LinkSpeed
 from simulator.cluster import SimulatedCluster
 from simulator.cluster_config import ClusterConfig
 from simulator.faults import Faults, WorkerCrash, WorkerSlowdown
-from simulator.hardware import GIB, get_gpu
-from simulator.model_shapes import get_model_shape
-from simulator.roofline import WorkerCosts, costs_from_table, roofline
-
-STORE_BYTES_PER_GPU = 256 * GIB
-"""Host memory for the KV store per GPU, as on hosts with eight GPUs and 2 TB of memory."""
-
-MAX_WORKERS_PER_POOL = 4096
-"""Maximum number of workers per pool. It is bounded since the simulator keeps every worker's caches
-in memory."""
+from simulator.flag_checks import check_at_least, check_at_most, check_positive
 
 PEER_FETCH_POLICIES = ("min_ttft", "min_ttft_no_reject")
 """Baselines that, according to their publication, fetch from peers' stores."""
@@ -111,92 +100,6 @@ class Traffic:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulatedHardware:
-    """The workers' hardware, and the links between the workers. ``costs`` is the file with a table
-    of measurements; if it is None, costs are computed from the model and the GPU. ``device_tokens``
-    is a worker's KV capacity; if it is None, the capacity follows, like the costs, from the table
-    or from the model and the GPU. ``node_tokens`` is the capacity of a host's store; if it is None,
-    the capacity follows from :data:`STORE_BYTES_PER_GPU`. ``tbt_slo`` is the SLO for the mean
-    inter-token latency. SLOs are in seconds."""
-
-    model: str
-    gpu: str
-    gpus_per_worker: int
-    costs: Path | None
-    link_gbytes: float
-    host_gbytes: float
-    device_tokens: int | None
-    node_tokens: int | None
-    hosts: int
-    order: str
-    report_seconds: float
-    conductors: int
-    ttft_slo: float
-    tbt_slo: float
-
-    def config(self, num_prefill: int, num_decode: int, num_mixed: int = 0) -> ClusterConfig:
-        """Build the configuration of a cluster with the two pools, with ``num_mixed`` workers that
-        do both, or with all of them. Raises Invalid for any invalid value."""
-        self._check()
-        if num_mixed != 0:
-            check_at_most("--mixed", num_mixed, MAX_WORKERS_PER_POOL)
-        if num_mixed == 0 or num_prefill != 0 or num_decode != 0:
-            check_at_most("--prefill", num_prefill, MAX_WORKERS_PER_POOL)
-            check_at_most("--decode", num_decode, MAX_WORKERS_PER_POOL)
-        costs = self._costs
-        memory = STORE_BYTES_PER_GPU * self.gpus_per_worker
-        device, node = self.device_tokens, self.node_tokens
-        return ClusterConfig(
-            num_prefill=num_prefill,
-            num_decode=num_decode,
-            prefill_cost=costs.prefill,
-            decode_cost=costs.decode,
-            kv_bytes_per_token=costs.kv_bytes_per_token,
-            device_tokens=costs.kv_capacity_tokens if device is None else device,
-            node_tokens=memory // costs.kv_bytes_per_token if node is None else node,
-            link=LinkSpeed(self.link_gbytes * 1e9, self.host_gbytes * 1e9),
-            prefill_order=self.order,
-            ttft_slo_seconds=self.ttft_slo,
-            itl_slo_seconds=self.tbt_slo,
-            report_seconds=self.report_seconds,
-            num_conductors=self.conductors,
-            num_hosts=self.hosts,
-            num_mixed=num_mixed,
-            step_cost=costs.step,
-        )
-
-    def _check(self) -> None:
-        check_positive("--link-gbytes", self.link_gbytes)
-        check_positive("--host-gbytes", self.host_gbytes)
-        check_positive("--ttft-slo", self.ttft_slo)
-        check_positive("--tbt-slo", self.tbt_slo)
-        check_at_least("--gpus-per-worker", self.gpus_per_worker, 1)
-        check_at_most("--conductors", self.conductors, MAX_WORKERS_PER_POOL)
-        if self.device_tokens is not None:
-            check_at_least("--device-tokens", self.device_tokens, 1)
-        if self.node_tokens is not None:
-            check_at_least("--node-tokens", self.node_tokens, 0)
-        check_at_least("--hosts", self.hosts, 0)
-        if not 0 <= self.report_seconds < math.inf:
-            raise Invalid(
-                f"--report-seconds is {self.report_seconds}; it must be finite and at least 0"
-            )
-        if self.order not in PREFILL_ORDERS:
-            raise Invalid(
-                f"--order is {self.order!r}; it must be one of {', '.join(PREFILL_ORDERS)}"
-            )
-
-    @cached_property
-    def _costs(self) -> WorkerCosts:
-        """The costs from the table of measurements if there is one, otherwise from the model and
-        the GPU."""
-        gpu, shape = get_gpu(self.gpu), get_model_shape(self.model)
-        if self.costs is not None:
-            return costs_from_table(self.costs)
-        return roofline(gpu, shape, self.gpus_per_worker)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Scenario:
     """A cluster and its faults, ready to run under any policy. If ``as_deployed`` is true, a
     baseline policy runs only with the features that its publication describes, without Baton's
@@ -270,18 +173,3 @@ def mean_rate(trace: Trace) -> float:
     if last <= 0:
         raise Invalid(f"{trace.name}: all requests arrive at once, so no rate can be set")
     return len(trace.requests) / last
-
-
-def check_positive(flag: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise Invalid(f"{flag} is {value:g}; it must be finite and above 0")
-
-
-def check_at_least(flag: str, value: int, least: int) -> None:
-    if value < least:
-        raise Invalid(f"{flag} is {value}; it must be at least {least}")
-
-
-def check_at_most(flag: str, value: int, most: int) -> None:
-    if not 1 <= value <= most:
-        raise Invalid(f"{flag} is {value}; it must be from 1 to {most:,}")

@@ -24,7 +24,8 @@ class StepCost:
     of ``per_token_seconds`` for each token, whichever is longer. Attention takes
     ``per_pair_seconds`` for each pair in prompts, and ``per_context_token_seconds`` for each token
     of KV that answers read. ``overhead_seconds`` and ``per_request_seconds`` are what the host,
-    sampling and small kernels add. The weights of a mixture's experts are read as far as the step's
+    sampling and small kernels add, and ``communication_per_token_seconds`` is what the GPUs of a
+    worker take to communicate. The weights of a mixture's experts are read as far as the step's
     tokens choose them (see :class:`baton.core.cost.DecodeCost`)."""
 
     overhead_seconds: float
@@ -36,6 +37,7 @@ class StepCost:
     expert_seconds: float = 0.0
     num_experts: int = 0
     experts_per_token: int = 0
+    communication_per_token_seconds: float = 0.0
 
     @classmethod
     def from_measured(cls, prefill: PrefillCost, decode: DecodeCost) -> "StepCost":
@@ -66,6 +68,7 @@ class StepCost:
     def base_seconds(self, num_tokens: int, num_requests: int) -> float:
         """Return the time of a step without attention."""
         products = max(self.read_seconds(num_tokens), self.per_token_seconds * num_tokens)
+        products += self.communication_per_token_seconds * num_tokens
         return self.overhead_seconds + products + self.per_request_seconds * num_requests
 
     def seconds(self, work: StepWork) -> float:

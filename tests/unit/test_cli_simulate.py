@@ -16,6 +16,7 @@ from conductor.policy.policies import PLACEMENT_POLICIES
 
 Ask = Callable[..., tuple[int, str, str]]
 SMALL = ("--requests", "60")
+ONE_EACH = ("--gpus-per-worker", "1")
 
 
 @pytest.fixture
@@ -155,6 +156,10 @@ def test_measured_cost_table_is_used(ask: Ask, tmp_path: Path) -> None:
         ("--prefill 0", "--prefill is 0; it must be from 1 to 4,096"),
         ("--decode -1", "--decode is -1; it must be from 1 to"),
         ("--gpus-per-worker 0", "--gpus-per-worker is 0"),
+        ("--prefill-tp 0", "--prefill-tp is 0; it must be at least 1"),
+        ("--decode-tp 3", "a tensor-parallel size of 3 does not fit qwen3-8b; it must be at"),
+        ("--decode-ep 2", "qwen3-8b has no experts, so its expert-parallel size must be 1"),
+        ("--mixed-tp 2 --costs X", "--mixed-tp and --costs can't be combined: a table has the"),
         ("--conductors 0", "--conductors is 0"),
         ("--requests 0", "--requests is 0; it must be from 1 to 10,000,000"),
         ("--seeds 0", "--seeds is 0"),
@@ -230,7 +235,7 @@ def test_plots_are_written_or_matplotlib_is_named(ask: Ask, tmp_path: Path) -> N
 
 
 def test_plan_json_ranks_all_splits(ask: Ask) -> None:
-    plan = parsed(ask("plan", *SMALL, "--rate", "5", "--gpus", "4", "--json"))
+    plan = parsed(ask("plan", *SMALL, "--rate", "5", "--gpus", "4", *ONE_EACH, "--json"))
     assert plan["meets"] is True
     workers = [(each["prefill"], each["decode"], each["mixed"]) for each in plan["splits"]]
     splits = [each[:2] for each in workers if not each[2]]
@@ -250,6 +255,33 @@ def test_plan_json_ranks_all_splits(ask: Ask) -> None:
     assert plan["best"]["tokens_per_second_per_user"] == pytest.approx(speed)
 
 
+def test_plan_compares_sizes_of_workers(ask: Ask) -> None:
+    run = ("plan", *SMALL, "--rate", "5", "--gpus", "4")
+    plan = parsed(ask(*run, "--json"))
+    splits = [each for each in plan["splits"] if each["kind"] == "split"]
+    found = [(each["prefill"], each["prefill_tp"], each["decode"], each["decode_tp"])
+             for each in splits]  # fmt: skip
+    assert sorted(found) == [
+        (1, 1, 3, 1), (1, 2, 1, 2), (1, 2, 2, 1), (2, 1, 1, 2), (2, 1, 2, 1), (3, 1, 1, 1),
+    ]  # fmt: skip
+    mixed = [(each["mixed"], each["mixed_tp"]) for each in plan["splits"]
+             if each["kind"] == "mixed"]  # fmt: skip
+    assert sorted(mixed) == [(1, 4), (2, 2), (4, 1)]
+    assert all("mixed_ep" in each for each in plan["highest_rates"])
+    code, out, err = ask(*run)
+    assert (code, err) == (0, "")
+    assert "2×TP2" in out and "1×TP4 mixed" in out
+
+
+def test_pools_may_have_workers_of_different_sizes(ask: Ask) -> None:
+    run = ("simulate", *SMALL, "--json")
+    same, faster = parsed(ask(*run)), parsed(ask(*run, "--decode-tp", "4"))
+    assert faster["tbt_seconds"]["p50"] < same["tbt_seconds"]["p50"] / 2
+    assert faster["ttft_seconds"]["p50"] <= same["ttft_seconds"]["p50"]  # some prompts go there
+    given = parsed(ask(*run, "--prefill-tp", "2", "--decode-tp", "2"))
+    assert given == parsed(ask(*run, "--gpus-per-worker", "2"))
+
+
 def test_price_per_token_counts_all_gpus(ask: Ask) -> None:
     """Twice as many GPUs for the same load cost twice as much per token."""
     run = ("plan", *SMALL, "--rate", "2", "--json", "--gpus")
@@ -261,7 +293,7 @@ def test_price_per_token_counts_all_gpus(ask: Ask) -> None:
 
 
 def test_plan_is_printed_as_a_table(ask: Ask) -> None:
-    code, out, err = ask("plan", *SMALL, "--rate", "5", "--gpus", "3")
+    code, out, err = ask("plan", *SMALL, "--rate", "5", "--gpus", "3", *ONE_EACH)
     assert (code, err) == (0, "")
     assert len(out.splitlines()) == 9  # four rows below their heading, and four lines of advice
     assert "$ per million tokens" in out
@@ -270,13 +302,13 @@ def test_plan_is_printed_as_a_table(ask: Ask) -> None:
 
 def test_plan_without_a_sufficient_split_exits_with_1(ask: Ask) -> None:
     code, out, err = ask(
-        "plan", *SMALL, "--rate", "9", "--gpus", "2", "--json", "--tbt-slo", "1e-4"
+        "plan", *SMALL, "--rate", "9", "--gpus", "2", *ONE_EACH, "--json", "--tbt-slo", "1e-4"
     )
     assert code == 1
     plan = json.loads(out)
     assert plan["meets"] is False
     assert err == (
-        "baton: no use of 2 workers has 90% of the requests within their SLO; the best is "
+        "baton: no use of 2 GPUs has 90% of the requests within their SLO; the best is "
         f"1+1 with {plan['best']['attainment']:.1%}\n"
     )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.roofline import costs_from_table
+from simulator.cost_table import costs_from_table
 
 PROFILES = sorted((Path(__file__).parents[2] / "simulator" / "profiles").glob("*.json"))
 

@@ -12,10 +12,12 @@ import pytest
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.errors import Invalid
 from baton.plots import pareto_frontier, plot_cdfs, plot_goodput, plot_load, plot_pareto
+from simulator.cost_table import costs_from_table
 from simulator.hardware import GIB, GPUS, Gpu, get_gpu
 from simulator.model_shapes import SHAPES, get_model_shape
-from simulator.roofline import WorkerCosts, costs_from_table, roofline
+from simulator.roofline import roofline
 from simulator.step_cost import StepCost
+from simulator.worker_costs import WorkerCosts
 
 PLAIN = Gpu("PLAIN", 1e15, 1e12, 100 * GIB, 1.0)
 
