@@ -41,6 +41,14 @@ class MeasurementOptions:
             "--json", metavar="FILE", help="A file to write the JSON output to; -: stdout."
         ),
     ] = None
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Measure steps of prompts, of answers and of both instead, and write a table of "
+            "costs for `baton simulate --costs`.",
+        ),
+    ] = None
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -80,6 +88,7 @@ def bench_engine(
         seed=measurement.seed,
         json_file=measurement.json_file,
         plot=measurement.plot,
+        profile=measurement.profile,
     )
     set_thread_environment(settings.threads)  # before torch is imported
     from command_line.bench_engine.run import run_engine_bench

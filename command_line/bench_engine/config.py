@@ -27,6 +27,7 @@ class EngineBenchConfig:
     seed: int
     json_file: Path | None
     plot: Path | None
+    profile: Path | None = None
 
     @property
     def writes_to_stdout(self) -> bool:

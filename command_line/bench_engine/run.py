@@ -25,6 +25,7 @@ from baton.engine_settings import runner_options
 from baton.errors import Invalid
 from command_line.bench_engine import roofline_plot
 from command_line.bench_engine.config import EngineBenchConfig
+from command_line.bench_engine.profile import run_profile
 from command_line.bench_engine.table import print_engine_result
 
 FORMAT = "baton-bench-engine-1"
@@ -70,9 +71,14 @@ def run_engine_bench(config: EngineBenchConfig) -> None:
     """Measure and report all cases. Raises Invalid for a wrong option, before anything is
     measured."""
     roofline_plot.check_plot_path(config.plot)
-    _check_writable(config.json_file)
+    _check_writable("--json", config.json_file)
+    _check_writable("--profile", config.profile)
     if config.settings.threads:
         torch.set_num_threads(config.settings.threads)
+    if config.profile is not None:
+        with _progress() as show:
+            run_profile(config, config.profile, show)
+        return
     with _progress() as show:
         result = _measure(config, show)
     if config.plot is not None:
@@ -158,13 +164,13 @@ def _load(options: EngineBenchConfig, path: Path, fitting: Sequence[BenchCase]) 
     )
 
 
-def _check_writable(path: Path | None) -> None:
-    if path is None or str(path) == "-":
+def _check_writable(flag: str, path: Path | None) -> None:
+    if path is None or (flag == "--json" and str(path) == "-"):
         return
     try:
         path.touch()
     except OSError as error:
-        raise Invalid(f"--json {path}: {error.strerror}") from error
+        raise Invalid(f"{flag} {path}: {error.strerror}") from error
 
 
 @contextmanager

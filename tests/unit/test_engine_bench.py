@@ -43,6 +43,7 @@ from baton.errors import Invalid
 from command_line.bench_engine.config import parse_counts
 from command_line.bench_engine.roofline_plot import attainable_flops_per_second
 from command_line.main import main
+from simulator.cost_table import costs_from_table
 from tests.model_zoo import make_model
 from tests.unit.native_helpers import needs_kernels
 
@@ -376,3 +377,31 @@ def test_counts_are_parsed_and_bounded() -> None:
     assert parse_counts("--batches", "1, 8,8,32") == (1, 8, 32)
     with pytest.raises(Invalid, match="33 values; it may have at most 32"):
         parse_counts("--batches", ",".join(["1"] * 33))
+
+
+# -- profiles ------------------------------------------------------------------------------
+
+
+def test_profile_is_a_table_of_costs(ask: Ask, path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    run = ("bench", "engine", "--model", str(path), "--rounds", "1", "--profile", str(file))
+    code, out, _ = ask(*run)
+    assert code == 0
+    assert "largest error of the steps that were held out: prefill" in out
+    table = json.loads(file.read_text())
+    assert table["about"].startswith("measured on ")
+    assert "with `baton bench engine --profile` at" in table["about"]
+    config = load_model_config(path)
+    assert table["kv_bytes_per_token"] == config.kv_elements_per_token * 4
+    assert (len(table["prefill"]), len(table["decode"]), len(table["mixed"])) == (10, 9, 5)
+    assert len(table["held_out"]) == 4
+    costs = costs_from_table(file)
+    assert costs.kv_capacity_tokens == table["kv_capacity_tokens"]
+    assert costs.step.base_seconds(1, 1) > 0
+
+
+def test_profile_that_cannot_be_written_is_rejected_first(ask: Ask, path: Path) -> None:
+    run = ("bench", "engine", "--model", str(path), "--profile", "/nowhere/profile.json")
+    code, _, err = ask(*run)
+    assert code == 2
+    assert "--profile /nowhere/profile.json: No such file or directory" in err

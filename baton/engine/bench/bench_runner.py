@@ -9,6 +9,7 @@ import torch
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.engine.bench.bench_case import BenchCase
+from baton.engine.bench.profile_step import ProfileStep
 from baton.engine.bench.stopwatch import Action
 from baton.engine.plan import Plan, Row
 from baton.engine.runner import ModelRunner
@@ -22,15 +23,18 @@ the speed, unless they are zero or NaN."""
 class BenchRunner:
     """Makes and runs the steps of benchmark cases. A prefill step computes at most ``chunk_tokens``
     tokens. Blocks are allocated in random order, as in a pool that has been in use for a long
-    time."""
+    time. Only the first ``num_blocks`` blocks of the pool are used; by default, all."""
 
-    def __init__(self, runner: ModelRunner, chunk_tokens: int, seed: int) -> None:
+    def __init__(
+        self, runner: ModelRunner, chunk_tokens: int, seed: int, num_blocks: int | None = None
+    ) -> None:
         self._runner = runner
         self._chunk_tokens = chunk_tokens
         generator = torch.Generator().manual_seed(seed)
-        self._blocks = torch.randperm(runner.num_blocks, generator=generator).tolist()
+        used = runner.num_blocks if num_blocks is None else min(num_blocks, runner.num_blocks)
+        self._blocks = torch.randperm(used, generator=generator).tolist()
         self._vocabulary = runner.model_config.vocab_size
-        _fill(runner.pool.tensor, generator)
+        _fill(runner.pool.tensor[:used], generator)
 
     def make_action(self, work: BenchCase) -> Action:
         """Return an action that runs all steps of ``work``."""
@@ -38,6 +42,26 @@ class BenchRunner:
         assert needed <= len(self._blocks), str(work)
         plans = list(self._prefill(work) if work.kind == "prefill" else self._decode(work))
         return lambda: [self._runner.run(plan) for plan in plans]
+
+    def make_step(self, step: ProfileStep) -> Action:
+        """Return an action that runs one step, in which each request samples a token."""
+        plan = Plan(0, tuple(self._step_rows(step)))
+        return lambda: self._runner.run(plan)
+
+    def _step_rows(self, step: ProfileStep) -> Iterator[Row]:
+        spans = [(step.context - 1, step.context)] * step.batch
+        if step.new_tokens:
+            spans.append((step.cached_tokens, step.cached_tokens + step.new_tokens))
+        first = 0
+        for n, (start, end) in enumerate(spans):
+            last = first + -(-end // self._runner.block_tokens)
+            assert last <= len(self._blocks), str(step)
+            table = tuple(BlockId(block) for block in self._blocks[first:last])
+            tokens = tuple(
+                TokenId((1 + n + token) % self._vocabulary) for token in range(start, end)
+            )
+            yield Row(RequestId(str(n)), tokens, start, table, sample=True, sampling=GREEDY)
+            first = last
 
     def prompt_row(self, tokens: Sequence[int]) -> Row:
         """Return a row that prefills these tokens in one step."""
@@ -86,6 +110,11 @@ class BenchRunner:
 def num_blocks_for(work: BenchCase, block_tokens: int) -> int:
     """Return the number of blocks that a case needs, if a block has the KV of all layers."""
     return work.batch * -(-work.context // block_tokens)
+
+
+def num_blocks_for_step(step: ProfileStep, block_tokens: int) -> int:
+    prompt = -(-(step.cached_tokens + step.new_tokens) // block_tokens)
+    return prompt + step.batch * -(-step.context // block_tokens)
 
 
 def max_blocks(all_works: Sequence[BenchCase], block_tokens: int) -> int:

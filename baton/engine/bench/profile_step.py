@@ -7,8 +7,12 @@ from baton.errors import Invalid
 
 MAX_CONTEXT = 4096
 MAX_BATCH = 16
-MIN_POSITIONS = 64
-"""The fewest positions of a model whose steps can tell attention and products apart."""
+MIN_CONTEXT = 64
+"""The shortest context with which attention and products can be told apart."""
+
+CONTEXTS_IN_POOL = 20
+"""The pool must hold as many of the longest contexts: those of a step with MAX_BATCH of them, a
+prompt, and partly filled blocks."""
 
 PROMPT_SHARES = (1 / 32, 1 / 8, 1 / 4, 1 / 2, 1)
 """The sizes of prompts, as shares of a chunk."""
@@ -57,16 +61,19 @@ class ProfileStep:
         return {**parts, "seconds": seconds}
 
 
-def profile_steps(chunk_tokens: int, max_positions: int) -> list[ProfileStep]:
+def profile_steps(chunk_tokens: int, max_positions: int, capacity_tokens: int) -> list[ProfileStep]:
     """Return the steps to measure, for steps of at most ``chunk_tokens`` tokens of a prompt, and
-    contexts that the model has positions for. Sizes and contexts vary independently, so that what
-    depends on the number of tokens, of requests, of pairs of tokens and of tokens of context is
-    told apart. Raises Invalid for a model with too few positions."""
-    if max_positions < MIN_POSITIONS:
+    contexts for which the model has positions and the pool of ``capacity_tokens`` has memory. Sizes
+    and contexts vary independently, so that what depends on the number of tokens, of requests, of
+    pairs of tokens and of tokens of context is told apart. Raises Invalid for too few positions or
+    too little memory."""
+    context = min(max_positions, MAX_CONTEXT, capacity_tokens // CONTEXTS_IN_POOL)
+    context -= context % MIN_CONTEXT
+    if context < MIN_CONTEXT:
         raise Invalid(
-            f"the model has {max_positions} positions; a profile needs at least {MIN_POSITIONS}"
+            f"the model has {max_positions:,} positions and the pool {capacity_tokens:,} tokens; a "
+            f"profile needs at least {MIN_CONTEXT} and {MIN_CONTEXT * CONTEXTS_IN_POOL:,}"
         )
-    context = min(max_positions, MAX_CONTEXT)
     chunk = min(chunk_tokens, context // 2)
     return [
         *_prefills(chunk, context),
