@@ -4,6 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from baton.core.cost import DecodeCost, PrefillCost
+from baton.traces.trace import Trace, TraceRequest
+from conductor.policy.snapshot import LinkSpeed
+from simulator.cluster_config import ClusterConfig
 from simulator.parallelism import ONE_GPU, Parallelism, PoolParallelism
 from simulator.planned_workers import (
     SizeOptions,
@@ -12,7 +16,10 @@ from simulator.planned_workers import (
     first_splits,
     hybrids,
 )
+from simulator.rate_estimate import MeanRequest, estimated_rate
 from simulator.simulated_hardware import SimulatedHardware
+from simulator.step_cost import StepCost
+from simulator.worker_costs import WorkerCosts
 
 TP2, TP4, TP8 = Parallelism(2), Parallelism(4), Parallelism(8)
 HARDWARE = SimulatedHardware(
@@ -140,3 +147,51 @@ def test_workers_as_json_have_the_sizes_of_workers_that_exist() -> None:
         "prefill": 4, "decode": 1, "mixed": 0, "prefill_tp": 1, "prefill_ep": 1,
         "decode_tp": 4, "decode_ep": 1, "mixed_tp": None, "mixed_ep": None,
     }  # fmt: skip
+
+
+# -- the estimate by which clusters are ordered --------------------------------------------
+
+COSTS = WorkerCosts(
+    PrefillCost(0.01, 0.0001, 0.0),
+    DecodeCost(0.010, 0.001, 0.0),
+    1,
+    10_000,
+    StepCost(0.0, 0.0, 0.0, 0.0, 0.0),
+)
+CONFIG = ClusterConfig(
+    num_prefill=2,
+    num_decode=3,
+    prefill_cost=COSTS.prefill,
+    decode_cost=COSTS.decode,
+    kv_bytes_per_token=1,
+    device_tokens=10_000,
+    node_tokens=1,
+    link=LinkSpeed(1e9, 1e9),
+    step_cost=COSTS.step,
+)
+MEAN = MeanRequest(prompt_tokens=900, answer_tokens=200)
+
+
+def test_slower_pool_determines_the_estimated_rate() -> None:
+    # Ten contexts of 1,000 tokens fit, and a step with them takes 20 ms.
+    answers = 3 / (200 * 0.020 / 10)
+    assert answers < 2 / 0.1
+    assert estimated_rate(CONFIG, MEAN) == pytest.approx(answers)
+    assert estimated_rate(replace(CONFIG, num_prefill=0), MEAN) == 0.0
+
+
+def test_batch_of_the_estimate_is_within_the_slo() -> None:
+    config = replace(CONFIG, itl_slo_seconds=0.015)
+    assert estimated_rate(config, MEAN) == pytest.approx(3 / (200 * 0.015 / 5))
+    impossible = replace(CONFIG, itl_slo_seconds=0.001)
+    assert estimated_rate(impossible, MEAN) == pytest.approx(3 / (200 * 0.011))
+
+
+def test_mixed_workers_take_the_time_of_prompt_and_answer() -> None:
+    config = replace(CONFIG, num_prefill=0, num_decode=0, num_mixed=4, mixed_worker=COSTS)
+    assert estimated_rate(config, MEAN) == pytest.approx(4 / (0.1 + 0.4))
+
+
+def test_mean_request_of_a_trace() -> None:
+    requests = (TraceRequest(0.0, 10, 4, (0,)), TraceRequest(1.0, 21, 0, (1,)))
+    assert MeanRequest.of(Trace("two", 16, requests)) == MeanRequest(15, 2)
