@@ -146,7 +146,7 @@ def _about(model: Path, runner: ModelRunner, dtype: str, rounds: int) -> str:
         f"measured on {machine}{threads} with `baton bench engine --profile` at {_commit()}, torch "
         f"{torch.__version__}; {model.name}, {dtype}, quantization "
         f"{runner.quantization}, KV in {runner.kv_dtype}; computed by {runner.description}; steps "
-        f"of the model runner alone, {clock}, medians of {rounds} rounds; capacity: the KV pool "
+        f"of the model runner alone, {clock}, medians of up to {rounds} rounds; capacity: the KV pool "
         "of these settings"
     )
 
