@@ -144,10 +144,9 @@ def _about(model: Path, runner: ModelRunner, dtype: str, rounds: int) -> str:
     clock = "CPU seconds" if _computes_alone(runner) else "seconds by the wall clock"
     return (
         f"measured on {machine}{threads} with `baton bench engine --profile` at {_commit()}, torch "
-        f"{torch.__version__}; {model.name}, {dtype}, quantization "
-        f"{runner.quantization}, KV in {runner.kv_dtype}; computed by {runner.description}; steps "
-        f"of the model runner alone, {clock}, medians of up to {rounds} rounds; capacity: the KV pool "
-        "of these settings"
+        f"{torch.__version__}; {model.name}, {dtype}, quantization {runner.quantization}, KV in "
+        f"{runner.kv_dtype}; computed by {runner.description}; steps of the model runner alone, "
+        f"{clock}, medians of up to {rounds} rounds; capacity: the KV pool of these settings"
     )
 
 
