@@ -78,10 +78,10 @@ def _measure(options: EngineBenchConfig, show: Callable[[str], None]) -> Measure
     show(f"loading {model.name}")
     runner = ModelRunner.load(model, runner_options(settings))
     chunk = min(settings.chunk_tokens or settings.max_batched_tokens, settings.max_batched_tokens)
-    capacity = runner.num_blocks * runner.block_tokens
+    capacity = runner.num_blocks // runner.num_groups * runner.block_tokens
     steps = profile_steps(chunk, runner.limits.max_position_embeddings, capacity)
     num_blocks = max(num_blocks_for_step(step, runner.block_tokens) for step in steps)
-    bench_runner = BenchRunner(runner, chunk, options.seed, num_blocks)
+    bench_runner = BenchRunner(runner, chunk, options.seed, num_blocks * runner.num_groups)
     actions = [bench_runner.make_step(step) for step in steps]
     cpu_seconds = _computes_alone(runner)
     max_seconds = options.seconds * len(steps)

@@ -54,7 +54,7 @@ class BenchRunner:
             spans.append((step.cached_tokens, step.cached_tokens + step.new_tokens))
         first = 0
         for n, (start, end) in enumerate(spans):
-            last = first + -(-end // self._runner.block_tokens)
+            last = first + -(-end // self._runner.block_tokens) * self._runner.num_groups
             assert last <= len(self._blocks), str(step)
             table = tuple(BlockId(block) for block in self._blocks[first:last])
             tokens = tuple(
@@ -113,6 +113,7 @@ def num_blocks_for(work: BenchCase, block_tokens: int) -> int:
 
 
 def num_blocks_for_step(step: ProfileStep, block_tokens: int) -> int:
+    """Return the number of blocks that a step needs, if a block has the KV of all layers."""
     prompt = -(-(step.cached_tokens + step.new_tokens) // block_tokens)
     return prompt + step.batch * -(-step.context // block_tokens)
 
