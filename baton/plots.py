@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from baton.errors import Invalid
+from baton.pareto import on_frontier
 
 WIDTH_INCHES = 6.0
 HEIGHT_INCHES = 4.0
@@ -20,21 +21,21 @@ Latencies = tuple[Sequence[float], Sequence[float]]
 
 Points = Sequence[tuple[float, float]]
 
-ParetoPoint = tuple[float, float, str]
+PricedPoint = tuple[float, float, str]
 """Tokens per second and user, dollars per million tokens, and a label."""
 
 
-def prepare_plots(folder: Path | None) -> None:
+def prepare_plots(folder: Path | None, option: str = "--plots") -> None:
     """Check that matplotlib is installed and create ``folder``, before a long simulation begins.
-    Raises Invalid if either fails. Without a folder, do nothing."""
+    Raises Invalid, which names the ``option``, if either fails. Without a folder, do nothing."""
     if folder is None:
         return
     if find_spec("matplotlib") is None:
-        raise Invalid("--plots needs matplotlib: pip install 'baton[plots]'")
+        raise Invalid(f"{option} needs matplotlib: pip install 'baton[plots]'")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Invalid(f"--plots {folder}: {error.strerror}") from error
+        raise Invalid(f"{option} {folder}: {error.strerror}") from error
 
 
 def plot_cdfs(path: Path, latencies: Mapping[str, Latencies]) -> None:
@@ -65,27 +66,17 @@ def plot_load(path: Path, loads: Mapping[str, Points]) -> None:
         label_axes(axes, "time (s)", "load")
 
 
-def plot_pareto(path: Path, points: Sequence[ParetoPoint]) -> None:
+def plot_prices(path: Path, points: Sequence[PricedPoint]) -> None:
     """Plot each point with its label, and a line through the Pareto frontier."""
     with open_figure(path) as (axes,):
         for speed, dollars, label in points:
             axes.plot(speed, dollars, "o", color="tab:blue")
             axes.annotate(label, (speed, dollars), textcoords="offset points", xytext=(5, 5))
-        best = pareto_frontier(points)
+        optimal = on_frontier([(speed, -dollars) for speed, dollars, _ in points])
+        best = sorted(point for point, best in zip(points, optimal, strict=True) if best)
         speeds, dollars_of_best = [p[0] for p in best], [p[1] for p in best]
         axes.plot(speeds, dollars_of_best, drawstyle="steps-pre", color="tab:blue", alpha=0.5)
         label_axes(axes, "tokens per second and user", "dollars per million tokens")
-
-
-def pareto_frontier(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
-    """Return the Pareto-optimal points, slowest first. A point is Pareto-optimal if no other point
-    is at least as fast and at least as cheap, and better in one of the two. Of equal points, only
-    the first is returned."""
-    best: list[ParetoPoint] = []
-    for point in sorted(points, key=lambda point: (-point[0], point[1])):
-        if not best or point[1] < best[-1][1]:
-            best.append(point)
-    return best[::-1]
 
 
 @contextmanager

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from rich.table import Table
 
+from baton.clock import SystemClock
 from baton.console import open_console
 from baton.core.cost import PrefillCost
 from baton.errors import BatonError, Invalid
-from baton.plots import plot_pareto, prepare_plots
+from baton.plots import plot_prices, prepare_plots
 from baton.traces.files import scale_rate
+from command_line.pareto import ParetoSweep
 from command_line.simulate import show_progress
 from conductor.policy.policies import DEFAULT_POLICY
 from simulator.cluster import SimulatedCluster
@@ -35,8 +37,15 @@ from simulator.planned_workers import (
 )
 from simulator.rate_estimate import MeanRequest, estimated_rate
 from simulator.result import Percentiles, summarize
+from simulator.running_costs import RunningCosts, parse_prices, running_costs
 from simulator.scenario import Scenario, Traffic, mean_rate
 from simulator.simulated_hardware import SimulatedHardware
+from simulator.sweep import (
+    MAX_CONFIGURATIONS,
+    SweptConfiguration,
+    check_sweep_size,
+    thin_out,
+)
 
 MAX_PLANNED_WORKERS = 256
 """The maximum number of workers. It is limited because each split takes a simulation."""
@@ -104,38 +113,41 @@ def run_plan(
     target: float,
     plots: Path | None,
     as_json: bool,
+    pareto: Path | None = None,
+    prices: Sequence[str] = (),
 ) -> None:
     """Simulate splits, mixed workers, and some hybrids, find the highest rate of each kind, and
-    print the results, best first. Raises Invalid for a wrong option, before the first simulation
-    begins, and BatonError if nothing meets the target."""
+    print the results, best first. With ``pareto``, sweep them over rates, and write the results to
+    this folder. ``prices`` are prices per hour, like ``H100=1.99``. Raises Invalid for a wrong
+    option, before the first simulation begins, and BatonError if nothing meets the target."""
     prepare_plots(plots)
+    prepare_plots(pareto, "--pareto")
     if not 0 < target <= 1:
         raise Invalid(f"--target is {target:g}; it must be above 0 and at most 1")
-    clusters = PlannedClusters.of(hardware, num_gpus)
+    costs = running_costs(get_gpu(hardware.gpu), parse_prices(prices))
+    clusters = PlannedClusters.of(hardware, num_gpus, costs)
+    trace = traffic.trace_at_requested_rate
+    if pareto is not None:
+        check_sweep_size(MAX_CONFIGURATIONS, len(trace.requests))
     with show_progress() as show:
         splits, highest = _simulate_all(traffic, clusters, target, show)
+        if pareto is not None:
+            highest_rps = max(each.rate_rps for each in highest) or mean_rate(trace)
+            sweep = ParetoSweep(pareto, traffic, hardware, num_gpus, target, costs, highest_rps)
+            options = [_swept(clusters, each) for each in _to_sweep(splits, highest)]
+            sweep.run(options, show, SystemClock())
     advice = _advice(splits[0], highest, target)
     if plots is not None:
         _plot(plots, splits)
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "meets": splits[0].meets_target,
-                    "target": target,
-                    "rate_rps": traffic.rate,
-                    "best": splits[0].as_dict(),
-                    "splits": [each.as_dict() for each in splits],
-                    "highest_rates": [each.as_dict() for each in highest],
-                    "advice": advice,
-                }
-            )
-        )
+        print(json.dumps(_object(splits, highest, advice, target, traffic.rate)))
     else:
         open_console().print(_table(splits))
         if len(splits) > MAX_ROWS:
             print(f"and {len(splits) - MAX_ROWS} others, which --json has")
         print(advice)
+        if pareto is not None:
+            print(f"{pareto / 'pareto.html'} has the trade-off between throughput and speed.")
     if not splits[0].meets_target:
         raise BatonError(_miss_message(splits[0], num_gpus, target))
 
@@ -149,9 +161,12 @@ class PlannedClusters:
     num_gpus: int
     sizes: SizeOptions
     deadline_cost: PrefillCost
+    costs: RunningCosts
 
     @classmethod
-    def of(cls, hardware: SimulatedHardware, num_gpus: int) -> "PlannedClusters":
+    def of(
+        cls, hardware: SimulatedHardware, num_gpus: int, costs: RunningCosts
+    ) -> "PlannedClusters":
         """Raises Invalid for wrong options, for sizes that don't fit the model or into memory, and
         if there are too few or too many workers."""
         hardware.check()
@@ -159,7 +174,8 @@ class PlannedClusters:
         for size in {*sizes.prefill, *sizes.decode, *sizes.mixed}:
             hardware.worker_costs(size)
         _check_num_workers(num_gpus, sizes)
-        return cls(hardware, num_gpus, sizes, hardware.worker_costs(sizes.smallest).prefill)
+        deadline_cost = hardware.worker_costs(sizes.smallest).prefill
+        return cls(hardware, num_gpus, sizes, deadline_cost, costs)
 
     def config(self, workers: Workers) -> ClusterConfig:
         hardware = self.hardware
@@ -169,7 +185,7 @@ class PlannedClusters:
         return replace(config, deadline_cost=self.deadline_cost)
 
     def dollars_per_hour(self, workers: Workers) -> float:
-        return workers.num_gpus * get_gpu(self.hardware.gpu).dollars_per_hour
+        return workers.num_gpus * self.costs.dollars_per_gpu_hour
 
 
 def _simulate_all(
@@ -206,6 +222,26 @@ def _simulate_all(
     if both:
         highest.append(search.best_of(both))
     return sorted((*splits, *mixed, *both), key=_sort_key), highest
+
+
+def _to_sweep(splits: Sequence[PoolSplit], highest: Sequence[HighestRate]) -> list[Workers]:
+    """Return the workers with the highest rates and, evenly spread, as many others as a sweep may
+    have."""
+    best = list(dict.fromkeys(each.workers for each in highest))
+    others = sorted({each.workers for each in splits}.difference(best), key=str)
+    return [*best, *thin_out(others, MAX_CONFIGURATIONS - len(best))]
+
+
+def _swept(clusters: PlannedClusters, workers: Workers) -> SweptConfiguration:
+    pools = ("prefill", "decode", "mixed")
+    return SweptConfiguration(
+        label=str(workers),
+        kind=workers.kind,
+        workers={pool: getattr(workers, pool) for pool in pools},
+        num_gpus=workers.num_gpus,
+        gpus_per_worker={pool: getattr(workers.parallelism, pool).num_gpus for pool in pools},
+        cluster=clusters.config(workers),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +313,25 @@ def _advice(best: PoolSplit, highest: Sequence[HighestRate], target: float) -> s
             f"{factor:.2f} times that rate."
         )
     return "\n".join(lines)
+
+
+def _object(
+    splits: Sequence[PoolSplit],
+    highest: Sequence[HighestRate],
+    advice: str,
+    target: float,
+    rate: float | None,
+) -> dict[str, object]:
+    """Return the JSON output."""
+    return {
+        "meets": splits[0].meets_target,
+        "target": target,
+        "rate_rps": rate,
+        "best": splits[0].as_dict(),
+        "splits": [each.as_dict() for each in splits],
+        "highest_rates": [each.as_dict() for each in highest],
+        "advice": advice,
+    }
 
 
 def _check_num_workers(num_gpus: int, sizes: SizeOptions) -> None:
@@ -361,4 +416,4 @@ def _plot(folder: Path, splits: Sequence[PoolSplit]) -> None:
         speed, dollars = split.tokens_per_second_per_user, split.dollars_per_million_tokens
         if speed is not None and dollars is not None:
             points.append((speed, dollars, str(split.workers)))
-    plot_pareto(folder / "pareto.png", points)
+    plot_prices(folder / "prices.png", points)

@@ -23,13 +23,14 @@ from command_line.simulate_options import HardwareOptions
 from conductor.planner import PlannerConfig
 from conductor.policy.sizing import SizingConfig
 from simulator.cluster_config import ClusterConfig
+from simulator.flag_checks import check_at_least, check_positive
 from simulator.large_fleet.cell import simulate_cell
 from simulator.large_fleet.config import FleetAutoscaling, LargeFleetConfig, daily_rate
 from simulator.large_fleet.failures import Topology, parse_failures
 from simulator.large_fleet.sample import RequestSample
 from simulator.large_fleet.simulation import LargeFleetSimulation
 from simulator.large_fleet.statistics import HOUR_SECONDS, FleetResult
-from simulator.scenario import Traffic, check_at_least, check_positive
+from simulator.scenario import Traffic
 
 
 @dataclass(frozen=True, slots=True)

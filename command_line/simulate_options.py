@@ -225,10 +225,25 @@ def plan(
         float, typer.Option(help="Share of requests that must be within their SLO.")
     ] = 0.9,
     plots: Plots = None,
+    pareto: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Also sweep the rate, and write tokens per second per GPU against those per user, "
+            "with prices and energy, to this folder: a page, figures, and JSON.",
+        ),
+    ] = None,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GPU=USD", help="Price of a GPU per hour, like H100=1.99. Repeatable."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the best use of GPUs: workers that do everything, prefill and decode workers, or both,
     with how many GPUs each; exit code 1 if none meets --target."""
     from command_line.plan import run_plan
 
-    run_plan(load.traffic(rate), machines.hardware(), gpus, target, plots, as_json)
+    traffic, hardware = load.traffic(rate), machines.hardware()
+    run_plan(traffic, hardware, gpus, target, plots, as_json, pareto, price or [])

@@ -4,6 +4,7 @@ for invalid arguments."""
 import json
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,40 @@ def test_price_per_token_counts_all_gpus(ask: Ask) -> None:
     assert prices[1] == pytest.approx(2 * prices[0])
 
 
+def test_price_of_a_gpu_can_be_given(ask: Ask) -> None:
+    """The assumed price of an H100 is $2.99; other GPUs' prices change nothing."""
+    run = ("plan", *SMALL, "--rate", "2", "--json", "--gpus", "2", "--price")
+    assumed, given = (
+        parsed(ask(*run, price))["best"]["dollars_per_million_tokens"]
+        for price in ("H200=1", "h100=1.495")
+    )
+    assert given == pytest.approx(assumed / 2)
+
+
+def test_pareto_files_are_written_or_matplotlib_is_named(ask: Ask, tmp_path: Path) -> None:
+    folder = tmp_path / "trade-off"
+    code, out, err = ask("plan", *SMALL, "--rate", "5", "--gpus", "2", "--json",
+                         "--pareto", str(folder), "--price", "H100=2")  # fmt: skip
+    if find_spec("matplotlib") is None:
+        assert (code, err) == (2, "baton: --pareto needs matplotlib: pip install 'baton[plots]'\n")
+        return
+    assert (code, json.loads(out)["meets"]) == (0, True)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"pareto.json", "pareto.html", "pareto.png", "pareto.svg"}
+    report = json.loads((folder / "pareto.json").read_text())
+    assert report["costs"]["dollars_per_gpu_hour"] == 2
+    assert {point["label"] for point in report["points"]} == {"2 mixed", "1+1"}
+
+
+def test_too_large_sweep_is_refused_before_the_first_simulation(ask: Ask, tmp_path: Path) -> None:
+    if find_spec("matplotlib") is None:
+        pytest.skip("matplotlib is not installed")
+    code, out, err = ask("plan", "--requests", "9000", "--rate", "5", "--gpus", "64",
+                         "--pareto", str(tmp_path))  # fmt: skip
+    assert (code, out) == (2, "")
+    assert "4,608,000 in total; at most 2,000,000 are possible, so there may be 3,906" in err
+
+
 def test_plan_is_printed_as_a_table(ask: Ask) -> None:
     code, out, err = ask("plan", *SMALL, "--rate", "5", "--gpus", "3", *ONE_EACH)
     assert (code, err) == (0, "")
@@ -325,6 +360,11 @@ def test_plan_without_a_sufficient_split_exits_with_1(ask: Ask) -> None:
         ("--rate 5 --gpus 4 --target 1.5", "--target is 1.5; it must be above 0 and at most 1"),
         ("--rate 5 --gpus 4 --gpu X", "unknown GPU 'X'"),
         ("--rate 5 --gpus 4 --tbt-slo 0", "--tbt-slo is 0"),
+        ("--rate 5 --gpus 4 --price H100", "--price is 'H100'; it must be GPU=USD, like H100=1.99"),
+        ("--rate 5 --gpus 4 --price X=1", "unknown GPU 'X'"),
+        ("--rate 5 --gpus 4 --price H100=0", "--price H100=0: the price must be dollars per hour"),
+        ("--rate 5 --gpus 4 --price H100=nan", "--price H100=nan: the price must be dollars"),
+        ("--rate 5 --gpus 4 --price H100=1 --price h100=2", "--price gives two prices for H100"),
     ],
 )
 def test_invalid_plan_arguments_exit_with_one_line(ask: Ask, arguments: str, message: str) -> None:

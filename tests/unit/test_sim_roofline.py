@@ -11,7 +11,7 @@ import pytest
 
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.errors import Invalid
-from baton.plots import pareto_frontier, plot_cdfs, plot_goodput, plot_load, plot_pareto
+from baton.plots import plot_cdfs, plot_goodput, plot_load, plot_prices
 from simulator.cost_table import costs_from_table
 from simulator.hardware import GIB, GPUS, Gpu, get_gpu
 from simulator.model_shapes import SHAPES, get_model_shape
@@ -291,7 +291,8 @@ def test_unreadable_tables_are_rejected(tmp_path: Path) -> None:
 
 
 def test_missing_matplotlib_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for module in ("matplotlib", "matplotlib.backends.backend_agg"):
+        monkeypatch.setitem(sys.modules, module, None)
     path = tmp_path / "figure.png"
     message = re.escape("figures need matplotlib: pip install 'baton[plots]'")
     with pytest.raises(Invalid, match=message):
@@ -301,12 +302,5 @@ def test_missing_matplotlib_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(Invalid, match=message):
         plot_load(path, {"prefill-0": [(0.0, 1.0)]})
     with pytest.raises(Invalid, match=message):
-        plot_pareto(path, [(1.0, 2.0, "one")])
+        plot_prices(path, [(1.0, 2.0, "one")])
     assert not path.exists()
-
-
-def test_pareto_frontier_has_only_undominated_points() -> None:
-    slow, middle, fast = (10.0, 1.0, "slow"), (50.0, 2.0, "middle"), (90.0, 5.0, "fast")
-    beaten = [(40.0, 2.0, "as dear"), (50.0, 2.5, "as fast"), (5.0, 9.0, "worst"), middle]
-    assert pareto_frontier([fast, middle, *beaten, slow]) == [slow, middle, fast]
-    assert pareto_frontier([]) == []
