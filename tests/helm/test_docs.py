@@ -69,4 +69,4 @@ def test_examples_in_docs_render(block: Object) -> None:
 
 
 def test_examples_are_found_in_docs() -> None:
-    assert len(blocks()) == 5
+    assert len(blocks()) == 6
