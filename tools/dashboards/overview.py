@@ -150,7 +150,7 @@ OVERVIEW = Dashboard(
                         ),
                         PromQuery(
                             'max by (role) (baton_conductor_members{state="ready",'
-                            'role=~"prefill|decode"})',
+                            'role=~"prefill|decode|mixed"})',
                             "{{role}} ready",
                         ),
                     ],
