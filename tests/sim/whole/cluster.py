@@ -17,7 +17,13 @@ from tests.sim.whole.seeded_random import SeededRandom
 from tests.sim.whole.sockets import SimSocket
 from tests.sim.whole.store import SimStore
 from tests.sim.whole.transport import Fabric
-from tests.sim.whole.worker import MAX_MODEL_TOKENS, SimEnvironment, SimWorker, WorkerPlan
+from tests.sim.whole.worker import (
+    ENGINES,
+    MAX_MODEL_TOKENS,
+    SimEnvironment,
+    SimWorker,
+    WorkerPlan,
+)
 
 BOOT_SECONDS = 0.01
 RELOAD_MODES = (None, ReloadMode.FETCH, ReloadMode.SPLIT)
@@ -44,6 +50,7 @@ class Cluster:
             ClusterCredentials("a secret of the cluster")
             if chance.happens(0.7)
             else ClusterCredentials(),
+            ENGINES[chance.seed % len(ENGINES)],
         )
         self.clients = Process("clients", self.network)
         self.workers: dict[str, SimWorker] = {}

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import xxhash
 
 from baton.core.ids import BlockId
+from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine, StepResult
 from baton.engine.fake_runner import SLOT_BYTES, FakeRunner
 from baton.engine.plan import Plan, StepOutput
@@ -43,8 +44,16 @@ class SimRunner(FakeRunner):
     """A fake model runner with memory that other processes can read. It simulates the duration of
     each step."""
 
-    def __init__(self, num_blocks: int, clock: StepClock, slowness: float) -> None:
-        super().__init__(num_blocks, BLOCK_TOKENS)
+    def __init__(
+        self, num_blocks: int, config: EngineConfig, clock: StepClock, slowness: float
+    ) -> None:
+        groups = config.num_full_groups, config.num_windowed_groups
+        super().__init__(
+            num_blocks * config.num_groups,
+            BLOCK_TOKENS,
+            window=config.window_tokens,
+            groups=groups,
+        )
         self.shared = SimMemory(len(self.memory))
         self.memory = self.shared.view  # type: ignore[assignment]
         self._clock = clock
@@ -58,6 +67,8 @@ class SimRunner(FakeRunner):
     def _read(self, block_ids: Sequence[BlockId], num_tokens: int, group: int) -> bytes:
         """Return the slots of the first ``num_tokens`` tokens in the blocks. This method is faster
         than the one that it overrides, because a simulation spends half of its time here."""
+        if self._windows != [None]:
+            return super()._read(block_ids, num_tokens, group)
         size, view = self.block_size_bytes, self.memory
         used = block_ids[: -(-num_tokens // BLOCK_TOKENS)]
         blocks = b"".join([view[block_id * size : (block_id + 1) * size] for block_id in used])

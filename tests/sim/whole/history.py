@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from baton.core.ids import WorkerId
+from baton.engine.config import EngineConfig
 from baton.engine.fake_runner import reference_answer
 from tests.sim.whole.clients import ClientResponse, GuaranteeViolation
 from tests.sim.whole.router import IMPOSSIBLE, WRITE_SECONDS
@@ -14,17 +15,20 @@ EXCUSED_ERRORS = (
 """Errors of requests whose placements all failed, including the retries."""
 
 
-def check_history(answers: Sequence[ClientResponse], may_fail_often: bool) -> None:
+def check_history(
+    answers: Sequence[ClientResponse], may_fail_often: bool, config: EngineConfig
+) -> None:
     for answer in answers:
-        check_answer(answer, may_fail_often)
+        check_answer(answer, may_fail_often, config)
 
 
-def check_answer(answer: ClientResponse, may_fail_often: bool) -> None:
+def check_answer(answer: ClientResponse, may_fail_often: bool, config: EngineConfig) -> None:
     """Check that the response has ended in an allowed way, and that its tokens are those of the
     reference answer, or a prefix of them if the response is incomplete."""
     spec = answer.request.spec
     name = spec.request_id
-    expected, reason = reference_answer(spec)
+    groups = config.num_full_groups, config.num_windowed_groups
+    expected, reason = reference_answer(spec, window=config.window_tokens, groups=groups)
     tokens = tuple(answer.tokens)
     if not answer.end:
         raise GuaranteeViolation(f"{name}: the response never ended")

@@ -73,8 +73,9 @@ class Run:
         await self._wait_until_at_rest()
         await self._client(self._probe())
         await self._wait_until_at_rest()
-        check_history(self.answers[:-1], self.fault_injector.may_fail_often)
-        check_history(self.answers[-1:], False)
+        config = cluster.environment.engine_config
+        check_history(self.answers[:-1], self.fault_injector.may_fail_often, config)
+        check_history(self.answers[-1:], False, config)
         if not self._faults and not cluster.network.firewalls:
             await cluster.clock.sleep(CALM_SECONDS)
             check_without_faults(self.answers, cluster.router.worker_connections.recently_broken())

@@ -13,6 +13,7 @@ class SeededRandom:
     number from the generator."""
 
     def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.number = np.random.Generator(np.random.PCG64(seed)).random
         """Return a number in [0, 1)."""
 

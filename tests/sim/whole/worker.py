@@ -59,6 +59,12 @@ ENGINE = EngineConfig(
     chunk_tokens=8,
     growth_tokens=16,
 )
+WINDOWED = replace(ENGINE, window_tokens=10)
+GROUPED = replace(ENGINE, window_tokens=10, num_full_groups=1, num_windowed_groups=2)
+ENGINES = (ENGINE, ENGINE, ENGINE, WINDOWED, GROUPED)
+"""The engines' settings by the remainder of a run's seed: models without windows, with a window in
+all layers, and with three groups of layers."""
+
 IMPORT_TIMEOUTS = KvImportTimeouts(
     queue_seconds=5, chunk_seconds=5, read_seconds=0.5, reserve_seconds=5
 )
@@ -82,6 +88,7 @@ class SimEnvironment:
     chance: SeededRandom
     has_stores: bool
     credentials: ClusterCredentials
+    engine_config: EngineConfig = ENGINE
     answers: dict[str, ClientResponse] = field(default_factory=dict)
     """The responses of all clients, by request id."""
 
@@ -119,10 +126,11 @@ class SimWorker:
         self._membership = Membership(self._registry, environment.clock)
         self._follows_members = False
         clock = StepClock(environment.network.loop)
-        runner = SimRunner(plan.num_blocks, clock, plan.slowness)
+        config = environment.engine_config
+        runner = SimRunner(plan.num_blocks, config, clock, plan.slowness)
         self.engine = Engine(
             runner,
-            ENGINE,
+            config,
             model_digest=DIGEST,
             kv_dtype="fake",
             eos_token_ids=frozenset(),
@@ -170,7 +178,7 @@ class SimWorker:
             model_digest=DIGEST,
             config=WORKER,
             engine=engine_handle,
-            engine_config=ENGINE,
+            engine_config=environment.engine_config,
             key_hasher=self.engine.key_hasher,
             layout=layout,
             transports=transports,
@@ -199,7 +207,8 @@ class SimWorker:
         )  # fmt: skip
         publisher = StorePublisher(context.engine, client, context.layout, DIGEST[:16])
         return ClusterPrefixStore(
-            context.engine, client, publisher, context.layout, ENGINE,
+            context.engine, client, publisher, context.layout,
+            environment.engine_config,
             environment.clock, STORE_SECONDS, self.plan.prefer,
         )  # fmt: skip
 
