@@ -9,12 +9,13 @@ All systems run on this machine, one after the other in each round. A load is TO
 each request has a prompt of its own. With the loads ``none``, only the CPU use of the idle systems
 is measured. Disaggregated systems have a prefill and a decode worker with one thread each, or, in
 the system ``baton+vllm-2-ranks``, with two ranks of one thread each; vLLM alone has a thread per
-core, and so has each worker of ``baton-all-cores``. In all systems, vLLM runs with
+core, and so have each worker of ``baton-all-cores`` and the one mixed worker of ``baton-mixed``;
+``baton-2-mixed`` has two mixed workers with one thread each. In all systems, vLLM runs with
 ``--enforce-eager``, since torch.compile would take minutes at each start; ``--compiled`` lets vLLM
 alone compile. Prints medians over all requests of all rounds, the CPU use of each program of the
-idle system, and JSON as the last line. With ``--kill``, the decode worker is killed in the last
-round while 20 answers are generated, and the number of these answers that were completed is
-printed, too.
+idle system, and JSON as the last line. With ``--kill``, a worker that generates answers is killed
+in the last round while 20 answers are generated, and the number of these answers that were
+completed is printed, too.
 """
 
 import argparse
@@ -173,6 +174,8 @@ def main() -> None:
         "vllm": lambda model: vllm_alone(model, python, compiled=options.compiled),
         "baton": lambda model: baton(model, None),
         "baton-all-cores": lambda model: baton(model, None, threads=0),
+        "baton-mixed": lambda model: baton(model, None, threads=0, mixed=1),
+        "baton-2-mixed": lambda model: baton(model, None, mixed=2),
     }
     names = [] if options.loads == "none" else options.loads.split(",")
     loads = [Load(*map(int, text.split("x"))) for text in names]

@@ -52,11 +52,11 @@ class System:
 
 
 def baton_cluster(
-    model: Path, python: Path | None, ranks: int = 1, threads: int = 1
+    model: Path, python: Path | None, ranks: int = 1, threads: int = 1, mixed: int = 0
 ) -> AbstractContextManager[LocalCluster]:
-    """Return a Baton cluster of one prefill and one decode worker, with ``threads`` threads per
-    rank (0: one per core). If ``python`` is given, the engine is vLLM with ``ranks`` ranks per
-    worker, otherwise Baton's own."""
+    """Return a Baton cluster of one prefill and one decode worker or of ``mixed`` mixed workers,
+    with ``threads`` threads per rank (0: one per core). If ``python`` is given, the engine is vLLM
+    with ``ranks`` ranks per worker, otherwise Baton's own."""
     settings: dict[str, object] = {
         "threads": threads, "pool_bytes": POOL_BYTES, "max_batched_tokens": MAX_BATCHED_TOKENS,
         "max_sequences": MAX_SEQUENCES, "max_model_tokens": MAX_MODEL_TOKENS, "dtype": "bfloat16",
@@ -64,13 +64,18 @@ def baton_cluster(
     if python is not None:
         settings |= engine_settings("vllm", python)
         settings["engine_args"] = f"{settings['engine_args']} --tensor-parallel-size {ranks}"
-    return local_cluster(model, settings=settings, timeout_seconds=VLLM_START_SECONDS)
+    pair = 0 if mixed else 1
+    return local_cluster(
+        model, pair, pair, settings, timeout_seconds=VLLM_START_SECONDS, mixed=mixed
+    )
 
 
 @contextmanager
-def baton(model: Path, python: Path | None, ranks: int = 1, threads: int = 1) -> Iterator[System]:
+def baton(
+    model: Path, python: Path | None, ranks: int = 1, threads: int = 1, mixed: int = 0
+) -> Iterator[System]:
     """Run :func:`baton_cluster`, and yield it as a system."""
-    with baton_cluster(model, python, ranks, threads) as cluster:
+    with baton_cluster(model, python, ranks, threads, mixed) as cluster:
 
         def parts() -> dict[str, list[psutil.Process]]:
             return {
@@ -78,7 +83,7 @@ def baton(model: Path, python: Path | None, ranks: int = 1, threads: int = 1) ->
             }
 
         def kill_decode() -> None:
-            os.kill(cluster.processes("decode")[0]["pid"], signal.SIGKILL)
+            os.kill(cluster.processes("mixed" if mixed else "decode")[0]["pid"], signal.SIGKILL)
 
         yield System(_completions(cluster.url, model.name), parts, kill_decode)
 
