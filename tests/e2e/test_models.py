@@ -75,7 +75,7 @@ def test_a_pool_of_one_model_is_resized_under_traffic(
     both.baton("scale", "second/decode=1")
     wrong = both.baton("scale", "decode=2", check=False)
     assert wrong.returncode == 2
-    assert "the pools are first/prefill, first/decode, second/prefill" in wrong.stderr
+    assert "the pools are first/prefill, first/decode, first/mixed, second/prefill" in wrong.stderr
 
 
 def test_a_model_whose_worker_is_frozen_does_not_hurt_the_other(

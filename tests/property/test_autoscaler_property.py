@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from baton.core.ids import WorkerId
 from baton.core.pool_plan import PoolPlan
-from baton.core.states import WORKER_ROLES, Role
+from baton.core.states import Role
 from baton.pools.base import PoolWorker
 from baton.pools.scaling_policy import (
+    PLANNED_ROLES,
     PoolBounds,
     PoolObservation,
     ScalingConfig,
@@ -82,7 +83,7 @@ class PoolsModel:
         )
         assert shrunk.new_size >= CONFIG.bounds(shrunk.role).minimum
         assert grown.new_size <= CONFIG.bounds(grown.role).maximum
-        assert not any(observation.num_not_serving_yet(role) for role in WORKER_ROLES), (
+        assert not any(observation.num_not_serving_yet(role) for role in PLANNED_ROLES), (
             "no pool may shrink while workers are starting"
         )
 
@@ -98,7 +99,7 @@ class PoolsModel:
             assert step.new_size - step.old_size <= CONFIG.max_step_workers
         elif not is_rollback:
             assert step.old_size - step.new_size <= CONFIG.max_step_workers
-            assert not any(observation.num_not_serving_yet(role) for role in WORKER_ROLES), (
+            assert not any(observation.num_not_serving_yet(role) for role in PLANNED_ROLES), (
                 "no pool may shrink while workers are starting"
             )
 
@@ -135,7 +136,7 @@ plans = st.builds(
     st.integers(1, 12),
 )
 state_changes = st.tuples(
-    st.sampled_from(WORKER_ROLES),
+    st.sampled_from(PLANNED_ROLES),
     st.sampled_from([("starting", "serving"), ("converting", "serving"), ("draining", "")]),
 )
 
@@ -164,7 +165,7 @@ def test_a_constant_plan_is_reached_and_then_nothing_changes(
     pools = PoolsModel(can_convert)
     for _ in range(100):
         pools.observe(plan)
-        for role in WORKER_ROLES:
+        for role in PLANNED_ROLES:
             pools.change_state(role, "converting", "serving")
             pools.change_state(role, "converting", "serving")
             pools.change_state(role, "starting", "serving")
@@ -178,5 +179,5 @@ def test_a_constant_plan_is_reached_and_then_nothing_changes(
     assert pools.sizes == settled
     assert len(pools.changes) == num_changes
     total = sum(pools.sizes.values())
-    wanted = {role: CONFIG.bounds(role).clamp(getattr(plan, role.value)) for role in WORKER_ROLES}
+    wanted = {role: CONFIG.bounds(role).clamp(getattr(plan, role.value)) for role in PLANNED_ROLES}
     assert pools.sizes == wanted if sum(wanted.values()) <= BUDGET else total == BUDGET

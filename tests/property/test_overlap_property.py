@@ -317,8 +317,8 @@ def test_outputs_and_cache_are_those_of_synchronous_scheduling(
     config = data.draw(configs(block_tokens, data.draw(WINDOWS)))
     steps = max(8, config.max_batched_tokens)
     config = replace(config, max_waiting=8, max_sequences=8, max_batched_tokens=steps)
-    found = outcome(EXECUTORS[executor], config, 600, arrivals)
-    assert found == outcome(no_executor, config, 600, arrivals)
+    found = outcome(EXECUTORS[executor], config, 600 * config.num_groups, arrivals)
+    assert found == outcome(no_executor, config, 600 * config.num_groups, arrivals)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
