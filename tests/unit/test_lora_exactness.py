@@ -117,7 +117,16 @@ def load(model: Path, kernels: str = "auto", **options: object) -> ModelRunner:
 
 
 def make_engine(runner: ModelRunner, *, threaded: bool = False, **fields: object) -> Engine:
-    config = {"max_model_tokens": 400, "max_batched_tokens": 64, "chunk_tokens": 24, **fields}
+    limits = runner.limits
+    config = {
+        "max_model_tokens": 400,
+        "max_batched_tokens": 64,
+        "chunk_tokens": 24,
+        "window_tokens": limits.kv_window_tokens,
+        "num_full_groups": limits.num_full_groups,
+        "num_windowed_groups": limits.num_windowed_groups,
+        **fields,
+    }
     return Engine(
         runner,
         EngineConfig(block_tokens=BLOCK, **config),  # type: ignore[arg-type]

@@ -155,8 +155,13 @@ class FakePools:
 
 
 def test_pools_are_named_by_role_unless_there_are_several_models() -> None:
-    assert pool_names(["a"]) == {"prefill": ("a", PREFILL), "decode": ("a", DECODE)}
-    assert list(pool_names(["a", "b"])) == ["a/prefill", "a/decode", "b/prefill", "b/decode"]
+    assert pool_names(["a"]) == {
+        "prefill": ("a", PREFILL),
+        "decode": ("a", DECODE),
+        "mixed": ("a", Role.MIXED),
+    }
+    names = [f"{model}/{role}" for model in "ab" for role in ("prefill", "decode", "mixed")]
+    assert list(pool_names(["a", "b"])) == names
     assert pool_name("a", DECODE, ["a", "b"]) == "a/decode"
     assert pool_name("a", DECODE, []) == "decode"
 
@@ -179,7 +184,7 @@ async def test_pools_of_one_model_are_resized_and_drained() -> None:
 async def test_an_unknown_pool_changes_nothing(wrong: dict[str, int]) -> None:
     pools = ModelPools({"a": FakePools(), "b": FakePools()})
     before = dict(await pools.sizes())
-    with pytest.raises(Invalid, match="the pools are a/prefill, a/decode, b/prefill, b/decode"):
+    with pytest.raises(Invalid, match="the pools are a/prefill, a/decode, a/mixed, b/prefill"):
         await pools.scale(wrong)
     assert await pools.sizes() == before
 

@@ -89,7 +89,7 @@ async def test_pools_are_listed_scaled_and_drained(
             400,
             "there is no pool 'router'; the pools are prefill, decode",
         ),
-        ("scale", b'{"decode": 0}', 400, "not decode=0"),
+        ("scale", b'{"decode": -1}', 400, "not decode=-1"),
         ("scale", b'{"decode": 9}', 429, "somebody else"),
         ("scale", b"[1]", 400, "must be a JSON object"),
         ("scale", b"{", 400, "not JSON"),

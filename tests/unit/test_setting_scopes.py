@@ -46,8 +46,9 @@ PROPERTIES = {
 NOT_FOUND = {
     # Loading the settings moves it into redis_url.
     *(("redis_password", reader) for reader in Reader),
-    # The supervisor reads both sizes by a computed name.
+    # The supervisor reads the sizes by a computed name.
     ("prefill", Reader.SUPERVISOR), ("decode", Reader.SUPERVISOR),
+    ("mixed", Reader.SUPERVISOR),
     # Loading the settings chooses the facilities.
     *(("portable", reader) for reader in Reader),
     # They only change how the settings are checked.
