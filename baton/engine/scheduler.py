@@ -167,8 +167,7 @@ class Scheduler:
         num_full = sequence.num_computed_tokens // self._block_tokens * self._num_groups
         if num_full > sequence.num_sealed_blocks:
             self._seal_until(sequence, num_full)
-        if self._config.window_tokens is not None:
-            self._drop_before_window(sequence)
+        self._drop_before_window(sequence)
 
     def _seal_until(self, sequence: Sequence, num_full: int) -> None:
         keys = sequence.block_keys

@@ -1,22 +1,15 @@
 """Tests clusters with mixed workers: alone, and beside a prefill and a decode worker."""
 
-import json
-import os
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 
+from tests.e2e.test_failures import FIELDS, PROMPT, TOKENS, stream_and_kill, wait_until_ready
 from tests.e2e.test_role_change import pool, stream_and_scale
 from tools.local_cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.timeout(300)
-PROMPT = list(range(10, 90))
-TOKENS = 300
-KILL_AFTER = 20
-FIELDS = {"temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -64,29 +57,9 @@ def test_prefix_is_used_again_and_the_explanation_says_so(only_mixed: LocalClust
 def test_stream_survives_a_killed_mixed_worker(
     only_mixed: LocalCluster, expected: list[int]
 ) -> None:
-    body = {
-        "prompt": PROMPT, "max_tokens": TOKENS, "stream": True, "return_token_ids": True, **FIELDS,
-    }  # fmt: skip
-    pids = {entry["id"]: entry["pid"] for entry in only_mixed.status()["processes"]}
-    tokens: list[int] = []
-    killed = False
-    url = only_mixed.url + "/v1/completions"
-    with httpx.Client(timeout=120) as client, client.stream("POST", url, json=body) as answer:
-        request_id = answer.headers["x-baton-request-id"]
-        for line in answer.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line[6:])
-            assert "error" not in event, event
-            for choice in event["choices"]:
-                tokens += choice.get("token_ids") or []
-            if len(tokens) >= KILL_AFTER and not killed:
-                killed = True
-                placed = only_mixed.get(f"/admin/requests/{request_id}")
-                os.kill(pids[placed["decode"]["id"]], signal.SIGKILL)
-    assert tokens == expected
-    while not only_mixed.status()["ready"]:
-        pass
+    """A placement on a mixed worker names it as its decode worker."""
+    assert stream_and_kill(only_mixed, "decode") == expected
+    wait_until_ready(only_mixed)
     assert any(entry["restarts"] for entry in only_mixed.processes("mixed"))
     assert only_mixed.baton("check").returncode == 0
 

@@ -141,9 +141,8 @@ class CpuAttention:
 @dataclass(frozen=True, slots=True)
 class _DecodeContexts:
     """The blocks ``tables`` [rows, blocks] that decodes read in layers of one group with one
-    window, and the
-    ``mask`` [rows, 1, 1, keys] of what they see. ``unused_blocks`` are indices into the flat table;
-    ``hidden`` are rows, blocks and offsets of hidden keys in the other blocks."""
+    window, and the ``mask`` [rows, 1, 1, keys] of what they see. ``unused_blocks`` are indices into
+    the flat table; ``hidden`` are rows, blocks and offsets of hidden keys in the other blocks."""
 
     tables: torch.Tensor
     mask: torch.Tensor
