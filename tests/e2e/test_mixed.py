@@ -43,11 +43,11 @@ def test_tokens_equal_those_of_a_pair(only_mixed: LocalCluster, expected: list[i
 
 
 def test_prefix_is_used_again_and_the_explanation_says_so(only_mixed: LocalCluster) -> None:
+    """By either worker: both read the store of their host."""
     start = list(range(200, 680))
-    _, first = complete(only_mixed, [*start, 1])
+    complete(only_mixed, [*start, 1])
     usage, second = complete(only_mixed, [*start, 2])
     assert usage["prompt_tokens_details"]["cached_tokens"] == 480  # type: ignore[index]
-    assert second["decode"] == first["decode"]
     assert second["prefill"] is None
     assert str(second["reason"]).startswith("mixed worker: 30 of 30 blocks cached")
     shown = only_mixed.baton("explain", str(second["request_id"])).stdout
