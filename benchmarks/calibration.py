@@ -34,6 +34,9 @@ from simulator.roofline import parallel_roofline
 from simulator.worker_costs import WorkerCosts
 
 LoggedRequest = dict[str, Any]
+Comparison = dict[str, dict[str, dict[str, float]]]
+"""By ``ttft`` or ``tpot`` and statistic: the simulated and the logged seconds, and their ratio."""
+
 PERCENTILES = (50, 90, 99)
 
 
@@ -71,9 +74,7 @@ def simulate(
     return cluster
 
 
-def compare(
-    requests: Sequence[LoggedRequest], cluster: SimulatedCluster
-) -> dict[str, dict[str, dict[str, float]]]:
+def compare(requests: Sequence[LoggedRequest], cluster: SimulatedCluster) -> Comparison:
     """Return, for TTFT and time per output token and each statistic, the simulated and the logged
     seconds and their ratio."""
     answered = [each for each in requests if each["output_toks"] > 1]
@@ -111,6 +112,14 @@ def statistics_of(seconds: Sequence[float]) -> dict[str, float]:
     return {"mean": float(np.mean(seconds)), **{f"p{n}": value for n, value in found}}
 
 
+def print_comparison(compared: Comparison) -> None:
+    print(f"{'':12}{'simulated':>12}{'logged':>12}{'ratio':>9}")
+    for name, statistics in compared.items():
+        for statistic, each in statistics.items():
+            ours, theirs = each["simulated_seconds"], each["logged_seconds"]
+            print(f"{name + ' ' + statistic:12}{ours:12.4f}{theirs:12.4f}{each['ratio']:9.3f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("log", type=Path)
@@ -135,11 +144,7 @@ def main() -> None:
     seconds = time.perf_counter() - begun
     found = compare(requests, cluster)
     print(f"{len(requests)} requests simulated in {seconds:.2f} s")
-    print(f"{'':12}{'simulated':>12}{'logged':>12}{'ratio':>9}")
-    for name, statistics in found.items():
-        for statistic, each in statistics.items():
-            ours, theirs = each["simulated_seconds"], each["logged_seconds"]
-            print(f"{name + ' ' + statistic:12}{ours:12.4f}{theirs:12.4f}{each['ratio']:9.3f}")
+    print_comparison(found)
     preempted = sum(worker.num_preempted for worker in cluster.decodes)
     print(json.dumps({"seconds": seconds, "preempted": preempted, **found}))
 
