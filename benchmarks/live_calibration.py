@@ -4,26 +4,24 @@
                                           [--requests 200] [--utilisation 0.3 0.6] [--seed 1]
 
 The systems: a prefill and a decode worker, two mixed workers (a thread each), and one vLLM server
-with two threads. For each, measures the steps of its engine in a process of its own, and fits the
-costs to them. Then sends requests at random times, with lengths from log-normal distributions, as a
-client on the same machine, and simulates the same requests. A rate is a share (``--utilisation``)
-of the highest rate that the costs allow. TTFT and time per output token are the client's, so they
-include the router and HTTP, which the simulator doesn't know. Prints a table per system and rate,
-and JSON as the last line.
+with two threads. For each, a client on the same machine first measures single prompts of five
+lengths, and batches of answers; the costs are fitted to these. Then it sends requests at random
+times, with lengths from log-normal distributions, and the same requests are simulated. A rate is a
+share (``--utilisation``) of the highest rate that the costs allow. Prints TTFT and time per output
+token of both for each system and rate, and JSON as the last line.
 """
 
 import argparse
 import asyncio
-import contextlib
 import json
-import os
-import subprocess
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +29,9 @@ import numpy as np
 
 from baton.checkpoint import load_model_config
 from baton.clock import SystemClock
-from baton.engine.bench.bench_case import BenchCase
 from baton.traces.files import scale_rate
 from baton.traces.trace import Trace, TraceRequest
 from benchmarks.calibration import compare, print_comparison
-from benchmarks.contenders import PeerEngine
 from benchmarks.machine import describe
 from benchmarks.vllm.model import VOCAB_SIZE, make_model
 from benchmarks.vllm.systems import (
@@ -61,22 +57,20 @@ ANSWER_TOKENS, ANSWER_SIGMA, ANSWER_RANGE = 48, 0.5, (8, 160)
 """Medians of the lengths, and the standard deviations of their logarithms."""
 
 WARM_UP_REQUESTS = 4
-VLLM_PROMPTS = (16, 64, 128, 256, 512, 1024, 2048)
-VLLM_BATCHES, VLLM_CONTEXTS = (1, 4, 16), (128, 512, 2048)
-VLLM_STEPS = 8
-ROUNDS = 5
+PROFILE_PROMPTS = (32, 128, 512, 1024, 2048)
+PROFILE_BATCHES, PROFILE_CONTEXTS, PROFILE_ANSWER = (1, 4, 12), (128, 1024), 48
+ROUNDS = 3
 BYTES_PER_ELEMENT = 2
 CLOCK = SystemClock()
 LOCAL_LINK = LinkSpeed(3e9, 3e9)
 
 
 @dataclass(frozen=True, slots=True)
-class Calibrated:
-    """A live system, the costs of its workers' steps, and its numbers of workers."""
+class LiveSystem:
+    """A live system, and its numbers of workers."""
 
     name: str
     run: Callable[[], AbstractContextManager[System]]
-    profile: Callable[[], CostTable]
     prefill: int = 0
     decode: int = 0
     mixed: int = 0
@@ -120,8 +114,9 @@ def _lengths(
     return found
 
 
-async def replay(system: System, trace: Trace, seed: int) -> list[dict[str, Any]]:
-    """Send the requests at their times. Return a log as ``benchmarks.calibration`` reads it."""
+async def replay(system: System, trace: Trace, seed: tuple[int, int]) -> list[dict[str, Any]]:
+    """Send the requests at their times, with random prompts. Return a log as
+    ``benchmarks.calibration`` reads it."""
     random = np.random.default_rng(seed)
     prompts = [
         random.integers(10, VOCAB_SIZE, each.num_prompt_tokens).tolist() for each in trace.requests
@@ -147,41 +142,36 @@ async def replay(system: System, trace: Trace, seed: int) -> list[dict[str, Any]
     return await asyncio.gather(*map(one, trace.requests, prompts))
 
 
-def profile_baton(model: Path) -> CostTable:
-    """Measure Baton's own engine with ``baton bench engine --profile``, on one thread."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "profile.json"
-        command = [sys.executable, "-m", "baton", "bench", "engine", "--model", str(model)]
-        command += ["--threads", "1", "--dtype", "bfloat16", "--profile", str(path)]
-        subprocess.run(command, stdout=sys.stderr, check=True)
-        return CostTable.parse(path.read_text(), "profile")
+async def measure_costs(system: System, num_workers: int, kv_bytes: int) -> WorkerCosts:
+    """Measure prompts one at a time and answers in batches, spread over ``num_workers`` workers,
+    and fit the costs of a worker to them. ``kv_bytes`` is the size of a token's KV."""
+    random = np.random.default_rng(0)
 
+    async def times(num_tokens: int, answer_tokens: int) -> list[float]:
+        prompt = random.integers(10, VOCAB_SIZE, num_tokens).tolist()
+        began = CLOCK.monotonic()
+        return [CLOCK.monotonic() - began async for _ in system.stream(prompt, answer_tokens)]
 
-def profile_vllm(model: Path, python: Path, kv_bytes_per_token: int) -> CostTable:
-    """Measure vLLM's steps on all cores; the cases take turns in each round."""
-    threads = ("--threads", str(os.cpu_count() or 1), "--dtype", "bfloat16")
-    cases = [BenchCase("prefill", 1, context) for context in VLLM_PROMPTS]
-    cases += [
-        BenchCase("decode", batch, context) for batch in VLLM_BATCHES for context in VLLM_CONTEXTS
-    ]
-    seconds: dict[BenchCase, list[float]] = {case: [] for case in cases}
-    with contextlib.closing(PeerEngine(python, "vllm_steps.py", model, *threads)) as engine:
+    prefill, decode = [], []
+    for num_tokens in PROFILE_PROMPTS:
+        found = [(await times(num_tokens, 2))[0] for _ in range(ROUNDS + 1)]
+        seconds = statistics.median(found[1:])  # the first one warms up
+        prefill.append({"new_tokens": num_tokens, "cached_tokens": 0, "seconds": seconds})
+    for batch, context in product(PROFILE_BATCHES, PROFILE_CONTEXTS):
+        gaps: list[float] = []
         for _ in range(ROUNDS):
-            for case in cases:
-                engine.prepare(case)
-                count = 1 if case.kind == "prefill" else VLLM_STEPS
-                seconds[case].append(engine.run_steps(count).wall)
-                engine.free()
-    rows: dict[str, list[dict[str, float]]] = {"prefill": [], "decode": []}
-    for case, found in seconds.items():
-        sizes = (
-            {"new_tokens": case.context, "cached_tokens": 0}
-            if case.kind == "prefill"
-            else {"batch": case.batch, "context_tokens": case.batch * case.context}
-        )
-        rows[case.kind].append({**sizes, "seconds": float(np.median(found))})
-    sizes = {"kv_bytes_per_token": kv_bytes_per_token, "kv_capacity_tokens": 1}
-    return CostTable.parse(json.dumps({**rows, **sizes}), "profile of vLLM")
+            count = batch * num_workers
+            answers = await asyncio.gather(*(times(context, PROFILE_ANSWER) for _ in range(count)))
+            begun = max(answer[0] for answer in answers)  # from then on, all are in the batch
+            for answer in answers:
+                later = [at for at in answer if at > begun]
+                gaps += [b - a for a, b in pairwise(later)]
+        held = batch * (context + PROFILE_ANSWER // 2)
+        row = {"batch": batch, "context_tokens": held, "seconds": statistics.mean(gaps)}
+        decode.append(row)
+    sizes = {"kv_bytes_per_token": kv_bytes, "kv_capacity_tokens": POOL_BYTES // kv_bytes}
+    table = {"prefill": prefill, "decode": decode, **sizes}
+    return CostTable.parse(json.dumps(table), "the profile").costs()
 
 
 def simulate(config: ClusterConfig, trace: Trace) -> SimulatedCluster:
@@ -192,18 +182,19 @@ def simulate(config: ClusterConfig, trace: Trace) -> SimulatedCluster:
 
 
 def calibrate(
-    each: Calibrated, utilisations: Sequence[float], num_requests: int, seed: int
+    each: LiveSystem, utilisations: Sequence[float], num_requests: int, seed: int, kv_bytes: int
 ) -> list[dict[str, Any]]:
-    """Profile the system, run it at each rate, and simulate the same."""
-    config = each.config(each.profile().costs())
+    """Measure the system's costs, run it at each rate, and simulate the same."""
     trace = traffic(num_requests, seed)
-    highest = estimated_rate(config, MeanRequest.of(trace))
     found = []
     with each.run() as system:
-        for utilisation in utilisations:
+        workers = max(each.decode, each.mixed)
+        config = each.config(asyncio.run(measure_costs(system, workers, kv_bytes)))
+        highest = estimated_rate(config, MeanRequest.of(trace))
+        for number, utilisation in enumerate(utilisations):
             rate = utilisation * highest
             scaled = scale_rate(trace, rate)
-            logged = asyncio.run(replay(system, scaled, seed))
+            logged = asyncio.run(replay(system, scaled, (seed, number)))
             compared = compare(logged, simulate(config, scaled))
             print(f"\n{each.name}, {rate:.2f} requests/s, {utilisation:.0%} of the highest rate")
             print_comparison(compared)
@@ -211,17 +202,14 @@ def calibrate(
     return found
 
 
-def calibrated_systems(model: Path, vllm: Path | None, kv_bytes: int) -> list[Calibrated]:
-    """Return the systems; vLLM only if its Python is given. ``kv_bytes`` is the size of a token's
-    KV."""
-    profile = cache(partial(profile_baton, model))
+def live_systems(model: Path, vllm: Path | None) -> list[LiveSystem]:
+    """Return the systems; vLLM only if its Python is given."""
     found = [
-        Calibrated("1+1", partial(baton, model, None), profile, prefill=1, decode=1),
-        Calibrated("2-mixed", partial(baton, model, None, mixed=2), profile, mixed=2),
+        LiveSystem("1+1", partial(baton, model, None), prefill=1, decode=1),
+        LiveSystem("2-mixed", partial(baton, model, None, mixed=2), mixed=2),
     ]
     if vllm is not None:
-        run = partial(vllm_alone, model, vllm, compiled=True)
-        found.append(Calibrated("vllm", run, partial(profile_vllm, model, vllm, kv_bytes), mixed=1))
+        found.append(LiveSystem("vllm", partial(vllm_alone, model, vllm, compiled=True), mixed=1))
     return found
 
 
@@ -241,9 +229,11 @@ def main(arguments: list[str]) -> int:
         model = Path(folder) / f"random-{options.shape}"
         make_model(model, options.seed, options.shape)
         kv_bytes = load_model_config(model).kv_elements_per_token * BYTES_PER_ELEMENT
-        for each in calibrated_systems(model, options.vllm, kv_bytes):
+        for each in live_systems(model, options.vllm):
             if not options.systems or each.name in options.systems:
-                results += calibrate(each, options.utilisation, options.requests, options.seed)
+                results += calibrate(
+                    each, options.utilisation, options.requests, options.seed, kv_bytes
+                )
     print(json.dumps({"machine": machine, "results": results}))
     return 0
 
