@@ -12,7 +12,7 @@ Consecutive steps with answers only are simulated as one event.
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.core.ids import WorkerId
 from conductor.load_tracker import DecodeLoadReport, MixedLoadReport, PrefillLoadReport
@@ -61,6 +61,22 @@ _Share = tuple[_Run, int]
 """A request, and how many of its tokens a step computes."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What a report says of the worker's requests, until one of them changes: by how much answers
+    slow prompts down; the prompts that are not computed yet, their number and their tokens; the
+    number of all requests, the tokens of their contexts, and those that they are expected to
+    have."""
+
+    prompt_slowdown: float
+    queue: tuple[QueuedPrefill, ...]
+    num_prompts: int
+    prompt_tokens: int
+    num_requests: int
+    context_tokens: int
+    promised_tokens: int
+
+
 class SimulatedMixedWorker:
     """Has the interface of :class:`simulator.decode.SimulatedDecodeWorker`, as far as a request
     that is placed on one worker needs it. ``on_prefilled`` is called when a prompt has been
@@ -91,6 +107,12 @@ class SimulatedMixedWorker:
         self._free_blocks = limits.capacity_blocks
         self._shares: list[_Share] = []
         """What the current step computes; empty if the worker is idle."""
+        self._work = StepWork(0, 0, 0.0, 0)
+        """The work of the current step."""
+        self._is_decode_only = True
+        """Whether the current step computes answers only."""
+        self._load: _Load | None = None
+        """The load since the last change; None if it has not been reported yet."""
         self._num_steps = 0
         """How many steps like the current one are simulated as one event; 0 if the worker is
         idle."""
@@ -102,11 +124,13 @@ class SimulatedMixedWorker:
     def announce(self, job: SimulatedRequest) -> None:
         """Record a request that was placed on this worker and fetches its prefix."""
         self._announced[job] = None
+        self._load = None
 
     def request_room(self, job: SimulatedRequest) -> None:
         """Queue an announced request."""
         del self._announced[job]
         self._waiting.append(_Run(job, job.num_computed, job.num_generated_tokens - 1))
+        self._load = None
         if self._num_steps > 1:
             self._stop_after_current_step()
         elif not self._shares and not self._is_starting:
@@ -116,6 +140,7 @@ class SimulatedMixedWorker:
     def cancel(self, job: SimulatedRequest) -> None:
         """Remove an announced request."""
         del self._announced[job]
+        self._load = None
 
     def crash(self) -> list[SimulatedRequest]:
         """Lose all state, as in a crash. Return all unfinished requests of this worker."""
@@ -131,26 +156,46 @@ class SimulatedMixedWorker:
         self._free_blocks = self._limits.capacity_blocks
         self._num_steps = 0
         self._plan_number += 1
+        self._load = None
         return lost
 
     def report(self) -> MixedLoadReport:
-        now, slowdown = self._events.now_seconds, self._prompt_slowdown()
-        self._record_time(is_prompt=bool(self._shares) and not self._is_decode_only)
+        now = self._events.now_seconds
+        computes_prompt = bool(self._shares) and not self._is_decode_only
+        self._record_time(is_prompt=computes_prompt)
+        if self._load is None:
+            self._load = self._measure_load()
+        load, busy = self._load, 0.0
+        if computes_prompt:
+            busy = max(self._began_seconds + self._seconds(1) - now, 0.0)
         return MixedLoadReport(
-            self._prompt_report(now, slowdown), self._answer_report(), slowdown, self._prompt_share
+            PrefillLoadReport(now, busy, load.queue, load.num_prompts, load.prompt_tokens),
+            DecodeLoadReport(now, load.num_requests, load.context_tokens, load.promised_tokens),
+            load.prompt_slowdown,
+            self._prompt_share,
         )
 
-    def _prompt_report(self, now_seconds: float, slowdown: float) -> PrefillLoadReport:
-        """Report the prompts that are not computed yet. What the current step computes of them
-        counts as computed, but it takes until the end of the step."""
+    def _measure_load(self) -> _Load:
+        """What the current step computes of prompts counts as computed; the report says how long
+        the step still takes."""
+        slowdown = self._prompt_slowdown()
         computing = {} if self._is_decode_only else dict(self._shares)
-        remaining = [
-            (run.job, run.num_computed + computing.get(run, 0), run.target)
-            for run in (*self._running, *self._waiting)
-            if run.target - run.num_computed > 1
-        ]
-        remaining += [(job, job.num_computed, job.num_prompt_tokens) for job in self._announced]
-        left = [(job, done, end - done) for job, done, end in remaining if end > done]
+        runs = [*self._running, *self._waiting]
+        left = []
+        context = promised = 0
+        for run in runs:
+            target = run.target
+            context += target
+            promised += max(run.job.expected_tokens, target)
+            if target - run.num_computed > 1:
+                done = run.num_computed + computing.get(run, 0)
+                if target > done:
+                    left.append((run.job, done, target - done))
+        for job in self._announced:
+            context += job.num_prompt_tokens
+            promised += job.expected_tokens
+            if job.num_remaining > 0:
+                left.append((job, job.num_computed, job.num_remaining))
         work = [
             QueuedPrefill(job.deadline_seconds, self._alone_seconds(count, done) * slowdown)
             for job, done, count in left
@@ -158,11 +203,15 @@ class SimulatedMixedWorker:
         queue = sorted(work[:REPORTED_JOBS])
         if rest := sum(each.work_seconds for each in work[REPORTED_JOBS:]):
             queue.append(QueuedPrefill(math.inf, rest))
-        busy = 0.0
-        if computing:
-            busy = self._began_seconds + self._seconds(1) - now_seconds
-        tokens = sum(count for _, _, count in left)
-        return PrefillLoadReport(now_seconds, max(busy, 0.0), tuple(queue), len(left), tokens)
+        return _Load(
+            slowdown,
+            tuple(queue),
+            len(left),
+            sum(count for _, _, count in left),
+            len(runs) + len(self._announced),
+            context,
+            promised,
+        )
 
     def _alone_seconds(self, num_tokens: int, num_computed: int) -> float:
         """Return how long tokens of a prompt take in steps without answers."""
@@ -191,15 +240,6 @@ class SimulatedMixedWorker:
         self._prompt_share = self._prompt_share * kept + (1 - kept) * is_prompt
         self._recorded_seconds = now
 
-    def _answer_report(self) -> DecodeLoadReport:
-        runs = [*self._running, *self._waiting]
-        context = sum(run.target for run in runs)
-        context += sum(job.num_prompt_tokens for job in self._announced)
-        promised = sum(max(run.job.expected_tokens, run.target) for run in runs)
-        promised += sum(job.expected_tokens for job in self._announced)
-        requests = len(runs) + len(self._announced)
-        return DecodeLoadReport(self._events.now_seconds, requests, context, promised)
-
     def check_integrity(self) -> None:
         """Raise AssertionError if the counters of memory don't match the requests."""
         used = sum(run.num_blocks for run in self._running)
@@ -225,6 +265,9 @@ class SimulatedMixedWorker:
         if not self._num_steps:
             self._record_time(is_prompt=False)  # the worker was idle
         self._shares = self._schedule()
+        self._is_decode_only = all(count == 1 and run.num_generated for run, count in self._shares)
+        self._work = self._work_of_step()
+        self._load = None
         self._plan_number += 1
         if not self._shares:
             self._num_steps = 0
@@ -295,10 +338,6 @@ class SimulatedMixedWorker:
 
     # -- steps -----------------------------------------------------------------------------
 
-    @property
-    def _is_decode_only(self) -> bool:
-        return all(count == 1 and run.num_generated for run, count in self._shares)
-
     def _num_equal_steps(self) -> int:
         """Return how many steps, beginning with the current one, compute the next token of the same
         requests. A waiting request does not change that: it could not be admitted, and memory only
@@ -307,6 +346,8 @@ class SimulatedMixedWorker:
             return 1
         most = min(run.num_left for run, _ in self._shares)
         low, high = 1, most
+        if len(self._shares) * (self._blocks_for(most) + 1) <= self._free_blocks:
+            return most
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self._has_memory_for(middle) else (low, middle - 1)
@@ -320,13 +361,14 @@ class SimulatedMixedWorker:
 
     def _seconds(self, steps: int) -> float:
         """Return the duration of this many steps, the first of which is the current one."""
-        work = self._work()
         batch = len(self._shares)
         growth = batch * steps * (steps - 1) / 2  # of contexts, by a token per request and step
-        seconds = steps * self._cost.seconds(work) + self._cost.per_context_token_seconds * growth
+        seconds = (
+            steps * self._cost.seconds(self._work) + self._cost.per_context_token_seconds * growth
+        )
         return seconds * self.slowdown_factor
 
-    def _work(self) -> StepWork:
+    def _work_of_step(self) -> StepWork:
         pairs, context, num_tokens = 0.0, 0, 0
         for run, count in self._shares:
             num_tokens += count
@@ -371,7 +413,10 @@ class SimulatedMixedWorker:
             missing = self._blocks_for(run.num_computed + 1) - run.num_blocks
             run.num_blocks += missing
             self._free_blocks -= missing
-        self.num_generated_tokens += steps * len(self._shares)
+        made = steps * len(self._shares)
+        self._work = replace(self._work, context_tokens=self._work.context_tokens + made)
+        self._load = None
+        self.num_generated_tokens += made
 
     def _on_end(self, number: int) -> None:
         if number != self._plan_number:
