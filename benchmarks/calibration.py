@@ -65,11 +65,13 @@ def simulate(
         TraceRequest(each["queued_ts"] - begun, each["input_toks"], each["output_toks"], ())
         for each in requests
     )
-    cluster = SimulatedCluster(
-        config,
-        Trace("log", kv["block_size"], arrivals),
-        get_policy(DEFAULT_POLICY, BatonPolicyConfig(admission=False)),
-    )
+    return run_trace(config, Trace("log", kv["block_size"], arrivals))
+
+
+def run_trace(config: ClusterConfig, trace: Trace) -> SimulatedCluster:
+    """Simulate a cluster that admits all requests of the trace."""
+    policy = get_policy(DEFAULT_POLICY, BatonPolicyConfig(admission=False))
+    cluster = SimulatedCluster(config, trace, policy)
     cluster.run()
     return cluster
 

@@ -31,7 +31,7 @@ from baton.checkpoint import load_model_config
 from baton.clock import SystemClock
 from baton.traces.files import scale_rate
 from baton.traces.trace import Trace, TraceRequest
-from benchmarks.calibration import compare, print_comparison
+from benchmarks.calibration import compare, print_comparison, run_trace
 from benchmarks.machine import describe
 from benchmarks.vllm.model import VOCAB_SIZE, make_model
 from benchmarks.vllm.systems import (
@@ -42,10 +42,7 @@ from benchmarks.vllm.systems import (
     baton,
     vllm_alone,
 )
-from conductor.policy.config import BatonPolicyConfig
-from conductor.policy.policies import DEFAULT_POLICY, get_policy
 from conductor.policy.snapshot import LinkSpeed
-from simulator.cluster import SimulatedCluster
 from simulator.cluster_config import ClusterConfig
 from simulator.cost_table import CostTable
 from simulator.rate_estimate import MeanRequest, estimated_rate
@@ -84,8 +81,8 @@ class LiveSystem:
             decode_cost=costs.decode,
             step_cost=costs.step,
             kv_bytes_per_token=costs.kv_bytes_per_token,
-            device_tokens=POOL_BYTES // costs.kv_bytes_per_token,
-            node_tokens=POOL_BYTES // costs.kv_bytes_per_token,
+            device_tokens=costs.kv_capacity_tokens,
+            node_tokens=costs.kv_capacity_tokens,
             link=LOCAL_LINK,
             step_tokens=MAX_BATCHED_TOKENS,
             mixed_tokens=MAX_BATCHED_TOKENS,
@@ -136,7 +133,7 @@ async def replay(system: System, trace: Trace, seed: tuple[int, int]) -> list[di
         }
 
     for prompt in prompts[:WARM_UP_REQUESTS]:
-        async for _ in system.stream([*reversed(prompt)], ANSWER_TOKENS):
+        async for _ in system.stream(prompt[::-1], ANSWER_TOKENS):
             pass
     began = CLOCK.monotonic()
     return await asyncio.gather(*map(one, trace.requests, prompts))
@@ -174,13 +171,6 @@ async def measure_costs(system: System, num_workers: int, kv_bytes: int) -> Work
     return CostTable.parse(json.dumps(table), "the profile").costs()
 
 
-def simulate(config: ClusterConfig, trace: Trace) -> SimulatedCluster:
-    policy = get_policy(DEFAULT_POLICY, BatonPolicyConfig(admission=False))
-    cluster = SimulatedCluster(config, trace, policy)
-    cluster.run()
-    return cluster
-
-
 def calibrate(
     each: LiveSystem, utilisations: Sequence[float], num_requests: int, seed: int, kv_bytes: int
 ) -> list[dict[str, Any]]:
@@ -195,7 +185,7 @@ def calibrate(
             rate = utilisation * highest
             scaled = scale_rate(trace, rate)
             logged = asyncio.run(replay(system, scaled, (seed, number)))
-            compared = compare(logged, simulate(config, scaled))
+            compared = compare(logged, run_trace(config, scaled))
             print(f"\n{each.name}, {rate:.2f} requests/s, {utilisation:.0%} of the highest rate")
             print_comparison(compared)
             found.append({"system": each.name, "rate_rps": rate, **compared})

@@ -63,10 +63,9 @@ _Share = tuple[_Run, int]
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """What a report says of the worker's requests, until one of them changes: by how much answers
-    slow prompts down; the prompts that are not computed yet, their number and their tokens; the
-    number of all requests, the tokens of their contexts, and those that they are expected to
-    have."""
+    """A worker's load, which stays the same until one of its requests changes. Answers slow prompts
+    down by ``prompt_slowdown``. ``queue`` has the prompts that are not computed yet. All requests
+    together have ``context_tokens`` tokens, and are expected to reach ``promised_tokens``."""
 
     prompt_slowdown: float
     queue: tuple[QueuedPrefill, ...]
@@ -108,11 +107,11 @@ class SimulatedMixedWorker:
         self._shares: list[_Share] = []
         """What the current step computes; empty if the worker is idle."""
         self._work = StepWork(0, 0, 0.0, 0)
-        """The work of the current step."""
+        """The current step's work, from which its duration follows."""
         self._is_decode_only = True
-        """Whether the current step computes answers only."""
+        """True if the current step computes no prompt."""
         self._load: _Load | None = None
-        """The load since the last change; None if it has not been reported yet."""
+        """The worker's current load; None if it has to be measured again, since it has changed."""
         self._num_steps = 0
         """How many steps like the current one are simulated as one event; 0 if the worker is
         idle."""
@@ -176,8 +175,8 @@ class SimulatedMixedWorker:
         )
 
     def _measure_load(self) -> _Load:
-        """What the current step computes of prompts counts as computed; the report says how long
-        the step still takes."""
+        """Return the current load. Prompt tokens that the current step computes count as computed:
+        the report says separately how long the step still takes."""
         slowdown = self._prompt_slowdown()
         computing = {} if self._is_decode_only else dict(self._shares)
         runs = [*self._running, *self._waiting]
@@ -361,11 +360,9 @@ class SimulatedMixedWorker:
 
     def _seconds(self, steps: int) -> float:
         """Return the duration of this many steps, the first of which is the current one."""
-        batch = len(self._shares)
+        cost, batch = self._cost, len(self._shares)
         growth = batch * steps * (steps - 1) / 2  # of contexts, by a token per request and step
-        seconds = (
-            steps * self._cost.seconds(self._work) + self._cost.per_context_token_seconds * growth
-        )
+        seconds = steps * cost.seconds(self._work) + cost.per_context_token_seconds * growth
         return seconds * self.slowdown_factor
 
     def _work_of_step(self) -> StepWork:

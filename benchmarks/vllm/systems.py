@@ -226,7 +226,7 @@ def _body(model: str, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
 
 
 def _http_client() -> httpx.AsyncClient:
-    """Return a client without TLS: to load the certificates takes 26 ms, which would count as time
+    """Return a client that doesn't load certificates: that takes 26 ms, which would count as time
     to first token."""
     return httpx.AsyncClient(timeout=None, trust_env=False, verify=False)
 

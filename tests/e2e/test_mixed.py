@@ -43,7 +43,7 @@ def test_tokens_equal_those_of_a_pair(only_mixed: LocalCluster, expected: list[i
 
 
 def test_prefix_is_used_again_and_the_explanation_says_so(only_mixed: LocalCluster) -> None:
-    """By either worker: both read the store of their host."""
+    """Either worker may serve the second request, since both read the store of their host."""
     start = list(range(200, 680))
     complete(only_mixed, [*start, 1])
     usage, second = complete(only_mixed, [*start, 2])
