@@ -47,6 +47,9 @@ class WorkerSettings(BaseModel):
     memory. Workers with different values share no KV."""
     threads: Annotated[int, Field(ge=0)] = 0
     """Number of threads that a worker computes with. 0: one per core that it may use."""
+    share_cores: bool = True
+    """Whether workers of one host that compute at the same time divide its cores between them
+    (docs/engine.md); on Linux, with Baton's own kernels."""
     cpu_kernels: Annotated[Literal["auto", "on", "off"], AsSwitch] = "auto"
     """Whether a CPU computes with Baton's own kernels (docs/engine.md). ``auto``: use them where
     they run, else torch; ``on``: refuse to start without them."""

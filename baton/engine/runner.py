@@ -33,6 +33,7 @@ from baton.engine.lora.segments import LoraSegment, lora_segments
 from baton.engine.lora.table import AdapterTable, LoadedAdapter
 from baton.engine.model import DecoderModel, Model, OnStart, StepGraphs, no_op
 from baton.engine.native.backend_choice import TORCH_BACKEND, BackendChoice, choose_backend
+from baton.engine.native.core_binding import CoreBinding
 from baton.engine.native.decoder import NativeModel
 from baton.engine.native.matrix import KernelThreadPool
 from baton.engine.native.processor import limit_instruction_set
@@ -49,6 +50,7 @@ from baton.engine.speculation.verification import sampled_indices, verify
 from baton.engine.step_tokens import StepTokens
 from baton.engine.upload import upload
 from baton.errors import Invalid
+from baton.system.core_shares import CoreShares
 
 DTYPES = {
     "float32": torch.float32,
@@ -119,6 +121,8 @@ class ModelRunner:
         self._model = model
         self._graphs = graphs
         self._device = pool.tensor.device
+        self._shares: CoreShares | None = None
+        self._on_cores: AbstractContextManager[None] = nullcontext()
         self._sample = make_sampler(self._device, model, config.vocab_size)
         self._block_tables = BlockTableCache(groups.num_groups)
 
@@ -215,6 +219,13 @@ class ModelRunner:
             return True
         return self.backend.is_native and torch.get_num_threads() < num_cores
 
+    def share_cores(self, shares: CoreShares) -> None:
+        """Compute each step on this worker's share of the host's cores. Without the CPU kernels,
+        whose threads can be bound, this changes nothing."""
+        if isinstance(self._model, NativeModel):
+            self._shares = shares
+            self._on_cores = CoreBinding(self._model.thread_pool, shares)
+
     def load_adapter(self, path: Path) -> LoadedAdapter:
         """Implement :meth:`baton.engine.loaded_runner.LoadedRunner.load_adapter`."""
         if self.numerics_fingerprint and self._device.type != "cpu":
@@ -268,7 +279,9 @@ class ModelRunner:
         """Do nothing: this process itself computes the model, so no other process can fail."""
 
     def close(self) -> None:
-        """Do nothing: the model and the pool are freed with this object."""
+        """Leave the cores to others. The model and the pool are freed with this object."""
+        if self._shares is not None:
+            self._shares.leave()
 
     def run(self, plan: Plan) -> StepOutput:
         return self.compute(self.prepare(plan), no_op)
@@ -294,7 +307,7 @@ class ModelRunner:
         return ThreadedExecutor(self)
 
     def compute(self, prepared: PreparedStep, on_start: OnStart) -> StepOutput:
-        with torch.inference_mode(), self._on_device():
+        with torch.inference_mode(), self._on_device(), self._on_cores:
             return self._launch(prepared, StepTokens.known(prepared.plan.rows), on_start).wait()
 
     def launch(

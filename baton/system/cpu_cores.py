@@ -6,10 +6,11 @@ affinity, ``sched_setaffinity(2)``) or as CPU time in each period (the quota of 
 nothing: with a quota, all threads stand still together once it is used up.
 """
 
+import contextlib
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -26,6 +27,25 @@ def usable_cores(proc: Path = PROC) -> int:
     allowed = len(os.sched_getaffinity(0))
     quota = min(_quotas(proc), default=math.inf)
     return max(1, allowed if quota >= allowed else math.ceil(quota))
+
+
+def bind_process(cores: Sequence[int]) -> None:
+    """Let all threads of this process run on these cores only. Threads and processes that they
+    start later inherit that. Linux only. Cores that the process may no longer use are ignored."""
+    assert sys.platform == "linux"
+    for thread in (PROC / "task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended
+            os.sched_setaffinity(int(thread.name), cores)
+
+
+def bindable_cores(proc: Path = PROC) -> tuple[int, ...]:
+    """Return the numbers of the cores that this process may use, lowest first. Return none where
+    threads should not be bound to cores: portably, and if a quota limits the CPU time, since then
+    processes of other containers, which can't be seen, may use the same cores."""
+    if sys.platform != "linux" or not uses_linux():
+        return ()
+    allowed = sorted(os.sched_getaffinity(0))
+    return tuple(allowed) if usable_cores(proc) == len(allowed) else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 
 from baton.checkpoint import ModelLimits, load_model_limits, resolve_model
-from baton.clock import Clock
+from baton.clock import Clock, SystemClock
 from baton.config import Settings
 from baton.core.ids import TokenId
 from baton.engine.checksum import block_checksums, checksum_algorithm
@@ -18,12 +19,17 @@ from baton.engine.speculation.draft_source import DraftSource
 from baton.engine_settings import runner_options
 from baton.errors import Invalid
 from baton.serve.status_pipe import report_progress
-from baton.system.cpu_cores import usable_cores
+from baton.system.core_shares import CoreShares
+from baton.system.cpu_cores import bindable_cores, usable_cores
+from baton.system.private_folder import create_private_folder, private_folder
 from baton.text.grammar.checker import GrammarChecker
 from baton.text.grammar.matcher import GrammarCompiler
 from baton.transport.base import Region
 from baton.worker.kv_layout import KvLayout
 from baton.worker.speculation_setup import check_speculation, load_draft_source, uses_speculation
+
+if TYPE_CHECKING:
+    from baton.engine.runner import ModelRunner
 
 log = structlog.get_logger(__name__)
 
@@ -126,8 +132,20 @@ def _load_own_engine(settings: Settings) -> LoadedRunner:
         runner_options(settings),
         progress=partial(report_progress, "weights"),
     )
+    if settings.share_cores:
+        _share_cores(runner)
     runner.warm_up(settings.max_sequences)
     return runner
+
+
+def _share_cores(runner: "ModelRunner") -> None:
+    """Let the runner divide the host's cores with this user's other workers, where that is
+    possible."""
+    cores, folder = bindable_cores(), private_folder()
+    if len(cores) > 1 and create_private_folder(folder):
+        shares = CoreShares.join(folder, cores, SystemClock().monotonic)
+        if shares is not None:
+            runner.share_cores(shares)
 
 
 def _load_vllm(settings: Settings) -> LoadedRunner:

@@ -209,6 +209,28 @@ def test_thread_pool_serves_concurrent_callers(size: int) -> None:
     assert right == [True] * 150
 
 
+def test_thread_pool_changes_its_size() -> None:
+    """The number of threads changes between runs, some of which another thread starts. Products
+    stay right throughout."""
+    chance = np.random.default_rng(SEED)
+    team = KernelThreadPool(4)
+    weight = whole(chance, 300, 64)
+    packed, x = PackedMatrix(team, weight.float()), whole(chance, 3, 64)
+    wanted = (x @ weight.T).float()
+    right: list[bool] = []
+
+    def ask() -> None:
+        right.extend(torch.equal(packed(x.float()), wanted) for _ in range(300))
+
+    other = threading.Thread(target=ask)
+    other.start()
+    for _ in range(300):
+        team.use(int(chance.integers(1, 6)))
+        right.append(torch.equal(packed(x.float()), wanted))
+    other.join()
+    assert right == [True] * 600
+
+
 def test_ceiling_probes_are_not_optimized_away() -> None:
     """The probes return sums of all that they compute or read, so that the compiler can't omit the
     work."""

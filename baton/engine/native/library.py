@@ -128,6 +128,8 @@ _FUNCTIONS = {
     "lora_segment_bytes": (c_int64, []),
     "sampling_row_bytes": (c_int64, []),
     "thread_pool": (c_void_p, [c_int64]),
+    # thread pool, number of threads
+    "thread_pool_use": (None, [c_void_p, c_int64]),
     "thread_pool_free": (None, [c_void_p]),
     # kind, coding, outs, ins, gated
     "packed_bytes": (c_int64, [c_int64, c_int64, c_int64, c_int64, c_bool]),

@@ -38,6 +38,10 @@ class KernelThreadPool:
         # freed then: its threads end with the process.
         end.atexit = False
 
+    def use(self, size: int) -> None:
+        """Use ``size`` threads from now on, but at most :attr:`size`."""
+        self.library.baton_thread_pool_use(self.handle, size)
+
 
 class PackedMatrix:
     """A linear layer's weight [outs, ins], without bias, in panels of 64 outputs.

@@ -55,7 +55,7 @@ class DecoderOf : public Decoder {
         threads_(threads),
         pool_(static_cast<T*>(pool)),
         layers_(shape.layers) {
-    for (int thread = 0; thread < threads.size(); ++thread) {
+    for (int thread = 0; thread < threads.max_size(); ++thread) {
       attention_.push_back(std::make_unique<Attention<T>>(shape.heads, shape.kv_heads, shape.head_dim,
                                                           static_cast<float>(shape.score_scale)));
       scratch_.push_back(std::make_unique<AlignedBuffer<float>>(scratch_size<T>(

@@ -82,6 +82,10 @@ ThreadPool* baton_thread_pool(int64_t size) {
   }
 }
 
+void baton_thread_pool_use(ThreadPool* threads, int64_t size) {
+  threads->use(static_cast<int>(size));
+}
+
 void baton_thread_pool_free(ThreadPool* threads) { delete threads; }
 
 int64_t baton_packed_bytes(int64_t kind, int64_t coding, int64_t outs, int64_t ins, bool gated) {

@@ -361,7 +361,7 @@ class Sampler {
 class Samplers {
  public:
   Samplers(ThreadPool& threads, long size)
-      : threads_(threads), size_(size), samplers_(threads.size()) {}
+      : threads_(threads), size_(size), samplers_(threads.max_size()) {}
 
   // `rows` has an entry for each of `count` rows of logits [count][size]; null: all are greedy.
   void sample(const float* logits, long count, const SamplingRow* rows, const TokenLists& lists,
