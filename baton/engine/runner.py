@@ -121,8 +121,7 @@ class ModelRunner:
         self._model = model
         self._graphs = graphs
         self._device = pool.tensor.device
-        self._shares: CoreShares | None = None
-        self._on_cores: AbstractContextManager[None] = nullcontext()
+        self._core_binding: CoreBinding | None = None
         self._sample = make_sampler(self._device, model, config.vocab_size)
         self._block_tables = BlockTableCache(groups.num_groups)
 
@@ -223,8 +222,7 @@ class ModelRunner:
         """Compute each step on this worker's share of the host's cores. Without the CPU kernels,
         whose threads can be bound, this changes nothing."""
         if isinstance(self._model, NativeModel):
-            self._shares = shares
-            self._on_cores = CoreBinding(self._model.thread_pool, shares)
+            self._core_binding = CoreBinding(self._model.thread_pool, shares)
 
     def load_adapter(self, path: Path) -> LoadedAdapter:
         """Implement :meth:`baton.engine.loaded_runner.LoadedRunner.load_adapter`."""
@@ -280,8 +278,8 @@ class ModelRunner:
 
     def close(self) -> None:
         """Leave the cores to others. The model and the pool are freed with this object."""
-        if self._shares is not None:
-            self._shares.leave()
+        if self._core_binding is not None:
+            self._core_binding.close()
 
     def run(self, plan: Plan) -> StepOutput:
         return self.compute(self.prepare(plan), no_op)
@@ -307,7 +305,7 @@ class ModelRunner:
         return ThreadedExecutor(self)
 
     def compute(self, prepared: PreparedStep, on_start: OnStart) -> StepOutput:
-        with torch.inference_mode(), self._on_device(), self._on_cores:
+        with torch.inference_mode(), self._on_device(), self._core_binding or nullcontext():
             return self._launch(prepared, StepTokens.known(prepared.plan.rows), on_start).wait()
 
     def launch(

@@ -31,11 +31,12 @@ def usable_cores(proc: Path = PROC) -> int:
 
 def bind_process(cores: Sequence[int]) -> None:
     """Let all threads of this process run on these cores only. Threads and processes that they
-    start later inherit that. Linux only. Cores that the process may no longer use are ignored."""
-    assert sys.platform == "linux"
-    for thread in (PROC / "task").iterdir():
-        with contextlib.suppress(OSError):  # the thread has ended
-            os.sched_setaffinity(int(thread.name), cores)
+    start later inherit that. Cores that the process may no longer use are ignored. On other systems
+    than Linux, do nothing."""
+    if sys.platform == "linux":
+        for thread in (PROC / "task").iterdir():
+            with contextlib.suppress(OSError):  # the thread has ended
+                os.sched_setaffinity(int(thread.name), cores)
 
 
 def bindable_cores(proc: Path = PROC) -> tuple[int, ...]:

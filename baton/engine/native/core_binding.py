@@ -24,3 +24,8 @@ class CoreBinding:
 
     def __exit__(self, *_: object) -> None:
         self._shares.end_step()
+
+    def close(self) -> None:
+        """Leave the cores to the other workers, and let this process use all of its cores again."""
+        self._shares.leave()
+        bind_process(self._shares.cores)
