@@ -201,11 +201,14 @@ def disaggregated(model: Path, settings: dict[str, object]) -> Iterator[LocalClu
 
 
 def write_servable_model(path: Path, options: argparse.Namespace) -> None:
-    """Write a model with random weights and a tokenizer, which is unused since prompts are token
-    ids."""
+    """Write a model with random weights and a tokenizer. Prompts are token ids, but each token of
+    an answer needs a text: a router sends no event for a token without one."""
     write_model(path, options)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(DEMO_MODEL / name, path / name)
+    tokenizer = json.loads((DEMO_MODEL / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary |= {f"token{id}": id for id in range(len(vocabulary), shape_of(options)[-1])}
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    shutil.copy(DEMO_MODEL / "tokenizer_config.json", path)
 
 
 def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
