@@ -167,6 +167,10 @@ class ScenarioOptions:
             "--as-deployed", help="Simulate other policies without Baton's additions, as published."
         ),
     ] = False
+    max_short_prompt_advantage: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="As the setting of this name (docs/placement.md)."),
+    ] = 0.02
     report_seconds: ReportSeconds = 0.0
     conductors: Conductors = 1
     kill: Annotated[
@@ -201,6 +205,7 @@ def simulate(
 ) -> None:
     """Run Baton's real placement code over simulated workers, in virtual time."""
     from command_line.simulate import run_simulate
+    from conductor.policy.config import BatonPolicyConfig
     from simulator.scenario import Scenario, parse_faults, parse_policies
 
     traffic = load.traffic(rate, rate_factor)
@@ -210,7 +215,10 @@ def simulate(
     decode = pool if cluster.decode is None else cluster.decode
     config = hardware.config(prefill, decode, cluster.mixed)
     faults = parse_faults(cluster.kill or [], cluster.slow or [], config)
-    scenario = Scenario(config=config, faults=faults, as_deployed=cluster.as_deployed)
+    policy = BatonPolicyConfig(max_short_prompt_advantage=cluster.max_short_prompt_advantage)
+    scenario = Scenario(
+        config=config, faults=faults, as_deployed=cluster.as_deployed, policy_config=policy
+    )
     policies = parse_policies(cluster.policy)
     run_simulate(traffic, scenario, policies, seeds, find_goodput, plots, as_json)
 

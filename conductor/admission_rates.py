@@ -43,7 +43,8 @@ class AdmissionTracker:
                 .tolist()
             )
             self._edges, self._large = tuple(edges), large
-            self._shares += [1.0] * (len(edges) + 1 - len(self._shares))
+            if len(self._shares) == 1:  # the share of all requests so far
+                self._shares *= len(edges) + 1
 
     @property
     def view(self) -> AdmissionRates:

@@ -18,6 +18,8 @@ from conductor.admission_rates import AdmissionTracker
 from conductor.cache_index import CacheIndex
 from conductor.load_tracker import LoadTracker
 from conductor.planner import Planner, PlannerConfig
+from conductor.policy.baselines import PlacementPolicy
+from conductor.policy.config import MAX_SHORT_PROMPT_ADVANTAGE, BatonPolicyConfig
 from conductor.policy.decision import Decision
 from conductor.policy.policies import DEFAULT_POLICY, get_policy
 from conductor.policy.snapshot import PolicyQuery, Snapshot
@@ -34,14 +36,21 @@ class ConductorConfig:
     """A conductor's settings. ``admission`` says whether requests may be rejected; None means True
     unless a worker runs on a CPU. If ``local_prefill`` is True, decode workers may prefill prompts
     themselves; if None, only decode workers that do not run on a CPU may. If ``ttft_slo_seconds``
-    is 0, there is no TTFT SLO."""
+    is 0, there is no TTFT SLO. ``max_short_prompt_advantage`` is that of
+    :class:`conductor.policy.config.BatonPolicyConfig`."""
 
     policy: str = DEFAULT_POLICY
     admission: bool | None = None
+    max_short_prompt_advantage: float = MAX_SHORT_PROMPT_ADVANTAGE
     local_prefill: bool | None = None
     ttft_slo_seconds: float = 2.0
     itl_slo_seconds: float = 0.05
     planner: PlannerConfig = field(default_factory=PlannerConfig)
+
+
+def _policy_of(config: ConductorConfig) -> PlacementPolicy:
+    advantage = config.max_short_prompt_advantage
+    return get_policy(config.policy, BatonPolicyConfig(max_short_prompt_advantage=advantage))
 
 
 def describe_members(members: Sequence[Member]) -> tuple[Sequence[str], str]:
@@ -61,7 +70,7 @@ class Conductor:
         self._membership = membership
         self._clock = clock
         self._config = config
-        self._place = get_policy(config.policy)
+        self._place = _policy_of(config)
         self._load_tracker = LoadTracker()
         self._cache_index = CacheIndex(mirror)
         self._directory = WorkerDirectory(
@@ -128,9 +137,10 @@ class Conductor:
 
     def set_config(self, config: ConductorConfig) -> None:
         """Use the admission, the SLOs and the planner's configuration of ``config`` from now on;
-        the policy and ``local_prefill`` stay as they are."""
+        the policy's name and ``local_prefill`` stay as they are."""
         kept = self._config
         self._config = replace(config, policy=kept.policy, local_prefill=kept.local_prefill)
+        self._place = _policy_of(self._config)
         self._planner.config = config.planner
 
     def set_leaving_workers(self, leaving: frozenset[WorkerId]) -> None:

@@ -202,6 +202,7 @@ def _config(settings: Settings) -> ConductorConfig:
     return ConductorConfig(
         policy=settings.placement_policy,
         admission=None if admission == "auto" else admission,
+        max_short_prompt_advantage=settings.max_short_prompt_advantage,
         local_prefill=None if settings.local_prefill == "auto" else settings.local_prefill,
         ttft_slo_seconds=settings.slo_ttft_seconds,
         itl_slo_seconds=settings.slo_itl_seconds,

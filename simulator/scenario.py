@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from baton.traces.files import add_jitter, read_trace, scale_rate
 from baton.traces.synthetic import MAX_BURSTINESS, MAX_REQUESTS, TRACE_GENERATORS
 from baton.traces.trace import Trace
 from conductor.policy.baselines import BASELINES
+from conductor.policy.config import BatonPolicyConfig
 from conductor.policy.policies import DEFAULT_POLICY, PLACEMENT_POLICIES, get_policy
 from simulator.cluster import SimulatedCluster
 from simulator.cluster_config import ClusterConfig
@@ -103,17 +104,20 @@ class Traffic:
 class Scenario:
     """A cluster and its faults, ready to run under any policy. If ``as_deployed`` is true, a
     baseline policy runs only with the features that its publication describes, without Baton's
-    additions."""
+    additions. ``policy_config`` has the settings of Baton's policy."""
 
     config: ClusterConfig
     faults: Faults = NO_FAULTS
     as_deployed: bool = False
+    policy_config: BatonPolicyConfig = field(default_factory=BatonPolicyConfig)
 
     def run(self, trace: Trace, policy: str, give_up_misses: int | None = None) -> SimulatedCluster:
         config = self.config
         if self.as_deployed and policy in BASELINES:
             config = replace(config, prefill_order="fcfs", peer_fetch=policy in PEER_FETCH_POLICIES)
-        cluster = SimulatedCluster(config, trace, get_policy(policy), self.faults)
+        cluster = SimulatedCluster(
+            config, trace, get_policy(policy, self.policy_config), self.faults
+        )
         cluster.run(give_up_misses)
         return cluster
 

@@ -90,8 +90,7 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
         autoscale_utilisation autoscale_shrink_utilisation autoscale_shrink_seconds
         autoscale_start_seconds autoscale_prefill_pool autoscale_decode_pool kubernetes_namespace
         kubernetes_pools kubernetes_lease kubernetes_initial_replicas kubernetes_watch
-        placement_policy admission
-        local_prefill""",
+        placement_policy admission max_short_prompt_advantage local_prefill""",
     (Reader.WORKER, Reader.SUPERVISOR): "device threads adapters",
     (Reader.WORKER, Reader.MOCK): "block_tokens",
     _WORKER: """
@@ -119,7 +118,8 @@ _LIVE: Mapping[tuple[Reader, ...], str] = MappingProxyType({
         body_timeout_seconds request_timeout_seconds placement_timeout_seconds
         first_token_timeout_seconds next_token_timeout_seconds tenant_files tenant_file_bytes
         tenant_uploads_per_minute tenant_concurrent_uploads strict_fields""",
-    _CONDUCTOR: "admission max_sequences kubernetes_initial_replicas",
+    _CONDUCTOR: """
+        admission max_short_prompt_advantage max_sequences kubernetes_initial_replicas""",
 })  # fmt: skip
 
 

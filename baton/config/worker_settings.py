@@ -118,6 +118,10 @@ class WorkerSettings(BaseModel):
     """Whether to refuse (429) a request that can't meet its SLO, or for which no decode worker
     will have memory. ``auto``: on, unless a worker computes on a CPU. The default SLOs are meant
     for GPUs; on a laptop a late answer is better than none."""
+    max_short_prompt_advantage: Annotated[float, Field(ge=0, le=1)] = 0.02
+    """Fairness of admission to long prompts. Once the share of prompts that are admitted is higher
+    by more than this for short prompts than for long ones, the last memory is reserved for long
+    ones. Less is fairer, and admits fewer requests in total (docs/placement.md). 1: no reserve."""
     local_prefill: bool | Literal["auto"] = "auto"
     """Local prefill: whether a decode worker may compute a prompt itself if that costs less than a
     prefill worker's time and the KV transfer. ``auto``: not on a CPU."""

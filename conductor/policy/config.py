@@ -13,6 +13,8 @@ worker, so admission does not reject on its predicted TTFT."""
 MAX_MARGIN_SHARE = 0.25
 """Maximum TTFT margin, as a share of the TTFT SLO."""
 
+MAX_SHORT_PROMPT_ADVANTAGE = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class BatonPolicyConfig:
@@ -30,7 +32,7 @@ class BatonPolicyConfig:
     least_loaded_candidates: int = 5
     decode_candidates: int = 4
     service_weight: float = 4.0
-    max_short_prompt_advantage: float = 0.02
+    max_short_prompt_advantage: float = MAX_SHORT_PROMPT_ADVANTAGE
     ttft_margin_seconds: float = 0.3
     admission: bool = True
     full_scan: bool = False

@@ -15,10 +15,11 @@ from baton.core.placement import MAX_ALTERNATIVES, Placement, PlacementQuery
 from baton.core.states import Role, WorkerState
 from baton.core.store import Tier, WatchEvent
 from baton.core.worker_load import QueuedWork, WorkerLoad
-from baton.errors import Invalid, Unavailable
+from baton.errors import Invalid, Overloaded, Unavailable
 from baton.registry.member_codec import MAX_NUMBER, MIN_RATE
 from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
+from conductor.admission_rates import REFRESH_REQUESTS
 from conductor.conductor import Conductor, ConductorConfig
 from conductor.decode_costs import PRIOR_DECODE_COST
 from conductor.policy.policies import PLACEMENT_POLICIES
@@ -370,6 +371,30 @@ async def test_burst_is_spread_evenly() -> None:
     decodes = [one.decode.id for one in chosen]
     assert sorted(prefills.count(f"p{n}") for n in range(4)) == [10, 10, 10, 10]
     assert sorted(decodes.count(f"d{n}") for n in range(2)) == [20, 20]
+
+
+async def test_reserve_for_long_prompts_is_a_setting_that_can_change() -> None:
+    config = ConductorConfig(admission=True, ttft_slo_seconds=0.0, itl_slo_seconds=0.2)
+    cluster = ConductorHarness(admission=True, ttft_slo_seconds=0.0, itl_slo_seconds=0.2)
+    decode = decode_member(
+        "d", free_blocks=700, decode_requests=4, promised_tokens=4800, answer_tokens=500.0,
+        short_answer_tokens=1.0,
+    )  # fmt: skip
+    await cluster.announce(prefill_member("p"), decode)
+
+    def refuse_long() -> None:
+        with pytest.raises(Overloaded, match="and 12016 are needed"):
+            cluster.place("long", 12_000)
+
+    for number in range(REFRESH_REQUESTS // 2):
+        cluster.place(f"short-{number}", 16)
+        refuse_long()
+    for _ in range(10):
+        refuse_long()
+    with pytest.raises(Overloaded, match="reserves its last 12000 tokens of KV for a longer"):
+        cluster.place("short", 16)
+    cluster.conductor.set_config(replace(config, max_short_prompt_advantage=1.0))
+    assert cluster.place("short", 16).decode.id == "d"
 
 
 async def test_other_conductors_are_assumed_to_place_as_much() -> None:

@@ -203,6 +203,15 @@ def test_admission_shares_are_tracked_by_length_quartile() -> None:
     assert admissions.view.admitted_shares[3] == pytest.approx(1 - EWMA_WEIGHT + EWMA_WEIGHT**2)
 
 
+def test_first_quartiles_all_begin_with_the_share_of_all_requests() -> None:
+    admissions = AdmissionTracker()
+    for number in range(REFRESH_REQUESTS):
+        admissions.record(number, admitted=number != 10)
+    assert admissions.view.advantage(1) == 0.0
+    share = admissions.view.admitted_shares[0]
+    assert share == pytest.approx(1 - EWMA_WEIGHT * (1 - EWMA_WEIGHT) ** (REFRESH_REQUESTS - 11))
+
+
 def test_length_quartiles_follow_the_traffic() -> None:
     admissions = AdmissionTracker()
     for _ in range(REFRESH_REQUESTS):
