@@ -60,6 +60,10 @@ MIN_TRACE_SECONDS = 15.0
 """Highest rates are searched up to the rate at which all requests arrive within this time. In a
 shorter time even a hopeless overload would not show, since the TTFT SLO is seconds."""
 
+MIN_TRACE_ANSWERS = 2
+"""As :data:`MIN_TRACE_SECONDS`, in mean durations of an answer at the ITL SLO: before the first
+answers end, there are fewer at a time than later."""
+
 
 @dataclass(frozen=True, slots=True)
 class HighestRate:
@@ -262,8 +266,7 @@ class RateSearch:
         meeting = [each for each in evaluated if each.meets_target]
         options = self._ordered([each.workers for each in meeting or evaluated])
         rate = mean_rate(self.traffic.trace_at_requested_rate)
-        num_requests = len(self.traffic.trace_at_requested_rate.requests)
-        most = max(rate, min(rate * MAX_RATE_FACTOR, num_requests / MIN_TRACE_SECONDS))
+        most = max(rate, min(rate * MAX_RATE_FACTOR, self._highest_searched()))
         best = HighestRate(options[0], 0.0, most)
         for workers in options:
             run = self._runner(workers)
@@ -275,6 +278,13 @@ class RateSearch:
             if rate > most:
                 break
         return best
+
+    def _highest_searched(self) -> float:
+        """Return the rate above which the trace is too short to tell what a cluster sustains."""
+        trace = self.traffic.trace_at_requested_rate
+        answer_seconds = MeanRequest.of(trace).answer_tokens * self.clusters.hardware.tbt_slo
+        seconds = max(MIN_TRACE_SECONDS, MIN_TRACE_ANSWERS * answer_seconds)
+        return len(trace.requests) / seconds
 
     def _ordered(self, options: Sequence[Workers]) -> list[Workers]:
         mean = MeanRequest.of(self.traffic.trace_at_requested_rate)
