@@ -54,7 +54,20 @@ class KeyTable:
         return self._len
 
     def __contains__(self, key: BlockKey) -> bool:
-        return self.tier(key) > 0
+        return self.has(fingerprint(key))
+
+    def has(self, wanted: int) -> bool:
+        """Return whether the key with this :func:`fingerprint` is present. With one fingerprint for
+        many tables, this takes a third of the time of :meth:`tier`."""
+        prints, tiers, places = self._fingerprint_at, self._tier_at, self._num_slots
+        place = (wanted >> 32) * places >> 32
+        while tiers[place]:
+            if prints[place] == wanted:
+                return True
+            place += 1
+            if place == places:
+                place = 0
+        return False
 
     @property
     def size_bytes(self) -> int:
@@ -79,14 +92,14 @@ class KeyTable:
 
     def tier(self, key: BlockKey) -> int:
         """Return the key's tier; 0 if it is absent."""
-        return self._tier_at[self._find(_fingerprint(key))]
+        return self._tier_at[self._find(fingerprint(key))]
 
     def longest_prefix(self, keys: Sequence[BlockKey]) -> int:
         """Return how many leading keys are present, according to the bisection of
         :func:`count_leading`. This is only a hint: if a store has evicted blocks within the prefix,
         the bisection may miss that."""
         tier_at, find = self._tier_at, self._find
-        return count_leading(keys, lambda key: not tier_at[find(_fingerprint(key))])
+        return count_leading(keys, lambda key: not tier_at[find(fingerprint(key))])
 
     def tiers_of_prefix(self, keys: Sequence[BlockKey], num: int) -> dict[int, int]:
         """Return how many of the first ``num`` keys are in each tier. Absent keys are not
@@ -125,7 +138,7 @@ class KeyTable:
             self._insert_many(np.unique(_fingerprints(keys)), tier)
         else:
             for key in keys:
-                self._insert(_fingerprint(key), tier)
+                self._insert(fingerprint(key), tier)
 
     def _insert_many(self, prints: Fingerprints, tier: int) -> None:
         """Insert distinct fingerprints. All of them are tried in parallel, each in its home slot
@@ -145,7 +158,7 @@ class KeyTable:
             self._remove_many(np.unique(_fingerprints(keys)))
             return
         for key in keys:
-            place = self._find(_fingerprint(key))
+            place = self._find(fingerprint(key))
             if self._tier_at[place]:
                 self._close_hole(place)
                 self._len -= 1
@@ -258,7 +271,8 @@ class KeyTable:
         self._tier_at: memoryview[int] = self._tiers.data
 
 
-def _fingerprint(key: BlockKey) -> int:
+def fingerprint(key: BlockKey) -> int:
+    """Return the part of a key by which tables know it, as a number below 2**64."""
     return int.from_bytes(key[:8], "little")
 
 

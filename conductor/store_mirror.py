@@ -13,7 +13,7 @@ from baton.core.states import Role
 from baton.core.store import StoreHint, Tier, WatchEvent
 from baton.errors import BatonError
 from baton.registry.membership import Membership
-from conductor.key_table import KeyTable
+from conductor.key_table import KeyTable, fingerprint
 
 POLL_SECONDS = 0.2
 """Interval between checks for new nodes; also the delay before a broken watch is restarted."""
@@ -91,12 +91,17 @@ class StoreMirror:
         first by id. Return None if no node has the first block. Each node takes one lookup, for the
         block after the longest prefix found so far; the node is searched further only if it has
         that block."""
+        if not keys:
+            return None
         best: StoreHint | None = None
-        num_blocks = 0
+        wanted = fingerprint(keys[0])
         for node, view in self._contents.items():
-            if num_blocks < len(keys) and view.table.tier(keys[num_blocks]):
+            if view.table.has(wanted):
                 num_blocks = view.table.longest_prefix(keys)
                 best = StoreHint(node, num_blocks)
+                if num_blocks == len(keys):
+                    break
+                wanted = fingerprint(keys[num_blocks])
         return best
 
     def num_leading_blocks(self, node: WorkerId, keys: Sequence[BlockKey]) -> int:

@@ -87,7 +87,7 @@ class CoreShares:
             number
             for number, (in_step, at_seconds) in enumerate(slots)
             if (self._is_alive(number, now - at_seconds) if in_step
-                else now - at_seconds < BETWEEN_STEPS_SECONDS)
+                else 0 <= now - at_seconds < BETWEEN_STEPS_SECONDS)
         ]  # fmt: skip
         return _share(self.cores, computing, self.number)
 
@@ -104,8 +104,8 @@ class CoreShares:
 
     def _is_alive(self, number: int, in_step_seconds: float) -> bool:
         """Whether the worker of a slot, which has been within a step for some time, still runs. If
-        it does not, free the slot."""
-        if in_step_seconds < SUSPICIOUS_SECONDS:
+        it does not, free the slot. A time in the future was written before the host was started."""
+        if 0 <= in_step_seconds < SUSPICIOUS_SECONDS:
             return True
         lock = _try_lock(self._path.with_name(f"{self._path.name}-{number}"))
         if lock is None:

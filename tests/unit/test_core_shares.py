@@ -107,6 +107,21 @@ def test_killed_worker_is_noticed(host: Host) -> None:
     assert host.join((0, 1)).number == 0
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_times_from_before_the_host_was_started_do_not_count(host: Host, ended: bool) -> None:
+    before, after = host.join(), CoreShares.join(host.folder, CORES, lambda: 5.0)
+    assert after is not None
+    before.begin_step()
+    if ended:
+        before.end_step()
+    file = host.folder / "cores-8ac"  # the bits of CORES
+    slots = file.read_bytes()
+    before.leave()
+    file.write_bytes(slots)
+    assert after.begin_step().cores == CORES
+    after.leave()
+
+
 def test_slot_is_free_after_leaving(host: Host) -> None:
     first, second = host.join(), host.join()
     first.begin_step()
