@@ -97,20 +97,21 @@ def test_seeded_samples_equal_those_of_one_engine_at_any_concurrency(
     assert ask(cluster, prompts, samplings, at_once=16) == expected
 
 
-def test_a_second_prefill_worker_finds_the_prefix_in_the_store(cluster: LocalCluster) -> None:
-    """Whichever workers serve a prompt, its answer has the same tokens, and in the end most of the
-    prompt is cached."""
+def test_a_prefix_is_computed_at_most_once_by_each_prefill_worker(cluster: LocalCluster) -> None:
+    """Whichever workers serve a prompt, its answer has the same tokens. The second worker may fetch
+    the prefix from the store, or compute it if that is predicted to be faster."""
     prompt = np.random.default_rng(5).integers(3, 4000, size=400).tolist()
     first = cluster.complete(prompt, 8, temperature=0)
-    usages = []
+    cached = []
     for tail in range(6):
         body = {
             "prompt": [*prompt, 10 + tail], "max_tokens": 8, "temperature": 0,
             "return_token_ids": True,
         }  # fmt: skip
-        usages.append(cluster.post("/v1/completions", body)["usage"])
+        usage = cluster.post("/v1/completions", body)["usage"]
+        cached.append(usage["prompt_tokens_details"]["cached_tokens"])
     assert cluster.complete(prompt, 8, temperature=0) == first
-    assert usages[-1]["prompt_tokens_details"]["cached_tokens"] >= 384
+    assert sum(tokens >= 384 for tokens in cached) >= 5, cached
 
 
 def test_cancelled_requests_leak_no_blocks(cluster: LocalCluster) -> None:
