@@ -54,6 +54,7 @@ NEW_CONDUCTOR_VALUES: dict[str, Any] = {
     "admission": True,
     "kubernetes_initial_replicas": {"baton-decode": 2},
     "max_sequences": 9,
+    "max_short_prompt_advantage": 0.5,
     "slo_itl_seconds": 0.125,
     "slo_ttft_seconds": 0.25,
     "trace_endpoint": "http://127.0.0.1:9",
@@ -160,6 +161,7 @@ async def test_a_conductor_uses_all_its_live_settings(
         assert (config.admission, config.ttft_slo_seconds, config.itl_slo_seconds) == (
             True, 0.25, 0.125,
         )  # fmt: skip
+        assert config.max_short_prompt_advantage == 0.5
         assert (planner.max_batch, planner.sizing.ttft_slo_seconds) == (9, 0.25)
         assert planner.sizing.itl_slo_seconds == 0.125
         assert (config.policy, config.local_prefill) == ("baton", None)  # not live

@@ -118,7 +118,7 @@ def test_which_settings_are_live() -> None:
         ],
         Reader.CONDUCTOR: [
             "admission", "kubernetes_initial_replicas", "log_level", "max_sequences",
-            "slo_itl_seconds", "slo_ttft_seconds", "trace_endpoint",
+            "max_short_prompt_advantage", "slo_itl_seconds", "slo_ttft_seconds", "trace_endpoint",
         ],
         Reader.WORKER: ["log_level", "slo_itl_seconds", "trace_endpoint"],
         Reader.KVSTORE: ["log_level"],
