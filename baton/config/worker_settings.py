@@ -48,8 +48,8 @@ class WorkerSettings(BaseModel):
     threads: Annotated[int, Field(ge=0)] = 0
     """Number of threads that a worker computes with. 0: one per core that it may use."""
     share_cores: bool = True
-    """Whether workers of one host that compute at the same time divide its cores between them
-    (docs/engine.md); on Linux, with Baton's own kernels."""
+    """Divide the cores of a host between its workers that compute at the same time
+    (docs/engine.md). This has an effect on Linux only, with Baton's own kernels."""
     cpu_kernels: Annotated[Literal["auto", "on", "off"], AsSwitch] = "auto"
     """Whether a CPU computes with Baton's own kernels (docs/engine.md). ``auto``: use them where
     they run, else torch; ``on``: refuse to start without them."""

@@ -103,8 +103,8 @@ class CoreShares:
         _SLOT.pack_into(self._slots, self.number * _SLOT.size, is_computing, at_seconds)
 
     def _is_alive(self, number: int, in_step_seconds: float) -> bool:
-        """Whether the worker of a slot, which has been within a step for some time, still runs. If
-        it does not, free the slot. A time in the future was written before the host was started."""
+        """Return whether the worker of a slot, which has been within a step for some time, still
+        runs. If it does not, free the slot. A time in the future was written before the host was started."""
         if 0 <= in_step_seconds < SUSPICIOUS_SECONDS:
             return True
         lock = _try_lock(self._path.with_name(f"{self._path.name}-{number}"))
