@@ -58,7 +58,7 @@ class KeyTable:
 
     def has(self, wanted: int) -> bool:
         """Return whether the key with this :func:`fingerprint` is present. With one fingerprint for
-        many tables, this takes a third of the time of :meth:`tier`; therefore it repeats the loop of
+        many tables, this takes a third of the time of :meth:`tier`, so it repeats the loop of
         ``_find``."""
         prints, tiers, places = self._fingerprint_at, self._tier_at, self._num_slots
         place = (wanted >> 32) * places >> 32

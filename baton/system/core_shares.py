@@ -104,7 +104,8 @@ class CoreShares:
 
     def _is_alive(self, number: int, in_step_seconds: float) -> bool:
         """Return whether the worker of a slot, which has been within a step for some time, still
-        runs. If it does not, free the slot. A time in the future was written before the host was started."""
+        runs. If it does not, free the slot. A time in the future was written before the host was
+        started."""
         if 0 <= in_step_seconds < SUSPICIOUS_SECONDS:
             return True
         lock = _try_lock(self._path.with_name(f"{self._path.name}-{number}"))
