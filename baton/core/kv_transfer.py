@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TokenId, WorkerId
+from baton.core.kv_codec import KvCodecName
 
 CHECKSUM_XXH3 = "xxh3"
 """XXH3-64 of the block's bytes, seed 0."""
@@ -31,13 +32,15 @@ class BlockRef:
     """One block of a region, with the key and checksum that its reader verifies before use.
 
     ``key`` is the chain key of a full block, empty for a partial one. ``checksum`` has 64 bits; its
-    algorithm is named in the message that offers the block.
+    algorithm is named in the message that offers the block. ``size_bytes`` and ``checksum`` are
+    those of the bytes in the region, which are the block in the encoding ``codec``.
     """
 
     offset_bytes: int
     size_bytes: int
     checksum: int
     key: BlockKey
+    codec: KvCodecName = KvCodecName.NONE
 
 
 @dataclass(frozen=True, slots=True)

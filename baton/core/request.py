@@ -7,6 +7,7 @@ from enum import StrEnum
 from baton.core.adapter import AdapterRef
 from baton.core.grammar import Grammar
 from baton.core.ids import Epoch, RequestId, TokenId
+from baton.core.kv_codec import KvCodecName
 from baton.core.priority import Priority
 from baton.core.store import StoreHint
 
@@ -73,7 +74,9 @@ class RequestSpec:
     ``tenant`` identifies the tenant, which may have several salts, or share one with others.
     ``weight`` is the tenant's share relative to other tenants. ``trace`` is the span that this
     placement belongs to (:mod:`baton.core.trace_context`), empty if the request is not traced.
-    ``adapter`` is the LoRA adapter that the request uses; None means the base model.
+    ``adapter`` is the LoRA adapter that the request uses; None means the base model. ``kv_codec``
+    is the codec in which its KV should travel from the prefill to the decode worker. If
+    ``exact_kv`` is set, no lossy codec may be applied to its KV, on any link and in any tier.
     """
 
     request_id: RequestId
@@ -89,6 +92,8 @@ class RequestSpec:
     weight: float = 1.0
     trace: str = ""
     adapter: AdapterRef | None = None
+    kv_codec: KvCodecName = KvCodecName.NONE
+    exact_kv: bool = False
 
     @property
     def adapter_digest(self) -> bytes:

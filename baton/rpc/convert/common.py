@@ -11,6 +11,7 @@ from baton.core.adapter import ADAPTER_DIGEST_BYTES, AdapterRef, is_adapter_name
 from baton.core.block_key import BLOCK_KEY_BYTES
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TokenId, WorkerId
+from baton.core.kv_codec import KvCodecName
 from baton.core.kv_transfer import BlockRef, Endpoint, WorkerRef
 from baton.core.priority import Priority
 from baton.core.request import (
@@ -132,6 +133,8 @@ def spec_to_proto(spec: RequestSpec) -> pb.RequestSpec:
         weight=spec.weight,
         trace=spec.trace,
         adapter=adapter_to_proto(spec.adapter),
+        kv_codec=codec_to_proto(spec.kv_codec),
+        exact_kv=spec.exact_kv,
     )
 
 
@@ -163,6 +166,8 @@ def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
         weight=message.weight or 1.0,
         trace=message.trace if len(message.trace) == TRACEPARENT_LENGTH else "",
         adapter=adapter_from_proto(message.adapter) if message.HasField("adapter") else None,
+        kv_codec=codec_from_proto(message.kv_codec),
+        exact_kv=message.exact_kv,
     )
 
 
@@ -326,6 +331,7 @@ def block_to_proto(block: BlockRef) -> pb.BlockRef:
         size_bytes=block.size_bytes,
         checksum=block.checksum,
         key=block.key,
+        codec=codec_to_proto(block.codec),
     )
 
 
@@ -340,7 +346,21 @@ def block_from_proto(message: pb.BlockRef) -> BlockRef:
         size_bytes=message.size_bytes,
         checksum=message.checksum,
         key=BlockKey(message.key),
+        codec=codec_from_proto(message.codec),
     )
+
+
+def codec_to_proto(codec: KvCodecName) -> str:
+    return "" if codec is KvCodecName.NONE else codec.value
+
+
+def codec_from_proto(name: str) -> KvCodecName:
+    """Raises Invalid for the name of a codec that does not exist."""
+    try:
+        return KvCodecName(name) if name else KvCodecName.NONE
+    except ValueError as error:
+        known = ", ".join(KvCodecName)
+        raise Invalid(f"kv codec {name!r} is unknown; known are {known}", param="codec") from error
 
 
 def _tokens(values: Iterable[int]) -> tuple[TokenId, ...]:

@@ -93,7 +93,7 @@ class Grammar(_message.Message):
     def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class RequestSpec(_message.Message):
-    __slots__ = ("request_id", "epoch", "token_ids", "num_prompt_tokens", "sampling", "tenant_salt", "store_hint", "ttft_slo_seconds", "tenant", "priority", "weight", "trace", "adapter")
+    __slots__ = ("request_id", "epoch", "token_ids", "num_prompt_tokens", "sampling", "tenant_salt", "store_hint", "ttft_slo_seconds", "tenant", "priority", "weight", "trace", "adapter", "kv_codec", "exact_kv")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,8 @@ class RequestSpec(_message.Message):
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    KV_CODEC_FIELD_NUMBER: _ClassVar[int]
+    EXACT_KV_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -120,7 +122,9 @@ class RequestSpec(_message.Message):
     weight: float
     trace: str
     adapter: Adapter
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., store_hint: _Optional[_Union[StoreHint, _Mapping]] = ..., ttft_slo_seconds: _Optional[float] = ..., tenant: _Optional[bytes] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., trace: _Optional[str] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ...) -> None: ...
+    kv_codec: str
+    exact_kv: bool
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., store_hint: _Optional[_Union[StoreHint, _Mapping]] = ..., ttft_slo_seconds: _Optional[float] = ..., tenant: _Optional[bytes] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., trace: _Optional[str] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., kv_codec: _Optional[str] = ..., exact_kv: _Optional[bool] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "digest")
@@ -212,13 +216,15 @@ class Endpoint(_message.Message):
     def __init__(self, transport: _Optional[str] = ..., owner: _Optional[str] = ..., generation: _Optional[int] = ..., host: _Optional[str] = ..., region_size_bytes: _Optional[int] = ..., metadata: _Optional[bytes] = ...) -> None: ...
 
 class BlockRef(_message.Message):
-    __slots__ = ("offset_bytes", "size_bytes", "checksum", "key")
+    __slots__ = ("offset_bytes", "size_bytes", "checksum", "key", "codec")
     OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
     offset_bytes: int
     size_bytes: int
     checksum: int
     key: bytes
-    def __init__(self, offset_bytes: _Optional[int] = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., key: _Optional[bytes] = ...) -> None: ...
+    codec: str
+    def __init__(self, offset_bytes: _Optional[int] = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., key: _Optional[bytes] = ..., codec: _Optional[str] = ...) -> None: ...
