@@ -66,7 +66,7 @@ class SoakRun:
         """How much each memory grew, in MiB: the median of the last fifth of the samples minus the
         median of the first fifth. Samples from the first ``SETTLE_SHARE`` of the run are left
         out."""
-        return {name: _growth(sizes) for name, sizes in self.memory_mib.items()}
+        return {name: growth(sizes) for name, sizes in self.memory_mib.items()}
 
 
 def run(cluster: LocalCluster, users: int, seconds: int, watch: bool = False) -> SoakRun:
@@ -160,7 +160,7 @@ def _percentile(rows: Sequence[dict[str, Any]], method: str, share: float) -> fl
     return 0.0
 
 
-def _growth(sizes: Sequence[float]) -> float:
+def growth(sizes: Sequence[float]) -> float:
     settled = sizes[int(len(sizes) * SETTLE_SHARE) :]
     part = max(len(settled) // 5, 1)
     return statistics.median(settled[-part:]) - statistics.median(settled[:part])

@@ -43,13 +43,13 @@ class CancellationStorm:
         moments = chance.integers(ANSWER_TOKENS, size=count).tolist()
         return cls(prompts, [moments[n] if n in leaving else None for n in range(count)])
 
-    def run(self, url: str) -> list[int | None]:
-        """Send all requests. Return the number of tokens of each request's answer, or None if the
-        request was cancelled."""
+    def run(self, url: str, key: str = "") -> list[int | None]:
+        """Send all requests, with the API key if given. Return the number of tokens of each
+        request's answer, or None if the request was cancelled."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            return list(pool.map(lambda n: self._one(url, n), range(len(self.prompts))))
+            return list(pool.map(lambda n: self._one(url, n, key), range(len(self.prompts))))
 
-    def _one(self, url: str, number: int) -> int | None:
+    def _one(self, url: str, number: int, key: str) -> int | None:
         body = {
             "prompt": self.prompts[number],
             "max_tokens": ANSWER_TOKENS,
@@ -58,9 +58,10 @@ class CancellationStorm:
             "ignore_eos": True,
             "return_token_ids": True,
         }
+        headers = {"authorization": f"Bearer {key}"} if key else {}
         stop, count = self.cancel_after[number], 0
         with (
-            httpx.Client(timeout=120) as client,
+            httpx.Client(timeout=120, headers=headers) as client,
             client.stream("POST", url + "/v1/completions", json=body) as answer,
         ):
             if stop == 0:
