@@ -10,6 +10,7 @@ def runner_options(settings: Settings) -> RunnerOptions:
         dtype=settings.dtype,
         num_blocks=settings.num_blocks,
         pool_bytes=settings.pool_bytes,
+        staging_bytes=settings.staging_bytes,
         block_tokens=settings.kv_block_tokens,
         cpu_kernels=settings.cpu_kernels,
         cpu_instruction_set=settings.cpu_instruction_set,

@@ -8,10 +8,11 @@ import json
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic_settings import NoDecode
 
 from baton.core.adapter import MAX_ADAPTER_NAME, is_adapter_name
+from baton.core.kv_codec import KvCodecName
 from baton.core.prefill_order import PREFILL_ORDERS
 
 MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -146,6 +147,9 @@ AsSize, AsSwitch = BeforeValidator(_size), BeforeValidator(_switch)
 Size = Annotated[int, AsSize, Field(gt=0)]
 SizeOrZero = Annotated[int, AsSize, Field(ge=0)]
 Count = Annotated[int, Field(gt=0)]
+KvCodec = Annotated[
+    KvCodecName, WithJsonSchema({"type": "string", "enum": [name.value for name in KvCodecName]})
+]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
 PrefillOrderName = Annotated[str, AfterValidator(_known_order)]

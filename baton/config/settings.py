@@ -18,6 +18,7 @@ from baton.config.router_settings import RouterSettings
 from baton.config.sources import ENVIRONMENT_PREFIX, ConfigFile, RenamedVariables, SecretFiles
 from baton.config.worker_settings import WorkerSettings
 from baton.core.credentials import ClusterCredentials
+from baton.core.kv_codec import KvCodecName
 from baton.errors import Invalid
 from baton.values import MODEL_NAME
 
@@ -108,6 +109,18 @@ class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSetti
     def kv_block_tokens(self) -> int:
         """The size of a KV block, in tokens."""
         return self.block_tokens or DEFAULT_BLOCK_TOKENS[self.engine]
+
+    @property
+    def uses_kv_codecs(self) -> bool:
+        """Whether workers may encode KV blocks."""
+        return self.kv_codec_wire is not KvCodecName.NONE
+
+    @property
+    def staging_bytes(self) -> int | None:
+        """The size of a KV pool's staging area; None: chosen from the size of the pool."""
+        if self.kv_staging_bytes is None and not self.uses_kv_codecs:
+            return 0
+        return self.kv_staging_bytes
 
     @property
     def trust(self) -> ClusterCredentials:

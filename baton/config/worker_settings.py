@@ -6,10 +6,12 @@ from pydantic import BaseModel, Field
 
 from baton.checkpoint import DEMO_MODEL
 from baton.core.adapter import MAX_ADAPTERS
+from baton.core.kv_codec import KvCodecName
 from baton.values import (
     Adapters,
     AsSwitch,
     Count,
+    KvCodec,
     ModelPaths,
     Names,
     PrefillOrderName,
@@ -135,6 +137,16 @@ class WorkerSettings(BaseModel):
     nixl_private_network: bool = False
     """Confirms that only this cluster is on the networks of ``nixl_interfaces``. Any machine there
     can read and write the memory of workers and stores: UCX and RDMA authenticate nobody."""
+    kv_codec_wire: KvCodec = KvCodecName.NONE
+    """The strongest codec in which KV may travel to a decode worker (docs/kv-codecs.md). ``none``
+    and ``lossless`` change no answer; ``fp8``, ``int4`` and ``int2`` are lossy."""
+    kv_codec_recent_tokens: Annotated[int, Field(ge=0)] = 128
+    """With a lossy codec, the number of a prompt's last tokens whose KV stays exact, like that of
+    its first block."""
+    kv_staging_bytes: SizeOrZero | None = None
+    """Size of the staging area of a KV pool, in which encoded blocks are placed, on top of
+    ``pool_bytes``. None: none without a codec, otherwise an eighth of the pool, at most 256 MiB. 0:
+    none, and no block is encoded."""
     store_bytes: Size = 256 * 2**20
     store_disk_bytes: SizeOrZero = 2**30
     """Size of the store's SSD tier. 0: no SSD tier."""

@@ -2,6 +2,10 @@
 
 from enum import StrEnum
 
+ENCODED_ALIGNMENT_BYTES = 256
+"""Encoded blocks begin at multiples of this, so that a GPU accesses them with its widest
+instructions."""
+
 
 class KvCodecName(StrEnum):
     """The name of a codec, as in settings and messages. NONE: the block's bytes as they are in the

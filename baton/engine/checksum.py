@@ -36,6 +36,21 @@ def block_checksums(pool: KvMemory, block_ids: Sequence[BlockId]) -> list[int]:
         return _unsigned(signed_sums(pool.tensor, block_ids, FACTOR))
 
 
+def range_checksums(pool: KvMemory, ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """Return one 64-bit checksum for each of ``ranges``: an offset and a size in the pool's memory,
+    both in bytes. On a GPU, offsets must be multiples of 4, and the last word of a range is padded
+    with zeros."""
+    if pool.device == "cpu":
+        flat = memoryview(pool.memory.numpy())  # type: ignore[arg-type]
+        return [xxhash.xxh3_64_intdigest(flat[start : start + size]) for start, size in ranges]
+    from baton.engine.cuda.checksum import checksum_stream, signed_range_sums
+
+    if not ranges:
+        return []
+    with torch.cuda.stream(checksum_stream(pool.tensor.device)):
+        return _unsigned(signed_range_sums(pool.memory, ranges, FACTOR))
+
+
 def weighted_sums(blocks: torch.Tensor) -> list[int]:
     """Return the checksum :data:`CHECKSUM_WSUM` of each of ``blocks`` [num_blocks, ...], computed
     by torch. The size of a block must be a multiple of 4 bytes."""

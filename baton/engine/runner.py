@@ -169,6 +169,7 @@ class ModelRunner:
             device=target,
             scales=stored.kv_scales if pool_dtype is E4M3 else None,
             groups=groups,
+            staging_bytes=options.staging_bytes,
         )
         model = make_model(config, weights, pool, quantized, deterministic=options.deterministic)
         digest = quantized_digest(model_digest(path), quantized)

@@ -10,7 +10,9 @@ DEFAULT_POOL_BYTES = 512 * 1024 * 1024
 class RunnerOptions:
     """How a model is loaded and run. ``num_blocks`` takes precedence over ``pool_bytes``, and
     counts blocks with the KV of all layers. If both are None, the pool has a default size, which on
-    a GPU is a share of its free memory.
+    a GPU is a share of its free memory. ``staging_bytes`` is the size of the pool's staging area;
+    None means a size that depends on the pool's.
+
     ``cpu_kernels`` is a name in ``baton.engine.native.backend_choice.CPU_KERNEL_MODES``,
     ``cpu_instruction_set`` one in ``baton.engine.native.processor`` or "auto",
     ``quantization`` one in ``baton.engine.quantization.QUANTIZATION_FORMATS``, ``kv_dtype`` one in
@@ -23,6 +25,7 @@ class RunnerOptions:
     dtype: str = "auto"
     num_blocks: int | None = None
     pool_bytes: int | None = None
+    staging_bytes: int | None = 0
     block_tokens: int = 16
     cpu_kernels: str = "auto"
     cpu_instruction_set: str = "auto"

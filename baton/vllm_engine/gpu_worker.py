@@ -18,16 +18,22 @@ def _sample_on_gpu(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledTok
 
 
 class BatonGpuWorker(SamplingWorker, Worker):  # type: ignore[misc]
-    """vLLM's GPU worker with Baton's sampler. ``kv_memory`` holds the KV cache after
-    ``initialize_from_config``."""
+    """vLLM's GPU worker with Baton's sampler. ``kv_memory`` holds the KV cache and the staging area
+    after ``initialize_from_config``."""
 
     kv_memory: torch.Tensor
+    _staging_bytes = 0
 
     def _make_sampler(self) -> Sampler:
         return _sample_on_gpu
 
+    def reserve_staging(self, size_bytes: int) -> None:
+        """Let ``initialize_from_config`` allocate a staging area of this size."""
+        self._staging_bytes = size_bytes
+
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
-        allocation = KvAllocation(kv_cache_config.kv_cache_tensors[0].size)
+        size = kv_cache_config.kv_cache_tensors[0].size
+        allocation = KvAllocation(size, staging_bytes=self._staging_bytes)
         with allocation:
             super().initialize_from_config(kv_cache_config)
         assert allocation.allocated is not None, "vLLM allocated no KV cache"

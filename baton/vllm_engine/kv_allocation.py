@@ -5,14 +5,20 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from baton.engine.kv_pool import region_bytes
+
 
 class KvAllocation(TorchFunctionMode):
     """A context in which vLLM allocates its KV cache. vLLM does this with a single call of
     ``torch.zeros`` for ``size_bytes`` bytes. Within the context, that call returns ``memory`` if it
-    is given, else new memory. ``allocated`` is the memory that the call returned."""
+    is given, else new memory. ``allocated`` is the memory that the call returned. New memory is
+    followed by ``staging_bytes`` more, which are part of ``allocated`` only."""
 
-    def __init__(self, size_bytes: int, memory: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, size_bytes: int, memory: torch.Tensor | None = None, staging_bytes: int = 0
+    ) -> None:
         super().__init__()
+        self._region_bytes = region_bytes(size_bytes, staging_bytes)
         self._size_bytes = size_bytes
         self._memory = memory
         self.allocated: torch.Tensor | None = None
@@ -21,6 +27,8 @@ class KvAllocation(TorchFunctionMode):
         if func is not torch.zeros or not args or args[0] != self._size_bytes:
             return func(*args, **(kwargs or {}))
         assert self.allocated is None, "vLLM allocates its KV cache once"
-        memory = self._memory if self._memory is not None else func(*args, **(kwargs or {}))
-        self.allocated = memory
-        return memory
+        if self._memory is not None:
+            self.allocated = self._memory
+        else:
+            self.allocated = func(self._region_bytes, *args[1:], **(kwargs or {}))
+        return self.allocated[: self._size_bytes]

@@ -19,6 +19,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from baton.checkpoint import ModelLimits, model_digest
 from baton.core.request import TokenLogprob
 from baton.engine.executor import PlanExecutor, ThreadedExecutor
+from baton.engine.kv_pool import staging_size
 from baton.engine.lora.table import AdapterTable, LoadedAdapter
 from baton.engine.model import no_op
 from baton.engine.plan import Plan, Row, SampledToken, StepOutput
@@ -41,9 +42,15 @@ class VllmRunner:
     processes dies, :meth:`run` raises."""
 
     def __init__(
-        self, executor: Executor, arguments: VllmArguments, limits: ModelLimits, checkpoint: bytes
+        self,
+        executor: Executor,
+        arguments: VllmArguments,
+        limits: ModelLimits,
+        checkpoint: bytes,
+        staging_bytes: int | None = 0,
     ) -> None:
-        """``checkpoint`` is the digest of the model's files."""
+        """``checkpoint`` is the digest of the model's files. ``staging_bytes`` is the size of the
+        KV pool's staging area: see :func:`baton.engine.kv_pool.staging_size`."""
         config = arguments.config
         if lacking := executor.collective_rpc("unsupported_feature")[0]:
             raise Invalid(f"{lacking}, which engine vllm does not support", param="model")
@@ -52,7 +59,8 @@ class VllmRunner:
         self._runs_here = isinstance(executor, UniProcExecutor) and current_platform.is_cpu()
         self._batch = WorkerBatch()
         layout = _initialize_kv_cache(executor, config)
-        self.pool = _allocate(executor, layout)
+        staging = staging_size(staging_bytes, layout.num_blocks, layout.block_bytes)
+        self.pool = _allocate(executor, layout, staging)
         self.limits = ModelLimits(
             limits.vocab_size, int(config.model_config.max_model_len), limits.eos_token_ids
         )
@@ -82,7 +90,7 @@ class VllmRunner:
         executor: Executor | None = None
         try:
             executor = Executor.get_class(given.config)(given.config)
-            return cls(executor, given, limits, checkpoint)
+            return cls(executor, given, limits, checkpoint, options.staging_bytes)
         except BaseException as error:
             if executor is not None:
                 executor.shutdown()
@@ -229,14 +237,22 @@ def _attention_identity(executor: Executor) -> str:
     return str(kinds.pop())
 
 
-def _allocate(executor: Executor, layout: PackedLayout) -> VllmKvPool:
+def _allocate(executor: Executor, layout: PackedLayout, staging_bytes: int) -> VllmKvPool:
     """Let vLLM's workers allocate the KV cache, and return it as a pool."""
     if not current_platform.is_cpu():
+        executor.collective_rpc("reserve_staging", args=(staging_bytes,))
         executor.initialize_from_config(layout.configs)
         assert isinstance(executor, UniProcExecutor), "one rank: see read_arguments()"
-        memory = executor.driver_worker.worker.kv_memory
-        return VllmKvPool(memory, layout.block_bytes, layout.block_tokens, layout.name)
-    pool = create_host_pool(layout.num_blocks, layout.block_bytes, layout.block_tokens, layout.name)
+        return VllmKvPool(
+            executor.driver_worker.worker.kv_memory,
+            layout.block_bytes,
+            layout.block_tokens,
+            layout.name,
+            staging_bytes=staging_bytes,
+        )
+    pool = create_host_pool(
+        layout.num_blocks, layout.block_bytes, layout.block_tokens, layout.name, staging_bytes
+    )
     path = memory_path(pool.file_descriptor)
     executor.collective_rpc("use_kv_memory", args=(path, pool.size_bytes))
     executor.initialize_from_config(layout.configs)

@@ -16,18 +16,31 @@ PARALLEL_CHECKSUM_BYTES = 4 * 1024 * 1024
 than one."""
 
 
+def no_range_checksums(ranges: Sequence[tuple[int, int]]) -> list[int]:
+    raise AssertionError("the pool has no staging area")
+
+
 @dataclass(frozen=True, slots=True)
 class KvLayout:
     """The layout of KV blocks. ``name`` is equal on two workers iff their blocks have the same
     binary format.
 
-    ``compute_checksums`` computes one 64-bit checksum per block with ``checksum_algorithm``. It
-    takes as long as reading the blocks, so only small calls are made in the event loop."""
+    ``compute_checksums`` computes one 64-bit checksum per block with ``checksum_algorithm``, and
+    ``compute_range_checksums`` one per range of the pool's memory (its offset and size in bytes).
+    They take as long as reading the bytes, so only small calls are made in the event loop.
+
+    ``address`` is the pool's address in this process, or on its GPU. It and
+    ``compute_range_checksums`` are used only if the pool has a staging area."""
 
     name: str
     block_bytes: int
     checksum_algorithm: str
     compute_checksums: Callable[[Sequence[BlockId]], list[int]]
+    address: int = 0
+    compute_range_checksums: Callable[[Sequence[tuple[int, int]]], list[int]] = no_range_checksums
+
+    def block_address(self, block_id: BlockId) -> int:
+        return self.address + block_id * self.block_bytes
 
     async def block_refs(
         self, block_ids: Sequence[BlockId], keys: Sequence[BlockKey]

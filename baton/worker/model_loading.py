@@ -1,5 +1,6 @@
 """Loads a worker's model and builds the engine that runs it."""
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,13 +12,17 @@ from baton.checkpoint import ModelLimits, load_model_limits, resolve_model
 from baton.clock import Clock, SystemClock
 from baton.config import Settings
 from baton.core.ids import TokenId
-from baton.engine.checksum import block_checksums, checksum_algorithm
+from baton.core.kv_codec import KvCodecName
+from baton.engine.checksum import block_checksums, checksum_algorithm, range_checksums
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.loaded_runner import LoadedRunner
 from baton.engine.speculation.draft_source import DraftSource
 from baton.engine_settings import runner_options
 from baton.errors import Invalid
+from baton.kv_codec.base import BlockCodec
+from baton.kv_codec.block_format import parse_layout
+from baton.kv_codec.registry import open_codecs
 from baton.serve.status_pipe import report_progress
 from baton.system.core_shares import CoreShares
 from baton.system.cpu_cores import bindable_cores, usable_cores
@@ -27,6 +32,7 @@ from baton.text.grammar.matcher import GrammarCompiler
 from baton.transport.base import Region
 from baton.worker.kv_layout import KvLayout
 from baton.worker.speculation_setup import check_speculation, load_draft_source, uses_speculation
+from baton.worker.staging_area import StagingArea
 
 if TYPE_CHECKING:
     from baton.engine.runner import ModelRunner
@@ -54,13 +60,32 @@ class LoadedModel:
             block_bytes=pool.block_bytes,
             checksum_algorithm=checksum_algorithm(pool),
             compute_checksums=partial(block_checksums, pool),
+            address=pool.address,
+            compute_range_checksums=partial(range_checksums, pool),
         )
 
     @property
     def kv_region(self) -> Region:
-        """The memory of the KV pool, as transports register it."""
+        """The memory of the KV pool with its staging area, as transports register it."""
         pool = self.runner.pool
-        return Region(pool.address, pool.size_bytes, pool.device, pool.file_descriptor)
+        return Region(pool.address, len(pool.memory), pool.device, pool.file_descriptor)
+
+    def open_codecs(self) -> Mapping[KvCodecName, BlockCodec]:
+        """Return the codecs for blocks of the KV pool; none if the pool has no staging area."""
+        pool = self.runner.pool
+        if not pool.staging_bytes:
+            return {}
+        codecs = open_codecs(parse_layout(pool.layout), pool.device)
+        if not codecs:
+            log.warning("kv_codecs_unavailable", layout=pool.layout, device=pool.device)
+        return codecs
+
+    def open_staging(self) -> StagingArea | None:
+        """Return an allocator of the KV pool's staging area; None if the pool has none."""
+        pool = self.runner.pool
+        if not pool.staging_bytes:
+            return None
+        return StagingArea(len(pool.memory) - pool.staging_bytes, pool.staging_bytes)
 
 
 def load_model(settings: Settings) -> LoadedModel:

@@ -247,13 +247,15 @@ class WorkerProgram:
     def _build_context(self, model: LoadedModel, engine: Engine) -> WorkerContext:
         runner, config = model.runner, engine_config(self._settings, model.runner.limits)
         self._telemetry = self._build_telemetry(runner)
+        codecs = model.open_codecs()
         return WorkerContext(
             id=self._id,
             generation=self._generation,
             host=host_id(),
             model_digest=runner.model_digest,
             config=WorkerConfig(
-                reserve_ahead_tokens=RESERVE_AHEAD_STEPS * config.max_batched_tokens
+                reserve_ahead_tokens=RESERVE_AHEAD_STEPS * config.max_batched_tokens,
+                codec_recent_tokens=self._settings.kv_codec_recent_tokens,
             ),
             engine=self._thread,
             engine_config=config,
@@ -262,6 +264,8 @@ class WorkerProgram:
             transports=self._transports,
             clock=self._clock,
             telemetry=self._telemetry,
+            codecs=codecs,
+            staging=model.open_staging() if codecs else None,
         )
 
     async def _build_worker(self, model: LoadedModel, context: WorkerContext) -> Worker:

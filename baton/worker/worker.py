@@ -24,7 +24,7 @@ from baton.errors import BatonError, Invalid, Overloaded, Unavailable
 from baton.rpc.worker_service import KvExportStream
 from baton.worker.constraint_opener import ConstraintOpener
 from baton.worker.context import WorkerContext
-from baton.worker.inspection import inspect_engine
+from baton.worker.inspection import StagingInspection, inspect_engine
 from baton.worker.job import (
     Job,
     JobOutcome,
@@ -62,6 +62,7 @@ class Worker:
         self._config = context.config
         self._engine = context.engine
         self._clock = context.clock
+        self._staging = context.staging
         self._telemetry = context.telemetry
         self._prefill = prefill
         self._exports = prefill.exports
@@ -135,7 +136,11 @@ class Worker:
 
     async def inspect(self) -> WorkerInspection:
         inspect = partial(
-            inspect_engine, worker=self._id, state=self.state, drained=self.is_drained
+            inspect_engine,
+            worker=self._id,
+            state=self.state,
+            drained=self.is_drained,
+            staging=StagingInspection.of(self._staging),
         )
         return await self._engine.call(lambda engine: inspect(engine, num_jobs=len(self._jobs)))
 

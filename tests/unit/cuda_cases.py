@@ -521,9 +521,9 @@ def determinism_probe_passes(place: DeviceUnderTest) -> Iterator[str]:
 
 def checksums_agree(place: DeviceUnderTest) -> Iterator[str]:
     """Check that the kernel's checksums of KV blocks equal torch's on the CPU: blocks of one part
-    and of several, in FP32, BF16 and FP8."""
+    and of several, in FP32, BF16 and FP8, and ranges that end within a word."""
     from baton.engine.checksum import FACTOR, weighted_sums
-    from baton.engine.cuda.checksum import signed_sums
+    from baton.engine.cuda.checksum import signed_range_sums, signed_sums
 
     chance = torch.Generator().manual_seed(SEED)
     for dtype, shape in (
@@ -536,6 +536,14 @@ def checksums_agree(place: DeviceUnderTest) -> Iterator[str]:
         got = signed_sums(pool.view(dtype).to(place.device), order, FACTOR).tolist()
         assert [value % 2**64 for value in got] == weighted_sums(pool[order])
         yield f"checksums, {dtype}, {[*shape]}: equal"
+    memory = torch.randint(0, 256, (150_002,), dtype=torch.uint8, generator=chance)
+    ranges = [(0, 4), (8, 1), (256, 1023), (1024, 131_074), (512, 65_536)]
+    sums = signed_range_sums(memory.to(place.device), ranges, FACTOR).tolist()
+    for (start, size), got in zip(ranges, sums, strict=True):
+        padded = torch.zeros(-(-size // 4) * 4, dtype=torch.uint8)
+        padded[:size] = memory[start : start + size]
+        assert [got % 2**64] == weighted_sums(padded[None])
+    yield f"checksums of {len(ranges)} ranges: equal"
 
 
 def all_checks(

@@ -19,7 +19,7 @@ from tests.unit.cuda_cases import make_config, make_pool, make_rows, make_weight
 from tests.unit.interpreted import run_interpreted
 
 CPU = torch.device("cpu")
-NUM_CHECKS = 4 + 6 + 6 + 4 + 4 + 3 + 3 + 8 + 6 + 2 + 1 + 2 + 1 + 3
+NUM_CHECKS = 4 + 6 + 6 + 4 + 4 + 3 + 3 + 8 + 6 + 2 + 1 + 2 + 1 + 4
 
 
 @pytest.mark.timeout(300)

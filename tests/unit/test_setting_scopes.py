@@ -40,6 +40,7 @@ PROPERTIES = {
     "own_adapters": "model served_model_name adapters",
     "required_redis_url": "redis_url",
     "accepted_hosts": "allowed_hosts advertise_address",
+    "staging_bytes": "kv_staging_bytes kv_codec_wire",
 }
 """The settings that each property of Settings reads."""
 
