@@ -26,7 +26,7 @@ WINDOW = 7
 
 CODE_BITS = 3
 MAX_FIRST = 256 - WINDOW
-SAMPLED_CHUNKS = 32
+SAMPLED_CHUNKS = 16
 """The window is chosen by about this many chunks of a plane."""
 
 

@@ -1,51 +1,27 @@
 """The lossless codec in NumPy, for processors that have no kernels."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
 from baton.core.kv_codec import KvCodecName
 from baton.kv_codec.block_format import BlockFormat
-from baton.kv_codec.header import CHUNK_VALUES, HEADER_BYTES, make_header
-from baton.kv_codec.host_memory import Bytes, bytes_at
+from baton.kv_codec.header import CHUNK_VALUES, HEADER_BYTES
+from baton.kv_codec.host_memory import Bytes
 from baton.kv_codec.lossless_layout import CODE_BITS, MAX_FIRST, WINDOW, lossless_layout
+from baton.kv_codec.portable_codec import PortableCodec
 
 Words = npt.NDArray[np.uint16]
 
 _BIT_WEIGHTS = np.arange(CODE_BITS, dtype=np.uint8)[:, None]
 
 
-class PortableLosslessCodec:
-    """A :class:`~baton.kv_codec.base.BlockCodec` for blocks in host memory; see
-    :mod:`baton.kv_codec.lossless_layout`."""
-
-    name = KvCodecName.LOSSLESS
+class PortableLosslessCodec(PortableCodec):
+    """The codec of :mod:`baton.kv_codec.lossless_layout`."""
 
     def __init__(self, block_format: BlockFormat) -> None:
-        self._format = block_format
         self._layout = lossless_layout(block_format)
-        self._header = np.frombuffer(make_header(self.name, block_format), np.uint8)
-
-    @property
-    def max_encoded_bytes(self) -> int:
-        return self._format.size_bytes
-
-    def encode(self, blocks: Sequence[int], targets: Sequence[int]) -> list[int]:
-        size = self._format.size_bytes
-        return [
-            self._encode(bytes_at(block, size), bytes_at(target, size))
-            for block, target in zip(blocks, targets, strict=True)
-        ]
-
-    def decode(
-        self, sources: Sequence[int], sizes_bytes: Sequence[int], blocks: Sequence[int]
-    ) -> list[bool]:
-        return [
-            self._layout.escapes <= size <= self._format.size_bytes
-            and self._decode(bytes_at(source, size), bytes_at(block, self._format.size_bytes))
-            for source, size, block in zip(sources, sizes_bytes, blocks, strict=True)
-        ]
+        size = block_format.size_bytes
+        super().__init__(KvCodecName.LOSSLESS, block_format, self._layout.escapes, size)
 
     def _encode(self, block: Bytes, target: Bytes) -> int:
         layout = self._layout

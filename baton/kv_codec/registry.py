@@ -4,14 +4,30 @@ from baton.core.kv_codec import KvCodecName
 from baton.kv_codec.base import BlockCodec
 from baton.kv_codec.block_format import BlockFormat
 from baton.kv_codec.header import has_codecs
+from baton.kv_codec.portable_fp8 import PortableFp8Codec
 from baton.kv_codec.portable_lossless import PortableLosslessCodec
+from baton.kv_codec.portable_rotated import PortableRotatedCodec
+from baton.kv_codec.rotated_layout import BITS, rotated_layout
 
 
 def open_codecs(
     block_format: BlockFormat | None, device: str = "cpu"
 ) -> dict[KvCodecName, BlockCodec]:
     """Return the codecs for blocks of ``block_format`` in the memory of ``device``, by name. It is
-    empty if there is no format, or none that can be encoded, and for devices other than "cpu"."""
+    empty if there is no format, or none that can be encoded, and for devices other than "cpu".
+    There is no INT4 or INT2 if ``kv_heads * head_dim`` is not a multiple of 64."""
     if block_format is None or device != "cpu" or not has_codecs(block_format):
         return {}
-    return {KvCodecName.LOSSLESS: PortableLosslessCodec(block_format)}
+    return open_portable_codecs(block_format)
+
+
+def open_portable_codecs(block_format: BlockFormat) -> dict[KvCodecName, BlockCodec]:
+    """Return the codecs in NumPy for a format that has codecs."""
+    codecs: dict[KvCodecName, BlockCodec] = {
+        KvCodecName.LOSSLESS: PortableLosslessCodec(block_format),
+        KvCodecName.FP8: PortableFp8Codec(block_format),
+    }
+    for name in BITS:
+        if (layout := rotated_layout(name, block_format)) is not None:
+            codecs[name] = PortableRotatedCodec(name, block_format, layout)
+    return codecs

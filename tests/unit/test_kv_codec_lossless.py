@@ -19,6 +19,7 @@ def encode(codec: BlockCodec, data: Bytes) -> bytes:
     (size,) = codec.encode([block.address], [target.address])
     assert np.array_equal(block.data, data)
     assert target.is_intact()
+    assert 0 <= size <= codec.max_encoded_bytes
     return target.data[:size].tobytes()
 
 
