@@ -62,8 +62,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -c 'import torch' 2>/dev/null \
 	  || $(BIN)/pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
-	@# where there is no compiler it says so, and torch computes
+	@# where there is no compiler they say so, and torch and NumPy compute
 	$(BIN)/python -m baton.engine.native.build
+	$(BIN)/python -m baton.kv_codec.build
 	@touch $@
 
 setup-vllm: $(VLLM_STAMP)  ## .venv-vllm with vLLM, for workers with engine vllm (VLLM=…)

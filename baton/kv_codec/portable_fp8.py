@@ -84,11 +84,13 @@ def from_e4m3(codes: Bytes) -> Floats:
     small = sizes.astype(np.float32) * np.float32(2.0**-9)
     values = np.where(sizes < 8, small, normal)
     bits = np.where(sizes == _NAN, np.uint32(0x7FC00000), values.view(np.uint32))
-    signed = (bits | ((codes.astype(np.uint32) & 0x80) << 24)).astype(np.uint32)
-    return signed.view(np.float32)
+    bits |= (codes.astype(np.uint32) & 0x80) << 24
+    numbers: Floats = bits.view(np.float32)
+    return numbers
 
 
 def _power_of_two(exponents: npt.NDArray[np.uint32] | Bytes) -> Floats:
     """Return 2 ** (exponent - 127) of each exponent."""
     bits = (exponents.astype(np.uint32) << 23).astype(np.uint32)
-    return bits.view(np.float32)
+    powers: Floats = bits.view(np.float32)
+    return powers

@@ -218,7 +218,7 @@ def test_unreadable_library_is_ignored(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(build, "find_compiler", lambda: str(_script(tmp_path, "", 0)))
     access = os.access
     monkeypatch.setattr(
-        build.os, "access", lambda path, mode: "closed" not in str(path) and access(path, mode)
+        os, "access", lambda path, mode: "closed" not in str(path) and access(path, mode)
     )
     assert build.build_library("avx2").parent == tmp_path / "open"
     assert (tmp_path / "open").stat().st_mode & 0o777 == 0o755

@@ -1,4 +1,4 @@
-"""Determines the features of this machine's processor from /proc/cpuinfo."""
+"""Determines the instruction sets of this machine's processor."""
 
 import ctypes
 import functools
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from baton.system.cpu_features import CPUINFO, features
 from baton.system.portability import uses_linux
 
 _AVX2 = ("avx2", "fma", "f16c")
@@ -30,23 +31,9 @@ SAME_BITS = (("amx", EMULATED_AMX), ("avx512_bf16", "avx512", "avx2"))
 """The instruction sets by the bits of their results in BF16, which tiles sum in another order. In
 FP32 all give the same."""
 
-CPUINFO = Path("/proc/cpuinfo")
-
 _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 _most = next(iter(INSTRUCTION_SETS))
-
-
-@functools.cache
-def features(cpuinfo: Path = CPUINFO) -> frozenset[str]:
-    """Return the CPU flags of the first core. The result is empty if Linux lists no flags, or lists
-    them under another name (as on Arm)."""
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        return frozenset()
-    flags = (line.partition(":")[2] for line in lines if line.startswith("flags"))
-    return frozenset(next(flags, "").split())
 
 
 def model_name(cpuinfo: Path = CPUINFO) -> str:
