@@ -6,8 +6,8 @@ from kvstore.dram_tier import DramBlock
 from kvstore.tiered_store import TieredStore
 
 LOW_WATERMARK_SHARE, HIGH_WATERMARK_SHARE = 0.04, 0.08
-"""Shares of the arena. When less than the low share is free, slots are freed until the high share
-is free."""
+"""Shares of the part of the arena that is available to a slot size. When less than the low share is
+free, slots are freed until the high share is free."""
 
 BATCH_BYTES = 16 * 1024 * 1024
 """Maximum number of bytes written at a time. It is limited because blocks can't be evicted while
@@ -24,7 +24,7 @@ class Demoter:
 
     def wake_if_low(self) -> None:
         """Wake up :meth:`run` if few slots are free. Call this after slots were allocated."""
-        if self._tiers.can_demote and any(self._is_low(size) for size in self._sizes()):
+        if self._tiers.can_demote and any(self._is_low(size) for size in self._slot_sizes()):
             self._wakeup.set()
 
     async def run(self) -> None:
@@ -32,7 +32,7 @@ class Demoter:
         while True:
             await self._wakeup.wait()
             self._wakeup.clear()
-            for size in self._sizes():
+            for size in self._slot_sizes():
                 if self._is_low(size):
                     await self._free_slots(size)
 
@@ -50,24 +50,25 @@ class Demoter:
             flushed += await self._demote(batch)
         return flushed
 
-    def _sizes(self) -> list[int]:
-        return self._tiers.dram.sizes()
+    def _slot_sizes(self) -> list[int]:
+        return self._tiers.dram.slot_sizes()
 
-    def _is_low(self, size_bytes: int) -> bool:
-        return self._tiers.dram.num_free(size_bytes) < self._blocks_per_share(
-            LOW_WATERMARK_SHARE, size_bytes
+    def _is_low(self, slot_bytes: int) -> bool:
+        return self._tiers.dram.num_free(slot_bytes) < self._slots_per_share(
+            LOW_WATERMARK_SHARE, slot_bytes
         )
 
-    def _blocks_per_share(self, share: float, size_bytes: int) -> int:
-        return max(int(share * self._tiers.dram.arena_bytes / size_bytes), 1)
+    def _slots_per_share(self, share: float, slot_bytes: int) -> int:
+        available = self._tiers.dram.available_bytes(slot_bytes)
+        return max(int(share * available / slot_bytes), 1)
 
-    async def _free_slots(self, size_bytes: int) -> None:
+    async def _free_slots(self, slot_bytes: int) -> None:
         """Demote batches until enough slots are free, every block is referenced, or the disk
         fails."""
-        tiers, goal = self._tiers, self._blocks_per_share(HIGH_WATERMARK_SHARE, size_bytes)
-        while tiers.can_demote and tiers.dram.num_free(size_bytes) < goal:
-            missing = goal - tiers.dram.num_free(size_bytes)
-            batch = self._reference_victims(size_bytes, missing)
+        tiers, goal = self._tiers, self._slots_per_share(HIGH_WATERMARK_SHARE, slot_bytes)
+        while tiers.can_demote and tiers.dram.num_free(slot_bytes) < goal:
+            missing = goal - tiers.dram.num_free(slot_bytes)
+            batch = self._reference_victims(slot_bytes, missing)
             if not batch:
                 return
             await self._demote_referenced(batch)
@@ -81,10 +82,10 @@ class Demoter:
         is_idle = tiers.dram.get(slot.key) is slot and slot.num_references == 0
         return is_idle and slot.key in tiers.disk
 
-    def _reference_victims(self, size_bytes: int, num_blocks: int) -> list[DramBlock]:
+    def _reference_victims(self, slot_bytes: int, num_blocks: int) -> list[DramBlock]:
         batch: list[DramBlock] = []
         while len(batch) < num_blocks and sum(slot.size_bytes for slot in batch) < BATCH_BYTES:
-            victims = self._tiers.dram.select_victims(size_bytes)
+            victims = self._tiers.dram.select_victims(slot_bytes)
             if not victims:
                 break
             for slot in victims:

@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import os
 import re
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ class DiskBlock:
     num_references: int = 0
     sealed: bool = False
     doomed: bool = False
+    last_used: int = 0
+    """The tier's clock when the last reference was released."""
 
     @property
     def key(self) -> BlockKey:
@@ -42,6 +45,10 @@ class DiskBlock:
     @property
     def size_bytes(self) -> int:
         return self.record.size_bytes
+
+    @property
+    def raw_bytes(self) -> int:
+        return self.record.encoding.raw_bytes(self.size_bytes)
 
 
 @dataclass(slots=True)
@@ -96,6 +103,10 @@ class DiskTier:
         self._free: dict[int, dict[Segment, list[int]]] = {}  # per slot size
         self._used: dict[Segment, set[DiskBlock]] = {}
         self._last_used: dict[Segment, int] = {}  # the clock at the last release of a block
+        self._num_referenced: Counter[Segment] = Counter()
+        self._idle_segments: OrderedDict[Segment, None] = OrderedDict()
+        """The segments without referenced blocks, in the order of their last use."""
+        self.raw_bytes = 0
         self._clock = 0
         self._policies: dict[int, EvictionPolicy] = {}
         new_eviction_policy(policy)  # fail early for an unknown name
@@ -129,12 +140,12 @@ class DiskTier:
 
     # -- block states ----------------------------------------------------------------------
 
-    def plan_segment(self, size_bytes: int, num_blocks: int) -> NewSegment | None:
-        """Return a segment to be created if fewer than ``num_blocks`` slots for blocks of
-        ``size_bytes`` are free. The caller must then create the segment's file and call
-        :meth:`add_segment`. Return None if enough slots are free, if the maximum number of segments
-        is reached, or if such a block is too large for a segment."""
-        slot_bytes = round_up_to_page(size_bytes)
+    def plan_segment(self, slot_bytes: int, num_blocks: int) -> NewSegment | None:
+        """Return a segment to be created if fewer than ``num_blocks`` slots of ``slot_bytes`` are
+        free. The caller must then create the segment's file and call :meth:`add_segment`. Return
+        None if enough slots are free, if the maximum number of segments is reached, or if such a
+        slot is too large for a segment."""
+        slot_bytes = round_up_to_page(slot_bytes)
         free = sum(len(slots) for slots in self._free.get(slot_bytes, {}).values())
         taken = self._segments.keys() | self._planned_segments
         if free >= num_blocks or len(taken) >= self._max_segments:
@@ -161,7 +172,7 @@ class DiskTier:
         are referenced or the block is too large. This never adds segments: call
         :meth:`plan_segment` beforehand."""
         assert record.key not in self._blocks, "check `in` before"
-        slot_bytes = round_up_to_page(record.size_bytes)
+        slot_bytes = record.slot_bytes
         if not num_slots_in(self.segment_bytes, slot_bytes):
             return None
         evicted: list[BlockKey] = []
@@ -176,6 +187,8 @@ class DiskTier:
         block = DiskBlock(record, segment, slot, num_references=1)
         self._blocks[record.key] = block
         self._used[segment].add(block)
+        self.raw_bytes += block.raw_bytes
+        self._count_reference(block)
         self._policy(slot_bytes).admit(record.key, record.depth)
         return block, evicted
 
@@ -190,6 +203,7 @@ class DiskTier:
     def discard(self, block: DiskBlock) -> None:
         """Free the slot of a block that could not be written, or is no longer needed."""
         block.num_references = 0
+        self._touch_segment(block)
         self._unlist(block)
         self._free_slot(block)
 
@@ -201,17 +215,18 @@ class DiskTier:
     def add_reference(self, block: DiskBlock) -> None:
         if block.num_references == 0:
             self._policy(block.segment.slot_bytes).mark_in_use(block.key)
+            self._count_reference(block)
         block.num_references += 1
 
     def release_reference(self, block: DiskBlock) -> None:
         block.num_references -= 1
         if block.num_references:
             return
+        self._touch_segment(block)
         if block.doomed:
             self._free_slot(block)
         else:
             self._policy(block.segment.slot_bytes).mark_evictable(block.key)
-            self._touch_segment(block)
 
     def record_use(self, block: DiskBlock) -> None:
         policy = self._policy(block.segment.slot_bytes)
@@ -273,6 +288,13 @@ class DiskTier:
             idle = [b for b in self._blocks.values() if b.segment.slot_bytes == size]
             assert len(policy) == sum(not b.num_references for b in idle), f"slots of {size}"
         assert len(self._segments) <= self._max_segments, "more segments than the maximum"
+        blocks = [block for used in self._used.values() for block in used]
+        assert self.raw_bytes == sum(block.raw_bytes for block in blocks), "raw bytes"
+        held = Counter(block.segment for block in blocks if block.num_references)
+        assert +held == +self._num_referenced, "referenced blocks per segment"
+        assert set(self._idle_segments) == set(self._segments.values()) - set(held), "idle segments"
+        ages = [self._last_used[segment] for segment in self._idle_segments]
+        assert ages == sorted(ages), "order of idle segments"
 
     def describe(self) -> str:
         """Return a text with one line per segment."""
@@ -295,32 +317,34 @@ class DiskTier:
 
     def _evict_for(self, slot_bytes: int) -> list[BlockKey] | None:
         """Evict the block that the policy chooses among the blocks in slots of ``slot_bytes``
-        bytes. If there is none, evict all blocks, if any, of a segment with another slot size, and
-        reformat that segment. Return the keys of the evicted blocks, or None if neither is
-        possible."""
+        bytes. If there is none, or a segment with another slot size has been unused for longer,
+        evict all blocks, if any, of that segment, and reformat it. Return the keys of the evicted
+        blocks, or None if neither is possible."""
         key = self._policy(slot_bytes).next_victim()
-        if key is not None:
+        used_before = self._clock + 1 if key is None else self._blocks[key].last_used
+        segment = self._coldest_segment(slot_bytes, used_before)
+        if segment is None:
+            if key is None:
+                return None
             self._evict(self._blocks[key])
             return [key]
-        segment = self._coldest_segment(slot_bytes)
-        if segment is None:
-            return None
         blocks = list(self._used[segment])
         for block in blocks:
             self._evict(block)
         self._reformat(segment, slot_bytes)
         return [block.key for block in blocks]
 
-    def _coldest_segment(self, slot_bytes: int) -> Segment | None:
-        """Return the least recently used segment among those whose slot size is not ``slot_bytes``
-        and that have no referenced block; empty segments count as the least recently used. Return
-        None if there is no such segment."""
-        idle = [
-            segment
-            for segment, used in self._used.items()
-            if segment.slot_bytes != slot_bytes and not any(block.num_references for block in used)
-        ]
-        return min(idle, key=lambda s: self._last_used[s] if self._used[s] else 0, default=None)
+    def _coldest_segment(self, slot_bytes: int, used_before: int) -> Segment | None:
+        """Return the least recently used segment among those whose slot size is not ``slot_bytes``,
+        that have no referenced block, and that were last used before ``used_before`` on the tier's
+        clock; empty segments count as the least recently used. Return None if there is no such
+        segment."""
+        for segment in self._idle_segments:
+            if self._last_used[segment] >= used_before:
+                return None
+            if segment.slot_bytes != slot_bytes:
+                return segment
+        return None
 
     def _reformat(self, segment: Segment, slot_bytes: int) -> None:
         self._free[segment.slot_bytes].pop(segment, None)
@@ -341,11 +365,25 @@ class DiskTier:
         segment = block.segment
         segment.erase_later(block.slot)
         self._used[segment].discard(block)
+        self.raw_bytes -= block.raw_bytes
+        if not self._used[segment]:
+            self._last_used[segment] = 0
+            self._idle_segments.move_to_end(segment, last=False)
         self._free.setdefault(segment.slot_bytes, {}).setdefault(segment, []).append(block.slot)
 
+    def _count_reference(self, block: DiskBlock) -> None:
+        """Update the state of the block's segment after the block's first reference was taken."""
+        self._num_referenced[block.segment] += 1
+        self._idle_segments.pop(block.segment, None)
+
     def _touch_segment(self, block: DiskBlock) -> None:
+        """Update the state of the block's segment after the block's last reference was released."""
         self._clock += 1
-        self._last_used[block.segment] = self._clock
+        segment = block.segment
+        block.last_used = self._last_used[segment] = self._clock
+        self._num_referenced[segment] -= 1
+        if not self._num_referenced[segment]:
+            self._idle_segments[segment] = None
 
     def _policy(self, slot_bytes: int) -> EvictionPolicy:
         policy = self._policies.get(slot_bytes)
@@ -362,6 +400,8 @@ class DiskTier:
         self._segments[number] = segment
         self._used[segment] = set()
         self._last_used[segment] = 0
+        self._idle_segments[segment] = None
+        self._idle_segments.move_to_end(segment, last=False)
         free = [slot for slot in range(segment.num_slots - 1, -1, -1) if slot not in found]
         if free:
             self._free.setdefault(segment.slot_bytes, {})[segment] = free
@@ -386,6 +426,8 @@ class DiskTier:
             found += [DiskBlock(rec, segment, slot, sealed=True) for slot, rec in records.items()]
         for block in sorted(found, key=lambda b: (b.record.stored_at, -b.record.depth)):
             self._used[block.segment].add(block)
+            self.raw_bytes += block.raw_bytes
+            self._count_reference(block)
             policy = self._policy(block.segment.slot_bytes)
             policy.tick()
             older = self._blocks.get(block.key)

@@ -9,8 +9,10 @@ from heapq import heappop, heappush
 
 from baton.core.ids import BlockKey
 from baton.errors import Invalid, Overloaded
+from kvstore.block_encoding import RAW, BlockEncoding
 from kvstore.eviction import EvictionPolicy, new_eviction_policy
 from kvstore.slab_allocator import SlabAllocator, default_slab_bytes
+from kvstore.slot_sizes import slot_bytes_for
 
 MAX_LEASES = 65_536
 MAX_LEASE_SECONDS = 60.0
@@ -43,14 +45,16 @@ DRAM_BLOCK_TRANSITIONS: dict[DramBlockState, frozenset[DramBlockState]] = {
 
 @dataclass(slots=True, eq=False)
 class DramBlock:
-    """A block and its slot in the arena. ``checksum`` (by ``algorithm``) is set when the block is
-    sealed. ``depth`` is the number of blocks before it in its prefix. ``tenant`` and ``model`` are
+    """A block and its slot in the arena, which has ``slot_bytes``; the block's ``size_bytes`` may
+    be fewer if it is encoded. ``checksum`` (by ``algorithm``) is set when the block is sealed. ``depth`` is the number of blocks before it in its prefix. ``tenant`` and ``model`` are
     tags. ``stored_at`` is wall-clock time in seconds. ``last_used`` is the tick at which its last
     reference was released. ``pinned_until`` (monotonic seconds) is 0 unless the block is pinned."""
 
     key: BlockKey
     offset: int
     size_bytes: int
+    slot_bytes: int
+    encoding: BlockEncoding = RAW
     depth: int = 0
     tenant: bytes = b""
     model: bytes = b""
@@ -61,6 +65,10 @@ class DramBlock:
     num_references: int = 0
     last_used: int = 0
     pinned_until: float = 0.0
+
+    @property
+    def raw_bytes(self) -> int:
+        return self.encoding.raw_bytes(self.size_bytes)
 
     def set_state(self, state: DramBlockState) -> None:
         assert state in DRAM_BLOCK_TRANSITIONS[self.state], f"{self.state} → {state}"
@@ -98,6 +106,7 @@ class DramTier:
     ) -> None:
         self.arena_bytes = arena_bytes
         self.used_bytes = 0
+        self.raw_bytes = 0
         self.pinned_bytes = 0
         self.evictions = 0
         self.quota_evictions = 0
@@ -110,7 +119,9 @@ class DramTier:
         self._last_used_of_slab: dict[
             int, int
         ] = {}  # per slab: the tick of the last release of a slot
-        self._policies: dict[int, EvictionPolicy] = {}  # per size
+        self._idle_slabs: OrderedDict[int, None] = OrderedDict()
+        """The slabs with blocks, none of which is referenced, in the order of their last use."""
+        self._policies: dict[int, EvictionPolicy] = {}  # per slot size
         self._tenants: dict[bytes, _TenantUsage] = {}
         self._leases: OrderedDict[str, _Lease] = OrderedDict()
         self._num_leases = 0
@@ -142,9 +153,14 @@ class DramTier:
                 param="blocks",
             )
 
-    def num_free(self, size_bytes: int) -> int:
-        """Return how many blocks of ``size_bytes`` can be stored without an eviction."""
-        return self._slabs.num_free(size_bytes)
+    def num_free(self, slot_bytes: int) -> int:
+        """Return how many slots of ``slot_bytes`` can be allocated without an eviction."""
+        return self._slabs.num_free(slot_bytes)
+
+    def available_bytes(self, slot_bytes: int) -> int:
+        """Return the size of the arena less the slabs that are assigned to other slot sizes."""
+        others = self._slabs.num_slabs_of_other_sizes(slot_bytes)
+        return self.arena_bytes - others * self._slabs.slab_bytes
 
     @property
     def num_blocks(self) -> int:
@@ -154,8 +170,9 @@ class DramTier:
     def num_leased(self) -> int:
         return len({slot.key for lease in self._leases.values() for slot in lease.slots})
 
-    def sizes(self) -> list[int]:
-        return list(self._policies)
+    def slot_sizes(self) -> list[int]:
+        """Return the slot sizes of the blocks that are stored."""
+        return self._slabs.slot_sizes()
 
     # -- allocation and eviction -----------------------------------------------------------
 
@@ -165,47 +182,51 @@ class DramTier:
         for policy in self._policies.values():
             policy.tick()
 
-    def allocate(self, key: BlockKey, size_bytes: int, **tags: object) -> DramBlock | None:
+    def allocate(
+        self, key: BlockKey, size_bytes: int, encoding: BlockEncoding = RAW, **tags: object
+    ) -> DramBlock | None:
         """Allocate a slot to be filled, with one reference for the caller. Return None if an
         eviction is necessary first. ``tags`` are fields of :class:`DramBlock`."""
         assert key not in self._slots, "check `in` before"
-        offset = self._slabs.allocate(size_bytes)
+        raw_bytes = encoding.raw_bytes(size_bytes)
+        slot_bytes = slot_bytes_for(size_bytes, raw_bytes)
+        offset = self._slabs.allocate(slot_bytes)
         if offset is None:
             return None
-        slot = DramBlock(key, offset, size_bytes, num_references=1, **tags)  # type: ignore[arg-type]
+        slot = DramBlock(key, offset, size_bytes, slot_bytes, encoding, num_references=1, **tags)  # type: ignore[arg-type]
         self._slots[key] = self._slot_at[offset] = slot
-        self._num_referenced[self._slabs.slab_of(offset)] += 1
-        self.used_bytes += size_bytes
-        self._policy(size_bytes).admit(key, slot.depth)
+        self._count_reference(slot)
+        self.used_bytes += slot_bytes
+        self.raw_bytes += raw_bytes
+        self._policy(slot_bytes).admit(key, slot.depth)
         tenant = self._tenants.setdefault(slot.tenant, _TenantUsage(0, OrderedDict()))
-        tenant.num_bytes += size_bytes
+        tenant.num_bytes += slot_bytes
         return slot
 
-    def select_victims(self, size_bytes: int) -> list[DramBlock]:
-        """Return the blocks to evict so that one more block of ``size_bytes`` can be stored: one
-        block of the same size, or all blocks of a slab of another size if that slab has been unused
-        for longer. The result is empty if too many blocks are referenced. This call evicts
+    def select_victims(self, slot_bytes: int) -> list[DramBlock]:
+        """Return the blocks to evict so that one more slot of ``slot_bytes`` can be allocated: one
+        block in such a slot, or all blocks of a slab with another slot size if that slab has been
+        unused for longer. The result is empty if too many blocks are referenced. This call evicts
         nothing."""
-        key = self._policy(size_bytes).next_victim()
-        own = [] if key is None else [self._slots[key]]
-        slab = self._coldest_slab(size_bytes)
-        if slab is not None and (not own or self._slab_age(slab[0]) < own[0].last_used):
-            return slab
-        return own
+        key = self._policy(slot_bytes).next_victim()
+        if key is None:
+            return self._coldest_slab(slot_bytes, used_before=self._clock + 1)
+        own = self._slots[key]
+        return self._coldest_slab(slot_bytes, used_before=own.last_used) or [own]
 
-    def victims_over_quota(self, tenant: bytes, size_bytes: int) -> list[DramBlock]:
-        """Return the tenant's own blocks to evict before it may store ``size_bytes`` more. Raises
+    def victims_over_quota(self, tenant: bytes, slot_bytes: int) -> list[DramBlock]:
+        """Return the tenant's own blocks to evict before it may store ``slot_bytes`` more. Raises
         Overloaded if too many of the tenant's blocks are referenced."""
         entry = self._tenants.get(tenant)
         if self._tenant_bytes is None or entry is None:
             return []
-        if entry.num_bytes + size_bytes <= self._tenant_bytes:
+        if entry.num_bytes + slot_bytes <= self._tenant_bytes:
             return []
         victims, freed = [], 0
         for key in entry.idle:
             victims.append(self._slots[key])
-            freed += victims[-1].size_bytes
-            if entry.num_bytes + size_bytes - freed <= self._tenant_bytes:
+            freed += victims[-1].slot_bytes
+            if entry.num_bytes + slot_bytes - freed <= self._tenant_bytes:
                 return victims
         raise Overloaded(
             f"the tenant's quota of {self._tenant_bytes} bytes is used up, and too many of its "
@@ -235,9 +256,9 @@ class DramTier:
 
     def add_reference(self, slot: DramBlock) -> None:
         if slot.num_references == 0:
-            self._policy(slot.size_bytes).mark_in_use(slot.key)
+            self._policy(slot.slot_bytes).mark_in_use(slot.key)
             self._tenants[slot.tenant].idle.pop(slot.key, None)
-            self._num_referenced[self._slabs.slab_of(slot.offset)] += 1
+            self._count_reference(slot)
         slot.num_references += 1
 
     def release_references(self, slots: Sequence[DramBlock]) -> None:
@@ -252,11 +273,11 @@ class DramTier:
             if slot.state is DramBlockState.DOOMED:
                 self._free_slot(slot)
             else:
-                self._policy(slot.size_bytes).mark_evictable(slot.key)
+                self._policy(slot.slot_bytes).mark_evictable(slot.key)
                 self._tenants[slot.tenant].idle[slot.key] = None
 
     def record_use(self, slot: DramBlock) -> None:
-        self._policy(slot.size_bytes).record_use(slot.key)
+        self._policy(slot.slot_bytes).record_use(slot.key)
 
     def doom(self, slot: DramBlock) -> None:
         """Remove a damaged or purged block: it can't be looked up from now on, and is freed when
@@ -303,8 +324,8 @@ class DramTier:
         self._check_pins(fresh)
         for slot in fresh:
             self.add_reference(slot)
-            self.pinned_bytes += slot.size_bytes
-            self._tenants[slot.tenant].pinned_bytes += slot.size_bytes
+            self.pinned_bytes += slot.slot_bytes
+            self._tenants[slot.tenant].pinned_bytes += slot.slot_bytes
             self._schedule_pin_check(slot, now + seconds)
         for slot in slots:
             slot.pinned_until = max(slot.pinned_until, now + seconds)
@@ -329,7 +350,8 @@ class DramTier:
         policies are inconsistent."""
         self._slabs.check_integrity()
         assert sorted(self._slot_at) == sorted(self._slabs.used_offsets()), "slots and slabs differ"
-        assert sum(slot.size_bytes for slot in self._slot_at.values()) == self.used_bytes, "bytes"
+        assert sum(slot.slot_bytes for slot in self._slot_at.values()) == self.used_bytes, "bytes"
+        assert sum(slot.raw_bytes for slot in self._slot_at.values()) == self.raw_bytes, "raw bytes"
         held: Counter[int] = Counter()
         leased: dict[int, int] = {}
         for lease in self._leases.values():
@@ -337,6 +359,7 @@ class DramTier:
                 leased[slot.offset] = leased.get(slot.offset, 0) + 1
         for offset, slot in self._slot_at.items():
             assert slot.offset == offset and slot.state is not DramBlockState.FREE, slot
+            assert slot.size_bytes <= slot.slot_bytes, slot
             assert slot.num_references >= leased.get(offset, 0) + (slot.pinned_until > 0), slot
             found = self._slots.get(slot.key) is slot
             assert found == (slot.state is not DramBlockState.DOOMED), slot
@@ -344,11 +367,14 @@ class DramTier:
             idle = slot.key in self._tenants[slot.tenant].idle
             assert (idle and found) == (found and slot.num_references == 0), slot
         assert +held == +self._num_referenced, "referenced slots per slab"
+        assert set(self._idle_slabs) == {slab for slab, count in held.items() if not count}, "idle"
+        ages = [self._last_used_of_slab[slab] for slab in self._idle_slabs]
+        assert ages == sorted(ages), "order of idle slabs"
         pinned = [slot for slot in self._slot_at.values() if slot.pinned_until]
-        assert sum(slot.size_bytes for slot in pinned) == self.pinned_bytes, "pinned bytes"
+        assert sum(slot.slot_bytes for slot in pinned) == self.pinned_bytes, "pinned bytes"
         assert {id(slot) for slot in pinned} <= {id(pin[2]) for pin in self._pins}, "pins that stay"
         for size, policy in self._policies.items():
-            idle_slots = [s for s in self._slots.values() if s.size_bytes == size]
+            idle_slots = [s for s in self._slots.values() if s.slot_bytes == size]
             assert len(policy) == sum(s.num_references == 0 for s in idle_slots), f"size {size}"
         assert sum(t.num_bytes for t in self._tenants.values()) == self.used_bytes, "tenants"
 
@@ -364,7 +390,7 @@ class DramTier:
     def _check_pins(self, fresh: Sequence[DramBlock]) -> None:
         """Raise Overloaded if pinning the blocks ``fresh`` would exceed the limit of pinned bytes,
         either in total or for their tenant."""
-        size = sum(slot.size_bytes for slot in fresh)
+        size = sum(slot.slot_bytes for slot in fresh)
         if self.pinned_bytes + size > MAX_PINNED_SHARE * self.arena_bytes:
             raise Overloaded(
                 f"{self.pinned_bytes} bytes are already pinned; at most {MAX_PINNED_SHARE:.0%} of "
@@ -398,28 +424,33 @@ class DramTier:
         """Unpin blocks, given in prefix order."""
         for slot in slots:
             slot.pinned_until = 0.0
-            self.pinned_bytes -= slot.size_bytes
-            self._tenants[slot.tenant].pinned_bytes -= slot.size_bytes
+            self.pinned_bytes -= slot.slot_bytes
+            self._tenants[slot.tenant].pinned_bytes -= slot.slot_bytes
         self.release_references(slots)
 
-    def _policy(self, size_bytes: int) -> EvictionPolicy:
-        policy = self._policies.get(size_bytes)
+    def _policy(self, slot_bytes: int) -> EvictionPolicy:
+        policy = self._policies.get(slot_bytes)
         if policy is None:
-            policy = self._policies[size_bytes] = new_eviction_policy(self._policy_name)
+            policy = self._policies[slot_bytes] = new_eviction_policy(self._policy_name)
         return policy
 
-    def _coldest_slab(self, size_bytes: int) -> list[DramBlock] | None:
-        """Return the blocks of the least recently used slab among those that have another slot size
-        and no referenced block. Return None if there is no such slab."""
-        idle = [
-            slab
-            for slab in self._slabs.slabs_of_other_sizes(size_bytes)
-            if not self._num_referenced[slab]
-        ]
-        if not idle:
-            return None
-        coldest = min(idle, key=self._last_used_of_slab.__getitem__)
-        return [self._slot_at[offset] for offset in self._slabs.used_slots(coldest)]
+    def _coldest_slab(self, slot_bytes: int, used_before: int) -> list[DramBlock]:
+        """Return the blocks of the least recently used slab among those that have another slot
+        size, no referenced block, and were last used before the tick ``used_before``. The result is
+        empty if there is no such slab."""
+        for slab in self._idle_slabs:
+            if self._last_used_of_slab[slab] >= used_before:
+                break
+            if self._slabs.slot_bytes_of(slab) != slot_bytes:
+                return [self._slot_at[offset] for offset in self._slabs.used_slots(slab)]
+        return []
+
+    def _count_reference(self, slot: DramBlock) -> None:
+        """Update the reference count of a slot's slab after the slot's first reference was
+        taken."""
+        slab = self._slabs.slab_of(slot.offset)
+        self._num_referenced[slab] += 1
+        self._idle_slabs.pop(slab, None)
 
     def _on_unreferenced(self, slot: DramBlock) -> None:
         """Update the reference count of a slot's slab, and its time of last use, after the slot's
@@ -427,10 +458,8 @@ class DramTier:
         slab = self._slabs.slab_of(slot.offset)
         self._num_referenced[slab] -= 1
         self._last_used_of_slab[slab] = self._clock
-
-    def _slab_age(self, slot: DramBlock) -> int:
-        """Return the tick at which a slot in the same slab as ``slot`` was last released."""
-        return self._last_used_of_slab[self._slabs.slab_of(slot.offset)]
+        if not self._num_referenced[slab]:
+            self._idle_slabs[slab] = None
 
     def _drop(self, slot: DramBlock) -> None:
         self._unlist(slot)
@@ -438,16 +467,20 @@ class DramTier:
 
     def _unlist(self, slot: DramBlock) -> None:
         del self._slots[slot.key]
-        self._policy(slot.size_bytes).remove(slot.key)
+        self._policy(slot.slot_bytes).remove(slot.key)
         self._tenants[slot.tenant].idle.pop(slot.key, None)
 
     def _free_slot(self, slot: DramBlock) -> None:
         slot.set_state(DramBlockState.FREE)
         del self._slot_at[slot.offset]
         self._slabs.free(slot.offset)
-        self.used_bytes -= slot.size_bytes
+        slab = self._slabs.slab_of(slot.offset)
+        if not self._slabs.used_slots(slab):
+            self._idle_slabs.pop(slab, None)
+        self.used_bytes -= slot.slot_bytes
+        self.raw_bytes -= slot.raw_bytes
         tenant = self._tenants[slot.tenant]
-        tenant.num_bytes -= slot.size_bytes
+        tenant.num_bytes -= slot.slot_bytes
         if not tenant.num_bytes:
             del self._tenants[slot.tenant]
 

@@ -33,7 +33,7 @@ class LeaseHandler:
         leased = self.lease_from_dram(query)
         if leased is not None:
             return leased
-        num_held = self._tiers.num_leading_stored(query.keys)
+        num_held = self._tiers.num_leading_stored(query.keys, query.codecs)
         with self._referenced_slots() as slots:
             room = self._reference_leading(query, num_held, slots)
             promoted = await self._promote(query.keys[len(slots) : num_held], room)
@@ -43,7 +43,7 @@ class LeaseHandler:
     def lease_from_dram(self, query: LeaseRequest) -> LeasedBlocks | None:
         """Lease as :meth:`lease` does, but return None if that would have to wait for the disk."""
         self._dram.expire(self._clock.monotonic())
-        num_held = self._tiers.num_leading_stored(query.keys)
+        num_held = self._tiers.num_leading_stored(query.keys, query.codecs)
         if not num_held or query.max_bytes <= 0:
             self._tiers.counters.missed_blocks += len(query.keys) - num_held
             return LeasedBlocks("", "", (), num_held)
@@ -69,7 +69,9 @@ class LeaseHandler:
         lease_id = self._dram.lease(leased, query.lease_seconds, self._clock.monotonic())
         counts.hit_blocks_dram += len(leased) - num_promoted
         counts.hit_blocks_disk += num_promoted
-        blocks = tuple(BlockRef(s.offset, s.size_bytes, s.checksum, s.key) for s in leased)
+        blocks = tuple(
+            BlockRef(s.offset, s.size_bytes, s.checksum, s.key, s.encoding.codec) for s in leased
+        )
         return LeasedBlocks(lease_id, leased[0].algorithm, blocks, num_held, num_promoted)
 
     def release(self, lease_id: str) -> None:

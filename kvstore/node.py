@@ -24,6 +24,7 @@ from baton.transport.base import Transport
 from baton.transport.host_memory import HostMemory
 from baton.transport.selection import choose_transport
 from kvstore.demoter import Demoter
+from kvstore.disk_encoder import DiskEncoder
 from kvstore.disk_tier import DiskTier
 from kvstore.dram_tier import DramBlock, DramTier
 from kvstore.event_log import EventLog
@@ -47,13 +48,15 @@ class StoreNode:
         clock: Clock,
         dram: DramTier,
         disk: DiskTier | None = None,
+        disk_encoder: DiskEncoder | None = None,
     ) -> None:
+        """If ``disk_encoder`` is given, it encodes blocks on their way to the disk."""
         self._transports = transports
         self._host = host
         self._clock = clock
         self._dram = dram
         self.events = EventLog()
-        self._tiers = TieredStore(memory, dram, disk, self.events, clock)
+        self._tiers = TieredStore(memory, dram, disk, self.events, clock, disk_encoder)
         self.demoter = Demoter(self._tiers)
         self._puts = PutHandler(self._tiers, self.demoter, transports, clock)
         self._leases = LeaseHandler(self._tiers, self.demoter, clock)
@@ -125,11 +128,13 @@ class StoreNode:
         return StoreStats(
             arena_bytes=dram.arena_bytes,
             used_bytes=dram.used_bytes,
+            raw_bytes=dram.raw_bytes,
             num_blocks=dram.num_blocks,
             leased_blocks=dram.num_leased,
             pinned_bytes=dram.pinned_bytes,
             disk_capacity_bytes=disk.size_bytes if disk is not None else 0,
             disk_used_bytes=disk.used_bytes if disk is not None else 0,
+            disk_raw_bytes=disk.raw_bytes if disk is not None else 0,
             disk_blocks=disk.num_blocks if disk is not None else 0,
             evictions=dram.evictions,
             quota_evictions=dram.quota_evictions,
@@ -198,4 +203,6 @@ def _stored(block: DramBlock | BlockRecord, tier: Tier, num_leases: int) -> Stor
         block.model,
         block.stored_at,
         num_leases,
+        block.encoding.codec,
+        block.encoding.raw_bytes(block.size_bytes),
     )

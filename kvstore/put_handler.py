@@ -14,6 +14,7 @@ from baton.errors import Corrupt, Invalid, Overloaded
 from baton.transport.base import Peer, TransferRange, Transport
 from baton.transport.reads import TransferFailed, read_and_verify
 from baton.transport.unfinished_transfers import UnfinishedTransfers
+from kvstore.block_encoding import BlockEncoding, encodings_of
 from kvstore.demoter import Demoter
 from kvstore.dram_tier import DramBlock
 from kvstore.tiered_store import TieredStore
@@ -73,23 +74,29 @@ class PutHandler:
                 f"this store node has no transport {request.source.transport!r}; its transports: "
                 f"{', '.join(sorted(self._transports))}"
             )
-        if request.blocks:
-            self._dram.check_block_size(request.blocks[0].size_bytes)
+        encodings = encodings_of(request)
+        for size_bytes in {
+            encoding.raw_bytes(block.size_bytes)
+            for block, encoding in zip(request.blocks, encodings, strict=True)
+        }:
+            self._dram.check_block_size(size_bytes)
         self._num_puts += 1
         self.sweep()
         try:
-            return await self._put(request, transport)
+            return await self._put(request, encodings, transport)
         finally:
             self._num_puts -= 1
             self._demoter.wake_if_low()
 
-    async def _put(self, request: PutRequest, transport: Transport) -> PutResult:
+    async def _put(
+        self, request: PutRequest, encodings: Sequence[BlockEncoding], transport: Transport
+    ) -> PutResult:
         self._dram.tick()
         put = _PutInProgress([], [])
         num_good = 0
         new_slots: list[DramBlock] = []
         try:
-            self._reserve(request, put)
+            self._reserve(request, encodings, put)
             new_slots = [slot for _, slot in put.incoming]
             if new_slots:
                 num_good = await self._read_blocks(transport, request, put.incoming)
@@ -114,7 +121,9 @@ class PutHandler:
             )
         return PutResult(num_good, put.num_present)
 
-    def _reserve(self, request: PutRequest, put: _PutInProgress) -> None:
+    def _reserve(
+        self, request: PutRequest, encodings: Sequence[BlockEncoding], put: _PutInProgress
+    ) -> None:
         """Reference the blocks that are in DRAM, and allocate slots for the blocks that are in no
         tier, as far as there is space. The references keep the put from evicting its own blocks."""
         now = self._clock.wall_nanoseconds() / 1e9
@@ -123,7 +132,7 @@ class PutHandler:
         for index, block in enumerate(request.blocks):
             if self._reference_present(block.key, put) or block.key in self._dram:
                 put.num_present += 1
-            elif not self._allocate(request, block, index, now, put):
+            elif not self._allocate(request, block, encodings[index], index, now, put):
                 return
 
     def _reference_present(self, key: BlockKey, put: _PutInProgress) -> bool:
@@ -142,17 +151,23 @@ class PutHandler:
         return True
 
     def _allocate(
-        self, request: PutRequest, block: BlockRef, index: int, now: float, put: _PutInProgress
+        self,
+        request: PutRequest,
+        block: BlockRef,
+        encoding: BlockEncoding,
+        index: int,
+        now: float,
+        put: _PutInProgress,
     ) -> bool:
         """Allocate a slot for a block; return whether that succeeded. Raises Overloaded if no block
         of the put could be stored."""
         try:
-            self._tiers.evict_over_quota(request.tenant, block.size_bytes)
             slot = self._tiers.allocate(
                 block.key,
                 block.size_bytes,
+                encoding,
+                request.tenant,
                 depth=request.first_block + index,
-                tenant=request.tenant,
                 model=request.model,
                 stored_at=now,
             )

@@ -12,23 +12,35 @@ import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import xxhash
 
 from baton.core.ids import BlockKey
+from baton.core.kv_codec import KvCodecName
 from baton.core.kv_transfer import CHECKSUM_XXH3
 from baton.errors import Corrupt, Unavailable
+from baton.kv_codec.block_format import BYTES_PER_VALUE, BlockFormat
 from baton.system.disk_file import read_into, reserve_space
+from kvstore.block_encoding import RAW, BlockEncoding
+from kvstore.slot_sizes import slot_bytes_for
 
 PAGE_BYTES = 4096
-MAGIC = b"batonkv1"
+MAGIC = b"batonkv2"
+RAW_ONLY_MAGIC = b"batonkv1"
+"""The magic of earlier segments, in which all blocks are raw. Apart from that, they are equal; the
+magic is replaced when such a segment is opened."""
 
 _HEADER = struct.Struct("<8sQII")
 """Magic, slot size, number of slots, CRC-32 of the fields before it."""
 
 _RECORD = struct.Struct("<16sQQId8s16s16s")
 """Key, size, checksum, depth, wall time in seconds, algorithm, tenant, model; then a CRC-32."""
+
+_ENCODING = struct.Struct("<8s8s4HB")
+"""Codec, then the raw block's dtype, layers, tokens, heads, head size; whether it is exact. A CRC-32
+of these and the fields before follows. All are zero for a raw block of an unknown format."""
 
 _CRC = struct.Struct("<I")
 RECORD_BYTES = 128
@@ -51,6 +63,13 @@ class BlockRecord:
     tenant: bytes
     model: bytes
     stored_at: float
+    encoding: BlockEncoding = RAW
+
+    @property
+    def slot_bytes(self) -> int:
+        """The size of the slots in which such blocks are stored."""
+        raw_bytes = self.encoding.raw_bytes(self.size_bytes)
+        return round_up_to_page(slot_bytes_for(self.size_bytes, raw_bytes))
 
     def pack(self) -> bytes:
         body = _RECORD.pack(
@@ -63,7 +82,11 @@ class BlockRecord:
             self.tenant,
             self.model,
         )
-        return (body + _CRC.pack(zlib.crc32(body))).ljust(RECORD_BYTES, b"\0")
+        data = body + _CRC.pack(zlib.crc32(body))
+        if self.encoding != RAW:
+            data += _pack_encoding(self.encoding)
+            data += _CRC.pack(zlib.crc32(data))
+        return data.ljust(RECORD_BYTES, b"\0")
 
     @classmethod
     def unpack(cls, data: bytes) -> "BlockRecord | None":
@@ -71,6 +94,9 @@ class BlockRecord:
         body = data[: _RECORD.size]
         (crc,) = _CRC.unpack_from(data, _RECORD.size)
         if not any(body) or zlib.crc32(body) != crc:
+            return None
+        encoding = _unpack_encoding(data)
+        if encoding is None:
             return None
         key, size, checksum, depth, stored_at, algorithm, tenant, model = _RECORD.unpack(body)
         name = algorithm.rstrip(b"\0").decode("ascii", "replace")
@@ -83,7 +109,38 @@ class BlockRecord:
             tenant if any(tenant) else b"",
             model if any(model) else b"",
             stored_at,
+            encoding,
         )
+
+
+def _pack_encoding(encoding: BlockEncoding) -> bytes:
+    format_ = encoding.format
+    sizes = (0, 0, 0, 0)
+    if format_ is not None:
+        sizes = format_.num_layers, format_.block_tokens, format_.kv_heads, format_.head_dim
+    dtype = format_.dtype if format_ is not None else ""
+    return _ENCODING.pack(encoding.codec.encode(), dtype.encode(), *sizes, encoding.exact)
+
+
+def _unpack_encoding(record: bytes) -> BlockEncoding | None:
+    """Return the encoding in a record; None if it is damaged or unknown to this version."""
+    start = _RECORD.size + _CRC.size
+    data = record[start : start + _ENCODING.size]
+    (crc,) = _CRC.unpack_from(record, start + _ENCODING.size)
+    if not any(data) and not crc:
+        return RAW
+    return _encoding_of(data) if zlib.crc32(record[: start + _ENCODING.size]) == crc else None
+
+
+@lru_cache(maxsize=256)
+def _encoding_of(data: bytes) -> BlockEncoding | None:
+    """Blocks with equal encodings share one object."""
+    codec, dtype, *sizes, exact = _ENCODING.unpack(data)
+    name, kind = (text.rstrip(b"\0").decode("ascii", "replace") for text in (codec, dtype))
+    if name not in set(KvCodecName) or (kind and kind not in BYTES_PER_VALUE):
+        return None
+    format_ = BlockFormat(kind, *sizes) if kind else None
+    return BlockEncoding(KvCodecName(name), format_, bool(exact))
 
 
 class Segment:
@@ -137,10 +194,12 @@ class Segment:
         header = os.pread(file, _HEADER.size, 0)
         if len(header) == _HEADER.size:
             magic, slot_bytes, num_slots, crc = _HEADER.unpack(header)
-            is_valid = magic == MAGIC and zlib.crc32(header[:-4]) == crc
+            is_valid = magic in (MAGIC, RAW_ONLY_MAGIC) and zlib.crc32(header[:-4]) == crc
             segment = cls(path, file, slot_bytes, num_slots)
             has_table = os.fstat(file).st_size >= segment.slot_offset(0)
             if is_valid and has_table and num_slots == num_slots_in(segment_bytes, slot_bytes):
+                if magic != MAGIC:
+                    segment._write_header()
                 return segment
         os.close(file)
         return None
@@ -184,11 +243,13 @@ class Segment:
                 raise
 
     def _format(self) -> None:
-        slot_bytes, num_slots = self._layout
-        head = struct.pack("<8sQI", MAGIC, slot_bytes, num_slots)
-        table = bytes(round_up_to_page(num_slots * RECORD_BYTES))
-        os.pwrite(self._file, (head + _CRC.pack(zlib.crc32(head))).ljust(PAGE_BYTES, b"\0"), 0)
+        self._write_header()
+        table = bytes(round_up_to_page(self.num_slots * RECORD_BYTES))
         os.pwrite(self._file, table, PAGE_BYTES)
+
+    def _write_header(self) -> None:
+        head = struct.pack("<8sQI", MAGIC, *self._layout)
+        os.pwrite(self._file, (head + _CRC.pack(zlib.crc32(head))).ljust(PAGE_BYTES, b"\0"), 0)
 
     def records(self) -> Iterator[tuple[int, BlockRecord]]:
         """Yield (slot, record) of each valid record whose slot lies within the file. Erase the

@@ -2,7 +2,7 @@
 each other where possible."""
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 MIN_SLAB_BYTES = 4 * 1024 * 1024
 MAX_SLAB_BYTES = 64 * 1024 * 1024
@@ -72,14 +72,21 @@ class SlabAllocator:
     def slab_of(self, offset: int) -> int:
         return offset // self._slab_bytes
 
-    def used_slots(self, slab: int) -> frozenset[int]:
-        """Return the offsets of the slab's used slots."""
-        return frozenset(self._used_slots.get(slab, ()))
+    def slot_bytes_of(self, slab: int) -> int:
+        """Return the slot size to which a slab is assigned."""
+        return self._slot_bytes_of[slab]
 
-    def slabs_of_other_sizes(self, size_bytes: int) -> list[int]:
-        """Return the slabs that are assigned to slot sizes other than ``size_bytes``."""
-        others = (slabs for size, slabs in self._slabs_by_size.items() if size != size_bytes)
-        return [slab for slabs in others for slab in slabs]
+    def slot_sizes(self) -> list[int]:
+        """Return the slot sizes to which slabs are assigned."""
+        return list(self._slabs_by_size)
+
+    def used_slots(self, slab: int) -> Set[int]:
+        """Return the offsets of the slab's used slots."""
+        return self._used_slots.get(slab, set())
+
+    def num_slabs_of_other_sizes(self, size_bytes: int) -> int:
+        """Return how many slabs are assigned to slot sizes other than ``size_bytes``."""
+        return len(self._slot_bytes_of) - len(self._slabs_by_size.get(size_bytes, ()))
 
     def fits(self, size_bytes: int) -> bool:
         """Whether a slot of ``size_bytes`` could be allocated in an empty arena."""

@@ -2,23 +2,26 @@
 promotion."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 import structlog
-import xxhash
 
 from baton.clock import Clock
 from baton.concurrency.threads import run_in_thread
 from baton.core.ids import BlockKey
-from baton.core.kv_transfer import CHECKSUM_XXH3
-from baton.core.store import Tier
+from baton.core.kv_codec import KvCodecName
+from baton.core.store import ALL_CODECS, Tier
 from baton.errors import BatonError, Corrupt, Overloaded, Unavailable
 from baton.transport.host_memory import HostMemory
+from kvstore.block_encoding import BlockEncoding
+from kvstore.checksum import block_checksum
+from kvstore.disk_encoder import DiskEncoder, DiskForm
 from kvstore.disk_tier import DiskBlock, DiskTier
 from kvstore.dram_tier import DramBlock, DramBlockState, DramTier
 from kvstore.event_log import EventLog
 from kvstore.segment import BlockRecord
+from kvstore.slot_sizes import slot_bytes_for
 
 DISK_BACKOFF_SECONDS = 10.0
 """After a disk failure, nothing is written to the disk for this long."""
@@ -36,6 +39,7 @@ class StoreCounters:
     put_blocks: int = 0
     put_bytes: int = 0
     demotions: int = 0
+    encoded_demotions: int = 0
     dropped_blocks: int = 0
     promotions: int = 0
     purged_blocks: int = 0
@@ -55,12 +59,14 @@ class TieredStore:
         disk: DiskTier | None,
         events: EventLog,
         clock: Clock,
+        disk_encoder: DiskEncoder | None = None,
     ) -> None:
         self.dram = dram
         self.disk = disk
         self.events = events
         self.counters = StoreCounters()
         self._view = memory.view
+        self._disk_encoder = disk_encoder
         self._clock = clock
         self._disk_backoff_until = float("-inf")
         if disk is not None:
@@ -80,42 +86,59 @@ class TieredStore:
         blocks: Iterable[DiskBlock] = self.disk.blocks() if self.disk is not None else ()
         return {Tier.DRAM: dram, Tier.DISK: [b.key for b in blocks if b.key not in in_dram]}
 
-    def num_leading_stored(self, keys: Sequence[BlockKey]) -> int:
-        """Return the number of keys before the first key that is in neither tier."""
+    def num_leading_stored(
+        self, keys: Sequence[BlockKey], codecs: Set[KvCodecName] = ALL_CODECS
+    ) -> int:
+        """Return the number of keys before the first key that is in neither tier, or whose block is
+        in a codec that is not in ``codecs``."""
         for count, key in enumerate(keys):
-            if self.tier_of(key) is Tier.NONE:
+            encoding = self._encoding_of(key)
+            if encoding is None or encoding.codec not in codecs:
                 return count
         return len(keys)
 
+    def _encoding_of(self, key: BlockKey) -> BlockEncoding | None:
+        """Return the encoding of a block in its fastest tier; None if it is in neither."""
+        slot = self.dram.get(key)
+        if slot is not None:
+            return slot.encoding
+        block = self.disk.get(key) if self.disk is not None else None
+        return block.record.encoding if block is not None else None
+
     def matches_checksum(self, slot: DramBlock) -> bool:
         """Whether the block's bytes match its checksum. This reads all bytes, so don't call it in
-        the event loop. Only XXH3 is verified here; checksums by other algorithms are verified by
-        the reader, and count as matching here."""
-        if slot.algorithm != CHECKSUM_XXH3:
-            return True
-        return bool(xxhash.xxh3_64_intdigest(self.slot_view(slot)) == slot.checksum)
+        the event loop. Checksums by algorithms that the node doesn't know are verified by the
+        reader, and count as matching here."""
+        checksum = block_checksum(slot.algorithm, self.slot_view(slot))
+        return checksum is None or checksum == slot.checksum
 
     def slot_view(self, slot: DramBlock) -> memoryview:
         return self._view[slot.offset : slot.offset + slot.size_bytes]
 
     # -- allocation and eviction -----------------------------------------------------------
 
-    def allocate(self, key: BlockKey, size_bytes: int, **tags: object) -> DramBlock | None:
-        """Allocate a slot to be filled, evicting blocks if necessary. Return None if too many
-        blocks are referenced."""
-        slot = self.dram.allocate(key, size_bytes, **tags)
+    def allocate(
+        self,
+        key: BlockKey,
+        size_bytes: int,
+        encoding: BlockEncoding,
+        tenant: bytes,
+        **tags: object,
+    ) -> DramBlock | None:
+        """Allocate a slot to be filled, evicting blocks if necessary: first the tenant's own blocks
+        if it would exceed its quota. Return None if too many blocks are referenced. Raises
+        Overloaded if the quota is used up by referenced blocks."""
+        slot_bytes = slot_bytes_for(size_bytes, encoding.raw_bytes(size_bytes))
+        self.evict(self.dram.victims_over_quota(tenant, slot_bytes), for_quota=True)
+        tags["tenant"] = tenant
+        slot = self.dram.allocate(key, size_bytes, encoding, **tags)
         while slot is None:
-            victims = self.dram.select_victims(size_bytes)
+            victims = self.dram.select_victims(slot_bytes)
             if not victims:
                 return None
             self.evict(victims)
-            slot = self.dram.allocate(key, size_bytes, **tags)
+            slot = self.dram.allocate(key, size_bytes, encoding, **tags)
         return slot
-
-    def evict_over_quota(self, tenant: bytes, size_bytes: int) -> None:
-        """Evict the tenant's own blocks until it can store ``size_bytes`` more within its quota.
-        Raises Overloaded if that is not possible."""
-        self.evict(self.dram.victims_over_quota(tenant, size_bytes), for_quota=True)
 
     def evict(self, slots: Sequence[DramBlock], *, for_quota: bool = False) -> None:
         """Evict blocks from DRAM, whether they are also on the disk or not."""
@@ -167,18 +190,27 @@ class TieredStore:
         already, and return how many were written. Blocks for which the disk has no space are left
         out. If a write fails, the blocks after it are left out, too."""
         assert self.disk is not None
-        await self._add_segments(slots)
-        pairs = []
-        for slot in slots:
-            if slot.state is DramBlockState.SEALED and slot.key not in self.disk:
-                block = self._reserve_on_disk(slot)
+        missing = [slot for slot in slots if self._is_only_in_dram(slot)]
+        forms = await self._encode_all(missing)
+        records = [
+            (slot, _record_of(slot, form), form)
+            for slot, form in zip(missing, forms, strict=True)
+            if form is not None
+        ]
+        await self._add_segments([record for _, record, _ in records])
+        reserved = []
+        for slot, record, form in records:
+            if self._is_only_in_dram(slot):
+                block = self._reserve_on_disk(record)
                 if block is not None:
-                    pairs.append((slot, block))
+                    reserved.append((slot, block, form.data))
         failed, written = None, 0
         try:
-            failed, written = await run_in_thread(lambda: self._write_all(pairs))
+            failed, written = await run_in_thread(
+                lambda: self._write_all([(block, data) for _, block, data in reserved])
+            )
         finally:
-            for index, (slot, block) in enumerate(pairs):
+            for index, (slot, block, _) in enumerate(reserved):
                 if index < written and slot.state is DramBlockState.SEALED:
                     self.disk.seal(block)
                 else:
@@ -186,7 +218,33 @@ class TieredStore:
         if failed is not None:
             self._back_off_disk(failed)
         self.counters.demotions += written
+        self.counters.encoded_demotions += sum(
+            block.record.encoding.codec is not slot.encoding.codec
+            for slot, block, _ in reserved[:written]
+        )
         return written
+
+    def _is_only_in_dram(self, slot: DramBlock) -> bool:
+        assert self.disk is not None
+        return slot.state is DramBlockState.SEALED and slot.key not in self.disk
+
+    async def _encode_all(self, slots: Sequence[DramBlock]) -> list[DiskForm | None]:
+        """Return the forms in which to write blocks to the disk. A block that turns out to be
+        damaged is dropped, and its form is None."""
+        encoder = self._disk_encoder
+        if encoder is None:
+            return [DiskForm(self.slot_view(s), s.encoding, s.checksum) for s in slots]
+        forms = await run_in_thread(lambda: [self._try_encode(encoder, slot) for slot in slots])
+        for slot, form in zip(slots, forms, strict=True):
+            if form is None and self.dram.get(slot.key) is slot:
+                self.drop_damaged(slot.key, Tier.DRAM, "demotion")
+        return forms
+
+    def _try_encode(self, encoder: DiskEncoder, slot: DramBlock) -> DiskForm | None:
+        try:
+            return encoder.encode(slot, self.slot_view(slot))
+        except Corrupt:
+            return None
 
     async def promote(self, keys: Sequence[BlockKey]) -> list[DramBlock]:
         """Read blocks from the disk into DRAM, in order, until one fails. The caller gets one
@@ -240,39 +298,38 @@ class TieredStore:
         return None, len(pairs)
 
     def _write_all(
-        self, pairs: Sequence[tuple[DramBlock, DiskBlock]]
+        self, pairs: Sequence[tuple[DiskBlock, memoryview]]
     ) -> tuple[BatonError | None, int]:
         """Write blocks in order until one fails. Return the error, or None if all were written, and
         the number of blocks that were written."""
         assert self.disk is not None
-        for count, (slot, block) in enumerate(pairs):
+        for count, (block, data) in enumerate(pairs):
             try:
-                self.disk.write(block, self.slot_view(slot))
+                self.disk.write(block, data)
             except BatonError as error:
                 return error, count
         return None, len(pairs)
 
     def _allocate_for(self, block: DiskBlock) -> DramBlock | None:
         try:
-            self.evict_over_quota(block.record.tenant, block.size_bytes)
+            return self.allocate(
+                block.key,
+                block.size_bytes,
+                block.record.encoding,
+                block.record.tenant,
+                depth=block.record.depth,
+                model=block.record.model,
+                stored_at=block.record.stored_at,
+            )
         except Overloaded:
             return None
-        return self.allocate(
-            block.key,
-            block.size_bytes,
-            depth=block.record.depth,
-            tenant=block.record.tenant,
-            model=block.record.model,
-            stored_at=block.record.stored_at,
-        )
 
-    async def _add_segments(self, slots: Sequence[DramBlock]) -> None:
-        """In a thread, create the disk segments that are missing to store the blocks in
-        ``slots``."""
+    async def _add_segments(self, records: Sequence[BlockRecord]) -> None:
+        """In a thread, create the disk segments that are missing to store ``records``."""
         assert self.disk is not None
-        sizes = Counter(slot.size_bytes for slot in slots if slot.key not in self.disk)
-        for size_bytes, count in sizes.items():
-            while (growth := self.disk.plan_segment(size_bytes, count)) is not None:
+        sizes = Counter(record.slot_bytes for record in records)
+        for slot_bytes, count in sizes.items():
+            while (growth := self.disk.plan_segment(slot_bytes, count)) is not None:
                 try:
                     await run_in_thread(growth.create_file)
                 finally:
@@ -284,18 +341,8 @@ class TieredStore:
         if disk is not None and not disk.is_flushed:
             await run_in_thread(disk.flush)
 
-    def _reserve_on_disk(self, slot: DramBlock) -> DiskBlock | None:
+    def _reserve_on_disk(self, record: BlockRecord) -> DiskBlock | None:
         assert self.disk is not None
-        record = BlockRecord(
-            slot.key,
-            slot.size_bytes,
-            slot.checksum,
-            slot.algorithm,
-            slot.depth,
-            slot.tenant,
-            slot.model,
-            slot.stored_at,
-        )
         reserved = self.disk.reserve(record)
         if reserved is None:
             return None
@@ -317,3 +364,18 @@ class TieredStore:
         self._disk_backoff_until = self._clock.monotonic() + DISK_BACKOFF_SECONDS
         level = log.warning if isinstance(error, Unavailable) else log.error
         level("disk_failed", error=str(error), pause_seconds=DISK_BACKOFF_SECONDS)
+
+
+def _record_of(slot: DramBlock, form: DiskForm) -> BlockRecord:
+    """Return the record of a block in DRAM that is written to the disk in the form ``form``."""
+    return BlockRecord(
+        slot.key,
+        len(form.data),
+        form.checksum,
+        slot.algorithm,
+        slot.depth,
+        slot.tenant,
+        slot.model,
+        slot.stored_at,
+        form.encoding,
+    )

@@ -8,6 +8,11 @@ from baton.core.kv_codec import KvCodecName
 CHECKSUM_XXH3 = "xxh3"
 """XXH3-64 of the block's bytes, seed 0."""
 
+CHECKSUM_WSUM = "wsum64"
+"""The sum of the block's 32-bit words, each times an odd weight that depends on its position,
+modulo 2^64. It is used for GPU memory, where it takes a single reduction. A change of any one word
+changes the sum."""
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:

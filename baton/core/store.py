@@ -4,7 +4,11 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from baton.core.ids import BlockKey, Incarnation, WorkerId
+from baton.core.kv_codec import KvCodecName
 from baton.core.kv_transfer import BlockRef, Endpoint
+
+ALL_CODECS = frozenset(KvCodecName)
+RAW_ONLY = frozenset({KvCodecName.NONE})
 
 
 class Tier(IntEnum):
@@ -18,10 +22,14 @@ class Tier(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PutRequest:
-    """A request to store ``blocks`` from the caller's region: consecutive blocks of one chain, all
-    of the same size, whose checksums are computed with ``checksum_algorithm``. The first of them
-    has index ``first_block`` in the chain. ``preceding_keys`` are the keys of earlier blocks of the
+    """A request to store ``blocks`` from the caller's region: consecutive blocks of one chain, each
+    raw or encoded, whose checksums are computed with ``checksum_algorithm``. The first of them has
+    index ``first_block`` in the chain. ``preceding_keys`` are the keys of earlier blocks of the
     chain that the node already has; the node only marks these blocks as used.
+
+    ``layout`` is the layout of a raw block, as in :class:`baton.worker.kv_layout.KvLayout`; if it
+    is empty, the blocks must be raw. If ``exact`` is set, the node must not apply a lossy codec to
+    the blocks.
 
     ``tenant`` and ``model`` are tags of up to 16 bytes, for quotas and for administrators. They do
     not identify the blocks; the keys do.
@@ -34,6 +42,8 @@ class PutRequest:
     first_block: int = 0
     tenant: bytes = b""
     model: bytes = b""
+    layout: str = ""
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +57,14 @@ class PutResult:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """A request to lease the longest stored prefix of ``keys``, up to ``max_bytes``, for
-    ``lease_seconds``. With ``max_bytes`` 0, the node only counts the stored prefix."""
+    """A request to lease the longest stored prefix of ``keys``, up to ``max_bytes`` as stored, for
+    ``lease_seconds``. With ``max_bytes`` 0, the node only counts the stored prefix. A block in a
+    codec that is not in ``codecs`` counts as not stored, since the reader can't decode it."""
 
     keys: tuple[BlockKey, ...]
     lease_seconds: float
     max_bytes: int
+    codecs: frozenset[KvCodecName] = RAW_ONLY
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +83,8 @@ class LeasedBlocks:
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
     """One block as listed for an administrator. ``depth`` is the block's index in its chain;
-    ``stored_at`` is wall time in seconds."""
+    ``stored_at`` is wall time in seconds. The block is stored in ``size_bytes`` bytes, encoded in
+    ``codec``; raw it has ``raw_bytes``."""
 
     key: BlockKey
     tier: Tier
@@ -81,6 +94,8 @@ class StoredBlock:
     model: bytes
     stored_at: float
     num_leases: int = 0
+    codec: KvCodecName = KvCodecName.NONE
+    raw_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +159,10 @@ class StoreStats:
 
     ``hit_blocks_*`` and ``missed_blocks`` count blocks that leases requested. ``dropped_blocks``
     were evicted from DRAM without being written to the SSD, although the node has an SSD tier.
+
+    ``used_bytes`` and ``disk_used_bytes`` are those of the slots; ``raw_bytes`` and
+    ``disk_raw_bytes`` are what the blocks of a tier would have if none were encoded.
+    ``encoded_demotions`` of the demoted blocks were encoded for the SSD.
     """
 
     arena_bytes: int = 0
@@ -169,3 +188,6 @@ class StoreStats:
     checksum_failures: int = 0
     disk_failures: int = 0
     violation: str = ""
+    raw_bytes: int = 0
+    disk_raw_bytes: int = 0
+    encoded_demotions: int = 0

@@ -6,13 +6,9 @@ import torch
 import xxhash
 
 from baton.core.ids import BlockId
+from baton.core.kv_transfer import CHECKSUM_WSUM as CHECKSUM_WSUM
 from baton.core.kv_transfer import CHECKSUM_XXH3
 from baton.engine.kv_pool import KvMemory
-
-CHECKSUM_WSUM = "wsum64"
-"""The sum of the block's 32-bit words, each times an odd weight that depends on its position,
-modulo 2^64. It is used for GPU memory, where it takes a single reduction. A change of any one word
-changes the sum."""
 
 FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)
 """The golden ratio times 2^64, as a signed integer."""

@@ -24,6 +24,7 @@ from baton.rpc.convert.common import endpoint_from_proto
 from baton.rpc.convert.kvstore import (
     filter_to_proto,
     keys_to_bytes,
+    lease_query_to_proto,
     leased_from_proto,
     put_to_proto,
     stored_from_proto,
@@ -68,12 +69,7 @@ class KvStoreClient:
         return PutResult(answer.stored, answer.already_present)
 
     async def lease(self, query: LeaseRequest) -> LeasedBlocks:
-        request = pb.LeaseRequest(
-            keys=keys_to_bytes(query.keys),
-            lease_seconds=query.lease_seconds,
-            max_bytes=query.max_bytes,
-        )
-        answer: pb.LeaseResponse = await self._call(request, self._stub.Lease)
+        answer: pb.LeaseResponse = await self._call(lease_query_to_proto(query), self._stub.Lease)
         return leased_from_proto(answer)
 
     async def release(self, lease_id: str) -> None:

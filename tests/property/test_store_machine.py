@@ -156,7 +156,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.harness.node.sweep()
 
     def make_room(self) -> None:
-        for size in self.harness.dram.sizes():
+        for size in self.harness.dram.slot_sizes():
             self.run(self.harness.node.demoter._free_slots(size))
 
     def purge(self, tenant: bytes) -> None:

@@ -449,7 +449,7 @@ def test_segment_of_another_version_is_dropped(tmp_path: Path) -> None:
     store(disk, 1)
     disk.close()
     path = tmp_path / "segment-000001.kv"
-    head = struct.pack("<8sQI", b"batonkv2", 16384, 3)
+    head = struct.pack("<8sQI", b"batonkv3", 16384, 3)
     with path.open("r+b") as file:
         file.write(head + struct.pack("<I", zlib.crc32(head)))
     with capture_logs() as lines:

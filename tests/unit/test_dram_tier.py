@@ -160,7 +160,7 @@ def test_empty_slabs_are_returned() -> None:
     slabs.free(6)
     assert (slabs.num_free(6), slabs.num_free(4)) == (2, 4)
     assert slabs.allocate(16) == 0
-    assert slabs.slabs_of_other_sizes(6) == [0]
+    assert slabs.num_slabs_of_other_sizes(6) == 1
     slabs.check_integrity()
 
 

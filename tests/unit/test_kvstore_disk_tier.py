@@ -23,7 +23,7 @@ def tiers(store: StoreHarness) -> list[int]:
 async def settle(store: StoreHarness) -> None:
     """Free slots by demoting blocks, as the background task does."""
     store.node.demoter.wake_if_low()
-    for size in store.dram.sizes():
+    for size in store.dram.slot_sizes():
         await store.node.demoter._free_slots(size)
 
 

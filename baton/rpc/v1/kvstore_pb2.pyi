@@ -18,18 +18,24 @@ TIER_DRAM: Tier
 TIER_DISK: Tier
 
 class BlockRun(_message.Message):
-    __slots__ = ("keys", "offset_bytes", "checksums", "size_bytes", "checksum_algorithm")
+    __slots__ = ("keys", "offset_bytes", "checksums", "size_bytes", "checksum_algorithm", "sizes", "codecs", "codec_indexes")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
+    CODEC_INDEXES_FIELD_NUMBER: _ClassVar[int]
     keys: bytes
     offset_bytes: _containers.RepeatedScalarFieldContainer[int]
     checksums: _containers.RepeatedScalarFieldContainer[int]
     size_bytes: int
     checksum_algorithm: str
-    def __init__(self, keys: _Optional[bytes] = ..., offset_bytes: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., size_bytes: _Optional[int] = ..., checksum_algorithm: _Optional[str] = ...) -> None: ...
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    codecs: _containers.RepeatedScalarFieldContainer[str]
+    codec_indexes: bytes
+    def __init__(self, keys: _Optional[bytes] = ..., offset_bytes: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., size_bytes: _Optional[int] = ..., checksum_algorithm: _Optional[str] = ..., sizes: _Optional[_Iterable[int]] = ..., codecs: _Optional[_Iterable[str]] = ..., codec_indexes: _Optional[bytes] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
     __slots__ = ("transports", "host")
@@ -46,20 +52,24 @@ class OpenResponse(_message.Message):
     def __init__(self, endpoint: _Optional[_Union[_common_pb2.Endpoint, _Mapping]] = ...) -> None: ...
 
 class PutRequest(_message.Message):
-    __slots__ = ("source", "blocks", "first_block", "tenant", "model", "head")
+    __slots__ = ("source", "blocks", "first_block", "tenant", "model", "head", "layout", "exact")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    EXACT_FIELD_NUMBER: _ClassVar[int]
     source: _common_pb2.Endpoint
     blocks: BlockRun
     first_block: int
     tenant: bytes
     model: bytes
     head: bytes
-    def __init__(self, source: _Optional[_Union[_common_pb2.Endpoint, _Mapping]] = ..., blocks: _Optional[_Union[BlockRun, _Mapping]] = ..., first_block: _Optional[int] = ..., tenant: _Optional[bytes] = ..., model: _Optional[bytes] = ..., head: _Optional[bytes] = ...) -> None: ...
+    layout: str
+    exact: bool
+    def __init__(self, source: _Optional[_Union[_common_pb2.Endpoint, _Mapping]] = ..., blocks: _Optional[_Union[BlockRun, _Mapping]] = ..., first_block: _Optional[int] = ..., tenant: _Optional[bytes] = ..., model: _Optional[bytes] = ..., head: _Optional[bytes] = ..., layout: _Optional[str] = ..., exact: _Optional[bool] = ...) -> None: ...
 
 class PutResponse(_message.Message):
     __slots__ = ("stored", "already_present")
@@ -70,14 +80,16 @@ class PutResponse(_message.Message):
     def __init__(self, stored: _Optional[int] = ..., already_present: _Optional[int] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("keys", "lease_seconds", "max_bytes")
+    __slots__ = ("keys", "lease_seconds", "max_bytes", "codecs")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
     keys: bytes
     lease_seconds: float
     max_bytes: int
-    def __init__(self, keys: _Optional[bytes] = ..., lease_seconds: _Optional[float] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+    codecs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, keys: _Optional[bytes] = ..., lease_seconds: _Optional[float] = ..., max_bytes: _Optional[int] = ..., codecs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LeaseResponse(_message.Message):
     __slots__ = ("lease_id", "blocks", "num_held", "num_promoted")
@@ -172,7 +184,7 @@ class ListRequest(_message.Message):
     def __init__(self, filter: _Optional[_Union[BlockFilter, _Mapping]] = ..., skip: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class StoredBlock(_message.Message):
-    __slots__ = ("key", "tier", "size_bytes", "depth", "tenant", "model", "stored_at", "num_leases")
+    __slots__ = ("key", "tier", "size_bytes", "depth", "tenant", "model", "stored_at", "num_leases", "codec", "raw_bytes")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +193,8 @@ class StoredBlock(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STORED_AT_FIELD_NUMBER: _ClassVar[int]
     NUM_LEASES_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     tier: Tier
     size_bytes: int
@@ -189,7 +203,9 @@ class StoredBlock(_message.Message):
     model: bytes
     stored_at: float
     num_leases: int
-    def __init__(self, key: _Optional[bytes] = ..., tier: _Optional[_Union[Tier, str]] = ..., size_bytes: _Optional[int] = ..., depth: _Optional[int] = ..., tenant: _Optional[bytes] = ..., model: _Optional[bytes] = ..., stored_at: _Optional[float] = ..., num_leases: _Optional[int] = ...) -> None: ...
+    codec: str
+    raw_bytes: int
+    def __init__(self, key: _Optional[bytes] = ..., tier: _Optional[_Union[Tier, str]] = ..., size_bytes: _Optional[int] = ..., depth: _Optional[int] = ..., tenant: _Optional[bytes] = ..., model: _Optional[bytes] = ..., stored_at: _Optional[float] = ..., num_leases: _Optional[int] = ..., codec: _Optional[str] = ..., raw_bytes: _Optional[int] = ...) -> None: ...
 
 class ListResponse(_message.Message):
     __slots__ = ("blocks", "total")
@@ -218,7 +234,7 @@ class StatRequest(_message.Message):
     def __init__(self, skip_check: _Optional[bool] = ...) -> None: ...
 
 class StatResponse(_message.Message):
-    __slots__ = ("arena_bytes", "used_bytes", "num_blocks", "leased_blocks", "pinned_bytes", "disk_capacity_bytes", "disk_used_bytes", "disk_blocks", "hit_blocks_dram", "hit_blocks_disk", "missed_blocks", "put_blocks", "put_bytes", "evictions", "quota_evictions", "disk_evictions", "demotions", "dropped_blocks", "promotions", "purged_blocks", "checksum_failures", "disk_failures", "violation")
+    __slots__ = ("arena_bytes", "used_bytes", "num_blocks", "leased_blocks", "pinned_bytes", "disk_capacity_bytes", "disk_used_bytes", "disk_blocks", "hit_blocks_dram", "hit_blocks_disk", "missed_blocks", "put_blocks", "put_bytes", "evictions", "quota_evictions", "disk_evictions", "demotions", "dropped_blocks", "promotions", "purged_blocks", "checksum_failures", "disk_failures", "violation", "raw_bytes", "disk_raw_bytes", "encoded_demotions")
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +258,9 @@ class StatResponse(_message.Message):
     CHECKSUM_FAILURES_FIELD_NUMBER: _ClassVar[int]
     DISK_FAILURES_FIELD_NUMBER: _ClassVar[int]
     VIOLATION_FIELD_NUMBER: _ClassVar[int]
+    RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENCODED_DEMOTIONS_FIELD_NUMBER: _ClassVar[int]
     arena_bytes: int
     used_bytes: int
     num_blocks: int
@@ -265,7 +284,10 @@ class StatResponse(_message.Message):
     checksum_failures: int
     disk_failures: int
     violation: str
-    def __init__(self, arena_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., leased_blocks: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., disk_capacity_bytes: _Optional[int] = ..., disk_used_bytes: _Optional[int] = ..., disk_blocks: _Optional[int] = ..., hit_blocks_dram: _Optional[int] = ..., hit_blocks_disk: _Optional[int] = ..., missed_blocks: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., evictions: _Optional[int] = ..., quota_evictions: _Optional[int] = ..., disk_evictions: _Optional[int] = ..., demotions: _Optional[int] = ..., dropped_blocks: _Optional[int] = ..., promotions: _Optional[int] = ..., purged_blocks: _Optional[int] = ..., checksum_failures: _Optional[int] = ..., disk_failures: _Optional[int] = ..., violation: _Optional[str] = ...) -> None: ...
+    raw_bytes: int
+    disk_raw_bytes: int
+    encoded_demotions: int
+    def __init__(self, arena_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., leased_blocks: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., disk_capacity_bytes: _Optional[int] = ..., disk_used_bytes: _Optional[int] = ..., disk_blocks: _Optional[int] = ..., hit_blocks_dram: _Optional[int] = ..., hit_blocks_disk: _Optional[int] = ..., missed_blocks: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., evictions: _Optional[int] = ..., quota_evictions: _Optional[int] = ..., disk_evictions: _Optional[int] = ..., demotions: _Optional[int] = ..., dropped_blocks: _Optional[int] = ..., promotions: _Optional[int] = ..., purged_blocks: _Optional[int] = ..., checksum_failures: _Optional[int] = ..., disk_failures: _Optional[int] = ..., violation: _Optional[str] = ..., raw_bytes: _Optional[int] = ..., disk_raw_bytes: _Optional[int] = ..., encoded_demotions: _Optional[int] = ...) -> None: ...
 
 class LocalRpcError(_message.Message):
     __slots__ = ("status", "message", "retry_after_seconds")

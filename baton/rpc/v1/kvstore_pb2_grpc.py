@@ -109,8 +109,8 @@ class KvStoreServicer:
         out the last ones. Idempotent. Errors:
         - RESOURCE_EXHAUSTED: no block could be stored, because all blocks of the store are leased, the
         tenant's quota is used up, or too many Puts are running. Retry later.
-        - INVALID_ARGUMENT: a block is larger than the largest slab slot, or the node lacks the
-        source's transport. Do not retry.
+        - INVALID_ARGUMENT: a block is larger than the largest slab slot, its size does not match the
+        layout and its codec, or the node lacks the source's transport. Do not retry.
         - UNAVAILABLE: the read from the caller's region failed or timed out. Retryable.
         - DATA_LOSS: a checksum does not match; the blocks before that one were stored.
         """
