@@ -66,7 +66,19 @@ def run_list(name: str, filter_: BlockFilter, limit: int, as_json: bool) -> None
         print(json.dumps(listing))
         return
     now = SystemClock().wall_nanoseconds() / 1e9
-    table = Table("node", "key", "tier", "bytes", "depth", "tenant", "model", "age", box=None)
+    table = Table(
+        "node",
+        "key",
+        "tier",
+        "bytes",
+        "codec",
+        "raw bytes",
+        "depth",
+        "tenant",
+        "model",
+        "age",
+        box=None,
+    )
     for node, (blocks, _) in pages.items():
         for block in blocks:
             table.add_row(node, *_block_row(block, now))
@@ -278,6 +290,8 @@ def _block_row(block: StoredBlock, now: float) -> list[str]:
         block.key.hex(),
         block.tier.name.lower(),
         f"{block.size_bytes:,}",
+        block.codec.value,
+        f"{block.raw_bytes:,}",
         str(block.depth),
         block.tenant.hex()[:8],
         block.model.hex()[:8],
@@ -289,19 +303,32 @@ def _format_usage(used: int, capacity: int) -> str:
     return f"{used / 2**20:,.1f} of {capacity / 2**20:,.0f} MiB" if capacity else "none"
 
 
+def _format_ratio(raw: int, used: int) -> str:
+    """``raw`` are the bytes that the blocks in ``used`` bytes of slots would have if none were
+    encoded."""
+    return f"{raw / 2**20:,.1f} MiB of KV ({raw / used:.2f} per byte)" if used else "empty"
+
+
 _ROWS: tuple[tuple[str, Callable[[StoreStats], str]], ...] = (
     ("DRAM", lambda s: _format_usage(s.used_bytes, s.arena_bytes)),
     ("DRAM blocks", lambda s: f"{s.num_blocks:,}"),
+    ("DRAM codecs", lambda s: _format_ratio(s.raw_bytes, s.used_bytes)),
     ("leased blocks", lambda s: f"{s.leased_blocks:,}"),
     ("pinned", lambda s: f"{s.pinned_bytes / 2**20:,.1f} MiB"),
     ("SSD", lambda s: _format_usage(s.disk_used_bytes, s.disk_capacity_bytes)),
     ("SSD blocks", lambda s: f"{s.disk_blocks:,}"),
+    ("SSD codecs", lambda s: _format_ratio(s.disk_raw_bytes, s.disk_used_bytes)),
     ("hits in DRAM", lambda s: f"{s.hit_blocks_dram:,} blocks"),
     ("hits on SSD", lambda s: f"{s.hit_blocks_disk:,} blocks"),
     ("misses", lambda s: f"{s.missed_blocks:,} blocks"),
     ("put", lambda s: f"{s.put_blocks:,} blocks, {s.put_bytes / 2**20:,.1f} MiB"),
     ("evicted", lambda s: f"{s.evictions:,}, by quota {s.quota_evictions:,}"),
-    ("demoted", lambda s: f"{s.demotions:,}, dropped {s.dropped_blocks:,}"),
+    (
+        "demoted",
+        lambda s: (
+            f"{s.demotions:,} ({s.encoded_demotions:,} encoded), dropped {s.dropped_blocks:,}"
+        ),
+    ),
     ("promoted", lambda s: f"{s.promotions:,}"),
     ("evicted from SSD", lambda s: f"{s.disk_evictions:,}"),
     ("purged", lambda s: f"{s.purged_blocks:,}"),

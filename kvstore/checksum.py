@@ -14,7 +14,9 @@ def block_checksum(algorithm: str, data: memoryview | bytes) -> int | None:
     loop."""
     if algorithm == CHECKSUM_XXH3:
         return xxhash.xxh3_64_intdigest(data)
-    if algorithm == CHECKSUM_WSUM and len(data) % 4 == 0:
+    if algorithm == CHECKSUM_WSUM:
+        if len(data) % 4:  # the last word is padded with zeros
+            data = bytes(data) + bytes(-len(data) % 4)
         words = np.frombuffer(data, dtype="<i4").astype(np.int64).view(np.uint64)
         weights = np.arange(len(words), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
         return int((words * (weights * _FACTOR)).sum(dtype=np.uint64))

@@ -46,9 +46,10 @@ DRAM_BLOCK_TRANSITIONS: dict[DramBlockState, frozenset[DramBlockState]] = {
 @dataclass(slots=True, eq=False)
 class DramBlock:
     """A block and its slot in the arena, which has ``slot_bytes``; the block's ``size_bytes`` may
-    be fewer if it is encoded. ``checksum`` (by ``algorithm``) is set when the block is sealed. ``depth`` is the number of blocks before it in its prefix. ``tenant`` and ``model`` are
-    tags. ``stored_at`` is wall-clock time in seconds. ``last_used`` is the tick at which its last
-    reference was released. ``pinned_until`` (monotonic seconds) is 0 unless the block is pinned."""
+    be fewer if it is encoded. ``checksum`` (by ``algorithm``) is set when the block is sealed.
+    ``depth`` is the number of blocks before it in its prefix. ``tenant`` and ``model`` are tags.
+    ``stored_at`` is wall-clock time in seconds. ``last_used`` is the tick at which its last
+    reference was released. ``pinned_until`` (monotonic seconds) is 0 unless it is pinned."""
 
     key: BlockKey
     offset: int

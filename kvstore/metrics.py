@@ -15,6 +15,10 @@ _FAMILIES: tuple[tuple[Family, str, str, str, dict[str, str]], ...] = (
         {"dram": "used_bytes", "disk": "disk_used_bytes"},
     ),
     (
+        GaugeMetricFamily, "baton_store_raw_bytes", "Bytes of the blocks, were none encoded.",
+        "tier", {"dram": "raw_bytes", "disk": "disk_raw_bytes"},
+    ),
+    (
         GaugeMetricFamily, "baton_store_capacity_bytes", "Capacity, by tier.", "tier",
         {"dram": "arena_bytes", "disk": "disk_capacity_bytes"},
     ),
@@ -61,6 +65,11 @@ _FAMILIES: tuple[tuple[Family, str, str, str, dict[str, str]], ...] = (
     (
         CounterMetricFamily, "baton_store_demotions", "Blocks written to the SSD.", "", {
             "": "demotions",
+        },
+    ),
+    (
+        CounterMetricFamily, "baton_store_encoded_demotions", "Blocks encoded for the SSD.", "", {
+            "": "encoded_demotions",
         },
     ),
     (

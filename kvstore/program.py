@@ -10,11 +10,13 @@ import structlog
 from baton.clock import Clock, SystemClock
 from baton.config import Settings, baton_home
 from baton.core.ids import Incarnation, WorkerId
+from baton.core.kv_codec import KvCodecName
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.errors import Unavailable
 from baton.kv.index import KvHolder
 from baton.kv.redis_index import RedisKvIndex
+from baton.kv_codec.registry import open_codecs
 from baton.network.address import host_port
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
@@ -31,6 +33,7 @@ from baton.system.private_folder import private_folder
 from baton.transport.host_memory import HostMemory
 from baton.transport.selection import open_transports
 from baton.transport.stale_peers import StalePeerSweeper
+from kvstore.disk_encoder import DiskEncoder
 from kvstore.disk_tier import DiskTier
 from kvstore.dram_tier import DramTier
 from kvstore.index_publisher import IndexPublisher
@@ -92,6 +95,7 @@ class KvStoreProgram:
             self._clock,
             _build_dram_tier(settings),
             self._disk,
+            _build_disk_encoder(settings.kv_codec_disk),
         )
         holder = KvHolder(self._id, self._generation)
         self._publisher = IndexPublisher(holder, self._node, self._index, self._clock)
@@ -190,6 +194,10 @@ def _open_disk_tier(settings: Settings, node: WorkerId) -> DiskTier | None:
     default = baton_home() / "store" / settings.cluster / node
     folder = Path(settings.store_folder) if settings.store_folder else default
     return DiskTier(folder, settings.store_disk_bytes, settings.store_eviction)
+
+
+def _build_disk_encoder(codec: KvCodecName) -> DiskEncoder | None:
+    return None if codec is KvCodecName.NONE else DiskEncoder(codec, open_codecs)
 
 
 def _allocate_arena(size_bytes: int) -> HostMemory:

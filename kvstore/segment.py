@@ -39,8 +39,8 @@ _RECORD = struct.Struct("<16sQQId8s16s16s")
 """Key, size, checksum, depth, wall time in seconds, algorithm, tenant, model; then a CRC-32."""
 
 _ENCODING = struct.Struct("<8s8s4HB")
-"""Codec, then the raw block's dtype, layers, tokens, heads, head size; whether it is exact. A CRC-32
-of these and the fields before follows. All are zero for a raw block of an unknown format."""
+"""Codec, then the raw block's dtype, layers, tokens, heads, head size; whether it is exact. A
+CRC-32 of these and the fields before follows. All are zero for a raw block of unknown format."""
 
 _CRC = struct.Struct("<I")
 RECORD_BYTES = 128

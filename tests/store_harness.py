@@ -1,7 +1,7 @@
 """A KV store node and the memory of a worker whose blocks are put into it, connected by the
 in-memory transport."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +9,14 @@ import xxhash
 
 from baton.clock import Clock, ManualClock
 from baton.core.ids import BlockKey, Incarnation, WorkerId
+from baton.core.kv_codec import KvCodecName
 from baton.core.kv_transfer import CHECKSUM_XXH3, BlockRef, Endpoint
-from baton.core.store import LeasedBlocks, LeaseRequest, PutRequest
+from baton.core.store import ALL_CODECS, LeasedBlocks, LeaseRequest, PutRequest
 from baton.kv.index import KvHolder
 from baton.kv.memory_index import MemoryKvIndex
 from baton.transport.host_memory import HostMemory
 from baton.transport.memory import MemoryFabric, MemoryTransport
+from kvstore.disk_encoder import DiskEncoder
 from kvstore.disk_tier import DiskBlock, DiskTier
 from kvstore.dram_tier import DramTier
 from kvstore.index_publisher import IndexPublisher
@@ -28,7 +30,7 @@ UNLIMITED_BYTES = 1 << 40
 
 
 class StoreHarness:
-    """A store node with space for ``dram_blocks`` blocks of SIZE bytes in DRAM and for
+    """A store node with space for ``dram_blocks`` blocks of ``size`` bytes in DRAM and for
     ``disk_bytes`` in ``folder``, if that is given. Block n of the worker's memory has the key
     KEYS[n]."""
 
@@ -40,21 +42,26 @@ class StoreHarness:
         policy: str = "lru",
         tenant_bytes: int | None = None,
         clock: Clock | None = None,
+        size: int = SIZE,
+        slab_blocks: int | None = None,
+        disk_encoder: DiskEncoder | None = None,
     ) -> None:
+        self.size = size
         self.fabric = MemoryFabric()
         self.clock = clock or ManualClock()
-        self.pool = HostMemory("worker", NUM_BLOCKS * SIZE)
+        self.pool = HostMemory("worker", NUM_BLOCKS * size)
         self.bytes = np.frombuffer(self.pool.view, dtype=np.uint8)
         self.bytes[:] = np.random.default_rng(1).integers(256, size=len(self.bytes), dtype=np.uint8)
         worker = MemoryTransport(self.fabric, "worker", 1, self.clock)
         worker.register(self.pool.region)
         self.source: Endpoint = worker.export()
-        self.arena = HostMemory("store", dram_blocks * SIZE)
+        self.arena = HostMemory("store", dram_blocks * size)
         transport = MemoryTransport(self.fabric, "store", 1, self.clock)
         transport.register(self.arena.region)
         self.index = MemoryKvIndex()
         self.holder = KvHolder(WorkerId("store"), Incarnation(1))
-        self.dram = DramTier(dram_blocks * SIZE, dram_blocks * SIZE, policy, tenant_bytes)
+        slab_bytes = (slab_blocks or dram_blocks) * size
+        self.dram = DramTier(dram_blocks * size, slab_bytes, policy, tenant_bytes)
         self.disk = DiskTier(folder, disk_bytes, policy, 64 * 1024) if folder else None
         self.node = StoreNode(
             self.holder.generation,
@@ -64,16 +71,17 @@ class StoreHarness:
             self.clock,
             self.dram,
             self.disk,
+            disk_encoder,
         )
         self.publisher = IndexPublisher(self.holder, self.node, self.index, self.clock)
 
     def block(self, number: int) -> bytes:
         """Return the expected content of block ``number``."""
-        return self.bytes[number * SIZE : (number + 1) * SIZE].tobytes()
+        return self.bytes[number * self.size : (number + 1) * self.size].tobytes()
 
     def ref(self, number: int, checksum_error: int = 0) -> BlockRef:
         checksum = xxhash.xxh3_64_intdigest(self.block(number)) + checksum_error
-        return BlockRef(number * SIZE, SIZE, checksum, KEYS[number])
+        return BlockRef(number * self.size, self.size, checksum, KEYS[number])
 
     def request(
         self,
@@ -92,10 +100,14 @@ class StoreHarness:
         return result.num_stored, result.num_already_present
 
     async def lease(
-        self, *numbers: int, seconds: float = 5.0, max_bytes: int = UNLIMITED_BYTES
+        self,
+        *numbers: int,
+        seconds: float = 5.0,
+        max_bytes: int = UNLIMITED_BYTES,
+        codecs: Set[KvCodecName] = ALL_CODECS,
     ) -> LeasedBlocks:
         keys = tuple(KEYS[number] for number in numbers)
-        return await self.node.lease(LeaseRequest(keys, seconds, max_bytes))
+        return await self.node.lease(LeaseRequest(keys, seconds, max_bytes, frozenset(codecs)))
 
     async def read(self, *numbers: int) -> list[bytes]:
         """Return the bytes that a reader of the blocks ``numbers`` gets; checksums are not
@@ -121,7 +133,7 @@ class StoreHarness:
 
 def reserve(disk: DiskTier, record: BlockRecord) -> tuple[DiskBlock, list[BlockKey]] | None:
     """Call :meth:`DiskTier.reserve`, after creating a segment if the tier needs another one."""
-    growth = disk.plan_segment(record.size_bytes, 1)
+    growth = disk.plan_segment(record.slot_bytes, 1)
     if growth is not None:
         growth.create_file()
         disk.add_segment(growth)

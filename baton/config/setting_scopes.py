@@ -101,7 +101,8 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
         kv_codec_wire kv_codec_recent_tokens kv_staging_bytes""",
     _TRANSFERS: "transports nixl_interfaces nixl_private_network",
     _KVSTORE: """
-        store_bytes store_disk_bytes store_folder store_eviction store_tenant_share""",
+        store_bytes store_disk_bytes store_folder store_eviction store_tenant_share
+        kv_codec_disk""",
     _MOCK: """
         mock_prefill mock_decode mock_mixed mock_prefill_tokens_per_second mock_step_seconds
         mock_kv_tokens mock_cache_tokens""",

@@ -4,7 +4,9 @@ import numpy as np
 import torch
 import xxhash
 
+from baton.core.kv_transfer import CHECKSUM_WSUM, CHECKSUM_XXH3
 from baton.engine.checksum import weighted_sums
+from kvstore.checksum import block_checksum
 
 SEED = 3
 
@@ -38,3 +40,14 @@ def test_xxh3_gives_the_published_digest() -> None:
     """The expected value is the XXH3-64 digest of the empty string with seed 0, as the reference
     implementation prints it."""
     assert xxhash.xxh3_64_intdigest(b"") == 0x2D06800538D394C2
+
+
+def test_store_nodes_compute_the_same_checksums() -> None:
+    data = np.random.default_rng(SEED).integers(256, size=4096, dtype=np.uint8)
+    (expected,) = weighted_sums(torch.from_numpy(data)[None])
+    assert block_checksum(CHECKSUM_WSUM, data.data) == expected
+    padded = np.append(data[:-3], np.zeros(3, dtype=np.uint8))
+    (expected,) = weighted_sums(torch.from_numpy(padded)[None])
+    assert block_checksum(CHECKSUM_WSUM, data[:-3].data) == expected
+    assert block_checksum(CHECKSUM_XXH3, b"") == 0x2D06800538D394C2
+    assert block_checksum("another", data.data) is None

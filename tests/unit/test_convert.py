@@ -8,9 +8,12 @@ import pytest
 
 from baton.core.adapter import AdapterRef
 from baton.core.grammar import Grammar, GrammarKind
-from baton.core.ids import Epoch, RequestId, TokenId
+from baton.core.ids import BlockKey, Epoch, RequestId, TokenId
+from baton.core.kv_codec import KvCodecName
+from baton.core.kv_transfer import BlockRef
 from baton.core.priority import Priority
 from baton.core.request import RequestOutput, RequestSpec, SamplingParams, TokenLogprob
+from baton.core.store import RAW_ONLY, LeaseRequest
 from baton.errors import Invalid
 from baton.rpc.convert.common import (
     block_from_proto,
@@ -23,7 +26,12 @@ from baton.rpc.convert.common import (
 from baton.rpc.convert.error import parse_retry_after
 from baton.rpc.convert.kv_transfer import transfer_event_from_proto
 from baton.rpc.convert.kvstore import (
+    block_run_from_proto,
+    block_run_to_proto,
     filter_from_proto,
+    lease_query_from_proto,
+    lease_query_to_proto,
+    put_from_proto,
     stored_from_proto,
     watch_event_from_proto,
 )
@@ -139,6 +147,72 @@ def test_unknown_enum_values_reject_only_their_message() -> None:
     for read, message in odd:
         with pytest.raises(Invalid):
             read(message)
+
+
+def run_of(*blocks: tuple[int, str]) -> tuple[BlockRef, ...]:
+    """Return blocks with the given sizes and codecs."""
+    return tuple(
+        BlockRef(1000 * n, size, n, BlockKey(bytes([n]) * 16), KvCodecName(codec))
+        for n, (size, codec) in enumerate(blocks)
+    )
+
+
+@pytest.mark.parametrize(
+    ("blocks", "num_sizes", "codecs", "indexes"),
+    [
+        ((), 0, [], b""),
+        (((64, "none"), (64, "none")), 0, [], b""),
+        (((16, "int4"), (16, "int4")), 0, ["int4"], b""),
+        (((16, "int4"), (64, "none"), (20, "lossless")), 3, ["int4", "lossless", ""], b"\0\2\1"),
+        (((64, "none"), (32, "none")), 2, [], b""),
+    ],
+)
+def test_runs_of_blocks_have_only_the_columns_that_they_need(
+    blocks: tuple[tuple[int, str], ...], num_sizes: int, codecs: list[str], indexes: bytes
+) -> None:
+    run = run_of(*blocks)
+    message = block_run_to_proto(run, "xxh3")
+    assert (len(message.sizes), list(message.codecs)) == (num_sizes, codecs)
+    assert message.codec_indexes == indexes
+    assert block_run_from_proto(message) == run
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"sizes": [5]}, "2 blocks must have a size above 0 for each block"),
+        ({"sizes": [5, 0]}, "2 blocks must have a size above 0 for each block"),
+        ({"size_bytes": 0, "codecs": ["int4"]}, "must have a size above 0 for each block"),
+        ({"codecs": ["zip"]}, "kv codec 'zip' is unknown; known are none, lossless"),
+        ({"codecs": ["int4"], "codec_indexes": b"\0"}, "an index below 1, the number of"),
+        ({"codecs": ["int4"], "codec_indexes": b"\0\1"}, "an index below 1, the number of"),
+        ({"codecs": ["int4"] * 17}, "may name 16 codecs, not 17"),
+    ],
+)
+def test_invalid_runs_of_blocks_are_rejected(change: dict[str, Any], error: str) -> None:
+    message = block_run_to_proto(run_of((64, "none"), (64, "none")), "xxh3")
+    for name, value in change.items():
+        if isinstance(value, list):
+            getattr(message, name).extend(value)
+        else:
+            setattr(message, name, value)
+    with pytest.raises(Invalid, match=error):
+        block_run_from_proto(message)
+
+
+def test_lease_names_the_codecs_that_the_reader_decodes() -> None:
+    query = LeaseRequest((BlockKey(bytes(16)),), 2.0, 5, RAW_ONLY | {KvCodecName.INT4})
+    message = lease_query_to_proto(query)
+    assert list(message.codecs) == ["int4"]
+    message.codecs.append("of a newer version")
+    assert lease_query_from_proto(message) == query
+    assert lease_query_from_proto(kvstore_pb2.LeaseRequest()).codecs == RAW_ONLY
+
+
+def test_layout_of_a_put_is_bounded() -> None:
+    message = kvstore_pb2.PutRequest(head=bytes(16), layout="a" * 129)
+    with pytest.raises(Invalid, match="layout must have at most 128 characters, not 129"):
+        put_from_proto(message)
 
 
 @pytest.mark.parametrize("value", ["inf", "nan", "-1", "soon", "1e9", "", float("inf"), -0.5])

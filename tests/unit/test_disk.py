@@ -14,8 +14,11 @@ import xxhash
 from structlog.testing import capture_logs
 
 from baton.core.ids import BlockKey
+from baton.core.kv_codec import KvCodecName
 from baton.core.kv_transfer import CHECKSUM_XXH3
 from baton.errors import Corrupt, Invalid, Unavailable
+from baton.kv_codec.block_format import BlockFormat
+from kvstore.block_encoding import BlockEncoding
 from kvstore.disk_tier import DiskTier
 from kvstore.segment import PAGE_BYTES, RECORD_BYTES, BlockRecord, Segment, num_slots_in
 from tests.store_harness import reserve
@@ -23,6 +26,9 @@ from tests.store_harness import reserve
 SEGMENT = 64 * 1024
 LARGE = 16_000
 """A segment has three slots of four pages."""
+
+BLOCK_RECORD_BYTES = 117
+"""The bytes of the record of an encoded block that are used."""
 
 
 def payload(number: int, size: int = LARGE) -> bytes:
@@ -458,6 +464,50 @@ def test_segment_of_another_version_is_dropped(tmp_path: Path) -> None:
         ("store_segment_dropped", str(path), "not a complete segment of the configured size")
     ]
     assert numbers(disk) == [] and not path.exists()
+
+
+def test_raw_blocks_of_an_earlier_version_are_found(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    store(disk, 1)
+    disk.close()
+    path = tmp_path / "segment-000001.kv"
+    head = struct.pack("<8sQI", b"batonkv1", 16384, 3)
+    with path.open("r+b") as file:
+        file.write(head + struct.pack("<I", zlib.crc32(head)))
+    disk = opened(tmp_path)
+    assert numbers(disk) == [1] and load(disk, 1) == payload(1)
+    assert path.read_bytes()[:8] == b"batonkv2"
+
+
+def test_encodings_survive_a_restart(tmp_path: Path) -> None:
+    format_ = BlockFormat("bfloat16", 2, 32, 8, 16)
+    encoding = BlockEncoding(KvCodecName.INT4, format_, exact=True)
+    plain = record(1, 9000)
+    encoded = replace(plain, encoding=encoding)
+    assert (encoded.slot_bytes, plain.slot_bytes) == (3 * PAGE_BYTES, 3 * PAGE_BYTES)
+    assert BlockRecord.unpack(encoded.pack()) == encoded
+    assert BlockRecord.unpack(plain.pack()) == plain
+    raw = replace(plain, encoding=BlockEncoding(format=format_))
+    assert BlockRecord.unpack(raw.pack()) == raw
+    for position in range(BLOCK_RECORD_BYTES):
+        damaged = bytearray(encoded.pack())
+        damaged[position] ^= 1
+        assert BlockRecord.unpack(bytes(damaged)) is None
+    unknown = replace(plain, encoding=BlockEncoding("zip", format_))  # type: ignore[arg-type]
+    assert BlockRecord.unpack(unknown.pack()) is None
+
+
+def test_another_size_takes_over_a_segment_that_is_unused_for_longer(tmp_path: Path) -> None:
+    """Otherwise, blocks of a new size would share one segment for ever, while older blocks of
+    another size fill the disk."""
+    disk = opened(tmp_path)
+    for number in range(1, 7):
+        store(disk, number)
+    evicted = [key[0] for number in range(11, 25) for key in store(disk, number, 5000)]
+    assert sorted(evicted) == [1, 2, 3, 4, 5, 6]
+    assert numbers(disk) == list(range(11, 25))
+    assert sorted(key[0] for key in store(disk, 25, 5000)) == [11]
+    assert sorted(key[0] for key in store(disk, 1)) == list(range(18, 25))
 
 
 def test_segment_with_a_truncated_table_is_dropped(tmp_path: Path) -> None:

@@ -113,6 +113,25 @@ def test_another_size_takes_the_least_recently_used_slab() -> None:
     tier.check_integrity()
 
 
+def test_slot_sizes_share_the_arena_by_their_use() -> None:
+    """If blocks of another size come, they take over the slabs of the first size, one at a time,
+    instead of evicting each other."""
+    tier = DramTier(64, 16, "lru")
+    filled(tier, "abcdefghijklmnop")
+    gone = []
+    for name in "ABCDEF":
+        while tier.num_free(8) == 0:
+            victims = tier.select_victims(8)
+            gone.append(names(sorted(victims, key=lambda slot: slot.offset)))
+            for slot in victims:
+                tier.evict(slot)
+        filled(tier, name, size=8)
+        tier.check_integrity()
+    assert gone == ["mnop", "ijkl", "efgh"]
+    assert sorted(tier.slot_sizes()) == [4, 8]
+    assert (tier.available_bytes(4), tier.available_bytes(8)) == (16, 48)
+
+
 def test_leases_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dram_tier_module, "MAX_LEASES", 2)
     tier = DramTier(16, 16)
