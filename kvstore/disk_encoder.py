@@ -103,7 +103,7 @@ class DiskEncoder:
             source = opened.raw.ctypes.data
         encoded = np.empty(encoder.max_encoded_bytes, dtype=np.uint8)
         (size,) = encoder.encode([source], [encoded.ctypes.data])
-        return memoryview(encoded[:size].copy()) if 0 < size < len(data) else None
+        return encoded[:size].copy().data if 0 < size < len(data) else None
 
     def _codecs_of(self, format_: BlockFormat) -> _FormatCodecs:
         opened = self._formats.get(format_)

@@ -18,6 +18,7 @@ class FakeCodec:
         self.name = name
         self.max_encoded_bytes = size_bytes
         self._size_bytes = size_bytes
+        self._step = 4 if name is KvCodecName.INT4 else 8
 
     def encoded(self, block: bytes) -> bytes:
         """Return the encoding of a block; empty if it would not be smaller."""
@@ -27,7 +28,7 @@ class FakeCodec:
         elif self.name is KvCodecName.FP8:
             body = block[: size // 2]
         else:
-            body = bytes(byte & 0xF0 for byte in block[:: 4 if self.name == "int4" else 8])
+            body = bytes(byte & 0xF0 for byte in block[:: self._step])
         data = TAGS[self.name] + body
         return data if len(data) < size else b""
 
@@ -40,8 +41,7 @@ class FakeCodec:
             return body.ljust(size, b"\0") if len(body) <= size else None
         if self.name is KvCodecName.FP8:
             return body.ljust(size, b"\0") if len(body) == size // 2 else None
-        step = 4 if self.name == "int4" else 8
-        block = b"".join(bytes([byte]) * step for byte in body)
+        block = b"".join(bytes([byte]) * self._step for byte in body)
         return block if len(block) == size else None
 
     def encode(self, blocks: Sequence[int], targets: Sequence[int]) -> list[int]:

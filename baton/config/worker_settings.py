@@ -155,7 +155,7 @@ class WorkerSettings(BaseModel):
     store_eviction: Literal["baton", "lru", "lfu", "length_aware"] = "baton"
     store_tenant_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Maximum share of the store's DRAM that one tenant may use."""
-    kv_codec_disk: KvCodecName = KvCodecName.NONE
+    kv_codec_disk: KvCodec = KvCodecName.NONE
     """The codec in which the store's SSD keeps KV blocks (docs/kv-codecs.md)."""
     store_timeout_seconds: Annotated[float, Field(ge=0.1)] = 0.2
     """Timeout of a store call that a request waits for."""
