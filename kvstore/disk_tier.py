@@ -36,7 +36,7 @@ class DiskBlock:
     sealed: bool = False
     doomed: bool = False
     last_used: int = 0
-    """The tier's clock when the last reference was released."""
+    """The tier's clock when the block was last used, or its last reference was released."""
 
     @property
     def key(self) -> BlockKey:
@@ -102,7 +102,7 @@ class DiskTier:
         self._segments: dict[int, Segment] = {}
         self._free: dict[int, dict[Segment, list[int]]] = {}  # per slot size
         self._used: dict[Segment, set[DiskBlock]] = {}
-        self._last_used: dict[Segment, int] = {}  # the clock at the last release of a block
+        self._last_used: dict[Segment, int] = {}  # the clock at the last use of a block
         self._num_referenced: Counter[Segment] = Counter()
         self._idle_segments: OrderedDict[Segment, None] = OrderedDict()
         """The segments without referenced blocks, in the order of their last use."""
@@ -232,6 +232,7 @@ class DiskTier:
         policy = self._policy(block.segment.slot_bytes)
         policy.tick()
         policy.record_use(block.key)
+        self._set_last_used(block)
 
     def drop(self, key: BlockKey) -> bool:
         """Remove a damaged or purged block. The next :meth:`flush` erases its record in the file,
@@ -378,12 +379,17 @@ class DiskTier:
 
     def _touch_segment(self, block: DiskBlock) -> None:
         """Update the state of the block's segment after the block's last reference was released."""
-        self._clock += 1
         segment = block.segment
-        block.last_used = self._last_used[segment] = self._clock
         self._num_referenced[segment] -= 1
         if not self._num_referenced[segment]:
             self._idle_segments[segment] = None
+        self._set_last_used(block)
+
+    def _set_last_used(self, block: DiskBlock) -> None:
+        self._clock += 1
+        block.last_used = self._last_used[block.segment] = self._clock
+        if block.segment in self._idle_segments:
+            self._idle_segments.move_to_end(block.segment)
 
     def _policy(self, slot_bytes: int) -> EvictionPolicy:
         policy = self._policies.get(slot_bytes)

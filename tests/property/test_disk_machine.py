@@ -101,29 +101,35 @@ class DiskMachine(RuleBasedStateMachine):
             assert not victims and (self.readers or self.filling or nothing_there)
             return
         block, evicted = reserved
-        assert evicted == [] or set(evicted) in (victims or self.idle_segments(evicted))
+        assert evicted == [] or set(evicted) in [*victims, *self.idle_segments(evicted, victims)]
         self.evictions += len(evicted)
         self.order = [k for k in self.order if k not in evicted]
         self.damaged -= {key, *evicted}
         self.filling[key] = block
 
     def victims(self, slot_bytes: int) -> list[set[BlockKey]]:
-        """Return the sets of keys that the tier may evict to free a slot of ``slot_bytes``. The
-        only such set has one key: the first in ``order`` whose block has a slot of this size and no
-        reference. Return an empty list if there is no such key."""
+        """Return the sets of keys that the tier may evict to free a slot of ``slot_bytes`` in a
+        segment that has such slots. The only such set has one key: the first in ``order`` whose
+        block has a slot of this size and no reference. Return an empty list if there is no such
+        key."""
         self.segment_of = {key: self.block(key).segment for key in self.order}
         idle = [key for key in self.order if key not in self.held()]
         same = [key for key in idle if self.segment_of[key].slot_bytes == slot_bytes]
         return [{key} for key in same[:1]]
 
-    def idle_segments(self, evicted: list[BlockKey]) -> list[set[BlockKey]]:
+    def idle_segments(
+        self, evicted: list[BlockKey], victims: list[set[BlockKey]]
+    ) -> list[set[BlockKey]]:
         """Return the sets of keys that the tier may evict to free the segment that held
         ``evicted``. The only such set has the keys of all sealed blocks in this segment. Return an
-        empty list if a block in the segment is being read or written."""
+        empty list if a block in the segment is being read or written, or if a block was used later
+        than the block in ``victims``, which could be evicted instead."""
         segment = self.segment_of[evicted[0]]
         there = {key for key in self.order if self.segment_of[key] is segment}
         busy = [block for block, _ in self.readers] + list(self.filling.values())
-        return [] if any(block.segment is segment for block in busy) else [there]
+        is_busy = any(block.segment is segment for block in busy)
+        later = {key for keys in victims for key in self.order[self.order.index(min(keys)) :]}
+        return [] if is_busy or there & later else [there]
 
     @precondition(lambda self: self.filling)
     @rule(data=st.data(), full=st.booleans())
