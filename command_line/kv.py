@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -87,11 +87,11 @@ def run_list(name: str, filter_: BlockFilter, limit: int, as_json: bool) -> None
         print(f"{node}: {len(blocks)} of {total} blocks, oldest first")
 
 
-def run_find(name: str, wanted: str, tenant: str, as_json: bool) -> None:
+def run_find(name: str, wanted: str, tenant: str, exact_kv: bool, as_json: bool) -> None:
     """Print how many of the wanted blocks each store node has. ``wanted`` is a block key in hex, or
-    the text of a prompt."""
+    the text of a prompt. ``exact_kv``: look for the KV of requests with ``exact_kv``."""
     state = ClusterFolder(baton_home(), name).read_running()
-    keys = asyncio.run(_keys_of(state, wanted, tenant))
+    keys = asyncio.run(_keys_of(state, wanted, tenant, exact_kv))
     query = LeaseRequest(tuple(keys), 1.0, 0)
     found = asyncio.run(_call_each_node(state, lambda client: client.lease(query)))
     held = {node: leased.num_stored for node, leased in found.items()}
@@ -112,9 +112,15 @@ def run_purge(name: str, filter_: BlockFilter, as_json: bool) -> None:
         print(f"{node}: {count} blocks purged")
 
 
-def run_warm(name: str, prompts: Sequence[str], api_key: str | None, chat: bool) -> None:
-    """Request one token for each prompt, so that the prompt's KV is stored. Raises Unavailable when
-    a request fails."""
+def run_warm(
+    name: str,
+    prompts: Sequence[str],
+    api_key: str | None,
+    chat: bool,
+    fields: Mapping[str, Any],
+) -> None:
+    """Request one token for each prompt, so that the prompt's KV is stored. ``fields`` are further
+    fields of the requests. Raises Unavailable when a request fails."""
     import httpx
 
     state = ClusterFolder(baton_home(), name).read_running()
@@ -128,7 +134,7 @@ def run_warm(name: str, prompts: Sequence[str], api_key: str | None, chat: bool)
         verify=pinned_tls_context(state.tls_certificate) or True,
     ) as client:
         for prompt in track(prompts, "warming", console=open_console()):
-            usage = _warm_one(client, prompt, chat)
+            usage = _warm_one(client, prompt, chat, fields)
             num_tokens += usage["prompt_tokens"]
             num_cached += usage["prompt_tokens_details"]["cached_tokens"]
     print(f"{len(prompts)} prompts, {num_tokens} tokens: {num_cached} were cached already")
@@ -171,13 +177,13 @@ def _parse_prompt(line: str) -> str:
     return value if isinstance(value, str) else line
 
 
-def _warm_one(client: Any, prompt: str, chat: bool) -> Any:
+def _warm_one(client: Any, prompt: str, chat: bool, fields: Mapping[str, Any]) -> Any:
     import httpx
 
     path = "/v1/chat/completions" if chat else "/v1/completions"
     body = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
     try:
-        response = client.post(path, json={**body, "max_tokens": 1, "temperature": 0})
+        response = client.post(path, json={**body, **fields, "max_tokens": 1, "temperature": 0})
     except httpx.HTTPError as error:
         raise Unavailable(f"the router does not answer: {error}") from error
     if response.status_code != 200:
@@ -233,7 +239,7 @@ async def _model_tag(state: ClusterState, model: str) -> bytes:
     )
 
 
-async def _keys_of(state: ClusterState, wanted: str, tenant: str) -> list[BlockKey]:
+async def _keys_of(state: ClusterState, wanted: str, tenant: str, exact_kv: bool) -> list[BlockKey]:
     if re.fullmatch(f"[0-9a-f]{{{2 * BLOCK_KEY_BYTES}}}", wanted):
         return [BlockKey(bytes.fromhex(wanted))]
     worker = await _any_ready_worker(state)
@@ -242,6 +248,7 @@ async def _keys_of(state: ClusterState, wanted: str, tenant: str) -> list[BlockK
         worker.kv_dtype,
         worker.block_tokens,
         tenant_salt=_salt(state, tenant),
+        lossy_codec="" if exact_kv else worker.kv_lossy_codec,
     )
     tokens = _tokenize(state, wanted)
     keys = block_keys(root.key(), tokens, worker.block_tokens)

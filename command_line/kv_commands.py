@@ -12,6 +12,10 @@ app = typer.Typer(help="Inspect and manage the KV store.", no_args_is_help=True)
 
 Tenant = Annotated[str | None, typer.Option(help="Only this tenant's blocks.")]
 Model = Annotated[str | None, typer.Option(help="Only this model's blocks, by name or digest.")]
+ExactKv = Annotated[
+    bool,
+    typer.Option("--exact-kv", help="The KV of requests with exact_kv."),
+]
 OlderThan = Annotated[
     str | None, typer.Option(help="Only blocks older than this: 90 (seconds), 15m, 2h or 3d.")
 ]
@@ -45,13 +49,14 @@ def kv_ls(
 def kv_find(
     wanted: Annotated[str, typer.Argument(help="A block's key in hex, or the text of a prompt.")],
     tenant: Annotated[str, typer.Option(help="The tenant whose prompt it is.")] = "default",
+    exact_kv: ExactKv = False,
     as_json: AsJson = False,
     name: Name = None,
 ) -> None:
     """Show which store nodes have a block, or how many blocks of a prompt they have."""
     from command_line.kv import run_find
 
-    run_find(cluster_name(name), wanted, tenant, as_json)
+    run_find(cluster_name(name), wanted, tenant, exact_kv, as_json)
 
 
 @app.command("purge")
@@ -84,9 +89,11 @@ def kv_warm(
     api_key: Annotated[
         str | None, typer.Option(help="API key of the tenant whose cache is warmed.")
     ] = None,
+    exact_kv: ExactKv = False,
     name: Name = None,
 ) -> None:
     """Prefill prompts and store their KV before users send them."""
     from command_line.kv import read_prompts, run_warm
 
-    run_warm(cluster_name(name), read_prompts(prompt or [], prompt_file), api_key, chat)
+    prompts = read_prompts(prompt or [], prompt_file)
+    run_warm(cluster_name(name), prompts, api_key, chat, {"exact_kv": True} if exact_kv else {})

@@ -156,7 +156,13 @@ def _add_models(app: FastAPI, context: RouterContext) -> None:
         )
 
     def describe(model: ServedModel) -> dict[str, object]:
-        return describe_model(model.name, created, model.workers.max_model_tokens)
+        has_lossy_codec = any(each.workers.kv_codec.is_lossy for each in context.models.all)
+        return describe_model(
+            model.name,
+            created,
+            model.workers.max_model_tokens,
+            model.workers.kv_codec.value if has_lossy_codec else None,
+        )
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:

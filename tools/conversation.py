@@ -101,7 +101,13 @@ async def _until_stored(cluster: LocalCluster, token_ids: Sequence[int]) -> None
     store = next(member for member in members if member.role is Role.KVSTORE)
     salt = tenant_salt(state.tenant_secret, TenantId("default"))
     digest = bytes.fromhex(worker.model_digest)
-    root = KeyRoot(digest, worker.kv_dtype, worker.block_tokens, tenant_salt=salt)
+    root = KeyRoot(
+        digest,
+        worker.kv_dtype,
+        worker.block_tokens,
+        tenant_salt=salt,
+        lossy_codec=worker.kv_lossy_codec,
+    )
     keys = tuple(block_keys(root.key(), token_ids, worker.block_tokens))
     client, clock = KvStoreClient(store.address, state.credentials), SystemClock()
     give_up_at = clock.monotonic() + STORED_SECONDS

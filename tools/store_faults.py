@@ -72,7 +72,13 @@ async def members(state: ClusterState) -> list[Member]:
 async def place(channel: grpc.aio.Channel, state: ClusterState, worker: Member) -> Placement:
     salt = tenant_salt(state.tenant_secret, TenantId("default"))
     digest = bytes.fromhex(worker.model_digest)
-    root = KeyRoot(digest, worker.kv_dtype, worker.block_tokens, tenant_salt=salt)
+    root = KeyRoot(
+        digest,
+        worker.kv_dtype,
+        worker.block_tokens,
+        tenant_salt=salt,
+        lossy_codec=worker.kv_lossy_codec,
+    )
     keys = block_keys(root.key(), [TokenId(token) for token in PREFIX], worker.block_tokens)
     query = PlacementQuery(
         RequestId("probe"), Epoch(1), TenantId("default"), len(PREFIX), 1, tuple(keys),

@@ -1,6 +1,6 @@
 """Block keys: a chain of hashes, the same in every process and on every machine.
 
-    key_0 = H(format version, model digest, KV dtype and layout, adapter, tenant salt)
+    key_0 = H(format version, model digest, KV dtype and layout, adapter, tenant salt, lossy codec)
     key_i = H(key_{i-1} || tokens of block i as little-endian uint32)
 
 If a model's layers are divided into groups whose KV is kept in separate blocks, the block of the
@@ -10,6 +10,9 @@ another personalisation string.
 H is BLAKE2b with a 128-bit digest and a personalisation string. Blocks with equal keys have equal
 tokens, and so have all blocks before them. So a key identifies a whole prefix, and the longest
 prefix that is cached can be found by bisection. Test vectors: tests/unit/test_block_key.py.
+
+KV that may have passed a lossy codec has other keys than exact KV of the same tokens, so a request
+that wants exact KV can't find the former. Without a lossy codec, the root has no field for it.
 """
 
 import hashlib
@@ -31,24 +34,28 @@ _BIG_ENDIAN = struct.pack("=H", 1) == struct.pack(">H", 1)
 class KeyRoot:
     """Everything that must be equal, besides the tokens, for two blocks to have equal KV.
 
-    ``adapter`` is the digest of the LoRA adapter in hex; empty for the base model."""
+    ``adapter`` is the digest of the LoRA adapter in hex; empty for the base model. ``lossy_codec``
+    is the name of the lossiest codec that the KV may have passed; empty for exact KV."""
 
     model_digest: bytes
     kv_dtype: str
     block_tokens: int
     adapter: str = ""
     tenant_salt: bytes = b""
+    lossy_codec: str = ""
 
     def key(self) -> BlockKey:
         """Return the key at the start of the chain. Each field is preceded by its length, so that
         no two roots have the same encoding."""
-        fields = (
+        fields = [
             self.model_digest,
             self.kv_dtype.encode(),
             str(self.block_tokens).encode(),
             self.adapter.encode(),
             self.tenant_salt,
-        )
+        ]
+        if self.lossy_codec:
+            fields.append(self.lossy_codec.encode())
         packed = b"".join(len(field).to_bytes(4, "little") + field for field in fields)
         return BlockKey(_digest(packed))
 

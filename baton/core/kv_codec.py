@@ -1,5 +1,6 @@
 """The codecs in which KV blocks travel and are stored (docs/kv-codecs.md)."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 ENCODED_ALIGNMENT_BYTES = 256
@@ -26,3 +27,41 @@ class KvCodecName(StrEnum):
     def is_lossy(self) -> bool:
         """Whether decoded blocks differ from those that were encoded."""
         return self not in (KvCodecName.NONE, KvCodecName.LOSSLESS)
+
+
+_BY_LOSS = list(KvCodecName)
+"""The codecs, ordered from the exact ones to the one that loses most."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvCodecs:
+    """The codecs that a worker's configuration allows: for links, for the store's DRAM, and for its
+    SSD."""
+
+    wire: KvCodecName = KvCodecName.NONE
+    store: KvCodecName = KvCodecName.NONE
+    disk: KvCodecName = KvCodecName.NONE
+
+    @property
+    def strongest(self) -> KvCodecName:
+        """The codec that loses most; if none is lossy, LOSSLESS if it is configured, else NONE."""
+        return max((self.wire, self.store, self.disk), key=_BY_LOSS.index)
+
+    @property
+    def lossy(self) -> str:
+        """The name of the lossy codec that loses most, as it is part of block keys
+        (:class:`baton.core.block_key.KeyRoot`); empty if no codec is lossy."""
+        strongest = self.strongest
+        return strongest.value if strongest.is_lossy else ""
+
+
+@dataclass(frozen=True, slots=True)
+class CodecSpeed:
+    """How fast a worker's codec is: ``encode_bytes_per_second`` and ``decode_bytes_per_second``
+    count the bytes of blocks as they are in the KV pool. ``ratio`` is the size of encoded blocks,
+    as a share of their size in the pool."""
+
+    codec: KvCodecName
+    ratio: float
+    encode_bytes_per_second: float
+    decode_bytes_per_second: float

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from baton.core.adapter import WorkerAdapter
 from baton.core.ids import Incarnation, WorkerId
+from baton.core.kv_codec import CodecSpeed, KvCodecs
 from baton.core.pending_settings import PendingSettings
 from baton.core.states import Role, WorkerState
 from baton.core.worker_load import WorkerLoad
@@ -22,7 +23,8 @@ class Member:
     computes, for people to read; ``kv_bytes_per_token`` is the size of the worker's KV per token.
     ``numerics_fingerprint`` is hex, and equal on workers with bit-identical logits; it is empty if
     the worker doesn't guarantee that. ``adapters`` are the LoRA adapters that a worker has loaded
-    or failed to load. ``pending_settings`` are shown by ``baton status``.
+    or failed to load. ``pending_settings`` are shown by ``baton status``. ``kv_codecs`` are the KV
+    codecs that a worker's settings allow; ``codec_speeds`` are what it has measured of them.
     """
 
     id: WorkerId
@@ -47,6 +49,13 @@ class Member:
     adapters: tuple[WorkerAdapter, ...] = ()
     load: WorkerLoad = field(default_factory=WorkerLoad)
     pending_settings: PendingSettings = field(default_factory=PendingSettings)
+    kv_codecs: KvCodecs = field(default_factory=KvCodecs)
+    codec_speeds: tuple[CodecSpeed, ...] = ()
+
+    @property
+    def kv_lossy_codec(self) -> str:
+        """The lossiest codec that the worker's KV may have passed; empty if it is exact."""
+        return self.kv_codecs.lossy
 
     def has_adapter(self, digest: bytes) -> bool:
         """Whether the worker has loaded the adapter with this digest."""

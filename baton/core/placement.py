@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from baton.core.adapter import AdapterRef
 from baton.core.ids import BlockKey, Epoch, RequestId, TenantId, WorkerId
+from baton.core.kv_codec import KvCodecName
 from baton.core.kv_transfer import WorkerRef
 from baton.core.store import StoreHint
 
@@ -21,7 +22,8 @@ class PlacementQuery:
     that failed this request before. Requests of one ``session`` are prefilled on the same worker
     unless cached prefixes or load favour another one. ``trace`` is the traceparent of the query's
     span; it is empty if the request is not traced. Only workers that have loaded ``adapter`` are
-    chosen; None means the base model."""
+    chosen; None means the base model. If ``exact_kv`` is set, no lossy codec may be applied to the
+    request's KV."""
 
     request_id: RequestId
     epoch: Epoch
@@ -34,6 +36,7 @@ class PlacementQuery:
     trace: str = ""
     session: str = ""
     adapter: AdapterRef | None = None
+    exact_kv: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,21 @@ class ScoredWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredCodec:
+    """A codec in which the KV of a request could be transferred. ``decode_start_seconds`` is the
+    predicted time from the start of the prefill until the decode worker has all KV."""
+
+    codec: KvCodecName
+    decode_start_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """The workers of a request. If ``prefill`` is None, the ``decode`` worker also does the
     prefill. Predictions are None if nothing has been measured. Alternatives, of each kind of
-    worker, are ordered from best to worst, and include the chosen worker."""
+    worker, are ordered from best to worst, and include the chosen worker. ``kv_codec`` is the codec
+    for the KV transfer, and the best of ``codec_alternatives``; these are empty if there is no
+    transfer, or only raw KV can be transferred."""
 
     prefill: WorkerRef | None
     decode: WorkerRef
@@ -71,6 +85,8 @@ class Placement:
     prefill_alternatives: Sequence[ScoredWorker] = ()
     decode_alternatives: Sequence[ScoredWorker] = ()
     mixed_alternatives: Sequence[ScoredWorker] = ()
+    kv_codec: KvCodecName = KvCodecName.NONE
+    codec_alternatives: Sequence[ScoredCodec] = ()
 
     @property
     def is_mixed(self) -> bool:

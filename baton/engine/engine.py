@@ -61,7 +61,8 @@ class Engine:
 
     ``adapters`` are the LoRA adapters that the runner knows; the engine owns them from now on.
     ``draft_source`` proposes tokens for speculative decoding; without it, and with
-    ``config.speculation``, they are looked up in prompt and answer.
+    ``config.speculation``, they are looked up in prompt and answer. ``lossy_codec`` is the name of
+    the lossiest codec that KV in the pool may have passed, empty if there is none.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Engine:
         executor: PlanExecutor | None = None,
         adapters: AdapterTable | None = None,
         draft_source: DraftSource | None = None,
+        lossy_codec: str = "",
     ) -> None:
         if runner.block_tokens != config.block_tokens:
             raise Invalid(
@@ -109,7 +111,7 @@ class Engine:
         )
         self._cache_transfers = CacheTransfers(self._pool, self._scheduler)
         self.key_hasher = BlockKeyChainFactory(
-            model_digest, kv_dtype, config.block_tokens, config.num_groups
+            model_digest, kv_dtype, config.block_tokens, config.num_groups, lossy_codec
         )
         self._adapters = adapters or AdapterTable()
         self._sequences: dict[RequestId, Sequence] = {}
@@ -305,9 +307,12 @@ class Engine:
 
     # The prefix cache
 
-    def key_root(self, tenant_salt: bytes, adapter_digest: bytes = b"") -> BlockKey:
-        """Return the root key of a tenant's key chains for the base model or an adapter."""
-        return self.key_hasher.root_key(tenant_salt, adapter_digest)
+    def key_root(
+        self, tenant_salt: bytes, adapter_digest: bytes = b"", *, exact_kv: bool = False
+    ) -> BlockKey:
+        """Return the root key of a tenant's key chains for the base model or an adapter.
+        ``exact_kv``: for requests whose KV must not pass a lossy codec."""
+        return self.key_hasher.root_key(tenant_salt, adapter_digest, exact_kv=exact_kv)
 
     def count_cached_blocks(self, keys: Seq[BlockKey]) -> int:
         """Return how many of the leading ``keys`` are cached in the pool. Changes nothing."""
@@ -441,7 +446,8 @@ class Engine:
         owners = [*self._sequences.values(), *self._inflight.ended_sequences]
         check_owners(owners, self._cache_transfers.referenced_blocks(), self._pool)
         for sequence in self._sequences.values():
-            root = self.key_root(sequence.spec.tenant_salt, sequence.spec.adapter_digest)
+            spec = sequence.spec
+            root = self.key_root(spec.tenant_salt, spec.adapter_digest, exact_kv=spec.exact_kv)
             check_sequence(sequence, root, self._pool, self._config)
 
     def describe(self) -> str:

@@ -34,24 +34,34 @@ class BlockKeyChain:
 class BlockKeyChainFactory:
     """Makes the key chains of an engine's requests. It may be used in any thread, so that prompts
     are hashed outside of the engine's thread: hashing 128k tokens takes 15 ms, and no step should
-    wait that long."""
+    wait that long. ``lossy_codec`` is the name of the worker's lossiest KV codec, empty if none is
+    lossy: it is part of the keys of all requests that don't want exact KV."""
 
     model_digest: bytes
     kv_dtype: str
     block_tokens: int
     num_groups: int = 1
+    lossy_codec: str = ""
 
-    def root_key(self, tenant_salt: bytes, adapter_digest: bytes = b"") -> BlockKey:
-        """Return the root key of a tenant's key chains for the base model or an adapter."""
+    def root_key(
+        self, tenant_salt: bytes, adapter_digest: bytes = b"", *, exact_kv: bool = False
+    ) -> BlockKey:
+        """Return the root key of a tenant's key chains for the base model or an adapter.
+        ``exact_kv``: for requests whose KV must not pass a lossy codec."""
         root = KeyRoot(
-            self.model_digest, self.kv_dtype, self.block_tokens, adapter_digest.hex(), tenant_salt
+            self.model_digest,
+            self.kv_dtype,
+            self.block_tokens,
+            adapter_digest.hex(),
+            tenant_salt,
+            "" if exact_kv else self.lossy_codec,
         )
         return root.key()
 
     def make_chain(self, spec: RequestSpec) -> BlockKeyChain:
         """Return the key chain of ``spec.token_ids``."""
         chain = BlockKeyChain(
-            self.root_key(spec.tenant_salt, spec.adapter_digest),
+            self.root_key(spec.tenant_salt, spec.adapter_digest, exact_kv=spec.exact_kv),
             self.block_tokens,
             self.num_groups,
         )

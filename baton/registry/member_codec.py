@@ -15,6 +15,7 @@ from baton.core.adapter import (
 )
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import Incarnation, WorkerId
+from baton.core.kv_codec import CodecSpeed, KvCodecName, KvCodecs
 from baton.core.member import Member
 from baton.core.pending_settings import PendingSettings
 from baton.core.states import Role, WorkerState
@@ -83,6 +84,8 @@ def member_from_json(data: bytes) -> Member:
             max_model_tokens=_number(raw, "max_model_tokens"),
             pending_settings=_pending_settings(raw.get("pending_settings", {})),
             adapters=_adapters(raw.get("adapters", [])),
+            kv_codecs=_kv_codecs(raw.get("kv_codecs", {})),
+            codec_speeds=_codec_speeds(raw.get("codec_speeds", [])),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Invalid(f"the record is not a valid member: {error}") from error
@@ -102,6 +105,25 @@ def _pending_settings(raw: Any) -> PendingSettings:
     if not all(isinstance(name, str) for name in names):
         raise ValueError(f"restart_needed is {names!r}; it must be a list of names")
     return PendingSettings(tuple(names), _text({"rejected": "", **raw}, "rejected"))
+
+
+def _kv_codecs(raw: Any) -> KvCodecs:
+    """Parse the configured codecs. Members that run Baton's previous version have none."""
+    return KvCodecs(*(KvCodecName(raw.get(tier, "none")) for tier in ("wire", "store", "disk")))
+
+
+def _codec_speeds(raw: Any) -> tuple[CodecSpeed, ...]:
+    if not isinstance(raw, list) or len(raw) > len(KvCodecName):
+        raise ValueError(f"codec_speeds must be a list of at most {len(KvCodecName)} entries")
+    return tuple(
+        CodecSpeed(
+            KvCodecName(entry["codec"]),
+            min(_amount(entry, "ratio"), 1.0),
+            _rate(entry, "encode_bytes_per_second"),
+            _rate(entry, "decode_bytes_per_second"),
+        )
+        for entry in raw
+    )
 
 
 def _adapters(raw: Any) -> tuple[WorkerAdapter, ...]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from baton.core.ids import WorkerId
+from baton.core.kv_fidelity import workers_with_other_codec
 from baton.core.member import Member
 from baton.core.numerics import incompatible_workers
 from baton.core.states import WORKER_ROLES, Role, WorkerState
@@ -14,9 +15,14 @@ class MemberList:
 
     def __init__(self, members: Iterable[Member] = ()) -> None:
         self.members: list[Member] = sorted(members, key=lambda member: member.id)
-        self.incompatible_ids: frozenset[WorkerId] = incompatible_workers(self.members)
-        """The ids of workers that must not be used, whatever their state: their logits may differ
-        in bits from those of the oldest worker of their model (:mod:`baton.core.numerics`)."""
+        self.other_codec_ids = workers_with_other_codec(self.members)
+        """The ids of workers whose lossy KV codec differs from that of the oldest worker of their
+        model (:mod:`baton.core.kv_fidelity`)."""
+        self.other_numerics_ids = incompatible_workers(self.members)
+        """The ids of workers whose logits may differ in bits from those of the oldest worker of
+        their model (:mod:`baton.core.numerics`)."""
+        self.incompatible_ids: frozenset[WorkerId] = self.other_codec_ids | self.other_numerics_ids
+        """The ids of workers that must not be used, whatever their state."""
         self._ready: dict[Role, Sequence[Member]] = {}
         self._by_model: dict[str, MemberList] = {}
 

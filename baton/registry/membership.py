@@ -81,10 +81,11 @@ class Membership:
             self._had_outage = True
             return
         self._last_answer_seconds = now
-        known_ids = self._current.incompatible_ids
-        self._current = MemberList(self._with_missing(found, now))
-        if self._current.incompatible_ids - known_ids:
-            log.warning("numerics_differ", excluded=sorted(self._current.incompatible_ids))
+        known, self._current = self._current, MemberList(self._with_missing(found, now))
+        if self._current.other_numerics_ids - known.other_numerics_ids:
+            log.warning("numerics_differ", excluded=sorted(self._current.other_numerics_ids))
+        if self._current.other_codec_ids - known.other_codec_ids:
+            log.warning("kv_codecs_differ", excluded=sorted(self._current.other_codec_ids))
 
     def _with_missing(self, found: list[Member], now: float) -> list[Member]:
         """Return ``found`` and, during the rejoin period, also the known members that it lacks."""

@@ -12,7 +12,7 @@ from baton.checkpoint import ModelLimits, load_model_limits, resolve_model
 from baton.clock import Clock, SystemClock
 from baton.config import Settings
 from baton.core.ids import TokenId
-from baton.core.kv_codec import KvCodecName
+from baton.core.kv_codec import KvCodecName, KvCodecs
 from baton.engine.checksum import block_checksums, checksum_algorithm, range_checksums
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -139,7 +139,13 @@ def build_engine(
         executor=runner.make_executor() if _uses_async_scheduling(settings, runner) else None,
         adapters=runner.adapters,
         draft_source=draft_source,
+        lossy_codec=configured_codecs(settings).lossy,
     )
+
+
+def configured_codecs(settings: Settings) -> KvCodecs:
+    """Return the KV codecs that the worker's settings allow."""
+    return KvCodecs(wire=settings.kv_codec_wire)
 
 
 def _load_runner(settings: Settings) -> LoadedRunner:

@@ -40,7 +40,13 @@ from baton.worker.adapters import WorkerAdapters
 from baton.worker.constraint_opener import ConstraintOpener
 from baton.worker.context import WorkerConfig, WorkerContext
 from baton.worker.engine_thread import EngineThread
-from baton.worker.model_loading import LoadedModel, build_engine, engine_config, load_model
+from baton.worker.model_loading import (
+    LoadedModel,
+    build_engine,
+    configured_codecs,
+    engine_config,
+    load_model,
+)
 from baton.worker.numerics_check import check_same_numerics
 from baton.worker.role_state import RoleState
 from baton.worker.sides import DecodeSide, PrefillSide
@@ -367,4 +373,5 @@ class WorkerProgram:
             adapters=self._adapters.announced,
             load=self._worker.load,
             pending_settings=STATUS.health.pending_settings,
+            kv_codecs=configured_codecs(self._settings),
         )

@@ -109,7 +109,7 @@ class Attempt:
         is_split = placement.prefill is not None and placement.prefill.id != placement.decode.id
         is_local = not is_split or (spec.max_new_tokens == 1 and not is_continuation)
         self._is_continuation = is_continuation
-        self._spec = replace(spec, store_hint=placement.store_hint)
+        self._spec = replace(spec, store_hint=placement.store_hint, kv_codec=placement.kv_codec)
         self._prefill = None if is_local else placement.prefill
         self._decode = placement.decode
         self._connections: dict[WorkerId, WorkerConnection] = {

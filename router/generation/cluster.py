@@ -36,14 +36,14 @@ class Cluster:
 
     @property
     def incompatible_ids(self) -> frozenset[WorkerId]:
-        """The ids of workers that are not used, since their numerics differ from those
-        of the other workers of their model."""
+        """The ids of workers that are not used, since their numerics or their lossy KV codecs
+        differ from those of the other workers of their model."""
         return self._membership.current.incompatible_ids
 
     def ready_members(self, role: Role) -> Sequence[Member]:
-        """Return the ready members of a role, sorted by id. Workers whose numerics are incompatible
-        with those of the other workers of their model are left out
-        (:mod:`baton.core.numerics`)."""
+        """Return the ready members of a role, sorted by id. Workers that are incompatible with the
+        other workers of their model are left out (:class:`~baton.registry.member_list.MemberList`).
+        """
         return self._membership.ready(role)
 
     @property

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.core.ids import Epoch, Incarnation, RequestId, TokenId, WorkerId
+from baton.core.kv_codec import KvCodecName
 from baton.core.kv_transfer import WorkerRef
-from baton.core.placement import Placement, PlacementQuery
+from baton.core.placement import Placement, PlacementQuery, ScoredCodec
 from baton.core.request import FinishReason, RequestOutput, RequestSpec, TokenLogprob
 from baton.core.task import Task
 from baton.errors import Unavailable
@@ -180,7 +181,9 @@ class MemoryWorkerConnections:
 class MemoryPlacer:
     """Places each request on the first worker of each pool that is not excluded, and records the
     queries. The chosen worker may be dead, since a real registry also lists dead workers for a
-    while."""
+    while. If ``codecs`` are set, they are those of the placements, best first."""
+
+    codecs: Sequence[ScoredCodec] = ()
 
     def __init__(self, prefill: Sequence[FakeWorker], decode: Sequence[FakeWorker]) -> None:
         self.prefill = list(prefill)
@@ -193,7 +196,13 @@ class MemoryPlacer:
         decode = [w.ref for w in self.decode if w.ref.id not in query.excluded]
         if not decode:
             raise Unavailable("no decode worker is ready")
-        return Placement(prefill[0] if prefill else None, decode[0], "memory")
+        return Placement(
+            prefill[0] if prefill else None,
+            decode[0],
+            "memory",
+            kv_codec=self.codecs[0].codec if self.codecs else KvCodecName.NONE,
+            codec_alternatives=self.codecs,
+        )
 
 
 def _logprobs(spec: RequestSpec, token: TokenId) -> tuple[TokenLogprob, ...]:

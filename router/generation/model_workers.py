@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from baton.core.adapter import AdapterRef
 from baton.core.block_key import KeyRoot
+from baton.core.kv_codec import KvCodecName
 from baton.core.member import Member
 from baton.core.states import WORKER_ROLES, Role
 from baton.registry.member_list import MemberList
@@ -13,8 +14,8 @@ from baton.registry.membership import MemberView
 from router.generation.block_key_hasher import BlockKeyHasher
 
 MAX_CACHED_HASHERS = 1024
-"""The maximum number of block key hashers that are cached: one per model, adapter and
-tenant salt, some hundred bytes each."""
+"""The maximum number of block key hashers that are cached: one per model, adapter,
+tenant salt and fidelity, some hundred bytes each."""
 
 
 class ModelWorkers:
@@ -27,8 +28,8 @@ class ModelWorkers:
         self._cached_capabilities: _CommonCapabilities | None = None
 
     def ready_members(self, role: Role) -> Sequence[Member]:
-        """Return the ready workers of a role, sorted by id. Workers whose numerics are incompatible
-        with those of the other workers are left out (:mod:`baton.core.numerics`)."""
+        """Return the ready workers of a role, sorted by id. Workers that are incompatible with the
+        others are left out (:class:`~baton.registry.member_list.MemberList`)."""
         return self._members.current.ready(role)
 
     @property
@@ -47,11 +48,18 @@ class ModelWorkers:
         """A ready worker whose block size and model digest are known; None if there is none."""
         return self._common_capabilities().worker
 
+    @property
+    def kv_codec(self) -> KvCodecName:
+        """The strongest KV codec that the workers may apply; NONE while no worker is ready."""
+        worker = self._common_capabilities().worker
+        return KvCodecName.NONE if worker is None else worker.kv_codecs.strongest
+
     def block_key_hasher(
-        self, tenant_salt: bytes, adapter: AdapterRef | None = None
+        self, tenant_salt: bytes, adapter: AdapterRef | None = None, *, exact_kv: bool = False
     ) -> BlockKeyHasher | None:
         """Return the hasher for a tenant's block keys, with an adapter or the base model, which
-        computes the same keys as the workers; None while :attr:`any_worker` is None."""
+        computes the same keys as the workers; None while :attr:`any_worker` is None. ``exact_kv``:
+        for requests whose KV must not pass a lossy codec."""
         worker = self._common_capabilities().worker
         if worker is None:
             return None
@@ -61,6 +69,7 @@ class ModelWorkers:
             worker.block_tokens,
             "" if adapter is None else adapter.digest.hex(),
             tenant_salt,
+            "" if exact_kv else worker.kv_lossy_codec,
         )
 
     def _common_capabilities(self) -> "_CommonCapabilities":
@@ -89,7 +98,7 @@ class _CommonCapabilities:
 
 @lru_cache(MAX_CACHED_HASHERS)
 def _cached_hasher(
-    digest: str, kv_dtype: str, block_tokens: int, adapter: str, salt: bytes
+    digest: str, kv_dtype: str, block_tokens: int, adapter: str, salt: bytes, lossy_codec: str
 ) -> BlockKeyHasher:
-    root = KeyRoot(bytes.fromhex(digest), kv_dtype, block_tokens, adapter, salt)
+    root = KeyRoot(bytes.fromhex(digest), kv_dtype, block_tokens, adapter, salt, lossy_codec)
     return BlockKeyHasher(root.key(), block_tokens)

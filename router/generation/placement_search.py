@@ -139,6 +139,7 @@ class PlacementSearch:
             trace=self._record.query_span(spec.epoch).traceparent if spec.trace else "",
             session=self._session,
             adapter=spec.adapter,
+            exact_kv=spec.exact_kv,
         )
         seconds = self._config.placement_timeout_seconds
         try:

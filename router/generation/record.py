@@ -9,6 +9,7 @@ from sys import intern
 from typing import Any
 
 from baton.core.ids import NO_TENANT, Epoch, RequestId, TenantId
+from baton.core.kv_codec import KvCodecName
 from baton.core.kv_transfer import WorkerRef
 from baton.core.placement import Placement
 from baton.core.request import PROMPT_PREFILLED, RequestOutput
@@ -62,6 +63,7 @@ class PlacementRecord:
                 "mixed": [asdict(each) for each in placement.mixed_alternatives],
             },
             "error": self.error,
+            "kv_codec": _codec_json(placement),
         }
 
 
@@ -95,7 +97,9 @@ class GenerationRecord:
     placement. ``cached_tokens`` is None until the prompt has been computed. ``has_slo`` says
     whether the SLO applies to the request. ``pending_query`` is the epoch and the time of the
     placement query that has not been answered yet, or None. ``trace`` is the trace context of the
-    request's span, or None if the request is not traced.
+    request's span, or None if the request is not traced. ``lossy_codec`` is the name of the lossy
+    codec that the model's workers may apply to KV, empty if there is none; ``exact_kv`` says that
+    it is not applied to this request.
     """
 
     request_id: RequestId
@@ -117,6 +121,8 @@ class GenerationRecord:
     error: str = ""
     pending_query: tuple[Epoch, float] | None = None
     trace: TraceContext | None = None
+    lossy_codec: str = ""
+    exact_kv: bool = False
     model: str = ""
 
     def record_query(self, epoch: Epoch, now: float) -> None:
@@ -212,10 +218,21 @@ class GenerationRecord:
             return None
         return (self.total_seconds - self.ttft_seconds) / (self.num_tokens - 1)
 
+    @property
+    def kv_codec(self) -> str:
+        """The strongest codec that the request's KV may have passed: the lossy codec or, if the
+        request wants exact KV, the codec of its last placement."""
+        if self.lossy_codec and not self.exact_kv:
+            return self.lossy_codec
+        placed = self.placements[-1].placement if self.placements else None
+        return (KvCodecName.NONE if placed is None else placed.kv_codec).value
+
     def headers(self) -> dict[str, str]:
         """Return the debug headers whose values are known now. ``x-baton-bytes-shipped`` is the old
         name of ``x-baton-kv-transfer-bytes``, kept for one version."""
         headers: dict[str, str] = {}
+        if self.lossy_codec:
+            headers["x-baton-kv-codec"] = self.kv_codec
         if self.prefill is not None:
             headers["x-baton-prefill"] = self.prefill.id
         if self.decode is not None:
@@ -248,6 +265,7 @@ class GenerationRecord:
                 "tbt_seconds": self.mean_itl_seconds,
             },
             "alternatives": last.get("alternatives", {"prefill": [], "decode": [], "mixed": []}),
+            "kv_codec": last.get("kv_codec", {}),
             "placements": placements,
             "transport": self.transport,
             "kv_transfer_bytes": self.kv_bytes_transferred,
@@ -316,6 +334,15 @@ class GenerationHistory:
         if len(records) > 1:
             explained["choices"] = [record.explain() for record in records]
         return explained
+
+
+def _codec_json(placement: Placement) -> dict[str, Any]:
+    """Return the codec of a placement's KV transfer, and for each codec that was considered the
+    predicted seconds until decoding can start; empty if none was considered."""
+    if not placement.codec_alternatives:
+        return {}
+    seconds = {each.codec.value: each.decode_start_seconds for each in placement.codec_alternatives}
+    return {"chosen": placement.kv_codec.value, "decode_start_seconds": seconds}
 
 
 def _cached_tokens_by_tier(cached_tokens: int, details: Mapping[str, str]) -> dict[str, int]:

@@ -190,12 +190,17 @@ class RouterContext:
         """Return the context of a request. It keeps the tenant's attributes and the hasher as they
         are now, since the tenants file and the workers may change later."""
         standing = self.tenants.authenticator.directory.tenant(tenant).attributes(
-            self.config.tenant_secret, body.cache_salt, body.priority or 0
+            self.config.tenant_secret,
+            body.cache_salt,
+            body.priority or 0,
+            exact_kv=bool(body.exact_kv),
         )
         session = (
             make_session_id(tenant, body.prompt_cache_key) if isinstance(body, ChatBody) else ""
         )
-        hasher = model.workers.block_key_hasher(standing.salt, model.adapter)
+        hasher = model.workers.block_key_hasher(
+            standing.salt, model.adapter, exact_kv=standing.exact_kv
+        )
         return RequestContext(model, tenant, standing, hasher, session)
 
     def preprocessor(self, request_context: RequestContext) -> Preprocessor:
@@ -220,6 +225,7 @@ class RouterContext:
         model, tenant = request_context.model, request_context.tenant
         attributes, hasher = request_context.attributes, request_context.hasher
         total = len(prompts) * body.num_candidates
+        codec = model.workers.kv_codec
         choices: list[ChoiceStream] = []
         for prompt in prompts:
             for number in range(body.num_candidates):
@@ -232,6 +238,8 @@ class RouterContext:
                     tenant,
                     attributes.has_slo,
                     model=model.name,
+                    lossy_codec=codec.value if codec.is_lossy else "",
+                    exact_kv=attributes.exact_kv,
                 )
                 if prompt.prefix_pins and number == 0 and model.prefix_pinner is not None:
                     model.prefix_pinner.pin_when_stored(record, prompt.prefix_pins)
@@ -350,6 +358,7 @@ def _request_spec(
         tenant=attributes.tag,
         priority=attributes.priority,
         weight=attributes.weight,
+        exact_kv=attributes.exact_kv,
     )
 
 

@@ -6,9 +6,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 
-def describe_model(name: str, created: int, max_tokens: int) -> dict[str, Any]:
+def describe_model(
+    name: str, created: int, max_tokens: int, kv_codec: str | None = None
+) -> dict[str, Any]:
     """Describe a model. ``created`` is in seconds since 1970; ``max_tokens`` is the length of the
-    context."""
+    context; ``kv_codec`` is the strongest codec that the KV of requests may pass, None to leave it
+    out."""
     openai = {"object": "model", "created": created, "owned_by": "baton"}
     anthropic = {
         "type": "model",
@@ -18,7 +21,8 @@ def describe_model(name: str, created: int, max_tokens: int) -> dict[str, Any]:
         "max_input_tokens": max_tokens,
         "max_tokens": max_tokens,
     }
-    return {"id": name, **openai, "max_model_len": max_tokens, **anthropic}
+    own = {"max_model_len": max_tokens} | ({} if kv_codec is None else {"kv_codec": kv_codec})
+    return {"id": name, **openai, **own, **anthropic}
 
 
 def describe_adapter(name: str, parent: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,12 +45,14 @@ UNLIMITED, FREE = TenantLimits(), TokenPrices()
 @dataclass(frozen=True, slots=True)
 class TenantAttributes:
     """A tenant's attributes that its requests carry to workers: the salt of its block keys, the tag
-    that identifies it, its priority and its weight."""
+    that identifies it, its priority, its weight, and whether no lossy codec may be applied to their
+    KV."""
 
     salt: bytes
     tag: bytes
     priority: Priority
     weight: float
+    exact_kv: bool = False
 
     @property
     def has_slo(self) -> bool:
@@ -77,6 +79,8 @@ class Tenant:
     """Whether unknown fields of requests are refused. If None, the settings decide."""
     models: frozenset[str] | None = None
     """The names of the models that the tenant may use. If None, it may use all."""
+    exact_kv: bool = False
+    """Whether no lossy codec may be applied to the KV of any of the tenant's requests."""
 
     @property
     def is_limited(self) -> bool:
@@ -91,16 +95,23 @@ class Tenant:
         return client_salt(salt, cache_salt) if cache_salt else salt
 
     def attributes(
-        self, secret: str | None, cache_salt: str | None, priority_steps: int
+        self,
+        secret: str | None,
+        cache_salt: str | None,
+        priority_steps: int,
+        *,
+        exact_kv: bool = False,
     ) -> TenantAttributes:
         """Return the attributes of one of the tenant's requests, whose priority is
         ``priority_steps`` (0 or more) below the tenant's. ``cache_salt`` changes the salt, but not
-        the tag."""
+        the tag. ``exact_kv`` says whether the request wants exact KV; if the tenant does, all of
+        its requests get it."""
         return TenantAttributes(
             self.block_salt(secret, cache_salt),
             _salt_and_tag(secret, self.id)[1],
             lower_priority(self.priority, priority_steps),
             self.weight,
+            self.exact_kv or exact_kv,
         )
 
 

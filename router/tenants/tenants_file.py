@@ -75,6 +75,7 @@ class _TenantDefaults(_StrictSchema):
     limits: _LimitsSchema = Field(default_factory=_LimitsSchema)
     prices: _PricesSchema = Field(default_factory=_PricesSchema)
     strict_fields: bool | None = None
+    exact_kv: bool = False
     models: (
         Annotated[list[ModelName], Field(min_length=1, max_length=MAX_MODELS_PER_TENANT)] | None
     ) = None
@@ -179,6 +180,7 @@ def _tenant(name: str, entry: _TenantSchema) -> Tenant:
         TokenPrices(**entry.prices.model_dump()),
         entry.strict_fields,
         None if entry.models is None else frozenset(entry.models),
+        entry.exact_kv,
     )
 
 

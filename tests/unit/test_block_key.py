@@ -21,6 +21,10 @@ ROOT_VECTORS = [
         KeyRoot(bytes(range(32)), "float32", 4, adapter="tenant-a"),
         "ae884fffd109f8e3fe9dc3c0c7db4de8",
     ),
+    (
+        KeyRoot(bytes(range(32)), "float32", 4, lossy_codec="int4"),
+        "4a871adca59f05136eeaeec2d7cae965",
+    ),
 ]
 
 CHAIN_VECTORS = [

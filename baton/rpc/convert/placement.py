@@ -6,12 +6,20 @@ from typing import overload
 
 from baton.core.block_key import BLOCK_KEY_BYTES
 from baton.core.ids import BlockKey, Epoch, RequestId, TenantId, WorkerId
-from baton.core.placement import MAX_ALTERNATIVES, Placement, PlacementQuery, ScoredWorker
+from baton.core.kv_codec import KvCodecName
+from baton.core.placement import (
+    MAX_ALTERNATIVES,
+    Placement,
+    PlacementQuery,
+    ScoredCodec,
+    ScoredWorker,
+)
 from baton.core.states import Role
 from baton.errors import Invalid, Unavailable
 from baton.rpc.convert.common import (
     adapter_from_proto,
     adapter_to_proto,
+    codec_to_proto,
     hint_from_proto,
     hint_to_proto,
     ref_from_proto,
@@ -20,8 +28,13 @@ from baton.rpc.convert.common import (
 from baton.rpc.convert.error import error_from_proto
 from baton.rpc.v1 import conductor_pb2 as pb
 
+MAX_CODECS = len(KvCodecName)
+"""Maximum number of codecs in a placement."""
+
 MAX_KEYS = 65_536
 """Maximum number of block keys in a query."""
+
+_CODEC_NAMES = frozenset(KvCodecName)
 
 
 def placement_query_to_proto(query: PlacementQuery) -> pb.PlaceRequest:
@@ -37,6 +50,7 @@ def placement_query_to_proto(query: PlacementQuery) -> pb.PlaceRequest:
         trace=query.trace,
         session=query.session,
         adapter=adapter_to_proto(query.adapter),
+        exact_kv=query.exact_kv,
     )
 
 
@@ -55,6 +69,7 @@ def placement_query_from_proto(request: pb.PlaceRequest) -> PlacementQuery:
         trace=request.trace,
         session=request.session,
         adapter=adapter_from_proto(request.adapter) if request.HasField("adapter") else None,
+        exact_kv=request.exact_kv,
     )
 
 
@@ -70,6 +85,13 @@ def placement_to_proto(placement: Placement) -> pb.Placement:
         prefill_alternatives=_alternatives_to_proto(placement.prefill_alternatives),
         decode_alternatives=_alternatives_to_proto(placement.decode_alternatives),
         mixed_alternatives=_alternatives_to_proto(placement.mixed_alternatives),
+        kv_codec=codec_to_proto(placement.kv_codec),
+        codec_alternatives=[
+            pb.CodecAlternative(
+                codec=each.codec.value, decode_start_seconds=each.decode_start_seconds
+            )
+            for each in placement.codec_alternatives
+        ],
     )
 
 
@@ -89,6 +111,8 @@ def placement_from_proto(message: pb.Placement) -> Placement:
         prefill_alternatives=_Alternatives(encoded, Role.PREFILL),
         decode_alternatives=_Alternatives(encoded, Role.DECODE),
         mixed_alternatives=_Alternatives(encoded, Role.MIXED),
+        kv_codec=_codec(message.kv_codec) or KvCodecName.NONE,
+        codec_alternatives=_codec_alternatives(message.codec_alternatives),
     )
 
 
@@ -113,6 +137,16 @@ def _alternatives_to_proto(alternatives: Sequence[ScoredWorker]) -> list[pb.Alte
         )
         for each in alternatives
     ]
+
+
+def _codec(name: str) -> KvCodecName | None:
+    """Return the codec; None if a newer conductor names one that this version doesn't know."""
+    return KvCodecName(name) if name in _CODEC_NAMES else None
+
+
+def _codec_alternatives(messages: Sequence[pb.CodecAlternative]) -> tuple[ScoredCodec, ...]:
+    found = ((_codec(each.codec), each.decode_start_seconds) for each in messages[:MAX_CODECS])
+    return tuple(ScoredCodec(codec, seconds) for codec, seconds in found if codec is not None)
 
 
 class _Alternatives(Sequence[ScoredWorker]):

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PlaceRequest(_message.Message):
-    __slots__ = ("request_id", "epoch", "tenant", "num_tokens", "max_new_tokens", "block_keys", "excluded_worker_ids", "model", "trace", "session", "adapter")
+    __slots__ = ("request_id", "epoch", "tenant", "num_tokens", "max_new_tokens", "block_keys", "excluded_worker_ids", "model", "trace", "session", "adapter", "exact_kv")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class PlaceRequest(_message.Message):
     TRACE_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    EXACT_KV_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     tenant: str
@@ -31,7 +32,8 @@ class PlaceRequest(_message.Message):
     trace: str
     session: str
     adapter: _common_pb2.Adapter
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., block_keys: _Optional[_Iterable[bytes]] = ..., excluded_worker_ids: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., trace: _Optional[str] = ..., session: _Optional[str] = ..., adapter: _Optional[_Union[_common_pb2.Adapter, _Mapping]] = ...) -> None: ...
+    exact_kv: bool
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., block_keys: _Optional[_Iterable[bytes]] = ..., excluded_worker_ids: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., trace: _Optional[str] = ..., session: _Optional[str] = ..., adapter: _Optional[_Union[_common_pb2.Adapter, _Mapping]] = ..., exact_kv: _Optional[bool] = ...) -> None: ...
 
 class PlaceRequests(_message.Message):
     __slots__ = ("requests",)
@@ -64,7 +66,7 @@ class Refusal(_message.Message):
     def __init__(self, status: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("prefill", "decode", "reason", "store_hint", "policy", "ttft_seconds", "itl_seconds", "prefill_alternatives", "decode_alternatives", "mixed_alternatives")
+    __slots__ = ("prefill", "decode", "reason", "store_hint", "policy", "ttft_seconds", "itl_seconds", "prefill_alternatives", "decode_alternatives", "mixed_alternatives", "kv_codec", "codec_alternatives")
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +77,8 @@ class Placement(_message.Message):
     PREFILL_ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     DECODE_ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     MIXED_ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
+    KV_CODEC_FIELD_NUMBER: _ClassVar[int]
+    CODEC_ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     prefill: _common_pb2.WorkerRef
     decode: _common_pb2.WorkerRef
     reason: str
@@ -85,7 +89,17 @@ class Placement(_message.Message):
     prefill_alternatives: _containers.RepeatedCompositeFieldContainer[Alternative]
     decode_alternatives: _containers.RepeatedCompositeFieldContainer[Alternative]
     mixed_alternatives: _containers.RepeatedCompositeFieldContainer[Alternative]
-    def __init__(self, prefill: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., decode: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., reason: _Optional[str] = ..., store_hint: _Optional[_Union[_common_pb2.StoreHint, _Mapping]] = ..., policy: _Optional[str] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ..., prefill_alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., decode_alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., mixed_alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ...) -> None: ...
+    kv_codec: str
+    codec_alternatives: _containers.RepeatedCompositeFieldContainer[CodecAlternative]
+    def __init__(self, prefill: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., decode: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., reason: _Optional[str] = ..., store_hint: _Optional[_Union[_common_pb2.StoreHint, _Mapping]] = ..., policy: _Optional[str] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ..., prefill_alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., decode_alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., mixed_alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., kv_codec: _Optional[str] = ..., codec_alternatives: _Optional[_Iterable[_Union[CodecAlternative, _Mapping]]] = ...) -> None: ...
+
+class CodecAlternative(_message.Message):
+    __slots__ = ("codec", "decode_start_seconds")
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    DECODE_START_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    codec: str
+    decode_start_seconds: float
+    def __init__(self, codec: _Optional[str] = ..., decode_start_seconds: _Optional[float] = ...) -> None: ...
 
 class Alternative(_message.Message):
     __slots__ = ("worker_id", "score", "queue_seconds", "service_seconds", "local_blocks", "fetched_blocks", "late_seconds")

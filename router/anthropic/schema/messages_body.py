@@ -18,7 +18,7 @@ StopSequence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS
 
 CHAT_FIELDS = {
     name: UnsupportedField("it is a field of chats", (1,) if name == "n" else (0, [], {}))
-    for name in ChatBody.model_fields.keys() - ChatHints.model_fields.keys() - {"user"}
+    for name in ChatBody.model_fields.keys() - ChatHints.model_fields.keys() - {"user", "exact_kv"}
 }
 """Fields of chats, most of which change the answer, with the values that change nothing."""
 
@@ -43,6 +43,8 @@ class MessagesBody(PromptBody):
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     metadata: RequestMetadata | None = None
     service_tier: str | None = None
+    exact_kv: bool | None = None
+    """Not in Anthropic's API: whether no lossy codec may be applied to the request's KV."""
     container: Annotated[
         Any, unsupported_field("there is no code execution"), WithJsonSchema({"type": "null"})
     ] = None
@@ -65,4 +67,5 @@ class MessagesBody(PromptBody):
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
+            "exact_kv": self.exact_kv,
         }

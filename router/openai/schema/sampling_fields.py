@@ -51,3 +51,5 @@ class SamplingFields(StrictModel):
     it."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Separates the request's cached prefixes from the tenant's other cached prefixes."""
+    exact_kv: bool | None = None
+    """Whether no lossy codec may be applied to the request's KV."""

@@ -310,8 +310,10 @@ def shared_between_adapters() -> Changes:
     """Block keys do not depend on the adapter, so adapters reuse one another's blocks."""
     original = BlockKeyChainFactory.root_key
 
-    def root_key(self: BlockKeyChainFactory, salt: bytes, adapter_digest: bytes = b"") -> Any:
-        return original(self, salt)
+    def root_key(
+        self: BlockKeyChainFactory, salt: bytes, adapter_digest: bytes = b"", **options: Any
+    ) -> Any:
+        return original(self, salt, **options)
 
     return [(BlockKeyChainFactory, "root_key", root_key)]
 
