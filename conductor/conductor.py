@@ -98,6 +98,7 @@ class Conductor:
             itl_slo_seconds=self._config.itl_slo_seconds,
             must_admit=query.epoch > 1 or not self._may_reject(snapshot.now_seconds),
             session=query.session,
+            exact_kv=query.exact_kv,
         )
         try:
             decision = self._place(snapshot, policy_query)
@@ -199,4 +200,6 @@ class Conductor:
             prefill_alternatives=decision.prefill_scores[:MAX_ALTERNATIVES],
             decode_alternatives=decision.decode_scores[:MAX_ALTERNATIVES],
             mixed_alternatives=decision.mixed_scores[:MAX_ALTERNATIVES],
+            kv_codec=decision.kv_codec,
+            codec_alternatives=decision.codec_scores,
         )

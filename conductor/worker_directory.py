@@ -9,6 +9,7 @@ from baton.clock import Clock
 from baton.core.adapter import AdapterRef
 from baton.core.cost import PrefillCost
 from baton.core.ids import Incarnation, WorkerId
+from baton.core.kv_codec import CodecSpeed, KvCodecName
 from baton.core.kv_transfer import WorkerRef
 from baton.core.member import Member
 from baton.core.states import WORKER_ROLES, Role, WorkerState
@@ -36,6 +37,9 @@ UNKNOWN_CAPACITY_TOKENS = 1 << 40
 
 MAX_REPORT_AGE_SECONDS = 10.0
 """Assumed maximum age of a report: a worker with an older report would have lost its lease."""
+
+LOCAL_TRANSPORTS = frozenset({"shm", "cuda_ipc"})
+"""The transports that copy KV within a host through memory, so that encoding it takes longer."""
 
 MAX_CACHED_ADAPTERS = 1024
 """Maximum number of adapters whose workers are remembered between two reads of the registry."""
@@ -101,6 +105,7 @@ class WorkerDirectory:
         for member in ready:
             self._apply_member(member, known.get(member.id), before)
         self._update_prefill_costs(ready)
+        self._update_codecs(ready)
         self._index_workers_by_node(ready)
 
     def worker_ref(self, worker: WorkerId) -> WorkerRef:
@@ -219,6 +224,24 @@ class WorkerDirectory:
                 view.cost = self._prefill_costs.cost_of(member.id, self._refreshed_at)
                 view.is_measured = member.load.prefill_cost is not None
 
+    def _update_codecs(self, ready: Iterable[Member]) -> None:
+        """Update what the views say about codecs. Views of workers without codecs are left as they
+        were made: a worker that gets codecs has restarted, so that its view is new."""
+        for member in ready:
+            if member.codec_speeds:
+                for view in self._views(member):
+                    view.host = member.host if LOCAL_TRANSPORTS & {*member.transports} else ""
+                    view.wire_codecs = _wire_codecs(member)
+                    view.store_codec = _store_codec(member)
+
+    def _views(self, member: Member) -> tuple[PrefillView | DecodeView, ...]:
+        tracker = self._load_tracker
+        if member.role is Role.MIXED:
+            return tracker.mixed[member.id].prefill, tracker.mixed[member.id].decode
+        if member.role is Role.PREFILL:
+            return (tracker.prefills[member.id],)
+        return (tracker.decodes[member.id],)
+
     # -- reports ---------------------------------------------------------------------------
 
     def _report(self, member: Member, earliest: float) -> None:
@@ -313,6 +336,19 @@ class WorkerDirectory:
         if rates:
             rate = statistics.median(rates)
             self.link = LinkSpeed(rate, rate)
+
+
+def _wire_codecs(member: Member) -> tuple[CodecSpeed, ...]:
+    """Return the codecs in which a worker's KV may travel: the configured one, and LOSSLESS."""
+    allowed = {member.kv_codecs.wire, KvCodecName.LOSSLESS}
+    if member.kv_codecs.wire is KvCodecName.NONE:
+        return ()
+    return tuple(each for each in member.codec_speeds if each.codec in allowed)
+
+
+def _store_codec(member: Member) -> CodecSpeed | None:
+    stored = (each for each in member.codec_speeds if each.codec is member.kv_codecs.store)
+    return next(stored, None)
 
 
 def _num_blocks(loads: Collection[WorkerLoad]) -> int:

@@ -15,6 +15,7 @@ from baton.errors import Overloaded
 from baton.hash_ring import ring_successors
 from conductor.policy.candidates import key_bytes, ring_key
 from conductor.policy.decision import Decision
+from conductor.policy.kv_transfer_time import fetch_seconds
 from conductor.policy.snapshot import (
     DecodeView,
     PolicyQuery,
@@ -228,7 +229,7 @@ def _mooncake_option(
         return queue + view.cost.seconds(query.num_tokens - cached, cached), view.id, view, None
     cached = min(stored.num_blocks * block, most)
     moved = cached - min(local * block, most)
-    transfer = snapshot.link.seconds(moved * snapshot.kv_bytes_per_token)
+    transfer = fetch_seconds(snapshot, query, view, moved * snapshot.kv_bytes_per_token)
     compute = view.cost.seconds(query.num_tokens - cached, cached)
     return queue + transfer + compute, view.id, view, stored
 

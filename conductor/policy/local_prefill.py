@@ -2,6 +2,7 @@
 
 from baton.core.placement import ScoredWorker
 from conductor.policy.decision import Decision
+from conductor.policy.kv_transfer_time import missing_bytes, transfer_seconds
 from conductor.policy.prefill_work import prefill_work
 from conductor.policy.snapshot import PolicyQuery, PrefillView, Snapshot, StoredPrefix
 
@@ -25,12 +26,14 @@ def local_prefill_decision(
     view = snapshot.decodes[best_decode.worker]
     if view.prefill_cost is None:
         return None
-    work = prefill_work(snapshot, query, PrefillView(view.id, view.prefill_cost, view.node), stored)
+    own = PrefillView(view.id, view.prefill_cost, view.node, store_codec=view.store_codec)
+    work = prefill_work(snapshot, query, own, stored)
     backlog = max(view.local_prefill_until_seconds - snapshot.now_seconds, 0.0)
     if backlog + work.compute_seconds > query.itl_slo_seconds:
         return None
-    missing = query.num_tokens - work.local_blocks * snapshot.block_tokens
-    transfer = snapshot.link.seconds(max(missing, 0) * snapshot.kv_bytes_per_token)
+    missing = missing_bytes(snapshot, query, work.local_blocks * snapshot.block_tokens)
+    prefill = snapshot.prefills[best_prefill.worker]
+    transfer = transfer_seconds(snapshot, query, prefill, view, missing)
     remote = best_prefill.queue_seconds + best_prefill.service_seconds + transfer
     local = work.fetch_seconds + work.compute_seconds * (1 + view.num_requests)
     if local >= remote:

@@ -9,6 +9,7 @@ from conductor.policy.baselines import BASELINES, PlacementPolicy
 from conductor.policy.baton import place
 from conductor.policy.config import BatonPolicyConfig
 from conductor.policy.decision import Decision
+from conductor.policy.kv_transfer_time import with_codec
 from conductor.policy.snapshot import PolicyQuery, Snapshot, WorkerPool, WorkerViewT
 
 DEFAULT_POLICY = "baton"
@@ -28,7 +29,7 @@ def get_policy(name: str, config: BatonPolicyConfig = BatonPolicyConfig()) -> Pl
 
 
 def _place(snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig) -> Decision:
-    return place(snapshot, query, config)
+    return with_codec(snapshot, query, place(snapshot, query, config))
 
 
 def _place_by_rule(snapshot: Snapshot, query: PolicyQuery, rule: PlacementPolicy) -> Decision:
@@ -40,7 +41,7 @@ def _place_by_rule(snapshot: Snapshot, query: PolicyQuery, rule: PlacementPolicy
         mixed = _without(snapshot.mixed, query.excluded)
         snapshot = replace(snapshot, prefills=prefills, decodes=decodes, mixed=mixed)
     if len(snapshot.prefills) and len(snapshot.decodes):
-        return rule(snapshot, query)
+        return with_codec(snapshot, query, rule(snapshot, query))
     if len(snapshot.mixed):
         worker = next(snapshot.mixed.by_load())
         return Decision(None, worker.id, "the mixed worker with the most free memory")

@@ -4,6 +4,7 @@ cached nor worth fetching."""
 from dataclasses import dataclass
 
 from conductor.policy.config import MAX_MARGIN_SHARE, BatonPolicyConfig
+from conductor.policy.kv_transfer_time import fetch_seconds
 from conductor.policy.snapshot import PolicyQuery, PrefillView, Snapshot, StoredPrefix
 
 
@@ -41,7 +42,8 @@ def prefill_work(
     if stored is None or stored.num_blocks <= local:
         return PrefillWork(without_fetch, local)
     stored_tokens = min(stored.num_blocks * snapshot.block_tokens, max_cached)
-    fetch = snapshot.link.seconds((stored_tokens - cached) * snapshot.kv_bytes_per_token)
+    missing = (stored_tokens - cached) * snapshot.kv_bytes_per_token
+    fetch = fetch_seconds(snapshot, query, view, missing)
     with_fetch = view.cost.seconds(query.num_tokens - stored_tokens, stored_tokens)
     if fetch + with_fetch >= without_fetch:
         return PrefillWork(without_fetch, local)

@@ -7,6 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import WorkerId
+from baton.core.kv_codec import CodecSpeed
 from baton.core.worker_load import held_tokens
 
 MIN_ANSWER_SHARE = 0.1
@@ -31,7 +32,9 @@ class PrefillView:
     then it computes the prompts in ``queue``, which is ordered by deadline and has
     ``queued_tokens`` tokens to compute in total. ``node`` is the store node on its host. If
     ``is_measured`` is False, its cost is a guess, which affects the choice of a worker but is no
-    reason to reject a request."""
+    reason to reject a request. ``host`` identifies the host if KV is copied within it through
+    memory; else it is empty. In ``wire_codecs``, KV may travel to a decode worker; in
+    ``store_codec``, the worker stores blocks (None: as they are)."""
 
     id: WorkerId
     cost: PrefillCost
@@ -43,6 +46,9 @@ class PrefillView:
     free_at_seconds: float = 0.0
     """When the whole queue will have been computed."""
     is_measured: bool = True
+    host: str = ""
+    wire_codecs: tuple[CodecSpeed, ...] = ()
+    store_codec: CodecSpeed | None = None
 
     @property
     def load(self) -> float:
@@ -57,8 +63,9 @@ class DecodeView:
     """A decode worker as the policies see it, at the time ``as_of_seconds``. ``context_tokens`` is
     the KV, in tokens, of all requests placed on it, including those that have not arrived yet; it
     is expected to grow to ``projected_tokens``. If ``is_measured`` is False, ``cost`` is a guess:
-    see :class:`PrefillView`. ``window_tokens`` and ``windowed_share`` say how much memory a long
-    request takes: see :class:`baton.core.worker_load.WorkerLoad`."""
+    see :class:`PrefillView`, also for ``host`` and the codecs. ``window_tokens`` and
+    ``windowed_share`` say how much memory a long request takes: see
+    :class:`baton.core.worker_load.WorkerLoad`."""
 
     id: WorkerId
     cost: DecodeCost
@@ -76,6 +83,9 @@ class DecodeView:
     """If None, the worker must not prefill prompts while prefill workers are available."""
     window_tokens: int | None = None
     windowed_share: float = 1.0
+    host: str = ""
+    wire_codecs: tuple[CodecSpeed, ...] = ()
+    store_codec: CodecSpeed | None = None
 
     def held_tokens(self, num_tokens: int) -> int:
         """Return the memory that a request of ``num_tokens`` takes, in tokens."""
@@ -278,7 +288,7 @@ class PolicyQuery:
     ``ttft_slo_seconds`` longer than on an idle worker with an empty cache (infinite: no limit), and
     the mean inter-token latency is at most ``itl_slo_seconds``. If ``must_admit`` is True, the
     request must not be rejected, because it was admitted before or because admission control is
-    not in force."""
+    not in force. If ``exact_kv`` is True, no lossy codec may be applied to its KV."""
 
     request_id: str
     num_tokens: int
@@ -289,3 +299,4 @@ class PolicyQuery:
     ttft_slo_seconds: float = 2.0
     itl_slo_seconds: float = 0.05
     must_admit: bool = False
+    exact_kv: bool = False

@@ -6,13 +6,14 @@ rewrites the file, so that changed decisions can be reviewed as a diff.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from baton.core.ids import WorkerId
-from baton.core.placement import ScoredWorker
+from baton.core.kv_codec import CodecSpeed, KvCodecName
+from baton.core.placement import ScoredCodec, ScoredWorker
 from baton.errors import BatonError
 from conductor.policy.policies import DEFAULT_POLICY, PLACEMENT_POLICIES, get_policy
 from conductor.policy.snapshot import (
@@ -153,6 +154,43 @@ def scenarios() -> Iterator[Scene]:
         )
 
 
+def codec_scenarios() -> Iterator[Scene]:
+    """Scenarios of workers with codecs: the link has 1,000 tokens per second, or twice as many in
+    lossless, and four times as many in int4. Encoding and decoding is ten times as fast as the
+    link, unless it says otherwise."""
+    codecs = (
+        CodecSpeed(KvCodecName.LOSSLESS, 0.5, 1e7, 1e7),
+        CodecSpeed(KvCodecName.INT4, 0.25, 1e7, 1e7),
+    )
+    slow = tuple(replace(each, encode_bytes_per_second=5e5) for each in codecs)
+
+    def workers(
+        encoders: tuple[CodecSpeed, ...], *hosts: str
+    ) -> tuple[list[PrefillView], list[DecodeView]]:
+        return (
+            [prefill("p0", wire_codecs=encoders, host=hosts[0])],
+            [decode("d0", wire_codecs=codecs, host=hosts[1])],
+        )
+
+    yield Scene("KV may travel in int4, which is fastest.", *workers(codecs, "a", "b"))
+    yield Scene(
+        "KV may travel in int4, but the request wants exact KV: it travels in lossless.",
+        *workers(codecs, "a", "b"),
+        query=query(exact_kv=True),
+    )
+    yield Scene(
+        "Encoding is slower than the link: KV travels raw.",
+        *workers(slow, "a", "b"),
+    )
+    yield Scene("Both workers are on one host: KV travels raw.", *workers(codecs, "a", "a"))
+    yield Scene(
+        "Another host's store has seven blocks in int4: fetching them takes a quarter of the time.",
+        prefills=[prefill("p0", store_codec=codecs[1])],
+        decodes=[decode("d0")],
+        cache=FakeCache(stored_prefix=StoredPrefix("s9", 7)),
+    )
+
+
 def render(scene: Scene) -> str:
     """Return the decision for a scenario, as text."""
     try:
@@ -172,6 +210,7 @@ def render(scene: Scene) -> str:
         )
     lines += [f"    {_prefill_score(scored)}" for scored in decision.prefill_scores]
     lines += [f"    {_decode_score(scored)}" for scored in decision.decode_scores]
+    lines += [f"    {_codec_score(scored)}" for scored in decision.codec_scores]
     return "\n".join(lines) + "\n"
 
 
@@ -188,12 +227,17 @@ def _decode_score(scored: ScoredWorker) -> str:
     return f"{scored.worker} scores {scored.score:.3f}: {step}{_late(scored)}"
 
 
+def _codec_score(scored: ScoredCodec) -> str:
+    return f"{scored.codec}: decoding can start after {scored.decode_start_seconds:.3f} s"
+
+
 def _late(scored: ScoredWorker) -> str:
     return f", {scored.late_seconds:.3f} s late" if scored.late_seconds else ""
 
 
 def test_placement_decisions_equal_the_golden_script(request: pytest.FixtureRequest) -> None:
-    script = "\n".join(f"{scene.prose}\n{render(scene)}" for scene in scenarios())
+    scenes = (*scenarios(), *codec_scenarios())
+    script = "\n".join(f"{scene.prose}\n{render(scene)}" for scene in scenes)
     if request.config.getoption("--rewrite"):
         SCRIPT.write_text(script)
     assert script == SCRIPT.read_text(), "pytest tests/golden --rewrite, and look at the diff"
@@ -201,7 +245,7 @@ def test_placement_decisions_equal_the_golden_script(request: pytest.FixtureRequ
 
 def test_decisions_are_repeatable() -> None:
     """A policy is pure: the same snapshot always gives the same decision."""
-    for scene in scenarios():
+    for scene in (*scenarios(), *codec_scenarios()):
         cluster_snapshot, place = scene.snapshot(), get_policy(scene.policy)
         outcomes = []
         for _ in range(2):
