@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import grpc.aio
@@ -14,11 +14,14 @@ from prometheus_client import CollectorRegistry
 from baton.clock import Clock, SystemClock
 from baton.config import Settings
 from baton.core.ids import Incarnation, WorkerId
+from baton.core.kv_codec import CodecSpeed
 from baton.core.member import Member
 from baton.core.states import WORKER_ROLES, Role, WorkerState
 from baton.engine.engine import Engine
 from baton.engine.loaded_runner import LoadedRunner
 from baton.engine.result import StepResult
+from baton.kv_codec.block_format import parse_layout
+from baton.kv_codec.registry import open_codecs
 from baton.network.address import host_port
 from baton.obs.tracing import SpanExport
 from baton.registry.adapters import RedisAdapterRegistry
@@ -37,6 +40,7 @@ from baton.transport.base import Transport
 from baton.transport.selection import open_transports
 from baton.transport.stale_peers import StalePeerSweeper
 from baton.worker.adapters import WorkerAdapters
+from baton.worker.codec_speeds import conductor_codecs, measure_codec_speeds
 from baton.worker.constraint_opener import ConstraintOpener
 from baton.worker.context import WorkerConfig, WorkerContext
 from baton.worker.engine_thread import EngineThread
@@ -137,6 +141,7 @@ class WorkerProgram:
         self._adapters = self._build_adapters(model.runner)
         await asyncio.to_thread(self._adapters.load_settings, engine)
         context = self._build_context(model, engine)
+        self._codec_speeds = await asyncio.to_thread(self._measure_codecs, model)
         self._worker = await self._build_worker(model, context)
         self._heartbeat = Heartbeat(
             self._registry,
@@ -274,6 +279,17 @@ class WorkerProgram:
             staging=model.open_staging() if codecs else None,
         )
 
+    def _measure_codecs(self, model: LoadedModel) -> tuple[CodecSpeed, ...]:
+        wanted = conductor_codecs(configured_codecs(self._settings))
+        if not wanted:
+            return ()
+        block_format, device = parse_layout(model.runner.kv_layout), model.runner.pool.device
+        codecs = open_codecs(block_format, device)
+        speeds = measure_codec_speeds(codecs, block_format, device, wanted, self._clock.monotonic)
+        for speed in speeds:
+            log.info("kv_codec_measured", **asdict(speed))
+        return speeds
+
     async def _build_worker(self, model: LoadedModel, context: WorkerContext) -> Worker:
         settings, checker = self._settings, model.grammar_checker
         self._prefill = await self._sides.enter_async_context(
@@ -374,4 +390,5 @@ class WorkerProgram:
             load=self._worker.load,
             pending_settings=STATUS.health.pending_settings,
             kv_codecs=configured_codecs(self._settings),
+            codec_speeds=self._codec_speeds,
         )
