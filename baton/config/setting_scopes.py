@@ -99,10 +99,9 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
         draft_pool_bytes num_blocks pool_bytes max_batched_tokens chunk_tokens max_waiting
         max_adapters prefill_order tenant_fairness store_timeout_seconds store_reload
         kv_codec_wire kv_codec_recent_tokens kv_staging_bytes""",
-    _TRANSFERS: "transports nixl_interfaces nixl_private_network",
+    _TRANSFERS: "transports nixl_interfaces nixl_private_network kv_codec_disk",
     _KVSTORE: """
-        store_bytes store_disk_bytes store_folder store_eviction store_tenant_share
-        kv_codec_disk""",
+        store_bytes store_disk_bytes store_folder store_eviction store_tenant_share""",
     _MOCK: """
         mock_prefill mock_decode mock_mixed mock_prefill_tokens_per_second mock_step_seconds
         mock_kv_tokens mock_cache_tokens""",

@@ -21,7 +21,6 @@ from baton.engine.engine import Engine
 from baton.engine.loaded_runner import LoadedRunner
 from baton.engine.result import StepResult
 from baton.kv_codec.block_format import parse_layout
-from baton.kv_codec.registry import open_codecs
 from baton.network.address import host_port
 from baton.obs.tracing import SpanExport
 from baton.registry.adapters import RedisAdapterRegistry
@@ -141,7 +140,7 @@ class WorkerProgram:
         self._adapters = self._build_adapters(model.runner)
         await asyncio.to_thread(self._adapters.load_settings, engine)
         context = self._build_context(model, engine)
-        self._codec_speeds = await asyncio.to_thread(self._measure_codecs, model)
+        self._codec_speeds = await asyncio.to_thread(self._measure_codecs, model, context)
         self._worker = await self._build_worker(model, context)
         self._heartbeat = Heartbeat(
             self._registry,
@@ -279,13 +278,14 @@ class WorkerProgram:
             staging=model.open_staging() if codecs else None,
         )
 
-    def _measure_codecs(self, model: LoadedModel) -> tuple[CodecSpeed, ...]:
-        wanted = conductor_codecs(configured_codecs(self._settings))
-        if not wanted:
-            return ()
-        block_format, device = parse_layout(model.runner.kv_layout), model.runner.pool.device
-        codecs = open_codecs(block_format, device)
-        speeds = measure_codec_speeds(codecs, block_format, device, wanted, self._clock.monotonic)
+    def _measure_codecs(self, model: LoadedModel, context: WorkerContext) -> tuple[CodecSpeed, ...]:
+        speeds = measure_codec_speeds(
+            context.codecs,
+            parse_layout(context.layout.name),
+            model.runner.pool.device,
+            conductor_codecs(configured_codecs(self._settings)),
+            self._clock.monotonic,
+        )
         for speed in speeds:
             log.info("kv_codec_measured", **asdict(speed))
         return speeds
