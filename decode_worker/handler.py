@@ -29,6 +29,7 @@ class DecodeHandler:
         self._engine = context.engine
         self._key_hasher = context.key_hasher
         self._telemetry = context.telemetry
+        self._staging = context.staging
         self._kv_importer = kv_importer
         self._unfinished_transfers = UnfinishedTransfers()
         self._link_meter = LinkMeter()
@@ -64,8 +65,8 @@ class DecodeHandler:
             self._link_meter.record(REMOTE_KV_IMPORTS, stats.size_bytes, stats.read_seconds)
 
     def _quarantine(self, job: Job, kv_import: KvImport) -> None:
-        """Quarantine the blocks of a failed import until its unfinished transfers have ended. A
-        later sweep releases the blocks."""
+        """Quarantine the blocks of a failed import, and keep its ranges of the staging area, until
+        its unfinished transfers have ended. A later sweep releases them."""
         assert kv_import.transport is not None and kv_import.reservation is not None
         request_id, reservation = job.spec.request_id, kv_import.reservation
         blocks = reservation.block_ids[reservation.num_cached_blocks :]
@@ -75,9 +76,14 @@ class DecodeHandler:
 
         self._engine.send(quarantine)
         release = partial(Engine.release_quarantine, block_ids=blocks)
-        self._unfinished_transfers.add(
-            kv_import.transport, kv_import.unfinished_transfers, lambda: self._engine.send(release)
-        )
+
+        def on_end() -> None:
+            self._engine.send(release)
+            for staged in kv_import.unfinished_staging:
+                assert self._staging is not None
+                self._staging.release(staged)
+
+        self._unfinished_transfers.add(kv_import.transport, kv_import.unfinished_transfers, on_end)
 
     async def begin_migration(self, job: Job) -> Migration | None:
         epoch = Epoch(job.spec.epoch + 1)

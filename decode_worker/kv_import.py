@@ -10,6 +10,7 @@ from typing import Any
 
 from baton.concurrency.threads import run_in_thread
 from baton.core.ids import BlockId, TokenId
+from baton.core.kv_codec import KvCodecName
 from baton.core.kv_transfer import (
     BlockRef,
     Endpoint,
@@ -29,6 +30,8 @@ from baton.transport.base import Peer, Transfer, Transport
 from baton.transport.reads import TransferFailed, read_and_verify
 from baton.worker.context import WorkerContext
 from baton.worker.kv_transfer_stats import KvTransferStats
+from baton.worker.staging_area import StagingRange
+from decode_worker.block_decoder import BlockDecoder, DecodedRead, UnfinishedStagedRead
 from decode_worker.reservation_queue import ReservationQueue
 
 READ_ATTEMPTS = 2
@@ -39,13 +42,17 @@ import fails and the request is placed again."""
 @dataclass(slots=True)
 class KvImport:
     """The state of one request's import. ``unfinished_transfers`` are the transfers that could not
-    be stopped. Until they have ended, the reservation's blocks must be quarantined."""
+    be stopped. Until they have ended, the reservation's blocks must be quarantined, and the ranges
+    ``unfinished_staging`` of the staging area must not be freed. ``accepted_codecs`` are those that
+    the source may use."""
 
     reservation: Reservation | None = None
     transport: Transport | None = None
     peer: Peer | None = None
     num_read_blocks: int = 0
     unfinished_transfers: tuple[Transfer, ...] = ()
+    unfinished_staging: tuple[StagingRange, ...] = ()
+    accepted_codecs: tuple[KvCodecName, ...] = ()
     stats: KvTransferStats = field(default_factory=KvTransferStats)
 
 
@@ -53,12 +60,14 @@ class KvImport:
 class KvImportTimeouts:
     """Time limits of an import. ``queue_seconds`` bounds the wait until the prompt is nearly
     prefilled, ``chunk_seconds`` the wait for each later event (a prefill may be paused for other
-    prompts), ``read_seconds`` a single read, and ``reserve_seconds`` the wait for free blocks."""
+    prompts), ``read_seconds`` a single read, and ``reserve_seconds`` the wait for free blocks,
+    and ``staging_seconds`` the wait for space for encoded blocks."""
 
     queue_seconds: float = 240.0
     chunk_seconds: float = 120.0
     read_seconds: float = 20.0
     reserve_seconds: float = 60.0
+    staging_seconds: float = 20.0
 
 
 class KvImporter:
@@ -79,6 +88,9 @@ class KvImporter:
         self._clock = context.clock
         self._timeouts = timeouts
         self._reservation_queue = ReservationQueue()
+        self._decoder = BlockDecoder(
+            context.layout, context.staging, context.codecs, context.clock, timeouts.staging_seconds
+        )
 
     def notify_blocks_freed(self) -> None:
         """Retry the waiting reservations: blocks may have become free."""
@@ -95,9 +107,9 @@ class KvImporter:
         source violates the protocol; another source may succeed then. Raises Unavailable,
         DeadlineExceeded, Invalid or NotFound if the import fails for another reason.
         """
-        async with self._connector.open_kv_import(
-            source.address, self._build_open_message(spec, source)
-        ) as reader:
+        kv_import.accepted_codecs = self._decoder.accepted(exact=spec.exact_kv)
+        opening = self._build_open_message(spec, source, kv_import.accepted_codecs)
+        async with self._connector.open_kv_import(source.address, opening) as reader:
             scheduled = await self._next_event(reader, self._timeouts.queue_seconds)
             if not isinstance(scheduled, KvTransferScheduled):
                 raise Corrupt(
@@ -122,7 +134,9 @@ class KvImporter:
             stats.exposed_seconds = stats.completed_at - stats.last_chunk_at
             return event.token_id
 
-    def _build_open_message(self, spec: RequestSpec, source: WorkerRef) -> KvTransferOpen:
+    def _build_open_message(
+        self, spec: RequestSpec, source: WorkerRef, codecs: tuple[KvCodecName, ...]
+    ) -> KvTransferOpen:
         return KvTransferOpen(
             request_id=spec.request_id,
             epoch=spec.epoch,
@@ -131,6 +145,7 @@ class KvImporter:
             kv_layout=self._layout.name,
             transports=tuple(self._transports),
             host=self._host,
+            codecs=codecs,
         )
 
     async def _next_event(self, reader: KvImportStream, seconds: float) -> KvTransferEvent:
@@ -216,17 +231,14 @@ class KvImporter:
         self, blocks: Sequence[BlockRef], block_ids: Sequence[BlockId], kv_import: KvImport
     ) -> None:
         """Read and verify blocks. Raises Corrupt or Unavailable after the last attempt."""
-        size = self._layout.block_bytes
-        wrong = next((block.size_bytes for block in blocks if block.size_bytes != size), None)
-        if wrong is not None:
-            raise Corrupt(
-                f"the source announced a block of {wrong} bytes; this worker's blocks have {size} "
-                "bytes"
-            )
+        self._decoder.check(blocks, kv_import.accepted_codecs)
         for attempt in range(READ_ATTEMPTS):
             try:
-                if await self._read_once(blocks, block_ids, kv_import):
+                bad = await self._read_once(blocks, block_ids, kv_import)
+                if not bad:
                     return
+                blocks = [blocks[index] for index in bad]
+                block_ids = [block_ids[index] for index in bad]
             except Unavailable:
                 if attempt + 1 == READ_ATTEMPTS or kv_import.unfinished_transfers:
                     raise
@@ -234,33 +246,49 @@ class KvImporter:
 
     async def _read_once(
         self, blocks: Sequence[BlockRef], block_ids: Sequence[BlockId], kv_import: KvImport
-    ) -> bool:
-        """Read the blocks once. Return whether all of them match the checksums that the source
-        announced."""
+    ) -> tuple[int, ...]:
+        """Read the blocks once. Return the indexes of those that must be read again, because they
+        or blocks before them do not match the checksums that the source announced."""
         assert kv_import.transport is not None and kv_import.peer is not None
-        spans = self._layout.transfer_ranges(blocks, block_ids)
-        verify = partial(
-            self._layout.verify_blocks, self._layout.checksum_algorithm, blocks, block_ids
-        )
         try:
-            result = await read_and_verify(
-                kv_import.transport,
-                kv_import.peer,
-                spans,
-                verify,
-                self._timeouts.read_seconds,
-                self._clock,
-            )
+            if all(block.codec is KvCodecName.NONE for block in blocks):
+                result = await self._read_raw(blocks, block_ids, kv_import)
+            else:
+                result = await self._decoder.read(
+                    kv_import.transport,
+                    kv_import.peer,
+                    blocks,
+                    block_ids,
+                    self._timeouts.read_seconds,
+                )
         except TransferFailed as error:
             kv_import.unfinished_transfers = error.unfinished_transfers
+            if isinstance(error, UnfinishedStagedRead):
+                kv_import.unfinished_staging = error.staged
             raise
         except Invalid as error:  # the source announced blocks outside of its memory
             raise Corrupt(
                 f"source {kv_import.peer.endpoint.owner} announced invalid blocks: {error}"
             ) from error
-        kv_import.stats.size_bytes += result.size_bytes
-        kv_import.stats.read_seconds += result.seconds
-        return result.num_verified == len(blocks)
+        raw_bytes = len(blocks) * self._layout.block_bytes
+        kv_import.stats.record_read(blocks, result.size_bytes, raw_bytes, result.seconds)
+        return result.bad
+
+    async def _read_raw(
+        self, blocks: Sequence[BlockRef], block_ids: Sequence[BlockId], kv_import: KvImport
+    ) -> DecodedRead:
+        """Read blocks that are not encoded directly into the pool."""
+        assert kv_import.transport is not None and kv_import.peer is not None
+        result = await read_and_verify(
+            kv_import.transport,
+            kv_import.peer,
+            self._layout.transfer_ranges(blocks, block_ids),
+            partial(self._layout.verify_blocks, self._layout.checksum_algorithm, blocks, block_ids),
+            self._timeouts.read_seconds,
+            self._clock,
+        )
+        bad = tuple(range(result.num_verified, len(blocks)))
+        return DecodedRead(result.size_bytes, result.seconds, bad)
 
 
 def _check_complete(kv_import: KvImport) -> None:

@@ -15,6 +15,7 @@ from baton.engine.engine import PrefillProgress
 from baton.engine.kv_window import KvWindow
 from baton.errors import Unavailable
 from baton.worker.kv_layout import KvLayout
+from prefill_worker.block_encoder import BlockEncoder
 
 
 class KvExport:
@@ -29,6 +30,8 @@ class KvExport:
 
     The blocks of the request's table that no later token reads, because their layers have sliding
     windows, are left out: the exported blocks are all others, in the order of the table.
+
+    With a :class:`BlockEncoder`, blocks are encoded before they are announced, a chunk at a time.
 
     There is at most one reader; :meth:`attach_reader` raises Unavailable for a second one.
     """
@@ -55,6 +58,8 @@ class KvExport:
         self._num_acknowledged = 0
         self._block_ids: tuple[BlockId, ...] = ()
         self._keys: tuple[BlockKey, ...] = ()
+        self._spans: tuple[int, ...] = ()
+        self._encoder: BlockEncoder | None = None
         self._done: KvTransferDone | None = None
         self._closed = False
 
@@ -79,6 +84,7 @@ class KvExport:
         window, table, keys = self._window, progress.block_ids, progress.sealed_keys
         indexes = window.read_indexes(range(len(table)), self._first_span)
         self._block_ids = tuple(table[index] for index in indexes)
+        self._spans = tuple(index // window.num_groups for index in indexes)
         self._keys = tuple(keys[index] for index in indexes if index < len(keys))
         if progress.num_computed_tokens >= self._num_tokens:
             self._num_ready = len(self._block_ids)
@@ -96,26 +102,36 @@ class KvExport:
         if finished and not self.has_reader:
             self.close()
 
-    def attach_reader(self, endpoint: Endpoint) -> None:
-        """Attach the reader, which will read over ``endpoint``. Raises Unavailable if there is
-        already a reader, or if the export is closed."""
+    @property
+    def num_tokens(self) -> int:
+        return self._num_tokens
+
+    def attach_reader(self, endpoint: Endpoint, encoder: BlockEncoder | None = None) -> None:
+        """Attach the reader, which will read over ``endpoint`` what ``encoder`` makes of the
+        blocks; without one, they are read as they are. Raises Unavailable if there is already a
+        reader, or if the export is closed."""
         if self._closed:
             raise Unavailable("the export of the request's KV has ended")
         if self._endpoint is not None:
             raise Unavailable("another worker is already importing the request's KV")
         self._endpoint = endpoint
+        self._encoder = encoder
 
     def acknowledge(self, num_blocks: int) -> None:
         """Record that the reader has the first ``num_blocks`` blocks. If fewer blocks were
         announced to it, only those count."""
         acknowledged = min(num_blocks, self._num_announced)
         self._num_acknowledged = max(self._num_acknowledged, acknowledged)
+        if self._encoder is not None:
+            self._encoder.acknowledge(self._num_acknowledged)
         self._changed.set()
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._changed.set()
+            if self._encoder is not None:
+                self._encoder.close()
             self._on_close(self.is_complete)
 
     async def events(self) -> AsyncGenerator[KvTransferEvent]:
@@ -144,8 +160,12 @@ class KvExport:
 
     async def _next_chunk(self) -> KvTransferChunk:
         start, end = self._num_announced, self._num_ready
-        refs = await self._layout.block_refs(self._block_ids[start:end], self._keys[start:end])
-        self._num_announced = end
+        block_ids, keys = self._block_ids[start:end], self._keys[start:end]
+        if self._encoder is None:
+            refs = await self._layout.block_refs(block_ids, keys)
+        else:
+            refs = await self._encoder.block_refs(block_ids, keys, self._spans[start:end])
+        self._num_announced = start + len(refs)
         return KvTransferChunk(start, refs)
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:

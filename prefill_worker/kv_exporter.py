@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import Callable
 
 from baton.core.ids import RequestId, TokenId
+from baton.core.kv_codec import KvCodecName
 from baton.core.kv_transfer import KvTransferOpen
 from baton.engine.result import PrefillProgress
 from baton.errors import Invalid, NotFound
-from baton.transport.selection import choose_transport
+from baton.transport.selection import LOCAL_ONLY, choose_transport
 from baton.worker.context import WorkerContext
 from baton.worker.job import Job
+from prefill_worker.block_encoder import BlockEncoder, ExportCodec
 from prefill_worker.kv_export import KvExport, LocalKvExportStream
 
 
@@ -69,9 +71,32 @@ class KvExporter:
         name = choose_transport(
             tuple(transports), opening.transports, self._context.host == opening.host
         )
-        kv_export = await self._wait_for_export(opening.request_id)
-        kv_export.attach_reader(transports[name].export())
+        job, kv_export = await self._wait_for_export(opening.request_id)
+        encoder = None if name in LOCAL_ONLY else self._open_encoder(job, kv_export, opening)
+        kv_export.attach_reader(transports[name].export(), encoder)
         return LocalKvExportStream(kv_export)
+
+    def _open_encoder(
+        self, job: Job, kv_export: KvExport, opening: KvTransferOpen
+    ) -> BlockEncoder | None:
+        """Return an encoder with the codec that the request should use. Return None if there is
+        none, if one of the two workers does not have it, or if it is lossy and the request's KV
+        must be exact."""
+        context, wanted = self._context, job.spec.kv_codec
+        if context.staging is None or (job.spec.exact_kv and wanted.is_lossy):
+            return None
+        usable = {
+            name: codec
+            for name, codec in context.codecs.items()
+            if name in opening.codecs
+            and context.staging.fits(codec.max_encoded_bytes, for_reader=True)
+        }
+        if wanted not in usable:
+            return None
+        exact = KvCodecName.LOSSLESS if KvCodecName.LOSSLESS in usable else KvCodecName.NONE
+        recent = max(0, kv_export.num_tokens - context.config.codec_recent_tokens)
+        export_codec = ExportCodec(wanted, exact, recent // context.engine_config.block_tokens)
+        return BlockEncoder(context.layout, context.staging, usable, export_codec)
 
     def _check_compatible(self, opening: KvTransferOpen) -> None:
         context = self._context
@@ -91,15 +116,15 @@ class KvExporter:
                 param="kv_layout",
             )
 
-    async def _wait_for_export(self, placement: RequestId) -> KvExport:
-        """Return the placement's export. Wait for it if necessary, since the importing worker may
-        ask for it before the request has arrived."""
+    async def _wait_for_export(self, placement: RequestId) -> tuple[Job, KvExport]:
+        """Return the placement's job and export. Wait for it if necessary, since the importing
+        worker may ask for it before the request has arrived."""
         try:
             async with asyncio.timeout(self._context.config.arrival_timeout_seconds):
                 while True:
                     entry = self._exports.get(placement)
                     if entry is not None:
-                        return entry[1]
+                        return entry
                     self._added.clear()
                     await self._added.wait()
         except TimeoutError as error:

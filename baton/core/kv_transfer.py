@@ -63,7 +63,7 @@ class WorkerRef:
 @dataclass(frozen=True, slots=True)
 class KvTransferOpen:
     """The reader's first message. ``transports`` are the transports that the reader can use, best
-    first."""
+    first, and ``codecs`` the codecs that it can decode."""
 
     request_id: RequestId
     epoch: Epoch
@@ -72,6 +72,7 @@ class KvTransferOpen:
     kv_layout: str
     transports: tuple[str, ...]
     host: str
+    codecs: tuple[KvCodecName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,15 @@ class MemoryTransport(CopyTransport):
     """A transport that can read any region of its fabric."""
 
     def __init__(
-        self, fabric: MemoryFabric, owner: str, generation: int, clock: Clock, host: str = "here"
+        self,
+        fabric: MemoryFabric,
+        owner: str,
+        generation: int,
+        clock: Clock,
+        host: str = "here",
+        name: str = NAME,
     ) -> None:
-        super().__init__(owner, generation, host, clock, NAME)
+        super().__init__(owner, generation, host, clock, name)
         self._fabric = fabric
 
     def capabilities(self) -> Capabilities:
@@ -45,7 +51,7 @@ class MemoryTransport(CopyTransport):
 
     def export(self) -> Endpoint:
         size = self.region.size_bytes
-        return Endpoint(NAME, self.owner, self.generation, self.host, size, b"")
+        return Endpoint(self.name, self.owner, self.generation, self.host, size, b"")
 
     def attach(self, endpoint: Endpoint) -> None:
         region = self._find(endpoint)

@@ -124,6 +124,8 @@ def _import_stages(times: JobTrace, ended_at: float) -> Iterator[_Stage]:
     attributes: dict[str, Value] = {
         "baton.transport": transfer.transport,
         "baton.bytes": transfer.size_bytes,
+        "baton.raw_bytes": transfer.raw_bytes,
+        "baton.codec": transfer.codec.value,
         "baton.read_seconds": transfer.read_seconds,
         "baton.cached_blocks": transfer.num_cached_blocks,
     }

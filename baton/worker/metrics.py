@@ -93,9 +93,17 @@ class WorkerMetrics:
             ["transport"],
             registry=registry,
         )
+        self._transfer_raw_bytes = Counter(
+            "baton_worker_kv_transfer_raw_bytes_total",
+            "Size of the KV blocks read from other workers, before they were encoded, by the "
+            "strongest codec of the request.",
+            ["transport", "codec"],
+            registry=registry,
+        )
         self._transfer_read_seconds = Counter(
             "baton_worker_kv_transfer_read_seconds_total",
-            "Time spent on reading KV from other workers; bytes divided by it is the link's speed.",
+            "Time spent on reading KV from other workers, and on decoding it; bytes divided by it "
+            "is the link's speed.",
             ["transport"],
             registry=registry,
         )
@@ -154,6 +162,7 @@ class WorkerMetrics:
 
     def record_kv_import(self, stats: KvTransferStats) -> None:
         self._transfer_bytes.labels(stats.transport).inc(stats.size_bytes)
+        self._transfer_raw_bytes.labels(stats.transport, stats.codec.value).inc(stats.raw_bytes)
         self._transfer_read_seconds.labels(stats.transport).inc(stats.read_seconds)
         self._transfer_exposed_seconds.observe(stats.exposed_seconds)
 

@@ -59,6 +59,16 @@ class StagingArea:
         return self._end - self._begin
 
     @property
+    def readers_bytes(self) -> int:
+        """The size of the part in which ranges are allocated for readers."""
+        return self._readers_end - self._begin
+
+    @property
+    def local_bytes(self) -> int:
+        """The size of the part that is only for own use."""
+        return self._end - self._readers_end
+
+    @property
     def used_bytes(self) -> int:
         return sum(each.size_bytes for each in self._allocated.values())
 
@@ -69,7 +79,7 @@ class StagingArea:
     def fits(self, size_bytes: int, *, for_reader: bool = False) -> bool:
         """Whether a range of this size can be allocated for sure, as soon as earlier ones are
         freed."""
-        space = self._readers_end - self._begin if for_reader else self._end - self._readers_end
+        space = self.readers_bytes if for_reader else self.local_bytes
         return 0 < align(size_bytes) <= space
 
     def try_allocate(self, size_bytes: int, *, for_reader: bool = False) -> StagingRange | None:

@@ -330,7 +330,10 @@ DONE = KvTransferDone(TokenId(5), False)
         ([scheduled(), chunk(0, 0)], "they must follow"),
         ([scheduled(), chunk(1, 9)], "they must follow"),
         ([scheduled(), chunk(0, 11)], "they must follow"),
-        ([scheduled(), chunk(0, 10, size=31)], "block of 31 bytes; this worker's blocks have 32"),
+        (
+            [scheduled(), chunk(0, 10, size=31)],
+            "block of 31 bytes in codec none; such blocks have 32",
+        ),
         ([scheduled(), chunk(0, 10, offset=128 * 32)], "lies outside the remote region"),
         ([scheduled(), chunk(0, 10)], "arrived damaged"),
         ([scheduled(owner="another")], "offers the memory of 'another'"),

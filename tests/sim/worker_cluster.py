@@ -3,7 +3,7 @@ the model, the transport and the network."""
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.clock import SystemClock
 from baton.core.ids import BlockId, Epoch, Incarnation, RequestId, TokenId, WorkerId
+from baton.core.kv_codec import ENCODED_ALIGNMENT_BYTES, KvCodecName
 from baton.core.kv_transfer import CHECKSUM_XXH3, WorkerRef
 from baton.core.request import RequestOutput, RequestSpec, SamplingParams
 from baton.core.states import Role, WorkerState
@@ -21,6 +22,7 @@ from baton.engine.constraint import ConstraintFactory
 from baton.engine.engine import Engine
 from baton.engine.fake_runner import FakeRunner
 from baton.engine.plan import Plan, StepOutput
+from baton.kv_codec.base import BlockCodec
 from baton.obs.span import SpanSink
 from baton.transport.base import Transport
 from baton.transport.host_memory import HostMemory
@@ -32,17 +34,32 @@ from baton.worker.kv_layout import KvLayout
 from baton.worker.memory_kv_transfer import MemoryKvTransferClient
 from baton.worker.output_stream import OutputStream
 from baton.worker.role_state import RoleState
+from baton.worker.staging_area import StagingArea, align
 from baton.worker.telemetry import WorkerTelemetry
 from baton.worker.worker import SWEEP_SECONDS, Worker
 from decode_worker.handler import DecodeHandler
 from decode_worker.kv_import import KvImporter, KvImportTimeouts
 from prefill_worker.handler import PrefillHandler
 from tests.sim.no_store import NoStore
+from tests.sim.table_codec import TableCodec
 
 T = TypeVar("T")
 BLOCK_TOKENS = 4
 CLOCK = SystemClock()
 DIGEST = b"m" * 16
+
+
+@dataclass
+class Encoding:
+    """The codec and the staging area of each worker of a cluster."""
+
+    staging_bytes: int = 64 * ENCODED_ALIGNMENT_BYTES
+    table: dict[bytes, bytes] = field(default_factory=dict)
+
+    def codecs(self, runner: "SharedRunner") -> dict[KvCodecName, BlockCodec]:
+        memory = runner.shared
+        codec = TableCodec(memory.view, memory.region.address, runner.block_size_bytes, self.table)
+        return {codec.name: codec}
 
 
 @dataclass
@@ -57,6 +74,7 @@ class Node:
     thread: EngineThread
     ref: WorkerRef
     metrics: CollectorRegistry
+    staging: StagingArea | None = None
     crashes: list[BaseException] = field(default_factory=list)
 
     async def wait_until_free(self) -> None:
@@ -67,6 +85,11 @@ class Node:
                 break
             await asyncio.sleep(0.001)
         await self.thread.call(Engine.check_integrity)
+        while self.staging is not None and self.staging.used_bytes:
+            await asyncio.sleep(0.001)
+        if self.staging is not None:
+            self.staging.check_integrity()
+            assert self.staging.num_waiting == 0
         assert self.worker.is_idle
 
     async def wait_until_ready(self) -> None:
@@ -105,10 +128,11 @@ class Gate:
 class SharedRunner(FakeRunner):
     """A fake model runner whose KV memory other workers can read."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, staging_bytes: int = 0) -> None:
         super().__init__(num_blocks, BLOCK_TOKENS)
         self._gate: Gate | None = None
-        self.shared = HostMemory("fake", len(self.memory))
+        self.staging_offset = align(len(self.memory))
+        self.shared = HostMemory("fake", self.staging_offset + staging_bytes)
         self.memory = self.shared.view  # type: ignore[assignment]
 
     def close_after(self, num_steps: int) -> Gate:
@@ -123,6 +147,10 @@ class SharedRunner(FakeRunner):
     def checksums(self, block_ids: list[BlockId]) -> list[int]:
         return [xxhash.xxh3_64_intdigest(self.export_block(block_id)) for block_id in block_ids]
 
+    def range_checksums(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
+        view = self.shared.view
+        return [xxhash.xxh3_64_intdigest(view[at : at + size]) for at, size in ranges]
+
 
 def make_node(
     name: str,
@@ -134,8 +162,10 @@ def make_node(
     eos: frozenset[TokenId] = frozenset(),
     spans: SpanSink | None = None,
     vocab_size: int | None = None,
+    encoding: Encoding | None = None,
 ) -> Node:
-    runner = SharedRunner(num_blocks)
+    staging_bytes = 0 if encoding is None else encoding.staging_bytes
+    runner = SharedRunner(num_blocks, staging_bytes)
     engine_config = EngineConfig(
         block_tokens=BLOCK_TOKENS,
         max_model_tokens=256,
@@ -151,10 +181,18 @@ def make_node(
         eos_token_ids=eos,
         clock=CLOCK,
     )
-    memory = MemoryTransport(fabric, name, 1, CLOCK)
+    kind = "memory" if encoding is None else "remote"  # encoded only if it is not within a host
+    memory = MemoryTransport(fabric, name, 1, CLOCK, name=kind)
     memory.register(runner.shared.region)
-    transports: dict[str, Transport] = {"memory": memory}  # type: ignore[dict-item]
-    layout = KvLayout("fake", runner.block_size_bytes, CHECKSUM_XXH3, runner.checksums)  # type: ignore[arg-type]
+    transports: dict[str, Transport] = {kind: memory}  # type: ignore[dict-item]
+    layout = KvLayout(
+        "fake",
+        runner.block_size_bytes,
+        CHECKSUM_XXH3,
+        runner.checksums,  # type: ignore[arg-type]
+        runner.shared.region.address,
+        runner.range_checksums,
+    )
     crashes: list[BaseException] = []
     thread = EngineThread(engine, lambda result: worker.on_step(result), crashes.append)
     metrics = CollectorRegistry()
@@ -171,6 +209,8 @@ def make_node(
         transports=transports,
         clock=CLOCK,
         telemetry=WorkerTelemetry(name, metrics, CLOCK, spans),
+        codecs={} if encoding is None else encoding.codecs(runner),
+        staging=StagingArea(runner.staging_offset, staging_bytes) if staging_bytes else None,
     )
     timeouts = KvImportTimeouts(queue_seconds=5, chunk_seconds=5, read_seconds=1, reserve_seconds=5)
     store, kv_importer = NoStore(), KvImporter(context, peers, timeouts)
@@ -183,7 +223,9 @@ def make_node(
     )
     peers.workers[name] = worker
     ref = WorkerRef(WorkerId(name), name, Incarnation(1))
-    return Node(worker, store, kv_importer, engine, runner, thread, ref, metrics, crashes)
+    return Node(
+        worker, store, kv_importer, engine, runner, thread, ref, metrics, context.staging, crashes
+    )
 
 
 @dataclass
@@ -203,10 +245,11 @@ async def cluster(
     eos: frozenset[TokenId] = frozenset(),
     spans: SpanSink | None = None,
     vocab_size: int | None = None,
+    encoding: Encoding | None = None,
 ) -> AsyncIterator[Cluster]:
     fabric, peers = MemoryFabric(), MemoryKvTransferClient()
     config = config or WorkerConfig()
-    shared = (config, constraints, eos, spans, vocab_size)
+    shared = (config, constraints, eos, spans, vocab_size, encoding)
     prefill = make_node("prefill", fabric, peers, prefill_blocks, *shared)
     decode = make_node("decode", fabric, peers, decode_blocks, *shared)
     running = [asyncio.create_task(node.worker.run()) for node in (prefill, decode)]

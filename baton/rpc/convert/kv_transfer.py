@@ -1,6 +1,7 @@
 """Conversion of the messages of a KV transfer."""
 
 from baton.core.ids import Epoch, Incarnation, RequestId, TokenId
+from baton.core.kv_codec import KvCodecName
 from baton.core.kv_transfer import (
     KvTransferChunk,
     KvTransferDone,
@@ -18,6 +19,7 @@ from baton.rpc.convert.common import (
 )
 from baton.rpc.v1 import worker_pb2 as pb
 
+_CODEC_NAMES = frozenset(KvCodecName)
 _INSPECTION_FIELDS = tuple(WorkerInspection.__dataclass_fields__)
 
 
@@ -30,6 +32,7 @@ def transfer_open_to_proto(opening: KvTransferOpen) -> pb.PullOpen:
         kv_layout=opening.kv_layout,
         transports=opening.transports,
         host=opening.host,
+        codecs=[codec.value for codec in opening.codecs],
     )
 
 
@@ -42,6 +45,7 @@ def transfer_open_from_proto(message: pb.PullOpen) -> KvTransferOpen:
         kv_layout=message.kv_layout,
         transports=tuple(message.transports),
         host=message.host,
+        codecs=tuple(KvCodecName(name) for name in message.codecs if name in _CODEC_NAMES),
     )
 
 

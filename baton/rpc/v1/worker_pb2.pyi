@@ -63,7 +63,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, outputs: _Optional[_Iterable[_Union[_common_pb2.RequestOutput, _Mapping]]] = ...) -> None: ...
 
 class PullOpen(_message.Message):
-    __slots__ = ("request_id", "epoch", "source_generation", "model_digest", "kv_layout", "transports", "host")
+    __slots__ = ("request_id", "epoch", "source_generation", "model_digest", "kv_layout", "transports", "host", "codecs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SOURCE_GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class PullOpen(_message.Message):
     KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     source_generation: int
@@ -78,7 +79,8 @@ class PullOpen(_message.Message):
     kv_layout: str
     transports: _containers.RepeatedScalarFieldContainer[str]
     host: str
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., source_generation: _Optional[int] = ..., model_digest: _Optional[str] = ..., kv_layout: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ..., host: _Optional[str] = ...) -> None: ...
+    codecs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., source_generation: _Optional[int] = ..., model_digest: _Optional[str] = ..., kv_layout: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ..., host: _Optional[str] = ..., codecs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PullAck(_message.Message):
     __slots__ = ("num_blocks",)

@@ -18,6 +18,7 @@ from tests.sim.whole.sockets import SimSocket
 from tests.sim.whole.store import SimStore
 from tests.sim.whole.transport import Fabric
 from tests.sim.whole.worker import (
+    ENCODING_SEEDS,
     ENGINES,
     MAX_MODEL_TOKENS,
     SimEnvironment,
@@ -51,6 +52,7 @@ class Cluster:
             if chance.happens(0.7)
             else ClusterCredentials(),
             ENGINES[chance.seed % len(ENGINES)],
+            encodes=chance.seed % ENCODING_SEEDS == 1,
         )
         self.clients = Process("clients", self.network)
         self.workers: dict[str, SimWorker] = {}

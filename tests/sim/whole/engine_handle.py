@@ -12,6 +12,7 @@ from baton.engine.engine import Engine, StepResult
 from baton.engine.fake_runner import SLOT_BYTES, FakeRunner
 from baton.engine.plan import Plan, StepOutput
 from baton.worker.engine_thread import MAX_COMMANDS
+from baton.worker.staging_area import align
 from tests.sim.whole.loop import SimLoop
 from tests.sim.whole.seeded_random import SeededRandom
 from tests.sim.whole.transport import SimMemory
@@ -45,7 +46,12 @@ class SimRunner(FakeRunner):
     each step."""
 
     def __init__(
-        self, num_blocks: int, config: EngineConfig, clock: StepClock, slowness: float
+        self,
+        num_blocks: int,
+        config: EngineConfig,
+        clock: StepClock,
+        slowness: float,
+        staging_bytes: int = 0,
     ) -> None:
         groups = config.num_full_groups, config.num_windowed_groups
         super().__init__(
@@ -54,7 +60,8 @@ class SimRunner(FakeRunner):
             window=config.window_tokens,
             groups=groups,
         )
-        self.shared = SimMemory(len(self.memory))
+        self.staging_offset = align(len(self.memory))
+        self.shared = SimMemory(self.staging_offset + staging_bytes)
         self.memory = self.shared.view  # type: ignore[assignment]
         self._clock = clock
         self._slowness = slowness
@@ -76,6 +83,10 @@ class SimRunner(FakeRunner):
 
     def checksums(self, block_ids: list[BlockId]) -> list[int]:
         return [xxhash.xxh3_64_intdigest(self.export_block(block_id)) for block_id in block_ids]
+
+    def range_checksums(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
+        view = self.shared.view
+        return [xxhash.xxh3_64_intdigest(view[at : at + size]) for at, size in ranges]
 
 
 class SimEngineHandle:

@@ -1,6 +1,7 @@
 """Simulates one incarnation of a worker: its production code, assembled as in
 ``baton.worker.program``."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -10,6 +11,7 @@ from baton.clock import SystemClock
 from baton.core.adapter import WorkerAdapter
 from baton.core.credentials import ClusterCredentials
 from baton.core.ids import BlockId, Incarnation, WorkerId
+from baton.core.kv_codec import ENCODED_ALIGNMENT_BYTES, KvCodecName
 from baton.core.kv_transfer import CHECKSUM_XXH3
 from baton.core.member import Member
 from baton.core.states import WORKER_ROLES, Role, WorkerState
@@ -26,8 +28,11 @@ from baton.rpc.framed.worker_service import framed_worker_services
 from baton.transport.base import TransferRange, Transport
 from baton.worker.constraint_opener import ConstraintOpener
 from baton.worker.context import WorkerConfig, WorkerContext
+from baton.worker.job import Job
 from baton.worker.kv_layout import KvLayout
 from baton.worker.role_state import RoleState
+from baton.worker.sides import KvExports
+from baton.worker.staging_area import StagingArea
 from baton.worker.telemetry import WorkerTelemetry
 from baton.worker.worker import Worker
 from decode_worker.handler import DecodeHandler
@@ -38,6 +43,7 @@ from prefill_worker.prefix_store import PrefixStore
 from prefill_worker.reload_policy import ReloadMode
 from prefill_worker.store_publisher import StorePublisher
 from tests.sim.no_store import NoStore
+from tests.sim.table_codec import TableCodec
 from tests.sim.whole.clients import ADAPTERS, ClientResponse
 from tests.sim.whole.engine_handle import BLOCK_TOKENS, SimEngineHandle, SimRunner, StepClock
 from tests.sim.whole.framed_connections import serve_framed
@@ -65,8 +71,14 @@ ENGINES = (ENGINE, ENGINE, ENGINE, WINDOWED, GROUPED)
 """The engines' settings by the remainder of a run's seed: models without windows, with a window in
 all layers, and with three groups of layers."""
 
+ENCODING_SEEDS = 4
+"""KV is encoded in one of this many seeds."""
+
+STAGING_BYTES = 12 * ENCODED_ALIGNMENT_BYTES
+"""Enough for nine exported blocks, so that exports often wait for space."""
+
 IMPORT_TIMEOUTS = KvImportTimeouts(
-    queue_seconds=5, chunk_seconds=5, read_seconds=0.5, reserve_seconds=5
+    queue_seconds=5, chunk_seconds=5, read_seconds=0.5, reserve_seconds=5, staging_seconds=2
 )
 WORKER = WorkerConfig(
     export_timeout_seconds=4.0,
@@ -91,6 +103,21 @@ class SimEnvironment:
     engine_config: EngineConfig = ENGINE
     answers: dict[str, ClientResponse] = field(default_factory=dict)
     """The responses of all clients, by request id."""
+    encodes: bool = False
+    """Whether KV blocks are encoded for their way to the decode worker."""
+    encoded: dict[bytes, bytes] = field(default_factory=dict)
+    """The table of the codec of all workers (:class:`TableCodec`)."""
+
+
+def _encode_exports(exports: KvExports) -> None:
+    """Let all exports use the codec, as if placement had chosen it for each request."""
+    open_export = exports.open
+
+    def open_encoded(job: Job, num_tokens: int, on_close: Callable[[bool], None]) -> None:
+        job.spec = replace(job.spec, kv_codec=KvCodecName.LOSSLESS)
+        open_export(job, num_tokens, on_close)
+
+    exports.open = open_encoded  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -127,7 +154,10 @@ class SimWorker:
         self._follows_members = False
         clock = StepClock(environment.network.loop)
         config = environment.engine_config
-        runner = SimRunner(plan.num_blocks, config, clock, plan.slowness)
+        staging_bytes = STAGING_BYTES if environment.encodes else 0
+        runner = SimRunner(plan.num_blocks, config, clock, plan.slowness, staging_bytes)
+        self._staging_offset = runner.staging_offset
+        self.staging = StagingArea(self._staging_offset, staging_bytes) if staging_bytes else None
         self.engine = Engine(
             runner,
             config,
@@ -163,7 +193,14 @@ class SimWorker:
             self._may_write,
         )
         transports: dict[str, Transport] = {transport.name: transport}  # type: ignore[dict-item]
-        layout = KvLayout("fake", runner.block_size_bytes, CHECKSUM_XXH3, runner.checksums)  # type: ignore[arg-type]
+        layout = KvLayout(
+            "fake",
+            runner.block_size_bytes,
+            CHECKSUM_XXH3,
+            runner.checksums,  # type: ignore[arg-type]
+            compute_range_checksums=runner.range_checksums,
+        )
+        codec = TableCodec(runner.shared.view, 0, runner.block_size_bytes, environment.encoded)
         engine_handle = SimEngineHandle(
             environment.network.loop,
             self.engine,
@@ -184,10 +221,14 @@ class SimWorker:
             transports=transports,
             clock=environment.clock,
             telemetry=telemetry_for(environment.clock),
+            codecs={codec.name: codec} if environment.encodes else {},
+            staging=self.staging,
         )
         self.store = self._build_store(context)
         self.kv_importer = KvImporter(context, SimPeers(self.process), IMPORT_TIMEOUTS)
         self.prefill = PrefillHandler(context, self.store)
+        if environment.encodes:
+            _encode_exports(self.prefill.exports)
         self.worker = Worker(
             context,
             self.prefill,
@@ -262,6 +303,8 @@ class SimWorker:
     def check_integrity(self) -> None:
         """Check the invariants that must hold at any moment."""
         self.engine.check_integrity()
+        if self.staging is not None:
+            self.staging.check_integrity()
         assert len(self.worker._jobs) <= WORKER.max_jobs, (
             f"{self.plan.name} accepted more than max_jobs jobs"
         )
@@ -275,15 +318,27 @@ class SimWorker:
         has_jobs = (
             self.worker._jobs._latest or self.prefill.exports or self.kv_importer._reservation_queue
         )
-        return self.worker.is_idle and not (is_pinned or has_jobs or self.engine.has_work())
+        is_staging = self.staging is not None and self.staging.used_bytes
+        return self.worker.is_idle and not (
+            is_pinned or has_jobs or is_staging or self.engine.has_work()
+        )
 
     def describe(self) -> str:
         placements = [job.spec.request_id for job in self.worker._jobs]
-        return f"{self.plan.name}: {self.engine.stats()} {placements}"
+        staging = "" if self.staging is None else f" {self.staging.describe()}"
+        return f"{self.plan.name}: {self.engine.stats()} {placements}{staging}"
 
     def _may_write(self, span: TransferRange) -> None:
         """Check that KV which is read from elsewhere goes only into blocks that are reserved for
-        that read."""
+        that read, or into the staging area."""
+        if span.local_offset >= self._staging_offset:
+            assert self.staging is not None
+            assert any(
+                each.offset_bytes <= span.local_offset
+                and span.local_offset + span.size_bytes <= each.end_bytes
+                for each in self.staging._allocated.values()
+            ), f"{self.plan.name}: a read writes to {span}, which is not allocated"
+            return
         size = BLOCK_TOKENS * 8
         first, end = span.local_offset // size, (span.local_offset + span.size_bytes) // size
         for block_id in range(first, end):
