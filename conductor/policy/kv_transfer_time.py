@@ -62,8 +62,9 @@ def transfer_seconds(
     size_bytes: float,
 ) -> float:
     """Return the time of a KV transfer in the fastest codec that is allowed."""
-    codecs = (RAW, *wire_codecs(prefill, decode, exact_kv=query.exact_kv))
-    return min(pipeline_seconds(snapshot.link, size_bytes, each) for each in codecs)
+    raw = snapshot.link.seconds(size_bytes)
+    codecs = wire_codecs(prefill, decode, exact_kv=query.exact_kv)
+    return min([raw, *(pipeline_seconds(snapshot.link, size_bytes, each) for each in codecs)])
 
 
 def fetch_seconds(
