@@ -99,6 +99,7 @@ class Conductor:
             must_admit=query.epoch > 1 or not self._may_reject(snapshot.now_seconds),
             session=query.session,
             exact_kv=query.exact_kv,
+            max_attended_tokens=query.max_attended_tokens,
         )
         try:
             decision = self._place(snapshot, policy_query)

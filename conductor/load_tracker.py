@@ -218,7 +218,9 @@ class LoadTracker:
         worker's by the prefill work, the context and the answer."""
         work = decision.service_seconds * self.num_conductors
         projected = query.num_tokens + int(min(answer_tokens, query.max_new_tokens))
-        answer = _DispatchedAnswer(now_seconds, query.num_tokens, projected)
+        answer = _DispatchedAnswer(
+            now_seconds, query.attended_tokens(query.num_tokens), query.attended_tokens(projected)
+        )
         prefill_worker = decision.prefill or decision.decode
         if prefill_worker in self.prefills:
             view = self.prefills.take_for_update(prefill_worker)

@@ -35,7 +35,9 @@ class KeyRoot:
     """Everything that must be equal, besides the tokens, for two blocks to have equal KV.
 
     ``adapter`` is the digest of the LoRA adapter in hex; empty for the base model. ``lossy_codec``
-    is the name of the lossiest codec that the KV may have passed; empty for exact KV."""
+    is the name of the lossiest codec that the KV may have passed; empty for exact KV.
+    ``attention_window`` is :attr:`baton.core.attention_window.AttentionWindow.key_text`, which no
+    codec has as its name; empty if tokens attend to their whole context."""
 
     model_digest: bytes
     kv_dtype: str
@@ -43,6 +45,7 @@ class KeyRoot:
     adapter: str = ""
     tenant_salt: bytes = b""
     lossy_codec: str = ""
+    attention_window: str = ""
 
     def key(self) -> BlockKey:
         """Return the key at the start of the chain. Each field is preceded by its length, so that
@@ -56,6 +59,8 @@ class KeyRoot:
         ]
         if self.lossy_codec:
             fields.append(self.lossy_codec.encode())
+        if self.attention_window:
+            fields.append(self.attention_window.encode())
         packed = b"".join(len(field).to_bytes(4, "little") + field for field in fields)
         return BlockKey(_digest(packed))
 

@@ -23,7 +23,9 @@ class PlacementQuery:
     unless cached prefixes or load favour another one. ``trace`` is the traceparent of the query's
     span; it is empty if the request is not traced. Only workers that have loaded ``adapter`` are
     chosen; None means the base model. If ``exact_kv`` is set, no lossy codec may be applied to the
-    request's KV."""
+    request's KV. ``max_attended_tokens`` is
+    :attr:`baton.core.attention_window.AttentionWindow.max_attended`; None if the request has no
+    attention window."""
 
     request_id: RequestId
     epoch: Epoch
@@ -37,6 +39,7 @@ class PlacementQuery:
     session: str = ""
     adapter: AdapterRef | None = None
     exact_kv: bool = False
+    max_attended_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from baton.core.adapter import AdapterRef
+from baton.core.attention_window import AttentionWindow
 from baton.core.grammar import Grammar
 from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.kv_codec import KvCodecName
@@ -77,6 +78,8 @@ class RequestSpec:
     ``adapter`` is the LoRA adapter that the request uses; None means the base model. ``kv_codec``
     is the codec in which its KV should travel from the prefill to the decode worker. If
     ``exact_kv`` is set, no lossy codec may be applied to its KV, on any link and in any tier.
+    ``attention_window`` limits which tokens attend to which; None means that each attends to all
+    tokens before it.
     """
 
     request_id: RequestId
@@ -94,6 +97,7 @@ class RequestSpec:
     adapter: AdapterRef | None = None
     kv_codec: KvCodecName = KvCodecName.NONE
     exact_kv: bool = False
+    attention_window: AttentionWindow | None = None
 
     @property
     def adapter_digest(self) -> bytes:

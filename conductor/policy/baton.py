@@ -142,7 +142,7 @@ def _on_mixed_worker(
 ) -> Decision:
     best = scores[0]
     view = snapshot.mixed[best.worker]
-    itl = view.itl_seconds(1, view.decode.held_tokens(query.num_tokens))
+    itl = view.itl_seconds(1, view.decode.held_tokens(query.attended_tokens(query.num_tokens)))
     if config.admission and not query.must_admit:
         late = max(itl - query.itl_slo_seconds, 0.0) if view.decode.is_measured else 0.0
         decode = replace(best, service_seconds=itl, late_seconds=late)
@@ -269,7 +269,7 @@ def _decode_scores(
 
 
 def _decode_score(snapshot: Snapshot, query: PolicyQuery, view: DecodeView) -> ScoredWorker:
-    itl = view.step_seconds(1, view.held_tokens(query.num_tokens))
+    itl = view.step_seconds(1, view.held_tokens(query.attended_tokens(query.num_tokens)))
     late = max(itl - query.itl_slo_seconds, 0.0) if view.is_measured else 0.0
     projected = view.projected_tokens + view.held_tokens(needed_tokens(snapshot, query))
     score = projected / view.capacity_tokens + SLO_MISS_PENALTY * (late > 0)

@@ -7,8 +7,10 @@ from conductor.policy.snapshot import DecodeView, PolicyQuery, Snapshot
 
 
 def needed_tokens(snapshot: Snapshot, query: PolicyQuery) -> int:
-    """Return the tokens of the request's prompt and of its expected answer."""
-    return query.num_tokens + int(min(snapshot.answer_tokens, query.max_new_tokens))
+    """Return the tokens of the request's prompt and of its expected answer, as far as the last of
+    them attends to them."""
+    expected = query.num_tokens + int(min(snapshot.answer_tokens, query.max_new_tokens))
+    return query.attended_tokens(expected)
 
 
 def wait_seconds(snapshot: Snapshot, query: PolicyQuery, decode: DecodeView, needed: int) -> float:
@@ -28,9 +30,11 @@ def check_size(views: Sequence[DecodeView], query: PolicyQuery) -> None:
     """Raise Invalid if the request fits the memory of none of the workers, and there are some."""
     if views and not any(fits(view, query) for view in views):
         most = max(view.capacity_tokens for view in views)
+        needed = f"the request has {query.num_tokens} tokens"
+        if query.max_attended_tokens is not None:
+            needed = f"the request's attention window has {query.max_attended_tokens} tokens"
         raise Invalid(
-            f"the request has {query.num_tokens} tokens, and the largest decode worker has memory "
-            f"for {most}",
+            f"{needed}, and the largest decode worker has memory for {most}",
             param="prompt",
             code="context_length_exceeded",
         )
@@ -38,4 +42,4 @@ def check_size(views: Sequence[DecodeView], query: PolicyQuery) -> None:
 
 def fits(view: DecodeView, query: PolicyQuery) -> bool:
     """Return whether the request's prompt fits the worker's memory when it is empty."""
-    return view.held_tokens(query.num_tokens) <= view.capacity_tokens
+    return view.held_tokens(query.attended_tokens(query.num_tokens)) <= view.capacity_tokens

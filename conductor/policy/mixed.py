@@ -50,7 +50,7 @@ def _score(
     forecast = forecast_queue(prefill, now, now + work.fetch_seconds, deadline, compute)
     late = max(forecast.done_seconds - deadline, 0.0) if prefill.is_measured else 0.0
     num_made_late = forecast.num_made_late if prefill.is_measured else 0
-    itl = view.itl_seconds(1, decode.held_tokens(query.num_tokens))
+    itl = view.itl_seconds(1, decode.held_tokens(query.attended_tokens(query.num_tokens)))
     is_slow = decode.is_measured and itl > query.itl_slo_seconds
     memory_wait = wait_seconds(
         snapshot, query, decode, decode.held_tokens(needed_tokens(snapshot, query))

@@ -288,7 +288,8 @@ class PolicyQuery:
     ``ttft_slo_seconds`` longer than on an idle worker with an empty cache (infinite: no limit), and
     the mean inter-token latency is at most ``itl_slo_seconds``. If ``must_admit`` is True, the
     request must not be rejected, because it was admitted before or because admission control is
-    not in force. If ``exact_kv`` is True, no lossy codec may be applied to its KV."""
+    not in force. If ``exact_kv`` is True, no lossy codec may be applied to its KV.
+    ``max_attended_tokens``: see :class:`baton.core.placement.PlacementQuery`."""
 
     request_id: str
     num_tokens: int
@@ -300,3 +301,11 @@ class PolicyQuery:
     itl_slo_seconds: float = 0.05
     must_admit: bool = False
     exact_kv: bool = False
+    max_attended_tokens: int | None = None
+
+    def attended_tokens(self, num_tokens: int) -> int:
+        """Return how many tokens the last of ``num_tokens`` tokens of this request attends to. The
+        KV of about so many is held."""
+        if self.max_attended_tokens is None:
+            return num_tokens
+        return min(num_tokens, self.max_attended_tokens)

@@ -140,6 +140,9 @@ class PlacementSearch:
             session=self._session,
             adapter=spec.adapter,
             exact_kv=spec.exact_kv,
+            max_attended_tokens=None
+            if spec.attention_window is None
+            else spec.attention_window.max_attended,
         )
         seconds = self._config.placement_timeout_seconds
         try:

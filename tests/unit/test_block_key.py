@@ -4,6 +4,7 @@ change, too."""
 
 import pytest
 
+from baton.core.attention_window import AttentionWindow
 from baton.core.block_key import BLOCK_KEY_BYTES, KeyRoot, block_keys, next_key
 from baton.core.ids import BlockKey
 
@@ -24,6 +25,12 @@ ROOT_VECTORS = [
     (
         KeyRoot(bytes(range(32)), "float32", 4, lossy_codec="int4"),
         "4a871adca59f05136eeaeec2d7cae965",
+    ),
+    (
+        KeyRoot(
+            bytes(range(32)), "float32", 4, attention_window=AttentionWindow(64, 4096).key_text
+        ),
+        "10b6003cd83938dc384ee217f7127c4e",
     ),
 ]
 

@@ -90,7 +90,7 @@ class ConductorHarness:
     def place(
         self, name: str, tokens: int = 64, chain: tuple[BlockKey, ...] = (), epoch: int = 1,
         excluded: frozenset[str] = frozenset(), session: str = "",
-        adapter: WorkerAdapter | None = None,
+        adapter: WorkerAdapter | None = None, max_attended_tokens: int | None = None,
     ) -> Placement:  # fmt: skip
         workers = frozenset(map(WorkerId, excluded))
         return self.conductor.place(
@@ -98,6 +98,7 @@ class ConductorHarness:
                 RequestId(name), Epoch(epoch), TenantId(""), tokens, 16, chain, workers, model="",
                 session=session,
                 adapter=AdapterRef(adapter.name, adapter.digest) if adapter is not None else None,
+                max_attended_tokens=max_attended_tokens,
             )
         )  # fmt: skip
 

@@ -61,6 +61,14 @@ async def test_idle_cluster_refuses_nothing_that_fits() -> None:
         cluster.place("never", 81)
 
 
+async def test_prompt_with_an_attention_window_may_be_longer_than_any_workers_memory() -> None:
+    cluster = ConductorHarness(ttft_slo_seconds=1e-6, itl_slo_seconds=1e-6)
+    await cluster.announce(prefill_member("p"), decode_member("d", num_blocks=5))
+    assert cluster.place("fits", 1000, max_attended_tokens=80).decode.id == "d"
+    with pytest.raises(Invalid, match="attention window has 81 tokens, and the largest"):
+        cluster.place("never", 1000, max_attended_tokens=81)
+
+
 async def test_without_a_ttft_slo_nothing_counts_as_late() -> None:
     cluster = ConductorHarness(ttft_slo_seconds=0.0)
     await cluster.announce(

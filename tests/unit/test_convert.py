@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from baton.core.adapter import AdapterRef
+from baton.core.attention_window import MAX_WINDOW_TOKENS, AttentionWindow
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import BlockKey, Epoch, RequestId, TokenId
 from baton.core.kv_codec import KvCodecName
@@ -63,6 +64,19 @@ def test_request_spec_round_trips() -> None:
 def test_adapter_of_a_request_round_trips() -> None:
     spec = replace(SPEC, adapter=AdapterRef("acme/sql:v1", bytes(range(16))))
     assert spec_from_proto(spec_to_proto(spec)) == spec
+
+
+def test_attention_window_of_a_request_round_trips() -> None:
+    spec = replace(SPEC, attention_window=AttentionWindow(0, MAX_WINDOW_TOKENS))
+    assert spec_from_proto(spec_to_proto(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    "window", [AttentionWindow(4, 0), AttentionWindow(MAX_WINDOW_TOKENS + 1, 1)]
+)
+def test_invalid_attention_window_is_rejected(window: AttentionWindow) -> None:
+    with pytest.raises(Invalid, match="recent_tokens at least 1"):
+        spec_from_proto(spec_to_proto(replace(SPEC, attention_window=window)))
 
 
 @pytest.mark.parametrize("adapter", [AdapterRef("", bytes(16)), AdapterRef("a", bytes(15))])

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import cast
 
 from baton.core.adapter import ADAPTER_DIGEST_BYTES, AdapterRef, is_adapter_name
+from baton.core.attention_window import MAX_WINDOW_TOKENS, AttentionWindow
 from baton.core.block_key import BLOCK_KEY_BYTES
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TokenId, WorkerId
@@ -135,14 +136,15 @@ def spec_to_proto(spec: RequestSpec) -> pb.RequestSpec:
         adapter=adapter_to_proto(spec.adapter),
         kv_codec=codec_to_proto(spec.kv_codec),
         exact_kv=spec.exact_kv,
+        attention_window=attention_window_to_proto(spec.attention_window),
     )
 
 
 def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
     """Decode a request. Raises Invalid for a request id that is empty or too long; for counts,
     times, priorities and weights out of range; for a tenant tag that is too long; for an unknown
-    kind of grammar; and for an invalid adapter. A weight of 0 means 1; a traceparent of the wrong
-    length is dropped."""
+    kind of grammar; and for an invalid adapter or attention window. A weight of 0 means 1; a
+    traceparent of the wrong length is dropped."""
     if not 0 < len(message.request_id) <= MAX_ID_BYTES:
         raise Invalid(f"request_id must have 1 to {MAX_ID_BYTES} characters", param="request_id")
     if not 0 < message.num_prompt_tokens <= len(message.token_ids):
@@ -168,7 +170,29 @@ def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
         adapter=adapter_from_proto(message.adapter) if message.HasField("adapter") else None,
         kv_codec=codec_from_proto(message.kv_codec),
         exact_kv=message.exact_kv,
+        attention_window=attention_window_from_proto(message.attention_window)
+        if message.HasField("attention_window")
+        else None,
     )
+
+
+def attention_window_to_proto(window: AttentionWindow | None) -> pb.AttentionWindow | None:
+    if window is None:
+        return None
+    return pb.AttentionWindow(sink_tokens=window.sink_tokens, recent_tokens=window.recent_tokens)
+
+
+def attention_window_from_proto(message: pb.AttentionWindow) -> AttentionWindow:
+    """Decode a window. Raises Invalid if a number is out of range."""
+    window = AttentionWindow(message.sink_tokens, message.recent_tokens)
+    if not window.is_valid:
+        raise Invalid(
+            f"attention_window has sink_tokens {window.sink_tokens} and recent_tokens "
+            f"{window.recent_tokens}: they must be at most {MAX_WINDOW_TOKENS}, and recent_tokens "
+            "at least 1",
+            param="attention_window",
+        )
+    return window
 
 
 def adapter_to_proto(adapter: AdapterRef | None) -> pb.Adapter | None:

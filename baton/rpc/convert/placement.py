@@ -51,6 +51,7 @@ def placement_query_to_proto(query: PlacementQuery) -> pb.PlaceRequest:
         session=query.session,
         adapter=adapter_to_proto(query.adapter),
         exact_kv=query.exact_kv,
+        max_attended_tokens=query.max_attended_tokens or 0,
     )
 
 
@@ -70,6 +71,7 @@ def placement_query_from_proto(request: pb.PlaceRequest) -> PlacementQuery:
         session=request.session,
         adapter=adapter_from_proto(request.adapter) if request.HasField("adapter") else None,
         exact_kv=request.exact_kv,
+        max_attended_tokens=request.max_attended_tokens or None,
     )
 
 

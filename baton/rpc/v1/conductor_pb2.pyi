@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PlaceRequest(_message.Message):
-    __slots__ = ("request_id", "epoch", "tenant", "num_tokens", "max_new_tokens", "block_keys", "excluded_worker_ids", "model", "trace", "session", "adapter", "exact_kv")
+    __slots__ = ("request_id", "epoch", "tenant", "num_tokens", "max_new_tokens", "block_keys", "excluded_worker_ids", "model", "trace", "session", "adapter", "exact_kv", "max_attended_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class PlaceRequest(_message.Message):
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     EXACT_KV_FIELD_NUMBER: _ClassVar[int]
+    MAX_ATTENDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     tenant: str
@@ -33,7 +34,8 @@ class PlaceRequest(_message.Message):
     session: str
     adapter: _common_pb2.Adapter
     exact_kv: bool
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., block_keys: _Optional[_Iterable[bytes]] = ..., excluded_worker_ids: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., trace: _Optional[str] = ..., session: _Optional[str] = ..., adapter: _Optional[_Union[_common_pb2.Adapter, _Mapping]] = ..., exact_kv: _Optional[bool] = ...) -> None: ...
+    max_attended_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., block_keys: _Optional[_Iterable[bytes]] = ..., excluded_worker_ids: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., trace: _Optional[str] = ..., session: _Optional[str] = ..., adapter: _Optional[_Union[_common_pb2.Adapter, _Mapping]] = ..., exact_kv: _Optional[bool] = ..., max_attended_tokens: _Optional[int] = ...) -> None: ...
 
 class PlaceRequests(_message.Message):
     __slots__ = ("requests",)
