@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from baton.core.attention_window import AttentionWindow
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams, TokenLogprob
 
@@ -41,7 +42,8 @@ class Row:
     prompt token follows the last one. ``suppressed_token_ids`` are the tokens that would end the
     answer, if it may not end yet.
 
-    ``adapter`` is the digest of the request's LoRA adapter, or empty.
+    ``adapter`` is the digest of the request's LoRA adapter, or empty. With an ``attention_window``,
+    its tokens attend only to the tokens in it.
 
     The last ``num_drafts`` of ``token_ids`` are drafts: guesses of the next tokens, which the step
     verifies (``baton.engine.speculation.verification``). A row with drafts has one more token,
@@ -69,6 +71,7 @@ class Row:
     previous_row_index: int | None = None
     num_drafts: int = 0
     accept: TokenAcceptFunction | None = field(default=None, repr=False)
+    attention_window: AttentionWindow | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -78,6 +81,13 @@ class Row:
     def context_tokens(self) -> int:
         """Number of the request's tokens that are in the KV cache after this step, with drafts."""
         return self.start + len(self.token_ids)
+
+    @property
+    def attended_tokens(self) -> int:
+        """Number of tokens that the row's last token attends to."""
+        if self.attention_window is None:
+            return self.context_tokens
+        return min(self.context_tokens, self.attention_window.max_attended)
 
     def with_accepted(self, num_drafts: int) -> "Row":
         """Return a row without drafts that samples the token after the first ``num_drafts`` drafts,
@@ -97,6 +107,7 @@ class Row:
             self.prompt_logprob_targets,
             self.suppressed_token_ids,
             self.adapter,
+            attention_window=self.attention_window,
         )
 
 

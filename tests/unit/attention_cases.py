@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from baton.core.attention_window import AttentionWindow as W
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.decoder_traits import DecoderTraits
@@ -39,7 +40,8 @@ class Case:
     tokens of the step) for each row, decodes first. ``dtype`` is the dtype of queries, keys and
     values; ``kv`` is the dtype of the KV pool, or None if the pool has ``dtype``. ``scales`` has
     each layer's KV scales. ``windows`` are the layers' sliding windows, if they have any; with
-    ``has_sinks``, each head has a sink. ``groups`` says which layers share their blocks."""
+    ``has_sinks``, each head has a sink. ``groups`` says which layers share their
+    blocks. ``attention_windows`` are those of the rows, if any has one."""
 
     name: str
     rows: Sequence[tuple[int, int]]
@@ -54,6 +56,7 @@ class Case:
     score_scale: float | None = None
     has_sinks: bool = False
     groups: LayerGroups = ONE_GROUP
+    attention_windows: Sequence[W | None] = ()
 
     @property
     def pool_dtype(self) -> torch.dtype:
@@ -62,6 +65,18 @@ class Case:
     @property
     def traits(self) -> DecoderTraits:
         return DecoderTraits(windows=self.windows, attention_scale=self.score_scale)
+
+    def attention_window(self, row: int) -> W | None:
+        return self.attention_windows[row] if self.attention_windows else None
+
+    def known_positions(self, row: int, start: int, group: int) -> list[int]:
+        """Return the positions before ``start`` that a row from there on reads in any layer of a
+        group."""
+        window = self.attention_window(row)
+        if window is None:
+            return list(range(self.first_read(start, group), start))
+        first = max(0, start + 1 - window.recent_tokens)
+        return [*range(min(first, window.sink_tokens)), *range(first, start)]
 
     def first_read(self, start: int, group: int) -> int:
         """Return the first position that a row from ``start`` on reads in any layer of a group."""
@@ -161,6 +176,46 @@ CASES = [
         windows=(None, 128),
         groups=LayerGroups(1, 1, 2, ((0, 0), (1, 1)), 128),
     ),
+    Case(
+        "attention windows beside rows without",
+        [(700, 1), (90, 1), (300, 1), (0, 40), (260, 70), (100, 33)],
+        8,
+        2,
+        20,
+        16,
+        attention_windows=(W(4, 37), None, W(70, 16), W(0, 5), W(16, 130), None),
+    ),
+    Case(
+        "sink tokens and window that touch, overlap or exceed the context",
+        [(130, 1), (64, 1), (63, 1), (3, 1), (128, 64), (30, 100)],
+        4,
+        1,
+        32,
+        16,
+        attention_windows=(W(66, 65), W(64, 1), W(100, 3), W(9, 9), W(65, 64), W(128, 1)),
+    ),
+    Case(
+        "attention windows in large blocks, BF16",
+        [(3000, 1), (1500, 1), (0, 200), (1500, 130)],
+        8,
+        2,
+        64,
+        64,
+        torch.bfloat16,
+        attention_windows=(W(1, 600), W(300, 100), W(64, 64), W(5, 1000)),
+    ),
+    Case(
+        "attention windows, FP8 KV, learned sinks",
+        [(90, 1), (600, 1), (0, 135), (300, 20)],
+        6,
+        2,
+        24,
+        16,
+        kv=E4M3,
+        scales=SCALES,
+        has_sinks=True,
+        attention_windows=(W(4, 20), W(3, 257), W(17, 33), None),
+    ),
     Case("FP8 KV, BF16", [(90, 1), (0, 35)], 4, 2, 64, 16, torch.bfloat16, E4M3, SCALES),
 ]
 
@@ -203,10 +258,10 @@ def poison(case: Case, pool: torch.Tensor, rows: Sequence[Row]) -> None:
     table then changes the result: a NaN does so even with an attention weight of zero."""
     block_tokens, num_groups = pool.shape[3], case.groups.num_groups
     known = torch.zeros(pool.shape[0], block_tokens, dtype=torch.bool)
-    for row in rows:
+    for index, row in enumerate(rows):
         for group in range(num_groups):
             block_ids = row.block_ids[group::num_groups]
-            for position in range(case.first_read(row.start, group), row.start):
+            for position in case.known_positions(index, row.start, group):
                 known[block_ids[position // block_tokens], position % block_tokens] = True
     blocks, offsets = torch.where(~known)
     pool[blocks, :, :, offsets] = float("nan")
@@ -248,6 +303,7 @@ def make_rows(case: Case, seed: int) -> list[Row]:
             block_ids=tuple(BlockId(next(ids)) for _ in range(blocks)),
             sample=False,
             sampling=SAMPLING,
+            attention_window=case.attention_window(number),
         )
         for number, ((start, count), blocks) in enumerate(
             zip(case.rows, num_blocks_of(case), strict=True)

@@ -47,8 +47,13 @@ FP8 = "*fp8e4nv"
 GEMMA = {"OFFSET": 1.0, "ROUNDS_LAST": True}
 """How Gemma 3 computes norms."""
 
-RULES = [{"WINDOW": 0, "SINKS": False}, {"WINDOW": 128, "SINKS": True}]
-"""What attention kernels are compiled for: nothing special, and what gpt-oss has."""
+RULES = [
+    {"WINDOW": 0, "SINKS": False, "PER_ROW": False},
+    {"WINDOW": 128, "SINKS": True, "PER_ROW": False},
+    {"WINDOW": 0, "SINKS": False, "PER_ROW": True},
+]
+"""What attention kernels are compiled for: nothing special, what gpt-oss has, and requests with
+attention windows."""
 
 
 def compiled(
@@ -111,7 +116,8 @@ def test_prefill_attention_compiles(
     types = {
         "q_ptr": data, "out_ptr": data, "layer_ptr": FP8 if kv == "fp8" else data,
         "tables_ptr": ints, "tiles_ptr": ints,
-        "offsets_ptr": ints, "starts_ptr": ints, "sinks_ptr": data, "table_stride": "i32",
+        "offsets_ptr": ints, "starts_ptr": ints, "sinks_ptr": data, "windows_ptr": ints,
+        "table_stride": "i32",
         **STRIDES, "scale": "fp32", "value_scale": "fp32",
     }  # fmt: skip
     m, n = (32, 32) if dtype == "fp32" else (128, 64)
@@ -119,18 +125,27 @@ def test_prefill_attention_compiles(
     assert shared_bytes(kernels.prefill, types, constants, 8) <= MAX_SHARED_BYTES
 
 
-@pytest.mark.parametrize("window", [0, 128])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"WINDOW": 0, "PER_ROW": False},
+        {"WINDOW": 128, "PER_ROW": False},
+        {"WINDOW": 0, "PER_ROW": True},
+    ],
+)
 @pytest.mark.parametrize(("dtype", "group", "dim", "kv"), SHAPES)
-def test_decode_attention_compiles(dtype: str, group: int, dim: int, kv: str, window: int) -> None:
+def test_decode_attention_compiles(
+    dtype: str, group: int, dim: int, kv: str, rule: dict[str, int]
+) -> None:
     data, ints, floats = f"*{dtype}", "*i32", "*fp32"
     types = {
         "q_ptr": data, "parts_ptr": floats, "sums_ptr": floats,
         "layer_ptr": FP8 if kv == "fp8" else data,
-        "tables_ptr": ints, "contexts_ptr": ints, "max_splits": "i32", "table_stride": "i32",
-        **STRIDES, "scale": "fp32", "value_scale": "fp32",
+        "tables_ptr": ints, "contexts_ptr": ints, "windows_ptr": ints, "max_splits": "i32",
+        "table_stride": "i32", **STRIDES, "scale": "fp32", "value_scale": "fp32",
     }  # fmt: skip
-    tiling = {"M": 16, "N": 32 if dtype == "fp32" else 64, "SPLIT": SPLIT_TOKENS, "WINDOW": window}
-    constants = shape_of(dtype, group, dim) | tiling
+    tiling = {"M": 16, "N": 32 if dtype == "fp32" else 64, "SPLIT": SPLIT_TOKENS}
+    constants = shape_of(dtype, group, dim) | tiling | rule
     assert shared_bytes(kernels.decode, types, constants, 4) <= MAX_SHARED_BYTES
 
 
@@ -138,7 +153,7 @@ def test_decode_attention_compiles(dtype: str, group: int, dim: int, kv: str, wi
 def test_combine_and_write_kernels_compile(rule: dict[str, int]) -> None:
     types = {
         "parts_ptr": "*fp32", "sums_ptr": "*fp32", "out_ptr": "*bf16", "contexts_ptr": "*i32",
-        "sinks_ptr": "*bf16", "max_splits": "i32", "heads": "i32",
+        "sinks_ptr": "*bf16", "windows_ptr": "*i32", "max_splits": "i32", "heads": "i32",
     }  # fmt: skip
     constants = {
         "DIM": 80,

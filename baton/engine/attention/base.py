@@ -7,8 +7,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from baton.core.attention_window import MAX_WINDOW_TOKENS
 from baton.engine.attention.block_tables import BlockTableCache
 from baton.engine.plan import Row
+
+ALL_TOKENS = MAX_WINDOW_TOKENS
+"""As a number of recent tokens: all tokens of any context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,9 @@ class PackedBatch:
     [num_groups, num_tokens] say where each token's KV is stored in the layers of each group: block
     id * block_tokens + offset. ``block_tables`` is [num_groups, num_rows, max_spans] in int64,
     padded with 0. ``positions`` [num_tokens] are the tokens' positions in their requests.
+    ``attention_windows`` has the sink tokens and the recent tokens of each row
+    (:class:`baton.core.attention_window.AttentionWindow`; a row without one has 0 and ALL_TOKENS);
+    it is empty if no row has an attention window.
     """
 
     starts: tuple[int, ...]
@@ -30,6 +37,7 @@ class PackedBatch:
     positions: torch.Tensor
     slots: torch.Tensor
     block_tables: torch.Tensor
+    attention_windows: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -40,8 +48,9 @@ class Attention(Protocol):
     """Attention over one KV pool.
 
     A query at position ``p`` of a layer with a window attends to the positions (``p`` - window,
-    ``p``]. Nothing is read from blocks that no query of the step attends to in any layer, so their
-    entries in the block table may be stale."""
+    ``p``]; in a row with an attention window, to (``p`` - recent tokens, ``p``] and to the sink
+    tokens. No model has both. Nothing is read from blocks that no query of the step attends to in
+    any layer, so their entries in the block table may be stale."""
 
     def prepare(self, batch: PackedBatch) -> None:
         """Prepare for a batch. This must be called once per step, before the first layer."""
@@ -91,6 +100,17 @@ def pack_batch(
         torch.from_numpy(positions).to(device),
         torch.from_numpy(slots).to(device),
         torch.from_numpy(blocks).to(device),
+        _attention_windows(rows),
+    )
+
+
+def _attention_windows(rows: Sequence[Row]) -> tuple[tuple[int, int], ...]:
+    windows = [row.attention_window for row in rows]
+    if not any(windows):
+        return ()
+    return tuple(
+        (0, ALL_TOKENS) if window is None else (window.sink_tokens, window.recent_tokens)
+        for window in windows
     )
 
 
@@ -119,4 +139,5 @@ def _decode_batch(
         torch.tensor(starts, dtype=torch.int64, device=device),
         torch.tensor(slots, dtype=torch.int64, device=device),
         torch.from_numpy(blocks).to(device),
+        _attention_windows(rows),
     )

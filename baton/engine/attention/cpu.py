@@ -3,7 +3,8 @@
 Decodes are computed as one batch, padded to the longest context. Prefill rows are computed one by
 one, since their lengths differ too much for padding. Padding is set to zero: another request may
 have left a NaN there, which would make the result NaN even with an attention weight of zero. In a
-layer with a window, only the blocks from a row's first visible key on are gathered.
+layer with a window, only the blocks from a row's first visible key on are gathered; with an
+attention window, these and the blocks with sink tokens.
 """
 
 from dataclasses import dataclass
@@ -105,7 +106,8 @@ class CpuAttention:
     ) -> torch.Tensor:
         """Compute attention for one prefill row, whose queries ``q`` are [tokens, heads, dim]."""
         context = decode_kv(pool[row.table], scale, q.dtype)  # [blocks, 2, tokens, kv_heads, dim]
-        context[0, :, : row.num_hidden] = 0
+        for blocks, offsets in row.hidden:
+            context[blocks, :, offsets] = 0
         keys, values = (
             context[:, part].flatten(0, 1)[: row.length].transpose(0, 1).unsqueeze(0)
             for part in (0, 1)
@@ -152,13 +154,14 @@ class _DecodeContexts:
 
 @dataclass(frozen=True, slots=True)
 class _PrefillContext:
-    """The blocks ``table`` that a row reads, which have ``length`` keys up to its last token. No
-    query sees the first ``num_hidden`` of them. ``mask`` is [tokens, length], or None if each token
-    sees all keys up to its own and the row begins at position 0."""
+    """The blocks ``table`` that a row reads, which have ``length`` keys up to its last token.
+    ``hidden`` are the keys that no query sees: an index in ``table``, and offsets in this block.
+    ``mask`` is [tokens, length], or None if each token sees all keys up to its own and the row
+    begins at position 0."""
 
     table: torch.Tensor
     length: int
-    num_hidden: int
+    hidden: tuple[tuple[int, slice], ...]
     mask: torch.Tensor | None
 
 
@@ -167,12 +170,25 @@ def _decode_contexts(
 ) -> _DecodeContexts:
     rows = batch.num_decodes
     ends = torch.tensor(batch.context_lengths[:rows]).view(-1, 1)
-    starts = torch.zeros_like(ends) if window is None else (ends - window).clamp(min=0)
-    first_blocks = starts // block_tokens
-    num_blocks = int((-(-ends // block_tokens) - first_blocks).max())
-    places = (first_blocks + torch.arange(num_blocks)).clamp(max=batch.block_tables.shape[2] - 1)
-    positions = first_blocks * block_tokens + torch.arange(num_blocks * block_tokens)
-    inside = (positions >= starts) & (positions < ends)
+    starts, sinks = torch.zeros_like(ends), torch.zeros_like(ends)
+    if window is not None:
+        starts = (ends - window).clamp(min=0)
+    elif batch.attention_windows:
+        windows = torch.tensor(batch.attention_windows[:rows])
+        sinks, recent = windows[:, :1], windows[:, 1:]
+        starts = (ends - recent).clamp(min=0)
+    blocks = starts // block_tokens + torch.arange(_max_blocks(starts, ends, block_tokens))
+    if sinks.any():
+        num_sink_blocks = _max_blocks(torch.zeros_like(sinks), sinks.minimum(starts), block_tokens)
+        sink_blocks = torch.arange(num_sink_blocks).expand(rows, -1)
+        # A block with both sinks and recent tokens is read once.
+        unread = batch.block_tables.shape[2]
+        is_new = sink_blocks < starts // block_tokens
+        blocks = torch.cat((torch.where(is_new, sink_blocks, unread), blocks), dim=1)
+    num_blocks = blocks.shape[1]
+    places = blocks.clamp(max=batch.block_tables.shape[2] - 1)
+    positions = (blocks[:, :, None] * block_tokens + torch.arange(block_tokens)).flatten(1)
+    inside = ((positions >= starts) | (positions < sinks)) & (positions < ends)
     by_block = inside.view(rows, num_blocks, block_tokens)
     is_used = by_block.any(dim=-1, keepdim=True)
     return _DecodeContexts(
@@ -187,16 +203,34 @@ def _prefill_context(
     batch: PackedBatch, row: int, group: int, window: int | None, block_tokens: int
 ) -> _PrefillContext:
     start, end = batch.starts[row], batch.context_lengths[row]
+    sinks = 0
+    if window is None and batch.attention_windows:
+        sinks, window = batch.attention_windows[row]
     first = 0 if window is None else max(0, start - window + 1)
-    first_block = first // block_tokens
-    base = first_block * block_tokens
+    first_block, sink_end = first // block_tokens, min(sinks, first)
+    sink_blocks = min(-(-sink_end // block_tokens), first_block)
+    keys = torch.cat(
+        (torch.arange(sink_blocks * block_tokens), torch.arange(first_block * block_tokens, end))
+    ).view(1, -1)
     mask = None
     if start > 0 or (window is not None and end > window):
-        keys = torch.arange(base, end).view(1, -1)
         ages = torch.arange(start, end).view(-1, 1) - keys
-        mask = ages >= 0 if window is None else (ages >= 0) & (ages < window)
-    table = batch.block_tables[group, row, first_block : -(-end // block_tokens)]
-    return _PrefillContext(table, end - base, first - base, mask)
+        mask = ages >= 0
+        if window is not None:
+            mask &= (ages < window) | (keys < sinks)
+    table = batch.block_tables[group, row]
+    table = torch.cat((table[:sink_blocks], table[first_block : -(-end // block_tokens)]))
+    hidden = [(sink_blocks, slice(0, first % block_tokens))]
+    if sink_end >= first_block * block_tokens:  # the first recent token's block has sinks, too
+        hidden = [(sink_blocks, slice(sink_end % block_tokens, first % block_tokens))]
+    elif sink_end % block_tokens:
+        hidden.append((sink_blocks - 1, slice(sink_end % block_tokens, block_tokens)))
+    return _PrefillContext(table, keys.shape[1], tuple(hidden), mask)
+
+
+def _max_blocks(starts: torch.Tensor, ends: torch.Tensor, block_tokens: int) -> int:
+    """Return the maximum number of blocks with tokens of a row's range [start, end)."""
+    return int((-(-ends // block_tokens) - starts // block_tokens).max())
 
 
 def _with_sinks(

@@ -45,9 +45,13 @@ class ReferenceAttention:
                 cache[:, part].flatten(0, 1)[: batch.context_lengths[row]].float()
                 for part in (0, 1)
             )
-            if (window := self._traits.window(layer)) is not None:
+            window, num_sinks = self._traits.window(layer), 0
+            if batch.attention_windows:
+                assert window is None, "a model with sliding windows"
+                num_sinks, window = batch.attention_windows[row]
+            if window is not None:
                 first = max(0, batch.starts[row] - window + 1)
-                keys[:first], values[:first] = 0, 0
+                keys[num_sinks:first], values[num_sinks:first] = 0, 0
             attended = _attend(
                 q[tokens].float() * self._traits.score_scale(q.shape[-1]),
                 keys,
@@ -55,6 +59,7 @@ class ReferenceAttention:
                 batch.starts[row],
                 window,
                 None if sinks is None else sinks.float(),
+                num_sinks,
             )
             output[tokens] = attended.to(q.dtype)
         return output
@@ -67,6 +72,7 @@ def _attend(
     start: int,
     window: int | None,
     sinks: torch.Tensor | None,
+    num_sink_tokens: int,
 ) -> torch.Tensor:
     """Compute attention of ``q`` [tokens, heads, dim], which are scaled already and whose first
     token is at position ``start``, over ``keys`` and ``values`` [context, kv_heads, dim]. Query
@@ -75,7 +81,10 @@ def _attend(
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
     scores = torch.einsum("thd,chd->htc", q, keys)
     ages = torch.arange(start, start + q.shape[0])[:, None] - torch.arange(keys.shape[0])[None, :]
-    hidden = (ages < 0) if window is None else (ages < 0) | (ages >= window)
+    hidden = ages < 0
+    if window is not None:
+        is_sink = torch.arange(keys.shape[0])[None, :] < num_sink_tokens
+        hidden |= (ages >= window) & ~is_sink
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         column = sinks.view(-1, 1, 1).expand(-1, q.shape[0], 1)

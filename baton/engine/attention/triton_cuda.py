@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from baton.decoder_traits import LLAMA_TRAITS, DecoderTraits
 from baton.engine.attention import triton_kernels as kernels
-from baton.engine.attention.base import PackedBatch
+from baton.engine.attention.base import ALL_TOKENS, PackedBatch
 from baton.engine.cuda.launch import KernelLauncher, ceil_div, power_of_2
 from baton.engine.kv_pool import KvPool
 from baton.engine.quantization import E4M3
@@ -61,7 +61,8 @@ class DeviceBatch:
     ``positions`` is [num_tokens], ``slots`` [num_groups, num_tokens]; the KV of a token with slot
     -1 is not written. ``block_tables`` is [num_groups, num_rows, max_spans]. ``context_lengths`` is
     [num_rows]; it is 0 for a padding row, which reads nothing. No decode has more than
-    ``max_context`` tokens. ``prefill_chunks`` are the rows after the decodes."""
+    ``max_context`` tokens. ``prefill_chunks`` are the rows after the decodes.
+    ``attention_windows`` are set if any row has one."""
 
     num_decodes: int
     max_context: int
@@ -70,6 +71,7 @@ class DeviceBatch:
     block_tables: torch.Tensor
     context_lengths: torch.Tensor
     prefill_chunks: "PrefillChunks | None" = None
+    attention_windows: "RowWindows | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,20 @@ class PrefillChunks:
     spans: tuple[tuple[int, int, int], ...]
     offsets: torch.Tensor
     starts: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RowWindows:
+    """The attention windows of a batch's rows. ``sizes`` [num_rows, 2] are their sink tokens and
+    recent tokens; ``has_window`` says which rows have one. ``contexts_without`` and
+    ``contexts_with`` are the context lengths, with 0 for rows with and without a window: the two
+    kinds of rows are computed by separate launches, so that a row's result has the same bits
+    whatever rows are beside it."""
+
+    sizes: torch.Tensor
+    has_window: tuple[bool, ...]
+    contexts_without: torch.Tensor
+    contexts_with: torch.Tensor
 
 
 class TritonAttention:
@@ -116,7 +132,7 @@ class TritonAttention:
     def set_batch(self, batch: DeviceBatch) -> None:
         """Like :meth:`prepare`, but for a batch that is already on the device."""
         self.batch = batch
-        self._tiles: torch.Tensor | None = None
+        self._tiles: list[tuple[torch.Tensor, bool]] | None = None
 
     def attend(
         self,
@@ -155,6 +171,18 @@ class TritonAttention:
             upload(_aligned(batch.block_tables.to(torch.int32)), self._pool.device),
             self._integers(batch.context_lengths),
             self._chunks(batch) if decodes < batch.num_rows else None,
+            self._row_windows(batch) if batch.attention_windows else None,
+        )
+
+    def _row_windows(self, batch: PackedBatch) -> RowWindows:
+        has_window = tuple(recent < ALL_TOKENS for _, recent in batch.attention_windows)
+        sizes = tuple(size for window in batch.attention_windows for size in window)
+        lengths = list(zip(batch.context_lengths, has_window, strict=True))
+        return RowWindows(
+            self._integers(sizes),
+            has_window,
+            self._integers(tuple(0 if its_own else length for length, its_own in lengths)),
+            self._integers(tuple(length if its_own else 0 for length, its_own in lengths)),
         )
 
     def _chunks(self, batch: PackedBatch) -> PrefillChunks:
@@ -197,27 +225,31 @@ class TritonAttention:
         tiling = prefill_tiling(q.dtype, self._padded_dim, heads_per_kv_head)
         if self._tiles is None:
             self._tiles = self._make_tiles(chunks, tiling.m // heads_per_kv_head)
-        prefill[(self._tiles.shape[0], self._kv_heads)](
-            q,
-            output,
-            self._pool[0, place],
-            self.batch.block_tables[group],
-            self._tiles,
-            chunks.offsets,
-            chunks.starts,
-            q if sinks is None else sinks,
-            *self._strides,
-            *self._scales_of(layer),
-            GROUP=heads_per_kv_head,
-            **self._kernel_constants(q.dtype),
-            M=tiling.m,
-            N=tiling.n,
-            WINDOW=self._traits.window(layer) or 0,
-            SINKS=sinks is not None,
-            ONE_LOOP=self._one_loop,
-            num_warps=tiling.warps,
-            num_stages=tiling.stages,
-        )
+        windows = self.batch.attention_windows
+        for tiles, have_window in self._tiles:
+            prefill[(tiles.shape[0], self._kv_heads)](
+                q,
+                output,
+                self._pool[0, place],
+                self.batch.block_tables[group],
+                tiles,
+                chunks.offsets,
+                chunks.starts,
+                q if sinks is None else sinks,
+                chunks.starts if windows is None else windows.sizes,
+                *self._strides,
+                *self._scales_of(layer),
+                GROUP=heads_per_kv_head,
+                **self._kernel_constants(q.dtype),
+                M=tiling.m,
+                N=tiling.n,
+                WINDOW=self._traits.window(layer) or 0,
+                SINKS=sinks is not None,
+                ONE_LOOP=self._one_loop,
+                PER_ROW=have_window,
+                num_warps=tiling.warps,
+                num_stages=tiling.stages,
+            )
 
     def _decode(
         self, layer: int, q: torch.Tensor, output: torch.Tensor, sinks: torch.Tensor | None
@@ -231,31 +263,37 @@ class TritonAttention:
         parts = torch.empty(rows, heads, splits, self._dim, dtype=torch.float32, device=q.device)
         sums = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
         read = min(splits, window // SPLIT_TOKENS + 2) if window else splits
-        decode[(rows, self._kv_heads, self._num_programs(rows, read))](
-            q,
-            parts,
-            sums,
-            self._pool[0, place],
-            batch.block_tables[group],
-            batch.context_lengths,
-            splits,
-            *self._strides,
-            *self._scales_of(layer),
-            GROUP=heads_per_kv_head,
-            **self._kernel_constants(q.dtype),
-            M=tiling.m,
-            N=tiling.n,
-            SPLIT=SPLIT_TOKENS,
-            WINDOW=window,
-            num_warps=tiling.warps,
-            num_stages=tiling.stages,
-        )
+        row_windows = batch.attention_windows
+        sizes = batch.context_lengths if row_windows is None else row_windows.sizes
+        for contexts, have_window in _decode_launches(batch):
+            decode[(rows, self._kv_heads, self._num_programs(rows, read))](
+                q,
+                parts,
+                sums,
+                self._pool[0, place],
+                batch.block_tables[group],
+                contexts,
+                sizes,
+                splits,
+                *self._strides,
+                *self._scales_of(layer),
+                GROUP=heads_per_kv_head,
+                **self._kernel_constants(q.dtype),
+                M=tiling.m,
+                N=tiling.n,
+                SPLIT=SPLIT_TOKENS,
+                WINDOW=window,
+                PER_ROW=have_window,
+                num_warps=tiling.warps,
+                num_stages=tiling.stages,
+            )
         combine[(rows * heads,)](
             parts,
             sums,
             output,
             batch.context_lengths,
             q if sinks is None else sinks,
+            sizes,
             splits,
             heads,
             DIM=self._dim,
@@ -264,21 +302,35 @@ class TritonAttention:
             AT_ONCE=SPLITS_PER_ITERATION,
             WINDOW=window,
             SINKS=sinks is not None,
+            PER_ROW=row_windows is not None,
             num_warps=COMBINE_WARPS,
         )
 
-    def _make_tiles(self, chunks: PrefillChunks, tokens_per_tile: int) -> torch.Tensor:
+    def _make_tiles(
+        self, chunks: PrefillChunks, tokens_per_tile: int
+    ) -> list[tuple[torch.Tensor, bool]]:
         """Cut the prefill rows into tiles. Return a tensor [num_tiles, 2] in int32 with each tile's
-        row and its first token in that row. Tiles with the most keys come first, so that no long
-        tile starts when the others are nearly done."""
+        row and its first token in that row, and False; another one, and True, for the tiles of rows
+        with an attention window; and neither if there are no such tiles. Tiles with the most keys
+        come first, so that no long tile starts when the others are nearly done."""
         tiles = [
             (start + first, row, first)
             for row, num_tokens, start in chunks.spans
             for first in range(0, num_tokens, tokens_per_tile)
         ]
         tiles.sort(reverse=True)
-        rows_and_firsts = [(row, first) for _, row, first in tiles]
-        return upload(torch.tensor(rows_and_firsts, dtype=torch.int32), self._pool.device)
+        windows = self.batch.attention_windows
+        launches = []
+        for wanted in (False, True):
+            rows_and_firsts = [
+                (row, first)
+                for _, row, first in tiles
+                if (windows is not None and windows.has_window[row]) is wanted
+            ]
+            if rows_and_firsts:
+                tensor = torch.tensor(rows_and_firsts, dtype=torch.int32)
+                launches.append((upload(tensor, self._pool.device), wanted))
+        return launches
 
     def _num_programs(self, rows: int, splits: int) -> int:
         """Return how many programs share the splits of one row and KV head: enough to keep the
@@ -305,6 +357,21 @@ class TritonAttention:
             "BLOCK_TOKENS": self._block_tokens,
             "PRECISION": "ieee" if dtype is torch.float32 else "tf32",
         }
+
+
+def _decode_launches(batch: DeviceBatch) -> list[tuple[torch.Tensor, bool]]:
+    """Return the context lengths of each launch of the kernel ``decode``, and whether its rows have
+    attention windows."""
+    windows = batch.attention_windows
+    if windows is None:
+        return [(batch.context_lengths, False)]
+    decodes = windows.has_window[: batch.num_decodes]
+    launches = []
+    if not all(decodes):
+        launches.append((windows.contexts_without, False))
+    if any(decodes):
+        launches.append((windows.contexts_with, True))
+    return launches
 
 
 def _aligned(values: torch.Tensor) -> torch.Tensor:

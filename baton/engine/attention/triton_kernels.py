@@ -8,6 +8,9 @@ algorithm 1); decodes split long contexts over programs and combine the parts af
 2023, "Flash-Decoding"). Exponentials have base 2, because the hardware has an instruction for that.
 Keys and values from a pool in FP8 (E4M3) are converted in registers, and multiplied in the queries'
 dtype.
+
+With PER_ROW, each row has an attention window (``baton.core.attention_window``): the keys between
+its sink tokens and the recent tokens are skipped. SINKS are learned scores, which are no tokens.
 """
 
 import triton
@@ -57,7 +60,11 @@ def _attend_range(
     scale,  # log2(e) / sqrt(dim), times the scale of FP8 keys: turns products into scores
     begin,
     end,
-    lowest,  # no query attends to keys before this one; read with WINDOW only
+    lowest,  # no query attends to keys before this one; read with WINDOW and PER_ROW only
+    sink_tokens,  # but to these first ones; read with PER_ROW only
+    recent_tokens,  # number of last keys that a query attends to; read with PER_ROW only
+    gap_begin,  # keys [gap_begin, gap_begin + gap) are skipped; both are multiples of N
+    gap,
     head_ptr,  # the layer's keys of this KV head
     table_ptr,  # block table of this row
     block_stride,
@@ -70,6 +77,7 @@ def _attend_range(
     PRECISION: tl.constexpr,
     WINDOW: tl.constexpr,  # number of last keys that a query attends to, its own included; 0: all
     MASKED: tl.constexpr,
+    PER_ROW: tl.constexpr,
 ):
     """Attend to keys [begin, end), N at a time. If MASKED is false, no key is masked: all of these
     keys must be visible to every query, and their number must be a multiple of N.
@@ -77,11 +85,15 @@ def _attend_range(
     Keys that are all masked change no bit of the result: ``shrink`` is then exactly 1. So a query's
     result does not depend on how many keys its tile has beyond its own position."""
     columns = tl.arange(0, DIM_PADDED)
-    for first in range(begin, end, N):
+    for first in range(begin, end - gap, N):
         keys = first + tl.arange(0, N)
+        if PER_ROW:
+            keys += tl.where(first >= gap_begin, gap, 0)
         exists = keys < end
         if WINDOW > 0:
             exists = exists & (keys >= lowest)
+        if PER_ROW:
+            exists = exists & ((keys >= lowest) | (keys < sink_tokens))
         block = tl.load(table_ptr + keys // BLOCK_TOKENS, mask=exists, other=0).to(tl.int64)
         offset = block * block_stride + keys % BLOCK_TOKENS * WIDTH
         address = head_ptr + offset[:, None] + columns[None, :]
@@ -92,6 +104,9 @@ def _attend_range(
             visible = exists[None, :] & (keys[None, :] <= positions[:, None])
             if WINDOW > 0:
                 visible = visible & (keys[None, :] > positions[:, None] - WINDOW)
+            if PER_ROW:
+                is_recent = keys[None, :] > positions[:, None] - recent_tokens
+                visible = visible & (is_recent | (keys < sink_tokens)[None, :])
             products = tl.where(visible, products, float("-inf"))
         new_best = tl.maximum(best, tl.max(products, axis=1))
         # The maximum of a query that has seen no key is -inf; use 0 so that -inf - -inf isn't NaN.
@@ -116,6 +131,7 @@ def prefill(
     offsets_ptr,  # [num_rows + 1]
     starts_ptr,  # [num_rows]
     sinks_ptr,  # [heads]; read with SINKS only
+    windows_ptr,  # [num_rows, 2]: sink tokens, recent tokens; read with PER_ROW only
     table_stride,
     block_stride,
     part_stride,
@@ -132,14 +148,15 @@ def prefill(
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
     ONE_LOOP: tl.constexpr,
+    PER_ROW: tl.constexpr,
 ):
     """Compute prefill attention. There is one program per KV head and tile of a row's tokens. A
     tile has M // GROUP tokens with GROUP query heads each.
 
-    Keys that all of a tile's queries see are not masked, unless ONE_LOOP or WINDOW is set. Which
-    keys these are depends on a prompt's chunks, and two loops may be compiled to different
+    Keys that all of a tile's queries see are not masked, unless ONE_LOOP, WINDOW or PER_ROW is set.
+    Which keys these are depends on a prompt's chunks, and two loops may be compiled to different
     arithmetic. With ONE_LOOP, all keys are masked in the same loop, so that results do not depend
-    on the chunks. With WINDOW, hardly any key is seen by all.
+    on the chunks. With WINDOW or PER_ROW, hardly any key is seen by all.
 
     A sink counts as a key that was seen before all others, and whose value is zero."""
     tile, kv_head = tl.program_id(0), tl.program_id(1)
@@ -161,8 +178,17 @@ def prefill(
     lowest = 0
     if WINDOW > 0:
         lowest = tl.maximum(start + first - WINDOW + 1, 0)
+    sink_tokens, recent_tokens, gap_begin, gap = 0, 0, 0, 0
+    if PER_ROW:
+        sink_tokens = tl.load(windows_ptr + 2 * row)
+        recent_tokens = tl.load(windows_ptr + 2 * row + 1)
+        lowest = tl.maximum(start + first - recent_tokens + 1, 0)
+        gap_begin = tl.minimum(tl.cdiv(sink_tokens, N) * N, lowest // N * N)
+        gap = lowest // N * N - gap_begin
     masked_from = lowest // N * N
-    if not ONE_LOOP and WINDOW == 0:
+    if PER_ROW:
+        masked_from = 0
+    if not ONE_LOOP and WINDOW == 0 and not PER_ROW:
         masked_from = (start + first + 1) // N * N
     best = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
@@ -172,16 +198,16 @@ def prefill(
     acc = tl.zeros([M, DIM_PADDED], tl.float32)
     head_ptr = layer_ptr + kv_head * DIM
     table_ptr = tables_ptr + row.to(tl.int64) * table_stride
-    if not ONE_LOOP and WINDOW == 0:
+    if not ONE_LOOP and WINDOW == 0 and not PER_ROW:
         best, total, acc = _attend_range(
-            q, positions, best, total, acc, scale, 0, masked_from, lowest, head_ptr, table_ptr,
-            block_stride, part_stride, DIM, DIM_PADDED, WIDTH, BLOCK_TOKENS, N, PRECISION, WINDOW,
-            MASKED=False,
+            q, positions, best, total, acc, scale, 0, masked_from, lowest, 0, 0, 0, 0, head_ptr,
+            table_ptr, block_stride, part_stride, DIM, DIM_PADDED, WIDTH, BLOCK_TOKENS, N,
+            PRECISION, WINDOW, MASKED=False, PER_ROW=False,
         )  # fmt: skip
     best, total, acc = _attend_range(
-        q, positions, best, total, acc, scale, masked_from, end, lowest, head_ptr, table_ptr,
-        block_stride, part_stride, DIM, DIM_PADDED, WIDTH, BLOCK_TOKENS, N, PRECISION, WINDOW,
-        MASKED=True,
+        q, positions, best, total, acc, scale, masked_from, end, lowest, sink_tokens, recent_tokens,
+        gap_begin, gap, head_ptr, table_ptr, block_stride, part_stride, DIM, DIM_PADDED, WIDTH,
+        BLOCK_TOKENS, N, PRECISION, WINDOW, MASKED=True, PER_ROW=PER_ROW,
     )  # fmt: skip
     tl.store(out_ptr + address, (acc / total[:, None] * value_scale).to(q.dtype), mask=readable)
 
@@ -195,6 +221,15 @@ def _lowest_key(context, WINDOW: tl.constexpr):
     return lowest
 
 
+@triton.jit
+def _skipped_splits(context, windows_ptr, row, SPLIT: tl.constexpr):
+    """Return the first split that is skipped between a row's sink tokens and the recent tokens of
+    its last token, and how many are skipped."""
+    lowest = tl.maximum(context - tl.load(windows_ptr + 2 * row + 1), 0)
+    begin = tl.minimum(tl.cdiv(tl.load(windows_ptr + 2 * row), SPLIT), lowest // SPLIT)
+    return begin, lowest // SPLIT - begin
+
+
 @triton.jit(do_not_specialize=["max_splits", "table_stride"])
 def decode(
     q_ptr,  # [num_decodes, heads, dim], contiguous
@@ -203,6 +238,7 @@ def decode(
     layer_ptr,
     tables_ptr,
     contexts_ptr,  # [num_decodes]
+    windows_ptr,  # [num_rows, 2]: sink tokens, recent tokens; read with PER_ROW only
     max_splits,
     table_stride,
     block_stride,
@@ -219,6 +255,7 @@ def decode(
     SPLIT: tl.constexpr,  # keys per split; a multiple of N
     PRECISION: tl.constexpr,
     WINDOW: tl.constexpr,
+    PER_ROW: tl.constexpr,
 ):
     """Compute decode attention of one row and KV head, over this program's splits of the context. A
     split has the same keys in any batch; only the assignment of splits to programs depends on the
@@ -233,17 +270,32 @@ def decode(
     positions = tl.full([M], 0, tl.int32) + (context - 1)
     lowest = _lowest_key(context, WINDOW)
     first_split = lowest // SPLIT + tl.program_id(2)
-    for split in range(first_split, tl.cdiv(context, SPLIT), tl.num_programs(2)):
+    sink_tokens, recent_tokens, skipped_from, num_skipped = 0, 0, 0, 0
+    if PER_ROW:
+        sink_tokens = tl.load(windows_ptr + 2 * row)
+        recent_tokens = tl.load(windows_ptr + 2 * row + 1)
+        lowest = tl.maximum(context - recent_tokens, 0)
+        first_split = tl.program_id(2)
+        skipped_from, num_skipped = _skipped_splits(context, windows_ptr, row, SPLIT)
+    end_split = tl.cdiv(context, SPLIT) - num_skipped
+    for index in range(first_split, end_split, tl.num_programs(2)):
+        split = index
+        if PER_ROW:
+            split += tl.where(index >= skipped_from, num_skipped, 0)
         begin = split * SPLIT
+        first_key = tl.maximum(begin, lowest // N * N)
+        if PER_ROW:
+            first_key = tl.where(begin < sink_tokens, begin, first_key)
         best = tl.full([M], float("-inf"), tl.float32)
         total = tl.zeros([M], tl.float32)
         acc = tl.zeros([M, DIM_PADDED], tl.float32)
         best, total, acc = _attend_range(
-            q, positions, best, total, acc, scale, tl.maximum(begin, lowest // N * N),
-            tl.minimum(begin + SPLIT, context), lowest,
+            q, positions, best, total, acc, scale, first_key, tl.minimum(begin + SPLIT, context),
+            lowest, sink_tokens, recent_tokens, 0, 0,
             layer_ptr + kv_head * DIM, tables_ptr + row.to(tl.int64) * table_stride,
             block_stride, part_stride,
             DIM, DIM_PADDED, WIDTH, BLOCK_TOKENS, N, PRECISION, WINDOW, MASKED=True,
+            PER_ROW=PER_ROW,
         )  # fmt: skip
         part = line * max_splits + split
         mean = acc / total[:, None] * value_scale
@@ -258,6 +310,7 @@ def combine(
     out_ptr,  # [num_decodes, heads, dim]
     contexts_ptr,  # [num_decodes]
     sinks_ptr,  # [heads]; read with SINKS only
+    windows_ptr,  # [num_rows, 2]: sink tokens, recent tokens; read with PER_ROW only
     max_splits,
     heads,
     DIM: tl.constexpr,
@@ -266,6 +319,7 @@ def combine(
     AT_ONCE: tl.constexpr,  # splits per iteration; a power of two
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
+    PER_ROW: tl.constexpr,
 ):
     """Combine the splits of a row and head: compute the mean of ``parts``, in which each split
     counts in proportion to its sum of weights. A sink counts as a split before all others, whose
@@ -281,8 +335,13 @@ def combine(
         best = tl.load(sinks_ptr + line % heads).to(tl.float32) * LOG2_E
         total = 1.0
     acc = tl.zeros([DIM_PADDED], tl.float32)
-    for first in range(_lowest_key(context, WINDOW) // SPLIT, splits, AT_ONCE):
+    skipped_from, num_skipped = 0, 0
+    if PER_ROW:
+        skipped_from, num_skipped = _skipped_splits(context, windows_ptr, line // heads, SPLIT)
+    for first in range(_lowest_key(context, WINDOW) // SPLIT, splits - num_skipped, AT_ONCE):
         index = first + tl.arange(0, AT_ONCE)
+        if PER_ROW:
+            index += tl.where(index >= skipped_from, num_skipped, 0)
         exists = index < splits
         sums = tl.load(sums_ptr + line * max_splits + index, mask=exists, other=float("-inf"))
         new_best = tl.maximum(best, tl.max(sums, axis=0))

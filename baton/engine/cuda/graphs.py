@@ -54,10 +54,10 @@ class DecodeCudaGraphs:
 
     def logits(self, tokens: StepTokens, batch: PackedBatch) -> torch.Tensor | None:
         """Implement :meth:`baton.engine.model.StepGraphs.logits`. Return None if the batch is not
-        decode-only, is too large, or has contexts that are too long. The device must have finished
-        the work of the call before the previous one."""
+        decode-only, is too large, or has contexts that are too long or attention windows. The
+        device must have finished the work of the call before the previous one."""
         rows = bucket_for(batch.num_rows)
-        if rows is None or batch.num_decodes < batch.num_rows:
+        if rows is None or batch.num_decodes < batch.num_rows or batch.attention_windows:
             return None
         if max(batch.context_lengths) > self._context_limit(rows):
             return None

@@ -454,4 +454,9 @@ def _rows(batch: PackedBatch) -> tuple[PackedRows, list[torch.Tensor]]:
         table_stride=stride,
         num_groups=num_groups,
     )
-    return rows, [tables, starts, offsets]
+    kept = [tables, starts, offsets]
+    if batch.attention_windows:
+        windows = torch.tensor(batch.attention_windows)
+        rows.windows = windows.data_ptr()
+        kept.append(windows)
+    return rows, kept

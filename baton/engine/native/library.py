@@ -117,6 +117,7 @@ class PackedRows(Structure):
         ("tables", c_void_p),
         ("table_stride", c_int64),
         ("num_groups", c_int64),
+        ("windows", c_void_p),
     ]
 
 

@@ -65,21 +65,53 @@ inline std::vector<QueryTile> query_tiles(const Batch& batch, long group, long k
 
 constexpr long kNoWindow = 1L << 40;
 
-// What distinguishes a layer's attention: a token attends to its own and the `window` - 1 tokens
-// before it; `sinks` [heads] are scores that take part in the softmax without a value (null: none).
+// What distinguishes a layer's attention, and a row's: a token attends to its own and the `window` - 1
+// tokens before it, and to the context's first `sink_tokens`; `sinks` [heads] are scores that take
+// part in the softmax without a value (null: none), and have nothing to do with sink tokens.
 template <class T>
 struct AttentionRule {
   long window = kNoWindow;
   const T* sinks = nullptr;
+  long sink_tokens = 0;
 
-  // Returns the first key that a token at this position attends to.
-  long first_key(long position) const { return std::max(0L, position - window + 1); }
+  // Returns the layer's rule for a row with a window of its own.
+  AttentionRule of_row(const Batch& batch, long row) const {
+    if (!batch.windows) return *this;
+    return {std::min(window, long(batch.windows[2 * row + 1])), sinks,
+            long(batch.windows[2 * row])};
+  }
+};
+
+// The keys that a tile's tokens attend to: those before `sink_end`, and [lowest, end). They are read
+// in tiles of 64 keys counted from the beginning of the context. Without windows of rows, `sink_end`
+// is zero.
+template <bool HasWindows>
+struct KeySet {
+  long sink_end, lowest, end;
+
+  template <class T>
+  KeySet(const Batch& batch, const QueryTile& tile, const AttentionRule<T>& rule)
+      : sink_end(HasWindows ? std::min(rule.sink_tokens, tile.end) : 0),
+        lowest(std::max(0L, batch.starts[tile.row] + tile.first - rule.window + 1)),
+        end(tile.end) {}
+
+  // Returns the first key of the first tile that is read.
+  long first_tile() const { return tile_from(0); }
+
+  // Returns the first key of the tile that is read after the one that begins at `key`; from `end` on
+  // there is none.
+  long tile_after(long key) const { return tile_from(key + kColumns); }
+
+ private:
+  long tile_from(long key) const {
+    return HasWindows && key < sink_end ? key : std::max(key, lowest / kColumns * kColumns);
+  }
 };
 
 // Softmax runs online in FP32 (Milakov and Gimelshein 2018), over tiles of 64 keys counted from
 // the beginning of the context, so a query's sums and their order depend only on its own position.
-// Keys beyond the end of the context, and those before the window of a tile's first token, are
-// taken as zeros, whatever is in the pool there.
+// Keys that none of a tile's tokens attend to are taken as zeros, whatever is in the pool there, or
+// are not read at all.
 template <class T>
 class Attention {
  public:
@@ -108,31 +140,8 @@ class Attention {
   // one, or null.
   void attend(const Batch& batch, const QueryTile& tile, const QueryTile* next,
               const Pages<T>& pages, const AttentionRule<T>& rule, const T* qkv, T* to) {
-    const long first = batch.offsets[tile.row] + tile.first;
-    const long start = batch.starts[tile.row] + tile.first;
-    begin(tile, rule, qkv + first * (heads_ + 2 * kv_heads_) * dim_);
-    const long lowest = rule.first_key(start);
-    locate(batch, tile, lowest / kColumns, lowest, pages, key_addresses_);
-    for (long key = lowest / kColumns * kColumns; key < tile.end; key += kColumns) {
-      if (key + kColumns < tile.end || !next) {
-        locate(batch, tile, key / kColumns + 1, lowest, pages, next_key_addresses_);
-      } else {
-        const long next_lowest = rule.first_key(batch.starts[next->row] + next->first);
-        locate(batch, *next, next_lowest / kColumns, next_lowest, pages, next_key_addresses_);
-      }
-      // Tokens before `from`, and from `until` on, attend to none of these keys.
-      const long from = std::max(0L, key - start);
-      const long until = std::min(tile.count, key + kColumns - start + rule.window - 1);
-      list_prefetches(tile.num_heads);
-      for (long head = 0; head < tile.num_heads; ++head) {
-        head_prefetches_ = prefetches_.data() + head * kColumns;
-        accumulate((head * tile.count + from) * group_, (until - from) * group_,
-                   {head * dim_, pages.block_tokens * kv_heads_ * dim_},
-                   {start + from + 1 - rule.window - key, start + from + 1 - key});
-      }
-      if (key + kColumns < tile.end) std::copy_n(next_key_addresses_, kColumns, key_addresses_);
-    }
-    finish(tile, to + first * heads_ * dim_);
+    if (batch.windows) return attend_in_window(batch, tile, next, pages, rule, qkv, to);
+    attend_keys<false>(batch, tile, next, pages, rule, qkv, to);
   }
 
  private:
@@ -144,6 +153,7 @@ class Attention {
   };
 
   // The keys [first, last) of 64 that a token attends to; those of the next token are one later.
+  // Beside them, it attends to the keys before visible_sinks_ among the first `last`.
   struct KeyRange {
     long first, last;
 
@@ -152,6 +162,49 @@ class Attention {
 
   // Maximum number of a tile's queries, which are [num_heads][count][group].
   long rows() const { return std::max(kQueryRows, group_); }
+
+  // Not inlined, so that batches without windows have the same code as if there were none.
+  [[gnu::noinline]] void attend_in_window(const Batch& batch, const QueryTile& tile,
+                                          const QueryTile* next, const Pages<T>& pages,
+                                          const AttentionRule<T>& rule, const T* qkv, T* to) {
+    attend_keys<true>(batch, tile, next, pages, rule, qkv, to);
+  }
+
+  template <bool HasWindows>
+  void attend_keys(const Batch& batch, const QueryTile& tile, const QueryTile* next,
+                   const Pages<T>& pages, const AttentionRule<T>& layer, const T* qkv, T* to) {
+    const AttentionRule<T> rule = HasWindows ? layer.of_row(batch, tile.row) : layer;
+    const long first = batch.offsets[tile.row] + tile.first;
+    const long start = batch.starts[tile.row] + tile.first;
+    begin(tile, rule, qkv + first * (heads_ + 2 * kv_heads_) * dim_);
+    const KeySet<HasWindows> keys(batch, tile, rule);
+    locate(batch, tile, keys.first_tile(), keys, pages, key_addresses_);
+    for (long key = keys.first_tile(), after; key < tile.end; key = after) {
+      after = keys.tile_after(key);
+      if (after < tile.end || !next) {
+        locate(batch, tile, after, keys, pages, next_key_addresses_);
+      } else {
+        const AttentionRule<T> its_rule = HasWindows ? layer.of_row(batch, next->row) : layer;
+        const KeySet<HasWindows> others(batch, *next, its_rule);
+        locate(batch, *next, others.first_tile(), others, pages, next_key_addresses_);
+      }
+      // Tokens before `from`, and from `until` on, attend to none of these keys.
+      const long from = std::max(0L, key - start);
+      const long last = std::min(tile.count, key + kColumns - start + rule.window - 1);
+      const long until = HasWindows && key < keys.sink_end ? tile.count : last;
+      if (HasWindows) visible_sinks_ = keys.sink_end - key;
+      list_prefetches(tile.num_heads);
+      for (long head = 0; head < tile.num_heads; ++head) {
+        head_prefetches_ = prefetches_.data() + head * kColumns;
+        accumulate((head * tile.count + from) * group_, (until - from) * group_,
+                   {head * dim_, pages.block_tokens * kv_heads_ * dim_},
+                   {start + from + 1 - rule.window - key, start + from + 1 - key});
+      }
+      if (after < tile.end) std::copy_n(next_key_addresses_, kColumns, key_addresses_);
+    }
+    if (HasWindows) visible_sinks_ = 0;
+    finish(tile, to + first * heads_ * dim_);
+  }
 
   // A sink counts as a key that was seen before all others, and whose value is zero.
   void begin(const QueryTile& tile, const AttentionRule<T>& rule, const T* qkv) {
@@ -178,21 +231,26 @@ class Attention {
     return (tile.head + row / group_ / tile.count) * group_ + row % group_;
   }
 
-  // Finds the addresses of the 64 keys with this index in the context of a tile; null before
-  // `lowest` and from the tile's end on.
-  static void locate(const Batch& batch, const QueryTile& tile, long index, long lowest,
-                     const Pages<T>& pages, const T** addresses) {
+  // Finds the addresses of 64 keys of a tile's context from `first` on; null for those that are not
+  // among `keys`.
+  template <bool HasWindows>
+  static void locate(const Batch& batch, const QueryTile& tile, long first,
+                     const KeySet<HasWindows>& keys, const Pages<T>& pages, const T** addresses) {
     const int64_t* table = batch.table(tile.row, pages.group);
-    const long first = index * kColumns;
+    const bool has_sinks = HasWindows && first < keys.sink_end;
+    const long lowest = has_sinks ? first : keys.lowest, end = keys.end;
     long block = first / pages.block_tokens, offset = first % pages.block_tokens;
     for (long i = 0; i < kColumns; ++i) {
-      const bool is_read = first + i >= lowest && first + i < tile.end;
+      const bool is_read = first + i >= lowest && first + i < end;
       addresses[i] = is_read ? pages.keys(table[block], offset, tile.head) : nullptr;
       if (++offset == pages.block_tokens) {
         offset = 0;
         ++block;
       }
     }
+    if (has_sinks)
+      for (long key = keys.sink_end; key < std::min(keys.lowest, first + kColumns); ++key)
+        addresses[key - first] = nullptr;
   }
 
   // Lists the addresses that are prefetched while the heads are computed one after the other. Each
@@ -432,18 +490,26 @@ class Attention {
 
   // Turns a row's scores into weights. If a score exceeds all before, earlier sums are rescaled.
   void update_softmax(long row, KeyRange visible) {
-    if (visible.first <= 0 && visible.last >= kColumns) update_softmax<true>(row, visible);
-    else update_softmax<false>(row, visible);
+    if (visible.first <= 0 && visible.last >= kColumns) update_softmax<true, false>(row, visible);
+    else if (visible.first <= 0 || visible_sinks_ <= 0) update_softmax<false, false>(row, visible);
+    else update_softmax_with_sinks(row, visible);
+  }
+
+  // Not inlined, so that rows without sink tokens have the same code as if there were none.
+  [[gnu::noinline]] void update_softmax_with_sinks(long row, KeyRange visible) {
+    update_softmax<false, true>(row, visible);
   }
 
   // The powers of scores that aren't visible are computed, too, and not used: minus infinity in
   // their place would have a power that some processors compute slowly.
-  template <bool AllVisible>
+  template <bool AllVisible, bool HasSinks>
   void update_softmax(long row, KeyRange visible) {
     const auto visible_or = [&](Vec other, Vec own, long v) {
       if (AllVisible) return own;
       own = blend(lanes(visible.last - v * kLanes), own, other);
-      return visible.first > v * kLanes ? blend(lanes(visible.first - v * kLanes), other, own) : own;
+      if (visible.first <= v * kLanes) return own;
+      const Vec before = HasSinks ? blend(lanes(visible_sinks_ - v * kLanes), own, other) : other;
+      return blend(lanes(visible.first - v * kLanes), before, own);
     };
     const Vec scale = broadcast(scale_), none = broadcast(-INFINITY);
     const float* scores = scores_ + row * kColumns;
@@ -502,6 +568,7 @@ class Attention {
   AlignedBuffer<T> weights_;
   AlignedBuffer<float> sums_, row_max_, row_sum_;
   long rows_of_head_ = 0;                      // of the current tile
+  long visible_sinks_ = 0;                     // in the current tile of keys
   std::vector<const T*> prefetches_;           // [num_heads][64]
   const T* const* head_prefetches_ = nullptr;  // the current head's part of prefetches_
 };

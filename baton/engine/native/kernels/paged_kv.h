@@ -26,13 +26,15 @@ struct Pages {
 
 // The packed rows of a step: row r owns tokens [offsets[r], offsets[r + 1]), has starts[r] tokens
 // in the pool before them, and finds position p of group g in block
-// tables[g][r][p / block_tokens].
+// tables[g][r][p / block_tokens]. Its tokens attend to the first windows[r][0] tokens of the context
+// and to the last windows[r][1], their own included; if `windows` is null, to all.
 struct Batch {
   int64_t num_rows;
   const int64_t* starts;
   const int64_t* offsets;
   const int64_t* tables;
   int64_t table_stride, num_groups;
+  const int64_t* windows;
 
   long num_tokens() const { return offsets[num_rows]; }
   long count(long row) const { return offsets[row + 1] - offsets[row]; }
@@ -50,6 +52,8 @@ struct Batch {
     for (long row = 0; row < num_rows; ++row) {
       if (count(row) < 1) return "a row has no tokens";
       if (starts[row] < 0) return "a row starts before 0";
+      if (windows && (windows[2 * row] < 0 || windows[2 * row + 1] < 1))
+        return "a row has an invalid window";
       if (context(row) > max_positions) return "a context is longer than there are positions";
       const long used = ceil_div(context(row), block_tokens);
       if (used > table_stride) return "a block table is shorter than its context";
