@@ -98,6 +98,7 @@ class ClusterPrefixStore:
         """Look up how many leading blocks of ``keys`` a store node has. The last token of the
         prompt is always computed, so a block that ends with it is not looked up."""
         fetch = PrefixFetch(spec.request_id)
+        fetch.window = self._config.window_of(spec.attention_window)
         fetch.keys = keys = keys[: self._num_full_blocks(len(spec.token_ids) - 1)]
         if keys and self._client.has_usable_nodes:
             async with self._timed_store_call(fetch):
@@ -184,16 +185,16 @@ class ClusterPrefixStore:
         """Lease the first of the blocks to fetch. The answer says how many of them are stored; if
         some were evicted since they were counted, blocks of a shorter prefix are leased. Return the
         lease and the blocks to fetch; None if there are none."""
-        num_stored = fetch.num_stored_blocks
+        num_stored, window = fetch.num_stored_blocks, fetch.window or self._config.window
         for _ in range(MAX_LEASE_ATTEMPTS):
-            wanted = WantedBlocks.of(fetch.keys, cached, num_stored, self._config)
+            wanted = WantedBlocks.of(fetch.keys, cached, num_stored, self._config, window)
             if not wanted.keys:
                 return None
             lease = await self._client.lease(node, wanted.keys, self._piece_bytes(node, False))
             if lease is None:
                 await self._client.remove_stale_hint(node, wanted.keys)
                 return None
-            if lease.leased.num_stored >= len(wanted.keys) or self._config.window_tokens is None:
+            if lease.leased.num_stored >= len(wanted.keys) or window.tokens is None:
                 return lease, wanted.first(lease.leased.num_stored)
             await self._client.release(lease)
             num_stored = wanted.indexes[lease.leased.num_stored]

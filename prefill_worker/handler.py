@@ -35,7 +35,7 @@ class PrefillHandler:
             """Add the request to the engine and return None. But if the store has more of the
             prefix than the device, and this part was not fetched yet, add nothing and return the
             number of blocks cached on the device."""
-            cached = engine.count_cached_blocks(chain.keys)
+            cached = engine.count_cached_blocks(chain.keys, spec.attention_window)
             if fetch.num_stored_blocks > cached and not fetch.is_fetched:
                 return cached
             engine.add(spec, job.task, constraint, chain)

@@ -29,7 +29,8 @@ class KvExport:
     memory on both workers for seconds.
 
     The blocks of the request's table that no later token reads, because their layers have sliding
-    windows, are left out: the exported blocks are all others, in the order of the table.
+    windows or the request has an attention window, are left out: the exported blocks are all
+    others, in the order of the table.
 
     With a :class:`BlockEncoder`, blocks are encoded before they are announced, a chunk at a time.
 

@@ -31,7 +31,7 @@ class KvExporter:
         kv_export = KvExport(
             context.layout,
             num_tokens,
-            context.engine_config.window,
+            context.engine_config.window_of(job.spec.attention_window),
             context.config.reserve_ahead_tokens,
             on_close,
         )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from baton.core.ids import BlockKey, RequestId
 from baton.core.member import Member
+from baton.engine.kv_window import KvWindow
 from baton.worker.prefix_fetch_stats import PrefixFetchStats
 
 
@@ -12,7 +13,8 @@ from baton.worker.prefix_fetch_stats import PrefixFetchStats
 class PrefixFetch:
     """A prompt's prefix that is fetched from the store node ``node``, which has the first
     ``num_stored_blocks`` of the blocks ``keys``. ``split_range`` is the
-    half-open range of block indices in ``keys`` that is fetched while the prompt is prefilled."""
+    half-open range of block indices in ``keys`` that is fetched while the prompt is prefilled.
+    ``window`` is that of the request's block table; None: the model's."""
 
     request_id: RequestId
     node: Member | None = None
@@ -20,4 +22,5 @@ class PrefixFetch:
     num_stored_blocks: int = 0
     is_fetched: bool = False
     split_range: tuple[int, int] | None = None
+    window: KvWindow | None = None
     stats: PrefixFetchStats = field(default_factory=PrefixFetchStats)

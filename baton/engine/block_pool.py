@@ -43,15 +43,15 @@ class BlockPool:
     can find it. When it is released, it becomes FREE or, if the first block was evicted in the
     meantime, takes the first block's place in the cache.
 
-    With a ``window``, a cached prefix need not have the blocks that no later token reads. Block
-    tables have NO_BLOCK in their places, which is skipped wherever blocks are given to the pool.
-    Keys and block tables are in the order of :class:`baton.engine.kv_window.KvWindow`, and a
-    prefix ends with the last group of a span.
+    ``window`` is the window of requests that have none of their own. With one, a cached prefix need
+    not have the blocks that no later token reads. Block tables have NO_BLOCK in their places, which
+    is skipped wherever blocks are given to the pool. Keys and block tables are in the order of
+    :class:`baton.engine.kv_window.KvWindow`, and a prefix ends with the last group of a span.
     """
 
     def __init__(self, num_blocks: int, window: KvWindow | None = None) -> None:
         assert num_blocks > 0, num_blocks
-        self._window = window if window is not None and window.tokens is not None else None
+        self._window = window
         self._states = [BlockState.FREE] * num_blocks
         self._references = [0] * num_blocks
         self._keys: list[BlockKey | None] = [None] * num_blocks
@@ -93,11 +93,14 @@ class BlockPool:
         num_idle = sum(block_id in self._idle for block_id in cached)
         return num_blocks <= self.num_allocatable - num_idle
 
-    def find_cached(self, keys: Sequence[BlockKey], limit: int | None = None) -> list[BlockId]:
-        """Return the blocks of the longest cached prefix of ``keys[:limit]``. Changes nothing."""
-        if self._window is None:
+    def find_cached(
+        self, keys: Sequence[BlockKey], limit: int | None = None, window: KvWindow | None = None
+    ) -> list[BlockId]:
+        """Return the blocks of the longest cached prefix of ``keys[:limit]``. Without a ``window``,
+        the pool's is used. Changes nothing."""
+        window = window or self._window
+        if window is None or window.tokens is None:
             return self.find_cached_run(keys, limit)
-        window = self._window
         first_span, end = self._cached_window(window, keys, limit)
         return [
             self._blocks_by_key[key] if window.is_read(index, first_span) else NO_BLOCK
@@ -119,10 +122,13 @@ class BlockPool:
         found = (self._blocks_by_key.get(key) for key in keys)
         return [block_id for block_id in found if block_id is not None]
 
-    def count_cached(self, keys: Sequence[BlockKey], limit: int | None = None) -> int:
+    def count_cached(
+        self, keys: Sequence[BlockKey], limit: int | None = None, window: KvWindow | None = None
+    ) -> int:
         """Return the number of blocks that :meth:`find_cached` would return."""
-        if self._window is not None:
-            return self._cached_window(self._window, keys, limit)[1]
+        window = window or self._window
+        if window is not None and window.tokens is not None:
+            return self._cached_window(window, keys, limit)[1]
         count = 0
         for key in islice(keys, limit):
             if key not in self._blocks_by_key:
@@ -137,12 +143,14 @@ class BlockPool:
         tokens read. Return its first span that is read in groups with a window, and its length in
         blocks."""
         num_groups, num_full = window.num_groups, window.num_full
+        num_sink_spans = window.num_sink_spans
         found, run_start = (0, 0), 0
         end = len(keys) if limit is None else min(limit, len(keys))
         for span in range(end // num_groups):
             start = span * num_groups
             is_cached = [key in self._blocks_by_key for key in keys[start : start + num_groups]]
-            if not all(is_cached[:num_full]):
+            is_sink = span < num_sink_spans
+            if not all(is_cached if is_sink else is_cached[:num_full]):
                 break
             if not all(is_cached[num_full:]):
                 run_start = span + 1

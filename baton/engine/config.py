@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from baton.core.attention_window import AttentionWindow
 from baton.core.fairness import SLACK_TOKENS
 from baton.core.prefill_order import PREFILL_ORDERS
 from baton.engine.kv_window import KvWindow
@@ -40,6 +41,8 @@ class EngineConfig:
     ``window_tokens`` is the longest sliding window of the model's layers. Blocks that no later
     token reads are then freed (:mod:`baton.engine.kv_window`): those of ``num_windowed_groups``
     groups of layers, beside ``num_full_groups`` groups that have no window.
+    ``supports_attention_window`` says whether requests may have an attention window of their own
+    (:class:`baton.core.attention_window.AttentionWindow`).
 
     Token ids of requests must be below ``vocab_size``; if it is None, they are not checked.
     """
@@ -64,6 +67,7 @@ class EngineConfig:
     window_tokens: int | None = None
     num_full_groups: int = 0
     num_windowed_groups: int = 1
+    supports_attention_window: bool = True
 
     def __post_init__(self) -> None:
         for name, least in _MINIMUMS.items():
@@ -125,22 +129,33 @@ class EngineConfig:
             self.block_tokens, self.window_tokens, self.num_full_groups, self.num_windowed_groups
         )
 
-    def table_end(self, num_known_tokens: int, num_computed_blocks: int) -> int:
+    def window_of(self, attention_window: AttentionWindow | None) -> KvWindow:
+        """Return the window of a request's block table. If layers of the model have sliding
+        windows, it is theirs: requests with an attention window are then refused."""
+        if attention_window is None or self.window_tokens is not None:
+            return self.window
+        return KvWindow(
+            self.block_tokens,
+            attention_window.recent_tokens,
+            sink_tokens=attention_window.sink_tokens,
+        )
+
+    def table_end(self, num_known_tokens: int, num_computed_blocks: int, window: KvWindow) -> int:
         """Return the length of the block table of a sequence that is to compute its tokens, of
         which ``num_computed_blocks`` blocks are computed: all its known tokens, but no more than it
         may hold at a time in groups with a window."""
-        window = self.window
         known = self.num_blocks_for(num_known_tokens)
         most = window.max_spans(self.max_chunk_tokens)
         if most is None:
             return known
         first = window.first_span(self.num_tokens_in(num_computed_blocks))
+        first = max(first, window.num_sink_spans)
         return min(known, (first + most) * self.num_groups)
 
-    def max_blocks_for(self, num_tokens: int) -> int:
+    def max_blocks_for(self, num_tokens: int, window: KvWindow | None = None) -> int:
         """Return the maximum number of blocks that a sequence holds at a time until the KV of
-        ``num_tokens`` tokens is computed."""
-        window = self.window
+        ``num_tokens`` tokens is computed. Without a ``window``, it is the model's."""
+        window = window or self.window
         spans = window.num_spans(num_tokens)
         most = window.max_spans(self.max_chunk_tokens)
         return window.num_read(spans, 0 if most is None else max(0, spans - most))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from baton.clock import Clock
 from baton.core.answer_length_predictor import AnswerLengthPredictor
+from baton.core.attention_window import AttentionWindow
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import BlockId, BlockKey, RequestId, TokenId
 from baton.core.request import (
@@ -314,14 +315,20 @@ class Engine:
         ``exact_kv``: for requests whose KV must not pass a lossy codec."""
         return self.key_hasher.root_key(tenant_salt, adapter_digest, exact_kv=exact_kv)
 
-    def count_cached_blocks(self, keys: Seq[BlockKey]) -> int:
-        """Return how many of the leading ``keys`` are cached in the pool. Changes nothing."""
-        return self._pool.count_cached(keys)
+    def count_cached_blocks(
+        self, keys: Seq[BlockKey], attention_window: AttentionWindow | None = None
+    ) -> int:
+        """Return how many of the leading ``keys`` are cached in the pool, apart from those that no
+        later token reads. ``attention_window`` is the request's. Changes nothing."""
+        window = self._config.window_of(attention_window)
+        return self._pool.count_cached(keys, window=window)
 
-    def count_cached_tokens(self, keys: Seq[BlockKey]) -> int:
-        """Return how many tokens the leading blocks of ``keys`` have that are cached in the pool.
-        Changes nothing."""
-        return self._config.num_tokens_in(self._pool.count_cached(keys))
+    def count_cached_tokens(
+        self, keys: Seq[BlockKey], attention_window: AttentionWindow | None = None
+    ) -> int:
+        """Return how many tokens the blocks have that :meth:`count_cached_blocks` counts. Changes
+        nothing."""
+        return self._config.num_tokens_in(self.count_cached_blocks(keys, attention_window))
 
     def begin_import(
         self, keys: Seq[BlockKey], *, preceding_keys: Seq[BlockKey] = ()
@@ -446,8 +453,7 @@ class Engine:
         owners = [*self._sequences.values(), *self._inflight.ended_sequences]
         check_owners(owners, self._cache_transfers.referenced_blocks(), self._pool)
         for sequence in self._sequences.values():
-            spec = sequence.spec
-            root = self.key_root(spec.tenant_salt, spec.adapter_digest, exact_kv=spec.exact_kv)
+            root = self.key_hasher.root_key_of(sequence.spec)
             check_sequence(sequence, root, self._pool, self._config)
 
     def describe(self) -> str:
@@ -477,6 +483,7 @@ class Engine:
             arrival=self._num_arrivals,
             arrival_seconds=self._clock.monotonic(),
             max_model_tokens=self._config.max_model_tokens,
+            window=self._config.window_of(spec.attention_window),
         )
         sequence.predicted_answer_tokens = self.predict_answer_tokens(spec)
         if spec.sampling.min_tokens:

@@ -6,13 +6,15 @@ before p *as read through the block table*. The next token is a hash of all KV u
 So a wrong block table, a stale block, or a block lost in a transfer changes the answer.
 
 With a ``window``, only the KV of the last tokens counts, as in a model all of whose layers have
-sliding windows. With several groups of layers (:mod:`baton.engine.layer_groups`), each group has KV
-of its own, which depends on the group, and the next token is a hash of what it sees of all groups.
+sliding windows; and a row with an attention window sees only what is in it. With several groups of
+layers (:mod:`baton.engine.layer_groups`), each group has KV of its own, which depends on the group,
+and the next token is a hash of what it sees of all groups.
 """
 
 import hashlib
 from collections.abc import Sequence
 
+from baton.core.attention_window import AttentionWindow
 from baton.core.ids import BlockId, TokenId
 from baton.core.request import FinishReason, RequestSpec, SamplingParams, TokenLogprob
 from baton.engine.kv_window import NO_BLOCK
@@ -67,7 +69,8 @@ class FakeRunner:
             [self._read(row.block_ids, row.start, group) for group in groups] for row in plan.rows
         ]
         for row, by_group in zip(plan.rows, contexts, strict=True):
-            for group, (context, window) in enumerate(zip(by_group, self._windows, strict=True)):
+            windows = self._windows_of(row)
+            for group, (context, window) in enumerate(zip(by_group, windows, strict=True)):
                 self._write(
                     row,
                     group,
@@ -99,11 +102,17 @@ class FakeRunner:
         )
         return blocks[: num_tokens * SLOT_BYTES]
 
-    def _seen(self, block_ids: Sequence[BlockId], num_tokens: int) -> bytes:
+    def _windows_of(self, row: Row) -> list[AttentionWindow | None]:
+        if row.attention_window is None:
+            return self._windows
+        assert self._windows == [None], "the model has sliding windows"
+        return [row.attention_window]
+
+    def _seen(self, row: Row, num_tokens: int) -> bytes:
         """Return what the token after the first ``num_tokens`` sees of the KV of all groups."""
         return b"".join(
-            hide_before_window(self._read(block_ids, num_tokens, group), window)
-            for group, window in enumerate(self._windows)
+            hide_outside(self._read(row.block_ids, num_tokens, group), window)
+            for group, window in enumerate(self._windows_of(row))
         )
 
     def _write(self, row: Row, group: int, slots: Sequence[bytes]) -> None:
@@ -129,7 +138,7 @@ class FakeRunner:
 
     def _sample(self, row: Row) -> SampledToken | None:
         sampled = fake_sample(
-            self._seen(row.block_ids, row.context_tokens),
+            self._seen(row, row.context_tokens),
             row.sampling,
             row.history,
             row.num_prompt_tokens,
@@ -144,7 +153,7 @@ class FakeRunner:
         """Make up each target's logprob from a hash of the KV of all tokens before it."""
         scores = []
         for position, target in enumerate(row.prompt_logprob_targets, row.start + 1):
-            before = self._seen(row.block_ids, position)
+            before = self._seen(row, position)
             seen = hashlib.blake2b(before, digest_size=2).digest()
             scores.append(TokenLogprob(target, -1.0 - int.from_bytes(seen, "little") / 1024))
         return tuple(scores)
@@ -178,20 +187,22 @@ def allowed_tokens(mask: bytes, vocab_size: int) -> list[TokenId]:
     return [TokenId(token_id) for token_id in range(vocab_size) if bits >> token_id & 1]
 
 
-def group_windows(window: int | None, groups: tuple[int, int]) -> list[int | None]:
+def group_windows(window: int | None, groups: tuple[int, int]) -> list[AttentionWindow | None]:
     """Return the window of each group of layers; without a ``window``, there is one group."""
     if window is None:
         return [None]
     num_full, num_windowed = groups
-    return [*[None] * num_full, *[window] * num_windowed]
+    return [*[None] * num_full, *[AttentionWindow(0, window)] * num_windowed]
 
 
-def hide_before_window(context: bytes, window: int | None) -> bytes:
-    """Return the KV of a context, with zeros for all but the last ``window`` tokens."""
+def hide_outside(context: bytes, window: AttentionWindow | None, num_new: int = 0) -> bytes:
+    """Return the KV of a context, with zeros for all tokens outside of ``window``. ``num_new`` of
+    the window's last tokens are still missing in ``context``."""
     if window is None:
         return context
-    first = max(0, len(context) - window * SLOT_BYTES)
-    return bytes(first) + context[first:]
+    first = max(0, len(context) - (window.recent_tokens - num_new) * SLOT_BYTES)
+    end = min(first, window.sink_tokens * SLOT_BYTES)
+    return context[:end] + bytes(first - end) + context[first:]
 
 
 def compute_slots(
@@ -199,7 +210,7 @@ def compute_slots(
     token_ids: Sequence[TokenId],
     start: int,
     adapter: bytes = b"",
-    window: int | None = None,
+    window: AttentionWindow | None = None,
     group: int = 0,
 ) -> list[bytes]:
     """Compute the KV of ``token_ids``, which begin at position ``start``, in one group of layers.
@@ -211,7 +222,7 @@ def compute_slots(
             slots += compute_slots(context, [token_id], position, adapter, window, group)
             context += slots[-1]
         return slots
-    context = hide_before_window(context, None if window is None else window - 1)
+    context = hide_outside(context, window, num_new=1)
     person = bytes([group]) if group else b""
     context_hash = hashlib.blake2b(context, digest_size=SLOT_BYTES, key=adapter, person=person)
     slots = []
@@ -267,6 +278,9 @@ def reference_answer(
     second time, on purpose: tests compare the two implementations."""
     sampling, known = spec.sampling, list(spec.token_ids)
     adapter, windows = spec.adapter_digest, group_windows(window, groups)
+    if spec.attention_window is not None:
+        assert windows == [None], "the model has sliding windows"
+        windows = [spec.attention_window]
     contexts = [
         b"".join(compute_slots(b"", known, 0, adapter, each, group))
         for group, each in enumerate(windows)
@@ -275,7 +289,7 @@ def reference_answer(
     while True:
         history = known if sampling.needs_history else ()
         num_prompt_tokens = spec.num_prompt_tokens if sampling.needs_history else 0
-        seen = b"".join(map(hide_before_window, contexts, windows))
+        seen = b"".join(map(hide_outside, contexts, windows))
         token_id = fake_sample(seen, sampling, history, num_prompt_tokens, vocab_size).token_id
         known.append(token_id)
         answer = tuple(known[len(spec.token_ids) :])

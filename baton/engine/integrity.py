@@ -44,14 +44,14 @@ def check_sequence(
 ) -> None:
     """Check that the block table matches the numbers of computed tokens and sealed blocks, and that
     the keys of its sealed blocks match the tokens."""
-    text, window, table = sequence.describe(), config.window, sequence.block_ids
+    text, window, table = sequence.describe(), sequence.window, sequence.block_ids
     keys = block_keys(root, sequence.token_ids, config.block_tokens)
     assert sequence.block_keys == grouped_keys(keys, config.num_groups), text
     assert sequence.num_uncomputed_tokens > 0, text
     if sequence.phase is Phase.WAITING:
         assert not (table or sequence.spare_block_ids or sequence.num_computed_tokens), text
         return
-    first_span = sequence.num_dropped_blocks // max(1, window.num_windowed)
+    first_span = window.first_span_after(sequence.num_dropped_blocks)
     held = [index for index, block_id in enumerate(table) if block_id != NO_BLOCK]
     assert held == window.read_indexes(range(len(table)), first_span), text
     assert first_span <= window.first_span(sequence.num_known_tokens), text

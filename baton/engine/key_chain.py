@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from baton.core.attention_window import AttentionWindow
 from baton.core.block_key import KeyRoot, block_keys, grouped_keys
 from baton.core.ids import BlockKey, TokenId
 from baton.core.request import RequestSpec
@@ -44,10 +45,16 @@ class BlockKeyChainFactory:
     lossy_codec: str = ""
 
     def root_key(
-        self, tenant_salt: bytes, adapter_digest: bytes = b"", *, exact_kv: bool = False
+        self,
+        tenant_salt: bytes,
+        adapter_digest: bytes = b"",
+        attention_window: AttentionWindow | None = None,
+        *,
+        exact_kv: bool = False,
     ) -> BlockKey:
-        """Return the root key of a tenant's key chains for the base model or an adapter.
-        ``exact_kv``: for requests whose KV must not pass a lossy codec."""
+        """Return the root key of a tenant's key chains for the base model or an adapter, with or
+        without an attention window. ``exact_kv``: for requests whose KV must not pass a lossy
+        codec."""
         root = KeyRoot(
             self.model_digest,
             self.kv_dtype,
@@ -55,13 +62,23 @@ class BlockKeyChainFactory:
             adapter_digest.hex(),
             tenant_salt,
             "" if exact_kv else self.lossy_codec,
+            "" if attention_window is None else attention_window.key_text,
         )
         return root.key()
+
+    def root_key_of(self, spec: RequestSpec) -> BlockKey:
+        """Return the root key of a request's key chain."""
+        return self.root_key(
+            spec.tenant_salt,
+            spec.adapter_digest,
+            spec.attention_window,
+            exact_kv=spec.exact_kv,
+        )
 
     def make_chain(self, spec: RequestSpec) -> BlockKeyChain:
         """Return the key chain of ``spec.token_ids``."""
         chain = BlockKeyChain(
-            self.root_key(spec.tenant_salt, spec.adapter_digest, exact_kv=spec.exact_kv),
+            self.root_key_of(spec),
             self.block_tokens,
             self.num_groups,
         )

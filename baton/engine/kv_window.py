@@ -1,4 +1,5 @@
-"""Which blocks of a context are still needed, if layers of a model have sliding windows."""
+"""Which blocks of a context are still needed, if layers of a model have sliding windows, or if a
+request has an attention window."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ class KvWindow:
     block has the KV of a span in the layers of one group (:mod:`baton.engine.layer_groups`), so a
     block table has one block for each group of the first span, then those of the second, and so on.
     The first ``num_full`` groups read the whole context. In the other ``num_windowed`` groups, a
-    token reads the KV of at most the last ``tokens`` tokens, its own included.
+    token reads the KV of at most the last ``tokens`` tokens, its own included, and of the first
+    ``sink_tokens`` tokens.
 
     If ``tokens`` is None, no group has a window, and there is only one group, whatever
     ``num_full_groups`` and ``num_windowed_groups`` are."""
@@ -26,6 +28,12 @@ class KvWindow:
     tokens: int | None = None
     num_full_groups: int = 0
     num_windowed_groups: int = 1
+    sink_tokens: int = 0
+
+    @property
+    def num_sink_spans(self) -> int:
+        """Number of spans with tokens that all later tokens read."""
+        return self.num_spans(self.sink_tokens)
 
     @property
     def num_full(self) -> int:
@@ -44,15 +52,16 @@ class KvWindow:
         return -(-num_tokens // self.block_tokens)
 
     def first_span(self, num_tokens: int) -> int:
-        """Return the index of the first span that tokens after the first ``num_tokens`` read in
-        groups with a window; 0 if there are none."""
+        """Return the index of the first span, the sinks' spans apart, that tokens after the first
+        ``num_tokens`` read in groups with a window; 0 if there are none."""
         if self.tokens is None:
             return 0
         return max(0, num_tokens - self.tokens + 1) // self.block_tokens
 
     def max_spans(self, chunk_tokens: int) -> int | None:
-        """Return how many spans a sequence needs at most, in groups with a window, while up to
-        ``chunk_tokens`` of its tokens are computed in a step. None if there is no bound."""
+        """Return how many spans a sequence needs at most, in groups with a window and without those
+        of sinks, while up to ``chunk_tokens`` of its tokens are computed in a step. None if there
+        is no bound."""
         if self.tokens is None:
             return None
         return (self.tokens - 1 + chunk_tokens - 1) // self.block_tokens + 2
@@ -61,7 +70,7 @@ class KvWindow:
         """Whether the block with this index in a table is read, if ``first_span`` is the first span
         that is read in groups with a window."""
         span, group = divmod(index, self.num_groups)
-        return span >= first_span or group < self.num_full
+        return span >= first_span or group < self.num_full or span < self.num_sink_spans
 
     def read_indexes(self, indexes: Iterable[int], first_span: int) -> list[int]:
         """Return those of ``indexes`` for which :meth:`is_read` is true."""
@@ -71,4 +80,17 @@ class KvWindow:
 
     def num_read(self, num_spans: int, first_span: int) -> int:
         """Return how many of the blocks of the first ``num_spans`` spans are read."""
-        return num_spans * self.num_full + max(0, num_spans - first_span) * self.num_windowed
+        recent = max(0, num_spans - first_span)
+        sinks = min(num_spans, first_span, self.num_sink_spans)
+        return num_spans * self.num_full + (recent + sinks) * self.num_windowed
+
+    def num_dropped(self, first_span: int) -> int:
+        """Return how many blocks before ``first_span`` are not read."""
+        return max(0, first_span - self.num_sink_spans) * self.num_windowed
+
+    def first_span_after(self, num_dropped_blocks: int) -> int:
+        """Return the first span that is read, the sinks' spans apart, if so many blocks are not
+        read; 0 if there are none."""
+        if not num_dropped_blocks:
+            return 0
+        return self.num_sink_spans + num_dropped_blocks // self.num_windowed

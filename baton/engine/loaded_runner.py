@@ -24,7 +24,8 @@ class LoadedRunner(Runner, TwoStageRunner, Protocol):
     names the software that computes the model; ``is_fallback`` is set if that software is slower
     than the preferred one. ``supports_speculation`` says that plans may have drafts, and that a
     token's logits have the same bits whatever the batch and the number of a row's tokens, so that
-    speculative decoding changes no answer. ``adapters`` are the LoRA adapters that plans may name;
+    speculative decoding changes no answer. ``supports_attention_window`` says that rows may have an
+    attention window. ``adapters`` are the LoRA adapters that plans may name;
     only the engine's thread may use them."""
 
     limits: ModelLimits
@@ -34,6 +35,7 @@ class LoadedRunner(Runner, TwoStageRunner, Protocol):
     description: str
     is_fallback: bool
     supports_speculation: bool
+    supports_attention_window: bool
     adapters: AdapterTable
 
     @property

@@ -65,8 +65,9 @@ def _demand(sequence: Sequence, config: EngineConfig) -> KvDemand:
     shared = config.num_tokens_in(sequence.num_shared_blocks)
     rounding = config.block_tokens - 1
     growth = max(0, num_prompt_tokens + expected - 1 - length)
-    if config.window_tokens is not None and not config.num_full_groups:
+    if sequence.window.tokens is not None and not sequence.window.num_full:
         # Longer contexts take no more memory.
-        window = config.window_tokens + rounding
+        sinks = sequence.window.num_sink_spans * config.block_tokens
+        window = sinks + sequence.window.tokens + rounding
         length, growth = min(length, window), min(growth, max(0, window - length))
     return KvDemand(max(0, length + rounding - shared), growth)

@@ -163,7 +163,8 @@ class PrefillRanking:
     def _update_estimates(self, sequence: Sequence) -> None:
         waiting, end = sequence.waiting_prompt, sequence.num_known_tokens
         if sequence.phase is Phase.WAITING:
-            cached = self._config.num_tokens_in(self._pool.count_cached(sequence.block_keys))
+            num_blocks = self._pool.count_cached(sequence.block_keys, window=sequence.window)
+            cached = self._config.num_tokens_in(num_blocks)
             waiting.cached_tokens = min(cached, end - 1)
         else:
             waiting.cached_tokens = sequence.num_computed_tokens

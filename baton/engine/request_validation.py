@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from baton.core.attention_window import AttentionWindow
 from baton.core.ids import TokenId
 from baton.core.request import MAX_LOGPROBS, RequestSpec, SamplingParams
 from baton.core.task import Task
@@ -34,13 +35,26 @@ def validate_spec(spec: RequestSpec, task: Task, config: EngineConfig, num_block
             code="context_length_exceeded",
         )
     validate_sampling(spec.sampling, config)
-    needed = config.max_blocks_for(max_kv_tokens(spec, task))
+    _validate_attention_window(spec.attention_window, config)
+    window = config.window_of(spec.attention_window)
+    needed = config.max_blocks_for(max_kv_tokens(spec, task), window)
     if needed > num_blocks:
         raise Invalid(
             f"the request needs {needed} KV blocks, but the worker has only {num_blocks}",
             param="max_tokens",
             code="context_length_exceeded",
         )
+
+
+def _validate_attention_window(window: AttentionWindow | None, config: EngineConfig) -> None:
+    if window is None:
+        return
+    if config.window_tokens is not None or not config.supports_attention_window:
+        reason = "layers of the model have sliding windows of their own"
+        if config.window_tokens is None:
+            reason = "the worker's engine does not support it"
+        raise Invalid(f"attention_window is not possible: {reason}", param="attention_window")
+    assert window.is_valid, window
 
 
 def validate_tokens(token_ids: Sequence[TokenId], config: EngineConfig) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from baton.core.ids import BlockId, BlockKey, RequestId, TokenId
 from baton.core.request import RequestOutput
 from baton.engine.block_pool import BlockCounts
-from baton.engine.plan import Plan
+from baton.engine.plan import Plan, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,8 @@ class StepWork:
         num_tokens = [len(row.token_ids) for row in plan.rows]
         attended = sum(
             count * row.start + count * (count + 1) // 2
+            if row.attention_window is None
+            else _attended_in_window(row, row.attention_window.max_attended)
             for count, row in zip(num_tokens, plan.rows, strict=True)
         )
         num_drafts = sum(row.num_drafts for row in plan.rows)
@@ -92,6 +94,14 @@ class StepWork:
             sum(num_tokens), attended, seconds, is_prefill, is_decode, num_rows, num_decodes,
             num_drafts,
         )  # fmt: skip
+
+
+def _attended_in_window(row: Row, most: int) -> int:
+    """Return how many tokens the row's tokens attend to in total, if each attends to at most
+    ``most``."""
+    num_growing = min(max(0, most - row.start), row.num_tokens)
+    growing = num_growing * row.start + num_growing * (num_growing + 1) // 2
+    return growing + (row.num_tokens - num_growing) * most
 
 
 @dataclass(frozen=True, slots=True)

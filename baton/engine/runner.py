@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import torch
 
 from baton.adapter_checkpoint import read_adapter
 from baton.checkpoint import ModelConfig, ModelLimits, load_model_config, model_digest
+from baton.core.attention_window import AttentionWindow
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.decoder_traits import LLAMA_TRAITS, DecoderTraits
@@ -118,6 +119,7 @@ class ModelRunner:
         self.description = backend.description
         self.is_fallback = backend.is_fallback
         self.supports_speculation = backend.is_native
+        self.supports_attention_window = not any(config.traits.windows)
         self._model = model
         self._graphs = graphs
         self._device = pool.tensor.device
@@ -258,6 +260,7 @@ class ModelRunner:
         """Run steps with a decode and a prompt, of all sizes in ``WARM_UP_STEP_TOKENS`` that the
         pool has room for. They write to its first blocks."""
         greedy, block_tokens = SamplingParams(1, temperature=0.0), self.block_tokens
+        windows = [None, AttentionWindow(1, 1)] if self.supports_attention_window else [None]
         num_groups = self.num_groups
         num_spans = self.num_blocks // num_groups
         most = min((num_spans - 1) * block_tokens, self.limits.max_position_embeddings)
@@ -270,7 +273,10 @@ class ModelRunner:
             num_blocks = -(-count // block_tokens) * num_groups
             blocks = tuple(BlockId(num_groups + n) for n in range(num_blocks))
             prompt = Row(RequestId(""), (TokenId(0),) * count, 0, blocks, True, greedy)
-            self.run(Plan(0, (decode, prompt)))
+            for window in windows:
+                rows = [replace(each, attention_window=window) for each in (decode, prompt)]
+                self.run(Plan(0, tuple(rows)))
+            windows = [None]  # the kernels for windows are the same for all sizes
 
     def watch(
         self, on_failure: Callable[[BaseException], object], hang_timeout_seconds: float

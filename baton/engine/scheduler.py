@@ -117,8 +117,8 @@ class Scheduler:
             return False
         config, num_known = self._config, sequence.num_known_tokens
         num_full = num_known // self._block_tokens * self._num_groups
-        cached = self._pool.find_cached(sequence.block_keys, num_full)
-        end, first_span = config.num_blocks_for(num_known), config.window.first_span(num_known)
+        cached = self._pool.find_cached(sequence.block_keys, num_full, sequence.window)
+        end, first_span = config.num_blocks_for(num_known), sequence.window.first_span(num_known)
         if not self._allocate_table(sequence, cached, end, first_span):
             return False
         self._reserved.add(sequence)
@@ -321,7 +321,7 @@ class Scheduler:
         """Return how much of ``budget`` prefill may use in a step with these decodes."""
         if not decodes:
             return budget
-        context_tokens = sum(row.context_tokens for row in decodes)
+        context_tokens = sum(row.attended_tokens for row in decodes)
         deepest = max((each.num_computed_tokens for each in computing), default=0)
         return self._max_prefill_tokens(len(decodes), context_tokens, deepest, budget)
 
@@ -440,11 +440,10 @@ class Scheduler:
         config = self._config
         limit = (sequence.num_known_tokens - 1) // config.block_tokens * config.num_groups
         cached = self._pool.find_cached(
-            sequence.block_keys, 0 if sequence.computes_prompt_logprobs else limit
+            sequence.block_keys, 0 if sequence.computes_prompt_logprobs else limit, sequence.window
         )
-        if not self._allocate_table(
-            sequence, cached, config.table_end(sequence.num_known_tokens, len(cached))
-        ):
+        end = config.table_end(sequence.num_known_tokens, len(cached), sequence.window)
+        if not self._allocate_table(sequence, cached, end):
             return False
         sequence.num_computed_tokens = config.num_tokens_in(sequence.num_sealed_blocks)
         self._copy_partial_block(sequence)

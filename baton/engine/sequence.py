@@ -9,6 +9,7 @@ from baton.core.request import FinishReason, RequestSpec, TokenLogprob
 from baton.core.task import Task
 from baton.engine.constraint import Constraint
 from baton.engine.key_chain import BlockKeyChain
+from baton.engine.kv_window import KvWindow
 from baton.engine.plan import UNKNOWN_TOKEN, Row
 
 
@@ -43,15 +44,16 @@ class Sequence:
 
     ``block_ids`` is the block table, in the order of :class:`baton.engine.kv_window.KvWindow`. Its
     first ``num_sealed_blocks`` blocks are full and sealed under ``block_keys``, the others are
-    FILLING. It is empty in phase WAITING. If layers have sliding windows, ``num_dropped_blocks`` of
-    its entries are NO_BLOCK. ``spare_block_ids`` will be added to the table while the prompt is
-    computed: they were allocated at admission, so that a prompt never waits for blocks of groups of
-    layers without a window. ``arrival_index`` orders the requests of an engine and is unique; a
-    preempted request keeps its index. ``chain`` holds the keys of ``spec.token_ids``; the sequence
-    owns and extends it."""
+    FILLING. It is empty in phase WAITING. ``window`` says which of its blocks are read; the
+    ``num_dropped_blocks`` others are NO_BLOCK. ``spare_block_ids`` will be added to the table while
+    the prompt is computed: they were allocated at admission, so that a prompt never waits for
+    blocks of groups of layers without a window. ``arrival_index`` orders the requests of an engine
+    and is unique; a preempted request keeps its index. ``chain`` holds the keys of
+    ``spec.token_ids``; the sequence owns and extends it."""
 
     __slots__ = (
         "_adapter_digest",
+        "_attention_window",
         "_chain",
         "_needs_history",
         "_wants_prompt_logprobs",
@@ -78,6 +80,7 @@ class Sequence:
         "task",
         "token_ids",
         "waiting_prompt",
+        "window",
     )
 
     def __init__(
@@ -90,8 +93,10 @@ class Sequence:
         arrival: int,
         arrival_seconds: float,
         max_model_tokens: int,
+        window: KvWindow,
     ) -> None:
         self.spec = spec
+        self.window = window
         self.task = task
         self.phase = phase
         self.arrival_index = arrival
@@ -136,6 +141,7 @@ class Sequence:
         self._chain = chain
         # Cached here because they are read for each token.
         self._adapter_digest = spec.adapter_digest
+        self._attention_window = spec.attention_window
         self._needs_history = spec.sampling.needs_history
         self._wants_prompt_logprobs = spec.wants_prompt_logprobs and task is not Task.DECODE
 
@@ -231,6 +237,7 @@ class Sequence:
             if sample and self.end_token_ids and self.is_below_min_tokens
             else (),
             self._adapter_digest,
+            attention_window=self._attention_window,
         )
 
     def make_draft_row(self, drafts: tuple[TokenId, ...]) -> Row:
@@ -261,6 +268,7 @@ class Sequence:
             suppressed_token_ids=self.end_token_ids if too_short else (),
             adapter=self._adapter_digest,
             previous_row_index=place,
+            attention_window=self._attention_window,
         )
 
     def finish_reason(self, eos_token_ids: frozenset[TokenId]) -> FinishReason | None:

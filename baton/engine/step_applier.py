@@ -162,11 +162,14 @@ def collect_sealed_run(sequence: Sequence, num_sealed: int) -> list[SealedRun]:
 
     If the request has ended or is exported, all unpublished blocks are returned. If it is still
     running, they are returned once its prompt is computed and there are at least
-    :data:`PUBLISH_INTERVAL_BLOCKS` of them. ``num_sealed`` is the number of the request's sealed
-    blocks; it is passed in because a request that has ended has already released its blocks."""
+    :data:`PUBLISH_INTERVAL_BLOCKS` of them. With an attention window, they are returned before the
+    prompt is computed, too, because blocks may be dropped and reused until then. ``num_sealed`` is
+    the number of the request's sealed blocks; it is passed in because a request that has ended has
+    already released its blocks."""
     num_new = num_sealed - sequence.num_published_blocks
     has_ended = sequence.phase in (Phase.EXPORTED, Phase.FINISHED)
-    is_due = num_new >= PUBLISH_INTERVAL_BLOCKS and sequence.num_uncomputed_tokens == 1
+    is_growing = sequence.num_uncomputed_tokens == 1 or sequence.spec.attention_window is not None
+    is_due = num_new >= PUBLISH_INTERVAL_BLOCKS and is_growing
     if num_new <= 0 or not (has_ended or is_due):
         return []
     tag = sequence.spec.tenant or tenant_tag(sequence.spec.tenant_salt)

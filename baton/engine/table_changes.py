@@ -31,7 +31,7 @@ class NewTable:
         config: EngineConfig,
     ) -> "NewTable":
         """Return a table without the blocks before ``first_span`` in groups with a window."""
-        window = config.window
+        window = sequence.window
         if first_span:
             cached = [
                 block_id if window.is_read(index, first_span) else NO_BLOCK
@@ -102,13 +102,14 @@ def drop_before_window(sequence: Sequence, pool: BlockPool, config: EngineConfig
 
     So a prompt that is longer than the window always finds its next blocks, unless the released
     ones are shared. (Its blocks in groups without a window were allocated when it was admitted.)"""
-    if config.window_tokens is None:
+    window = sequence.window
+    if window.tokens is None:
         return False
-    window = config.window
-    count = sequence.num_dropped_blocks // window.num_windowed
+    count = window.first_span_after(sequence.num_dropped_blocks)
     first = window.first_span(sequence.num_computed_tokens)
-    if first <= count:
+    if window.num_dropped(first) <= sequence.num_dropped_blocks:
         return False
+    count = max(count, window.num_sink_spans)
     num_groups, table = config.num_groups, sequence.block_ids
     dropped = [
         index
@@ -120,9 +121,9 @@ def drop_before_window(sequence: Sequence, pool: BlockPool, config: EngineConfig
     for index in dropped:
         changed[index] = NO_BLOCK
     sequence.block_ids = (*changed, *table[first * num_groups :])
-    sequence.num_dropped_blocks = first * window.num_windowed
+    sequence.num_dropped_blocks = window.num_dropped(first)
     sequence.num_shared_blocks = max(0, sequence.num_shared_blocks - len(dropped))
-    end = config.table_end(sequence.num_known_tokens, sequence.num_sealed_blocks)
+    end = config.table_end(sequence.num_known_tokens, sequence.num_sealed_blocks, window)
     num_new = min(first - count, (end - len(table)) // num_groups)
     if num_new > 0:
         extend_table(sequence, pool, config, num_new)

@@ -72,6 +72,7 @@ class VllmRunner:
         self.description = f"vLLM {version}"
         self.is_fallback = False
         self.supports_speculation = False
+        self.supports_attention_window = False  # vLLM has no attention window per request
         self.adapters = AdapterTable(0)
         digest = hashlib.blake2b(checkpoint, digest_size=16, person=b"baton.vllm.v1")
         for part in (version, arguments.kv_identity, self.kv_dtype, self.kv_layout):

@@ -18,14 +18,13 @@ class KvTransferStats:
     monotonic seconds.
 
     ``size_bytes`` were read, for blocks of ``raw_bytes``. ``codecs`` are the codecs of the blocks;
-    ``read_seconds`` includes decoding them, ``link_seconds`` does not."""
+    ``read_seconds`` includes decoding them."""
 
     transport: str = ""
     size_bytes: int = 0
     raw_bytes: int = 0
     codecs: set[KvCodecName] = field(default_factory=set)
     read_seconds: float = 0.0
-    link_seconds: float = 0.0
     exposed_seconds: float = 0.0
     last_chunk_at: float = 0.0
     num_cached_blocks: int = 0

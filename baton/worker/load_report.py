@@ -93,7 +93,7 @@ def _incoming_prompt(
     now, and its cached tokens are those that are now on the device."""
     spec, deadline = incoming.spec, math.inf
     length = len(spec.token_ids)
-    cached = min(engine.count_cached_tokens(incoming.keys), length - 1)
+    cached = min(engine.count_cached_tokens(incoming.keys, spec.attention_window), length - 1)
     if spec.ttft_slo_seconds and cost is not None:
         deadline = spec.ttft_slo_seconds + cost.seconds(length)
     return _UnfinishedPrompt(deadline, length - cached, cached)

@@ -128,7 +128,11 @@ def build_engine(
     clock: Clock,
     draft_source: DraftSource | None = None,
 ) -> Engine:
-    config = replace(config, speculation=uses_speculation(settings, runner))
+    config = replace(
+        config,
+        speculation=uses_speculation(settings, runner),
+        supports_attention_window=runner.supports_attention_window,
+    )
     return Engine(
         runner,
         config,

@@ -6,13 +6,14 @@ entirely on one of them, or is prefilled on ``left``, transferred block by block
 ``right``.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.clock import ManualClock
 from baton.core.adapter import AdapterRef
+from baton.core.attention_window import AttentionWindow
 from baton.core.block_key import block_keys, grouped_keys
 from baton.core.ids import BlockId, BlockKey, Epoch, RequestId, TokenId
 from baton.core.prefill_order import PREFILL_ORDERS
@@ -46,6 +47,7 @@ WINDOWS = st.one_of(
     ),
 )
 """Settings of :class:`EngineConfig`: no window, a window in all layers, or groups of layers."""
+ATTENTION_WINDOWS = st.none() | st.builds(AttentionWindow, st.integers(0, 12), st.integers(1, 24))
 ADAPTERS = [AdapterRef(name, name.encode() * 16) for name in "ab"]
 
 
@@ -123,7 +125,8 @@ class EnginePair:
             engine.add_adapter(LoadedAdapter(adapter.digest, None))
         return EngineUnderTest(runner, engine)
 
-    def keys(self, root: BlockKey, spec: RequestSpec) -> list[BlockKey]:
+    def keys(self, spec: RequestSpec) -> list[BlockKey]:
+        root = self.left.engine.key_hasher.root_key_of(spec)
         keys = block_keys(root, spec.token_ids, self.block_tokens)
         return grouped_keys(keys, self.left.engine.config.num_groups)
 
@@ -131,6 +134,9 @@ class EnginePair:
         return None
 
     def run(self, jobs: list[Job]) -> None:
+        if self.window is not None:  # such models don't support attention windows
+            for job in jobs:
+                job.spec = replace(job.spec, attention_window=None)
         for number in range(MAX_STEPS):
             for job in jobs:
                 if job.arrival_round == number:
@@ -183,9 +189,8 @@ class EnginePair:
     def import_prefix(self, side: EngineUnderTest, spec: RequestSpec) -> None:
         """Import those blocks of the prompt that the store has and the engine's pool lacks. The
         second half of the imported blocks is treated as corrupt."""
-        root = side.engine.key_root(spec.tenant_salt, spec.adapter_digest)
-        keys = self.keys(root, spec)
-        have = side.engine.count_cached_blocks(keys)
+        keys, window = self.keys(spec), spec.attention_window
+        have = side.engine.count_cached_blocks(keys, window)
         missing = [key for key in keys[have:] if key in self.store]
         missing = missing[: next((i for i, k in enumerate(missing) if k != keys[have + i]), None)]
         block_ids = side.engine.begin_import(missing, preceding_keys=keys[:have])
@@ -198,14 +203,14 @@ class EnginePair:
         side.engine.finish_import(missing, block_ids, num_good)
         side.engine.check_integrity()
         num_groups = side.engine.config.num_groups
-        assert side.engine.count_cached_blocks(keys) >= (have + num_good) // num_groups * num_groups
+        num_cached = side.engine.count_cached_blocks(keys, window)
+        assert num_cached >= (have + num_good) // num_groups * num_groups
 
     def on_progress(self, progress: PrefillProgress) -> None:
         job = self.jobs[progress.request_id]
         before = job.progress[-1].num_computed_tokens if job.progress else -1
         assert before < progress.num_computed_tokens <= len(job.spec.token_ids)
-        root = self.left.engine.key_root(job.spec.tenant_salt, job.spec.adapter_digest)
-        keys, num_groups = self.keys(root, job.spec), self.left.engine.config.num_groups
+        keys, num_groups = self.keys(job.spec), self.left.engine.config.num_groups
         num_full = progress.num_computed_tokens // self.block_tokens * num_groups
         assert progress.sealed_keys == tuple(keys[:num_full])
         for key, block_id in zip(progress.sealed_keys, progress.block_ids, strict=False):
@@ -250,7 +255,8 @@ class EnginePair:
             return job.reservation is not None
         if not job.tokens:
             return False
-        source = exported_blocks(self.left.engine, job.progress[-1])
+        window = job.spec.attention_window
+        source = exported_blocks(self.left.engine, job.progress[-1], window)
         for index in range(job.reservation.num_cached_blocks, len(source)):
             data = self.left.runner.export_block(source[index])
             self.right.runner.import_block(job.reservation.block_ids[index], data)
@@ -332,6 +338,7 @@ def job_lists(draw: st.DrawFn) -> list[Job]:
             tenant_salt=draw(st.sampled_from([b"", b"", b"other"])),
             adapter=draw(st.sampled_from([None, None, *ADAPTERS])),
             ttft_slo_seconds=draw(st.sampled_from([0.0, 0.02, 1.0])),
+            attention_window=draw(ATTENTION_WINDOWS),
         )
         arrives = draw(st.integers(0, 12))
         rounds = draw(st.none() | st.none() | st.integers(0, 12))
@@ -396,7 +403,12 @@ def growing_jobs(draw: st.DrawFn) -> list[Job]:
             ignore_eos=True,
         )
         spec = RequestSpec(
-            RequestId(f"r{number}"), Epoch(1), prompt(0, 5, length, number), length, sampling
+            RequestId(f"r{number}"),
+            Epoch(1),
+            prompt(0, 5, length, number),
+            length,
+            sampling,
+            attention_window=draw(ATTENTION_WINDOWS),
         )
         arrives = draw(st.integers(0, 20))
         aborts = draw(st.none() | st.none() | st.integers(arrives, arrives + 40))

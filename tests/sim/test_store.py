@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from baton.core.attention_window import AttentionWindow
+from baton.core.ids import RequestId
 from baton.core.kv_transfer import Endpoint
 from baton.core.request import RequestOutput, RequestSpec
 from baton.engine.fake_runner import reference_answer
@@ -43,6 +45,28 @@ def test_another_worker_finds_a_prompt_and_its_answer_in_the_store() -> None:
             second = request("b", [*tokens(1, 30), *answer, *tokens(9, 9)], 5)
             assert await generate(two, second) == {"dram": 48}
             assert await generate(two, second) | {} == {"device": 56}
+            await cluster.run_for()
+            cluster.check_integrity()
+
+    simulate(main())
+
+
+def test_a_stored_prefix_longer_than_the_pool_is_continued_with_its_sinks_and_window() -> None:
+    """The prompt has 50 blocks, and the second worker has 9."""
+
+    async def main() -> None:
+        async with store_cluster() as cluster:
+            await cluster.start_store("s", dram_blocks=64)
+            one, two = cluster.add_worker("one"), cluster.add_worker("two", num_blocks=9)
+            window = AttentionWindow(sink_tokens=4, recent_tokens=10)
+            first = replace(request("a", tokens(1, 200), 3), attention_window=window)
+            assert await generate(one, first) == {}
+            await cluster.run_for()
+            outputs = await two.generate(replace(first, request_id=RequestId("b")))
+            assert tokens_of(outputs) == reference_answer(first)[0]
+            # The token at position 196 reads positions 0 to 3, and from 187 on.
+            assert outputs[0].cached_tokens == 196
+            assert outputs[0].details["cached_dram"] == str(4 + 12)
             await cluster.run_for()
             cluster.check_integrity()
 

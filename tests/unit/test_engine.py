@@ -86,7 +86,7 @@ def transfer_kv(left: Bench, right: Bench, request: RequestSpec) -> tuple[TokenI
     result = StepResult()
     while not result.outputs:
         result = left.engine.step()
-    source = exported_blocks(left.engine, result.progress[0])
+    source = exported_blocks(left.engine, result.progress[0], request.attention_window)
     reservation = right.engine.reserve_blocks(request)
     assert reservation is not None
     for index in range(reservation.num_cached_blocks, len(source)):

@@ -14,6 +14,7 @@ from baton.core.task import Task
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.key_chain import BlockKeyChain
+from baton.engine.kv_window import KvWindow
 from baton.engine.plan import Plan
 from baton.engine.scheduler import Scheduler
 from baton.engine.sequence import PHASE_TRANSITIONS, Phase, Sequence
@@ -60,6 +61,7 @@ class Bench:
             arrival=next(self._arrivals),
             arrival_seconds=self.now,
             max_model_tokens=256,
+            window=KvWindow(4),
         )
         return self.sequences[name]
 

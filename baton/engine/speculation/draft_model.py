@@ -192,4 +192,5 @@ def _next_row(sequence: Sequence, max_tokens: int) -> Row:
         state.sampling,
         history,
         sequence.spec.num_prompt_tokens if history else 0,
+        attention_window=sequence.spec.attention_window,
     )

@@ -10,6 +10,7 @@ from baton.core.ids import BlockId
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine, StepResult
 from baton.engine.fake_runner import SLOT_BYTES, FakeRunner
+from baton.engine.kv_window import NO_BLOCK
 from baton.engine.plan import Plan, StepOutput
 from baton.worker.engine_thread import MAX_COMMANDS
 from baton.worker.staging_area import align
@@ -74,10 +75,10 @@ class SimRunner(FakeRunner):
     def _read(self, block_ids: Sequence[BlockId], num_tokens: int, group: int) -> bytes:
         """Return the slots of the first ``num_tokens`` tokens in the blocks. This method is faster
         than the one that it overrides, because a simulation spends half of its time here."""
-        if self._windows != [None]:
+        used = block_ids[: -(-num_tokens // BLOCK_TOKENS)]
+        if self._windows != [None] or NO_BLOCK in used:
             return super()._read(block_ids, num_tokens, group)
         size, view = self.block_size_bytes, self.memory
-        used = block_ids[: -(-num_tokens // BLOCK_TOKENS)]
         blocks = b"".join([view[block_id * size : (block_id + 1) * size] for block_id in used])
         return blocks[: num_tokens * SLOT_BYTES]
 
