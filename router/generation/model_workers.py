@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from baton.core.adapter import AdapterRef
+from baton.core.attention_window import AttentionWindow
 from baton.core.block_key import KeyRoot
 from baton.core.kv_codec import KvCodecName
 from baton.core.member import Member
@@ -55,11 +56,17 @@ class ModelWorkers:
         return KvCodecName.NONE if worker is None else worker.kv_codecs.strongest
 
     def block_key_hasher(
-        self, tenant_salt: bytes, adapter: AdapterRef | None = None, *, exact_kv: bool = False
+        self,
+        tenant_salt: bytes,
+        adapter: AdapterRef | None = None,
+        attention_window: AttentionWindow | None = None,
+        *,
+        exact_kv: bool = False,
     ) -> BlockKeyHasher | None:
-        """Return the hasher for a tenant's block keys, with an adapter or the base model, which
-        computes the same keys as the workers; None while :attr:`any_worker` is None. ``exact_kv``:
-        for requests whose KV must not pass a lossy codec."""
+        """Return the hasher for a tenant's block keys, with an adapter or the base model, and with
+        or without an attention window, which computes the same keys as the workers; None while
+        :attr:`any_worker` is None. ``exact_kv``: for requests whose KV must not pass a lossy
+        codec."""
         worker = self._common_capabilities().worker
         if worker is None:
             return None
@@ -70,6 +77,7 @@ class ModelWorkers:
             "" if adapter is None else adapter.digest.hex(),
             tenant_salt,
             "" if exact_kv else worker.kv_lossy_codec,
+            "" if attention_window is None else attention_window.key_text,
         )
 
     def _common_capabilities(self) -> "_CommonCapabilities":
@@ -98,7 +106,15 @@ class _CommonCapabilities:
 
 @lru_cache(MAX_CACHED_HASHERS)
 def _cached_hasher(
-    digest: str, kv_dtype: str, block_tokens: int, adapter: str, salt: bytes, lossy_codec: str
+    digest: str,
+    kv_dtype: str,
+    block_tokens: int,
+    adapter: str,
+    salt: bytes,
+    lossy_codec: str,
+    attention_window: str,
 ) -> BlockKeyHasher:
-    root = KeyRoot(bytes.fromhex(digest), kv_dtype, block_tokens, adapter, salt, lossy_codec)
+    root = KeyRoot(
+        bytes.fromhex(digest), kv_dtype, block_tokens, adapter, salt, lossy_codec, attention_window
+    )
     return BlockKeyHasher(root.key(), block_tokens)

@@ -60,11 +60,18 @@ log = structlog.get_logger(__name__)
 
 
 def digest_request(spec: RequestSpec, tenant: TenantId) -> RequestDigest:
-    """Digest a request's content (prompt, adapter, tenant, salt and sampling parameters). The seed
-    is left out, since the router gives each request without a seed a random one."""
+    """Digest a request's content (prompt, adapter, tenant, salt, sampling parameters and attention
+    window). The seed is left out, since the router gives each request without a seed a random
+    one."""
     prompt = array("q", spec.token_ids[: spec.num_prompt_tokens]).tobytes()
     parameters = repr(
-        (tenant, spec.tenant_salt, spec.adapter_digest, replace(spec.sampling, seed=0))
+        (
+            tenant,
+            spec.tenant_salt,
+            spec.adapter_digest,
+            replace(spec.sampling, seed=0),
+            spec.attention_window,
+        )
     ).encode()
     return RequestDigest(blake2b(prompt + parameters, digest_size=16).digest())
 

@@ -11,6 +11,7 @@ from functools import partial
 import structlog
 
 from baton.clock import Clock
+from baton.core.attention_window import AttentionWindow
 from baton.core.ids import Epoch, RequestId, TenantId
 from baton.core.request import RequestSpec
 from baton.errors import BatonError, Invalid, Overloaded, Unavailable
@@ -76,6 +77,7 @@ class RequestContext:
     attributes: TenantAttributes
     hasher: BlockKeyHasher | None
     session: str = ""
+    attention_window: AttentionWindow | None = None
 
 
 def make_session_id(tenant: TenantId, cache_key: str | None) -> str:
@@ -198,10 +200,12 @@ class RouterContext:
         session = (
             make_session_id(tenant, body.prompt_cache_key) if isinstance(body, ChatBody) else ""
         )
+        field = body.attention_window
+        window = None if field is None else field.window
         hasher = model.workers.block_key_hasher(
-            standing.salt, model.adapter, exact_kv=standing.exact_kv
+            standing.salt, model.adapter, window, exact_kv=standing.exact_kv
         )
-        return RequestContext(model, tenant, standing, hasher, session)
+        return RequestContext(model, tenant, standing, hasher, session, window)
 
     def preprocessor(self, request_context: RequestContext) -> Preprocessor:
         model = request_context.model
@@ -244,7 +248,9 @@ class RouterContext:
                 if prompt.prefix_pins and number == 0 and model.prefix_pinner is not None:
                     model.prefix_pinner.pin_when_stored(record, prompt.prefix_pins)
                 spec = _request_spec(prompt, name, number, attributes, self.config.slo_ttft_seconds)
-                spec = replace(spec, adapter=model.adapter) if model.adapter is not None else spec
+                window = request_context.attention_window
+                if model.adapter is not None or window is not None:
+                    spec = replace(spec, adapter=model.adapter, attention_window=window)
                 generation = Generation(
                     model.generation_context,
                     spec,

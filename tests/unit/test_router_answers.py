@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from baton.core.attention_window import AttentionWindow
 from baton.text.tokenizer import Tokenizer
 from tests import router_harness
 from tests.router_harness import (
@@ -12,6 +13,7 @@ from tests.router_harness import (
     CONTEXT,
     EOS,
     FINGERPRINT,
+    RESPOND,
     chat,
     events,
     open_harness,
@@ -278,6 +280,27 @@ async def test_parameters_reach_the_workers(tokenizer: Tokenizer) -> None:
     assert sampling.stop_token_ids == (9,)
     assert router.prefill.submitted[0].spec.ttft_slo_seconds == 1.5
     assert router.prefill.submitted[1].spec.sampling.seed == 77
+
+
+async def test_attention_window_reaches_the_workers_and_the_placement(
+    tokenizer: Tokenizer,
+) -> None:
+    window = {"sink_tokens": 2.0, "recent_tokens": 100}
+    requests = [
+        (COMPLETE, {"prompt": "x", "attention_window": window}),
+        (CHAT, chat(attention_window={"recent_tokens": 7})),
+        (RESPOND, {"input": "x", "attention_window": {"recent_tokens": 1, "sink_tokens": 0}}),
+        (COMPLETE, {"prompt": "x"}),
+    ]
+    async with open_harness(tokenizer) as (router, client):
+        for path, body in requests:
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+    windows = [job.spec.attention_window for job in router.prefill.submitted]
+    assert windows == [
+        AttentionWindow(2, 100), AttentionWindow(4, 7), AttentionWindow(0, 1), None
+    ]  # fmt: skip
+    assert [query.max_attended_tokens for query in router.placer.queries] == [102, 11, 1, None]
 
 
 async def test_all_message_forms_are_rendered(tokenizer: Tokenizer) -> None:

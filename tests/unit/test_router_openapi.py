@@ -61,6 +61,7 @@ def schema_of(name: str) -> dict[str, Any]:
         (COMPLETE, {"prompt": ["a", "b"], "max_tokens": 2, "best_of": 1}),
         (COMPLETE, {"prompt": [1, 2], "stop": None, "logprobs": 1, "suffix": ""}),
         (COMPLETE, {"prompt": [[1], [2]], "min_tokens": 0}),
+        (COMPLETE, {"prompt": "a", "attention_window": {"recent_tokens": 9}}),
         (RESPOND, {"input": "a"}),
         (RESPOND, {"input": [{"role": "user", "content": "a"}], "store": True, "stop": "x"}),
         (

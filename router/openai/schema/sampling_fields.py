@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from router.openai.schema.attention_window_field import AttentionWindowField
 from router.openai.schema.strict_model import INTEGRAL, StrictModel, validation_error
 
 MAX_STOPS = 64
@@ -53,3 +54,5 @@ class SamplingFields(StrictModel):
     """Separates the request's cached prefixes from the tenant's other cached prefixes."""
     exact_kv: bool | None = None
     """Whether no lossy codec may be applied to the request's KV."""
+    attention_window: AttentionWindowField | None = None
+    """Limits which tokens attend to which, so that a long context needs little memory."""
