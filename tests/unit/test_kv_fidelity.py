@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from baton.clock import ManualClock
+from baton.config import Settings, load_settings
 from baton.core.block_key import KeyRoot, block_keys
 from baton.core.ids import Epoch, Incarnation, RequestId, TenantId, TokenId, WorkerId
 from baton.core.kv_codec import CodecSpeed, KvCodecName, KvCodecs
@@ -26,6 +27,7 @@ from baton.registry.memory import MemoryRegistry
 from baton.rpc.convert.placement import placement_from_proto, placement_to_proto
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.text.tokenizer import Tokenizer
+from baton.worker.model_loading import configured_codecs
 from router.tenants.tenants_file import parse_tenants_file
 from tests import router_harness
 from tests.router_harness import (
@@ -61,6 +63,14 @@ def test_lossiest_configured_codec_counts(
     codecs: KvCodecs, strongest: KvCodecName, lossy: str
 ) -> None:
     assert (codecs.strongest, codecs.lossy) == (strongest, lossy)
+
+
+def test_every_codec_setting_decides_about_the_block_keys() -> None:
+    """A codec that the block keys don't know of would put lossy KV under keys of exact KV."""
+    names = [n for n, f in Settings.model_fields.items() if isinstance(f.default, KvCodecName)]
+    assert {"kv_codec_wire", "kv_codec_disk"} <= set(names)
+    for name in names:
+        assert configured_codecs(load_settings(**{name: "int4"})).lossy == "int4", name
 
 
 # -- block keys ---------------------------------------------------------------------------------
