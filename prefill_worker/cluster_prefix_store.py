@@ -30,6 +30,7 @@ from baton.worker.engine_thread import EngineHandle
 from baton.worker.kv_layout import KvLayout
 from prefill_worker.prefix_fetch import PrefixFetch
 from prefill_worker.reload_policy import ReloadDecision, ReloadMode, choose_reload_mode
+from prefill_worker.staged_read import BlockReader, StagedRead
 from prefill_worker.store_publisher import StorePublisher
 from prefill_worker.wanted_blocks import WantedBlocks
 
@@ -76,11 +77,14 @@ class ClusterPrefixStore:
         clock: Clock,
         call_seconds: float,
         preferred_mode: ReloadMode | None = None,
+        reader: BlockReader | None = None,
     ) -> None:
+        """``reader`` reads blocks; without one, only raw blocks are read."""
         self._engine = engine
         self._client = client
         self._publisher = publisher
         self._layout = layout
+        self._reader = reader or BlockReader(layout)
         self._config = config
         self._chunk_blocks = config.num_blocks_for(config.max_chunk_tokens)
         self._clock = clock
@@ -204,7 +208,7 @@ class ClusterPrefixStore:
         self, lease: StoreLease, node: Member, cached: int, wanted: WantedBlocks
     ) -> ReloadDecision:
         end, link = wanted.end, _link_name(node, lease.leased.num_promoted > 0)
-        size = len(wanted.keys) * self._layout.block_bytes
+        size = len(wanted.keys) * sum(b.size_bytes for b in lease.blocks) // len(lease.blocks)
         fetch_seconds = self._link_meter.estimate_seconds(link, size)
         compute_seconds = self._prefill_cost_model.predict_added_seconds(
             self._config.num_tokens_in(cached), self._config.num_tokens_in(end)
@@ -221,11 +225,11 @@ class ClusterPrefixStore:
         piece: StoreLease | None = lease
         keys, done = wanted.keys, 0
         while piece is not None:
-            num_leased = len(piece.blocks)
-            part, after = keys[done : done + num_leased], [*wanted.preceding, *keys[:done]]
+            num_wanted = self._reader.num_fitting(piece.blocks)
+            part, after = keys[done : done + num_wanted], [*wanted.preceding, *keys[:done]]
             num_good = await self._import_piece(fetch, piece, part, after)
             done += num_good
-            if num_good < num_leased or done >= len(keys):
+            if num_good < num_wanted or not num_good or done >= len(keys):
                 return
             on_disk = piece.leased.num_promoted > 0
             size = self._piece_bytes(fetch.node, on_disk)
@@ -266,7 +270,7 @@ class ClusterPrefixStore:
             lease = await self._client.lease(node, wanted, len(wanted) * self._layout.block_bytes)
             if lease is None:
                 return
-            part = wanted[: len(lease.blocks)]
+            part = wanted[: self._reader.num_fitting(lease.blocks)]
             if await self._import_piece(fetch, lease, part, ()) < len(wanted):
                 return
             end = start
@@ -280,12 +284,14 @@ class ClusterPrefixStore:
         keys: Sequence[BlockKey],
         after: Sequence[BlockKey],
     ) -> int:
-        """Read the leased blocks, which have ``keys``, into the device's prefix cache, and end the
-        lease. ``after`` are preceding keys of the chain, whose cached blocks are pinned meanwhile.
-        Return how many leading blocks were read and verified."""
+        """Read the first of the leased blocks, which have ``keys``, into the device's prefix cache,
+        and end the lease. ``after`` are preceding keys of the chain, whose cached blocks are pinned
+        meanwhile. Return how many leading blocks were read and verified."""
         start, num_good = self._clock.monotonic(), 0
         try:
-            if all(block.size_bytes == self._layout.block_bytes for block in lease.blocks):
+            if not keys:
+                log.warning("store_block_too_large_for_staging", node=lease.node.id)
+            elif self._reader.accepts(lease.blocks):
                 num_good = await self._read_into_cache(lease, keys, after)
             else:
                 log.warning("store_block_of_wrong_size", node=lease.node.id)
@@ -297,11 +303,12 @@ class ClusterPrefixStore:
         fetch.stats.disk_tokens += disk_tokens
         fetch.stats.dram_tokens += self._config.num_tokens_in(num_good) - disk_tokens
         if num_good:
-            size = num_good * self._layout.block_bytes
+            size = sum(block.size_bytes for block in lease.blocks[:num_good])
             seconds = self._clock.monotonic() - start
             self._record_piece(_link_name(lease.node, num_promoted > 0), size, seconds)
             if lease.transport.name not in LOCAL_ONLY:
-                self._record_piece(ALL_REMOTE_LINKS, size, seconds)
+                raw_size = num_good * self._layout.block_bytes  # others predict with raw sizes
+                self._record_piece(ALL_REMOTE_LINKS, raw_size, seconds)
         return num_good
 
     async def _read_into_cache(
@@ -311,19 +318,23 @@ class ClusterPrefixStore:
         if block_ids is None:
             return 0
         num_good, must_quarantine, start = 0, False, self._clock.monotonic()
+        staged: StagedRead | None = None
         try:
-            num_good = (await self._read(lease, block_ids)).num_verified
+            staged = await self._reader.begin(
+                lease.blocks[: len(keys)], block_ids, self._call_seconds
+            )
+            num_good = (await self._read(lease, staged)).num_verified
         except TransferFailed as error:
             self._client.record_read_failure(lease)
             log.warning("store_read_failed", error=str(error))
             self._record_failed_piece(lease, len(keys), self._clock.monotonic() - start)
             must_quarantine = bool(error.unfinished_transfers)
             if must_quarantine:
-                release = self._deferred_send(
-                    partial(Engine.release_quarantine, block_ids=block_ids)
-                )
+                release = self._deferred_release(block_ids, staged)
                 self._unfinished_transfers.add(lease.transport, error.unfinished_transfers, release)
         finally:
+            if staged is not None and not must_quarantine:
+                staged.release()
             self._engine.send(
                 lambda engine: engine.finish_import(
                     keys, block_ids, num_good, quarantine=must_quarantine
@@ -339,7 +350,8 @@ class ClusterPrefixStore:
         """Record a failed read as if it had completed just now. The recorded speed is low then, so
         the next piece is smaller."""
         link = _link_name(lease.node, lease.leased.num_promoted > 0)
-        self._record_piece(link, num_blocks * self._layout.block_bytes, seconds)
+        size = sum(block.size_bytes for block in lease.blocks[:num_blocks])
+        self._record_piece(link, size, seconds)
 
     def _record_piece(self, link: str, size_bytes: int, seconds: float) -> None:
         """Record the link speed. The first piece over a link is ignored, since its time includes
@@ -373,29 +385,35 @@ class ClusterPrefixStore:
             self._engine.send(free)
             raise
 
-    async def _read(self, lease: StoreLease, block_ids: list[BlockId]) -> VerifiedReadResult:
-        spans = self._layout.transfer_ranges(lease.blocks, block_ids)
-        verify = partial(
-            self._layout.verify_blocks, lease.leased.checksum_algorithm, lease.blocks, block_ids
-        )
+    async def _read(self, lease: StoreLease, staged: StagedRead) -> VerifiedReadResult:
         return await read_and_verify(
             lease.transport,
             lease.peer,
-            spans,
-            verify,
+            staged.ranges(),
+            partial(staged.verify, lease.leased.checksum_algorithm),
             self._call_seconds - RELEASE_GRACE_SECONDS,
             self._clock,
             release_timeout_seconds=RELEASE_GRACE_SECONDS,
         )
 
-    def _deferred_send(self, command: Callable[[Engine], object]) -> Callable[[], None]:
-        return lambda: self._engine.send(command)
+    def _deferred_release(
+        self, block_ids: list[BlockId], staged: StagedRead | None
+    ) -> Callable[[], None]:
+        """Return a function that frees the blocks and the staging space of an unfinished read."""
+
+        def release() -> None:
+            self._engine.send(partial(Engine.release_quarantine, block_ids=block_ids))
+            if staged is not None:
+                staged.release()
+
+        return release
 
     def _piece_bytes(self, node: Member, from_disk: bool) -> int:
         """Return a piece size that should take :data:`PIECE_SECONDS` to read."""
         rate = self._link_meter.bytes_per_second(_link_name(node, from_disk))
         piece = FIRST_PIECE_BYTES if rate is None else int(rate * PIECE_SECONDS)
-        return max(min(piece, MAX_PIECE_BYTES), self._layout.block_bytes)
+        limit = self._reader.max_staged_bytes or MAX_PIECE_BYTES
+        return max(min(piece, MAX_PIECE_BYTES, limit), self._layout.block_bytes)
 
     async def _sweep(self) -> None:
         while True:

@@ -13,6 +13,8 @@ from baton.worker.context import WorkerContext
 from prefill_worker.cluster_prefix_store import ClusterPrefixStore
 from prefill_worker.handler import PrefillHandler
 from prefill_worker.reload_policy import ReloadMode
+from prefill_worker.staged_read import BlockReader
+from prefill_worker.store_encoder import StoreEncoder
 from prefill_worker.store_publisher import StorePublisher
 
 MODEL_TAG_BYTES = 16
@@ -31,6 +33,7 @@ async def open_prefill_side(
             node.address, settings.trust, socket_path, settings.store_timeout_seconds
         )
 
+    reader = BlockReader(context.layout, context.codecs, context.staging)
     index = RedisKvIndex(settings.required_redis_url, settings.cluster)
     client = ClusterStoreClient(
         membership,
@@ -40,25 +43,40 @@ async def open_prefill_side(
         context.host,
         context.clock,
         settings.store_timeout_seconds,
+        reader.codecs,
     )
     try:
-        yield PrefillHandler(context, _build_store(context, settings, client))
+        yield PrefillHandler(context, _build_store(context, settings, client, reader))
     finally:
         await client.close()
         await index.close()
 
 
 def _build_store(
-    context: WorkerContext, settings: Settings, client: ClusterStoreClient
+    context: WorkerContext, settings: Settings, client: ClusterStoreClient, reader: BlockReader
 ) -> ClusterPrefixStore:
-    model_tag = context.model_digest[:MODEL_TAG_BYTES]
+    publisher = StorePublisher(
+        context.engine,
+        client,
+        context.layout,
+        context.model_digest[:MODEL_TAG_BYTES],
+        StoreEncoder(
+            context.layout,
+            settings.kv_codec_store,
+            context.codecs,
+            context.staging,
+            num_exact_blocks=context.engine_config.num_groups,
+        ),
+        always_exact=not settings.has_lossy_kv_codec,
+    )
     return ClusterPrefixStore(
         context.engine,
         client,
-        StorePublisher(context.engine, client, context.layout, model_tag),
+        publisher,
         context.layout,
         context.engine_config,
         context.clock,
         settings.store_timeout_seconds,
         None if settings.store_reload == "auto" else ReloadMode(settings.store_reload),
+        reader,
     )

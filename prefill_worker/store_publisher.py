@@ -13,6 +13,7 @@ from baton.kv.cluster_store_client import ClusterStoreClient
 from baton.worker.engine_thread import EngineHandle
 from baton.worker.kv_layout import KvLayout
 from prefill_worker.computed_chains import ComputedChains
+from prefill_worker.store_encoder import StoreEncoder
 
 MAX_UNPUBLISHED = 256
 """Maximum number of runs of blocks that wait to be published. A further run is dropped, since the
@@ -30,12 +31,23 @@ class StorePublisher:
     run are left out. A worker calls :meth:`publish_remaining` before it leaves the cluster."""
 
     def __init__(
-        self, engine: EngineHandle, client: ClusterStoreClient, layout: KvLayout, model_tag: bytes
+        self,
+        engine: EngineHandle,
+        client: ClusterStoreClient,
+        layout: KvLayout,
+        model_tag: bytes,
+        encoder: StoreEncoder | None = None,
+        *,
+        always_exact: bool = True,
     ) -> None:
+        """``encoder`` encodes blocks before they are put. If ``always_exact`` is set, the store
+        must not apply a lossy codec to any of them, otherwise to those of runs that are exact."""
         self._engine = engine
         self._client = client
         self._layout = layout
         self._model_tag = model_tag
+        self._encoder = encoder or StoreEncoder(layout)
+        self._always_exact = always_exact
         self._runs: asyncio.Queue[SealedRun] = asyncio.Queue(MAX_UNPUBLISHED)
         self._chains = ComputedChains()
         self._last_failure = ""
@@ -85,7 +97,7 @@ class StorePublisher:
         """Publish a run; return how many blocks the store accepted. If ``touch_stored`` is set, a
         put with only the keys is sent for a run that is already stored, so that the store counts it
         as used."""
-        per_put = max(MAX_PUT_BYTES // self._layout.block_bytes, 1)
+        per_put = self._encoder.max_blocks(MAX_PUT_BYTES)
         first = max(run.first_new_block, await self._client.count_stored_at_put_target(run.keys))
         if first >= len(run.keys) and touch_stored:
             await self._put(run, len(run.keys), [])
@@ -96,19 +108,28 @@ class StorePublisher:
             if not block_ids:
                 break
             try:
-                await self._put(run, first, block_ids)
+                num_put = await self._put(run, first, block_ids)
             finally:
                 self._engine.send(partial(Engine.unpin_blocks, block_ids=block_ids))
-            first += len(block_ids)
-            num_published += len(block_ids)
+            first += num_put
+            num_published += num_put
         return num_published
 
-    async def _put(self, run: SealedRun, first: int, block_ids: list[BlockId]) -> None:
+    async def _put(self, run: SealedRun, first: int, block_ids: list[BlockId]) -> int:
+        """Put the leading blocks, as many as can be encoded at a time. Return how many they are."""
         keys = run.keys[first : first + len(block_ids)]
-        await self._client.put(
-            await self._layout.block_refs(block_ids, keys),
-            self._layout.checksum_algorithm,
-            preceding_keys=run.keys[:first],
-            tenant=run.tenant_tag,
-            model=self._model_tag,
-        )
+        exact = self._always_exact or run.exact_kv
+        staged = await self._encoder.stage(block_ids, keys, first, exact=exact)
+        try:
+            await self._client.put(
+                staged.refs,
+                self._layout.checksum_algorithm,
+                preceding_keys=run.keys[:first],
+                tenant=run.tenant_tag,
+                model=self._model_tag,
+                layout=self._layout.name,
+                exact=exact,
+            )
+        finally:
+            staged.release()
+        return len(staged.refs)

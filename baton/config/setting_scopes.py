@@ -98,7 +98,7 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
         cuda_graphs deterministic async_scheduling speculation speculation_tokens draft_model
         draft_pool_bytes num_blocks pool_bytes max_batched_tokens chunk_tokens max_waiting
         max_adapters prefill_order tenant_fairness store_timeout_seconds store_reload
-        kv_codec_wire kv_codec_recent_tokens kv_staging_bytes""",
+        kv_codec_wire kv_codec_store kv_codec_recent_tokens kv_staging_bytes""",
     _TRANSFERS: "transports nixl_interfaces nixl_private_network kv_codec_disk",
     _KVSTORE: """
         store_bytes store_disk_bytes store_folder store_eviction store_tenant_share""",

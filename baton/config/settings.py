@@ -112,8 +112,17 @@ class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSetti
 
     @property
     def uses_kv_codecs(self) -> bool:
-        """Whether workers may encode KV blocks."""
-        return self.kv_codec_wire is not KvCodecName.NONE
+        """Whether workers may encode or decode KV blocks."""
+        return any(codec is not KvCodecName.NONE for codec in self._kv_codecs)
+
+    @property
+    def has_lossy_kv_codec(self) -> bool:
+        """Whether KV may pass a lossy codec, unless a request asks for exact KV."""
+        return any(codec.is_lossy for codec in self._kv_codecs)
+
+    @property
+    def _kv_codecs(self) -> tuple[KvCodecName, ...]:
+        return self.kv_codec_wire, self.kv_codec_store, self.kv_codec_disk
 
     @property
     def staging_bytes(self) -> int | None:

@@ -155,6 +155,8 @@ class WorkerSettings(BaseModel):
     store_eviction: Literal["baton", "lru", "lfu", "length_aware"] = "baton"
     store_tenant_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Maximum share of the store's DRAM that one tenant may use."""
+    kv_codec_store: KvCodec = KvCodecName.NONE
+    """The codec in which workers put KV blocks into the store (docs/kv-codecs.md)."""
     kv_codec_disk: KvCodec = KvCodecName.NONE
     """The codec in which the store's SSD keeps KV blocks (docs/kv-codecs.md)."""
     store_timeout_seconds: Annotated[float, Field(ge=0.1)] = 0.2

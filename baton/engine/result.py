@@ -29,11 +29,13 @@ class PrefillProgress:
 class SealedRun:
     """Blocks [first_new_block, len(keys)) of a chain, which were sealed since the request's
     previous SealedRun and may be published to the store. They are not pinned. ``tenant_tag`` is the
-    tag of the tenant whose quota they count towards."""
+    tag of the tenant whose quota they count towards. If ``exact_kv`` is set, no lossy codec may be
+    applied to them."""
 
     keys: tuple[BlockKey, ...]
     first_new_block: int
     tenant_tag: bytes
+    exact_kv: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,6 +173,11 @@ def collect_sealed_run(sequence: Sequence, num_sealed: int) -> list[SealedRun]:
     if num_new <= 0 or not (has_ended or is_due):
         return []
     tag = sequence.spec.tenant or tenant_tag(sequence.spec.tenant_salt)
-    run = SealedRun(tuple(sequence.block_keys[:num_sealed]), sequence.num_published_blocks, tag)
+    run = SealedRun(
+        tuple(sequence.block_keys[:num_sealed]),
+        sequence.num_published_blocks,
+        tag,
+        sequence.spec.exact_kv,
+    )
     sequence.num_published_blocks = num_sealed
     return [run]

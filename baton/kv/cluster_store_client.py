@@ -12,10 +12,19 @@ import structlog
 from baton.clock import Clock
 from baton.concurrency.threads import run_in_thread
 from baton.core.ids import BlockKey
+from baton.core.kv_codec import KvCodecName
 from baton.core.kv_transfer import BlockRef, Endpoint
 from baton.core.member import Member
 from baton.core.states import Role
-from baton.core.store import LeasedBlocks, LeaseRequest, PutRequest, PutResult, StoreHint
+from baton.core.store import (
+    ALL_CODECS,
+    RAW_ONLY,
+    LeasedBlocks,
+    LeaseRequest,
+    PutRequest,
+    PutResult,
+    StoreHint,
+)
 from baton.errors import (
     BatonError,
     DeadlineExceeded,
@@ -95,7 +104,10 @@ class ClusterStoreClient:
         host: str,
         clock: Clock,
         call_seconds: float,
+        codecs: frozenset[KvCodecName] = RAW_ONLY,
     ) -> None:
+        """``codecs`` are the codecs of blocks that the worker can read."""
+        self._codecs = codecs
         self._membership = membership
         self._index = index
         self._transports = transports
@@ -125,10 +137,7 @@ class ClusterStoreClient:
     async def count_stored(self, node: Member, keys: Sequence[BlockKey]) -> int:
         """Return how many leading ``keys`` the node has, without leasing them. Raises the same
         errors as :meth:`lease`."""
-        entry = self._node(node)
-        async with self._guarded(entry):
-            leased = await entry.client.lease(LeaseRequest(tuple(keys), LEASE_DURATION_SECONDS, 0))
-        return leased.num_stored
+        return await self._count(self._node(node), keys, self._codecs)
 
     async def lease(
         self, node: Member, keys: Sequence[BlockKey], max_bytes: int
@@ -139,11 +148,11 @@ class ClusterStoreClient:
         await self._close_retired()
         entry = self._node(node)
         async with self._guarded(entry):
-            query = LeaseRequest(tuple(keys), LEASE_DURATION_SECONDS, max_bytes)
+            query = LeaseRequest(tuple(keys), LEASE_DURATION_SECONDS, max_bytes, self._codecs)
             leased = await entry.client.lease(query)
             if not leased.lease_id:
                 return None
-            _check_leased(node, keys, leased)
+            _check_leased(node, query, leased)
             transport, peer = await self._link(entry)
         return StoreLease(node, transport, peer, leased)
 
@@ -180,8 +189,8 @@ class ClusterStoreClient:
 
     async def count_stored_at_put_target(self, keys: Sequence[BlockKey]) -> int:
         """Return how many leading ``keys`` are stored on the node to which :meth:`put` would send
-        blocks. Raises the same errors as :meth:`put`."""
-        return await self.count_stored(self._target().member, keys)
+        blocks, in whatever codecs. Raises the same errors as :meth:`put`."""
+        return await self._count(self._target(), keys, ALL_CODECS)
 
     async def put(
         self,
@@ -191,9 +200,12 @@ class ClusterStoreClient:
         preceding_keys: Sequence[BlockKey],
         tenant: bytes,
         model: bytes,
+        layout: str = "",
+        exact: bool = True,
     ) -> None:
         """Put blocks on a node. They follow the blocks ``preceding_keys`` of the same chain, which
-        the node already has. Raises Unavailable if no node is usable, and the node's errors."""
+        the node already has. ``layout`` and ``exact``: see :class:`PutRequest`. Raises Unavailable
+        if no node is usable, and the node's errors."""
         entry = self._target()
         same_host = entry.member.host == self._host
         name = choose_transport(tuple(self._transports), entry.member.transports, same_host)
@@ -206,6 +218,8 @@ class ClusterStoreClient:
             first_block=len(preceding_keys),
             tenant=tenant,
             model=model,
+            layout=layout,
+            exact=exact,
         )
         async with self._guarded(entry):
             await entry.client.put(request, PUT_TIMEOUT_SECONDS)
@@ -216,6 +230,14 @@ class ClusterStoreClient:
         await self._close_retired()
 
     # -- parts -----------------------------------------------------------------------------
+
+    async def _count(
+        self, entry: _NodeEntry, keys: Sequence[BlockKey], codecs: frozenset[KvCodecName]
+    ) -> int:
+        query = LeaseRequest(tuple(keys), LEASE_DURATION_SECONDS, 0, codecs)
+        async with self._guarded(entry):
+            leased = await entry.client.lease(query)
+        return leased.num_stored
 
     def _target(self) -> _NodeEntry:
         stores = self._usable()
@@ -314,10 +336,12 @@ class ClusterStoreClient:
         return connecting.result()
 
 
-def _check_leased(node: Member, keys: Sequence[BlockKey], leased: LeasedBlocks) -> None:
+def _check_leased(node: Member, query: LeaseRequest, leased: LeasedBlocks) -> None:
     """Raise Unavailable, as if the node had failed, if ``leased`` has blocks other than those
-    requested, or inconsistent counts."""
-    blocks = leased.blocks
+    requested, codecs other than those accepted, or inconsistent counts."""
+    blocks, keys = leased.blocks, query.keys
+    if not {block.codec for block in blocks} <= query.codecs:
+        raise Unavailable(f"store node {node.id} leased blocks in a codec that was not asked for")
     if [block.key for block in blocks] != list(keys[: len(blocks)]):
         raise Unavailable(f"store node {node.id} leased blocks other than those requested")
     if not len(blocks) <= leased.num_stored <= len(keys) or leased.num_promoted > len(blocks):
