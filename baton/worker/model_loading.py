@@ -149,7 +149,7 @@ def build_engine(
 
 def configured_codecs(settings: Settings) -> KvCodecs:
     """Return the KV codecs that the worker's settings allow."""
-    return KvCodecs(wire=settings.kv_codec_wire, disk=settings.kv_codec_disk)
+    return KvCodecs(settings.kv_codec_wire, settings.kv_codec_store, settings.kv_codec_disk)
 
 
 def _load_runner(settings: Settings) -> LoadedRunner:
