@@ -18,7 +18,7 @@ from baton.worker.staging_area import StagingArea
 from prefill_worker.staged_read import BlockReader
 from prefill_worker.store_encoder import StoreEncoder
 
-NAME = "float32[2x2x16x2x16]"
+NAME = "float32[2x2x16x2x32]"
 FORMAT = parse_layout(NAME)
 assert FORMAT is not None
 CODECS = open_portable_codecs(FORMAT)
