@@ -10,7 +10,8 @@ highest rate of each of these three with ``--check-seed``, from three quarters t
 planned one, in steps of 1 %, and compares the recommended one, which had the highest rate in the
 plan, with the best of them. Workers have one GPU each. With a trace, the second seed changes
 arrivals within the trace's steps of three seconds. Prints a Markdown table, in the order in which
-the rows are done, and JSON as the last line.
+the rows are done, and JSON as the last line. ``--processes`` are divided among the cells; a plan
+uses several if there are fewer cells.
 """
 
 import argparse
@@ -58,14 +59,20 @@ def traffic_flags(kind: str, options: argparse.Namespace, seed: int) -> list[obj
     return ["--kind", kind, "--rate", rate, "--requests", num_requests, "--seed", seed]
 
 
+def kinds_of(options: argparse.Namespace) -> list[str]:
+    return [*([TRACE] if options.trace else []), *options.kinds]
+
+
 def check(kind: str, itl_slo: float, options: argparse.Namespace) -> dict[str, Any]:
     """Plan with one seed and search with another. Return the highest rate of each kind of cluster
     with both, and the rate of the recommended one divided by the best one's."""
     common = ["--model", options.model, "--gpu", options.gpu, "--gpus-per-worker", 1,
               "--tbt-slo", itl_slo]  # fmt: skip
+    num_cells = len(kinds_of(options)) * len(options.itl_slos)
     planned = baton(
-        "plan", "--gpus", options.gpus, *common, *traffic_flags(kind, options, options.seed)
-    )
+        "plan", "--gpus", options.gpus, *common, *traffic_flags(kind, options, options.seed),
+        "--processes", max(options.processes // num_cells, 1),
+    )  # fmt: skip
     rows: dict[str, dict[str, Any]] = {}
     for found in planned["highest_rates"]:
         sizes = {pool: found[pool] for pool in ("prefill", "decode", "mixed")}
@@ -136,12 +143,11 @@ def main(arguments: list[str]) -> int:
     print("| traffic | ITL SLO | mixed | split | hybrid | recommended | of the best |")
     print("|---|---|---|---|---|---|---|", flush=True)
     results = []
-    kinds = [*([TRACE] if options.trace else []), *options.kinds]
     with ProcessPoolExecutor(options.processes) as pool:
         cells = [
             pool.submit(check, kind, itl_slo, options)
             for itl_slo in options.itl_slos
-            for kind in kinds
+            for kind in kinds_of(options)
         ]
         for cell in as_completed(cells):
             results.append(cell.result())

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from baton.clock import Clock
@@ -14,10 +15,11 @@ from command_line.deployment_hint import deployment_note, helm_values, up_comman
 from command_line.pareto_figure import draw_figure
 from command_line.pareto_page import render_page
 from simulator.hardware import get_gpu
-from simulator.pareto import ParetoReport, Slo, pareto_points, stricter_slos
+from simulator.pareto import ParetoReport, Slo, mark_frontiers, pareto_point, stricter_slos
 from simulator.running_costs import RunningCosts
 from simulator.scenario import Traffic
 from simulator.simulated_hardware import SimulatedHardware
+from simulator.simulation_pool import SimulationPool
 from simulator.sweep import SweptConfiguration, rates_up_to, sweep
 
 LINE_SECONDS = 10.0
@@ -70,22 +72,23 @@ class ParetoSweep:
     def run(
         self,
         configurations: Sequence[SweptConfiguration],
+        pool: SimulationPool,
         show: Callable[[str], None],
         clock: Clock,
     ) -> ParetoReport:
-        """Simulate the configurations, and write the files."""
+        """Simulate the configurations in ``pool``, and write the files."""
         rates = rates_up_to(self.highest_rps)
-        trace = self.traffic.trace_at_requested_rate
-        progress = SweepProgress(len(configurations) * len(rates), show, clock)
-        runs = sweep(configurations, trace, rates, self.target, progress)
         slos = stricter_slos(self._slo)
+        progress = SweepProgress(len(configurations) * len(rates), show, clock)
+        evaluate = partial(pareto_point, slos, self.target, self.costs)
+        points = sweep(configurations, pool, rates, self.target, progress, evaluate)
         report = ParetoReport(
             about=self._about(),
             target=self.target,
             costs=self.costs,
             slos=slos,
             deployments={each.label: self._deployment(each) for each in configurations},
-            points=pareto_points(runs, slos, self.target, self.costs),
+            points=mark_frontiers([point for point in points if point is not None]),
         )
         self._write(report)
         return report

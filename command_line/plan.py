@@ -4,6 +4,7 @@ as prefill and decode workers, or as both (hybrid)."""
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import chain, product
 from pathlib import Path
 
@@ -14,19 +15,10 @@ from baton.console import open_console
 from baton.core.cost import PrefillCost
 from baton.errors import BatonError, Invalid
 from baton.plots import plot_prices, prepare_plots
-from baton.traces.files import scale_rate
 from command_line.pareto import ParetoSweep
 from command_line.simulate import show_progress
-from conductor.policy.policies import DEFAULT_POLICY
 from simulator.cluster import SimulatedCluster
 from simulator.cluster_config import ClusterConfig
-from simulator.goodput import (
-    COARSE_STEP,
-    RunAtRate,
-    highest_rate,
-    meets_target,
-    min_hopeless_misses,
-)
 from simulator.hardware import get_gpu
 from simulator.planned_workers import (
     SizeOptions,
@@ -35,11 +27,12 @@ from simulator.planned_workers import (
     first_splits,
     hybrids,
 )
-from simulator.rate_estimate import MeanRequest, estimated_rate
+from simulator.rate_search import HighestRate, RateSearch
 from simulator.result import Percentiles, summarize
 from simulator.running_costs import RunningCosts, parse_prices, running_costs
-from simulator.scenario import Scenario, Traffic, mean_rate
+from simulator.scenario import Traffic, mean_rate
 from simulator.simulated_hardware import SimulatedHardware
+from simulator.simulation_pool import Simulation, SimulationPool, choose_num_processes
 from simulator.sweep import (
     MAX_CONFIGURATIONS,
     SweptConfiguration,
@@ -52,39 +45,6 @@ MAX_PLANNED_WORKERS = 256
 
 MAX_ROWS = 24
 """The maximum number of rows of the table."""
-
-MAX_RATE_FACTOR = 8
-"""Highest rates are searched up to this many times the requested rate."""
-
-MIN_TRACE_SECONDS = 15.0
-"""Highest rates are searched up to the rate at which all requests arrive within this time. In a
-shorter time even a hopeless overload would not show, since the TTFT SLO is seconds."""
-
-MIN_TRACE_ANSWERS = 2
-"""As :data:`MIN_TRACE_SECONDS`, in mean durations of an answer at the ITL SLO: before the first
-answers end, there are fewer at a time than later."""
-
-
-@dataclass(frozen=True, slots=True)
-class HighestRate:
-    """About the highest rate at which a cluster meets the target; 0 if it never does. Rates above
-    ``searched_rps`` were not tried."""
-
-    workers: Workers
-    rate_rps: float
-    searched_rps: float
-
-    @property
-    def may_be_higher(self) -> bool:
-        return self.rate_rps * COARSE_STEP > self.searched_rps
-
-    def as_dict(self) -> dict[str, object]:
-        return {
-            "kind": self.workers.kind,
-            **self.workers.as_dict(),
-            "rate_rps": self.rate_rps,
-            "may_be_higher": self.may_be_higher,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +79,14 @@ def run_plan(
     as_json: bool,
     pareto: Path | None = None,
     prices: Sequence[str] = (),
+    processes: int | None = None,
 ) -> None:
     """Simulate splits, mixed workers, and some hybrids, find the highest rate of each kind, and
     print the results, best first. With ``pareto``, sweep them over rates, and write the results to
-    this folder. ``prices`` are prices per hour, like ``H100=1.99``. Raises Invalid for a wrong
-    option, before the first simulation begins, and BatonError if nothing meets the target."""
+    this folder. ``prices`` are prices per hour, like ``H100=1.99``. ``processes`` is the number of
+    simulations at a time, which changes no result; if None, see
+    :func:`simulator.simulation_pool.choose_num_processes`. Raises Invalid for a wrong option,
+    before the first simulation begins, and BatonError if nothing meets the target."""
     prepare_plots(plots)
     prepare_plots(pareto, "--pareto")
     if not 0 < target <= 1:
@@ -133,13 +96,14 @@ def run_plan(
     trace = traffic.trace_at_requested_rate
     if pareto is not None:
         check_sweep_size(MAX_CONFIGURATIONS, len(trace.requests))
-    with show_progress() as show:
-        splits, highest = _simulate_all(traffic, clusters, target, show)
+    num_processes = choose_num_processes(processes, len(trace.requests))
+    with show_progress() as show, SimulationPool(trace, num_processes) as pool:
+        splits, highest = _simulate_all(pool, clusters, target, show)
         if pareto is not None:
             highest_rps = max(each.rate_rps for each in highest) or mean_rate(trace)
             sweep = ParetoSweep(pareto, traffic, hardware, num_gpus, target, costs, highest_rps)
             options = [_swept(clusters, each) for each in _to_sweep(splits, highest)]
-            sweep.run(options, show, SystemClock())
+            sweep.run(options, pool, show, SystemClock())
     advice = _advice(splits[0], highest, target)
     if plots is not None:
         _plot(plots, splits)
@@ -193,26 +157,25 @@ class PlannedClusters:
 
 
 def _simulate_all(
-    traffic: Traffic, clusters: PlannedClusters, target: float, show: Callable[[str], None]
+    pool: SimulationPool, clusters: PlannedClusters, target: float, show: Callable[[str], None]
 ) -> tuple[list[PoolSplit], list[HighestRate]]:
     """Return all simulated clusters, best first, and the one of each kind with the highest rate."""
-    trace, sizes, num_gpus = traffic.trace_at_requested_rate, clusters.sizes, clusters.num_gpus
+    sizes, num_gpus = clusters.sizes, clusters.num_gpus
 
-    def evaluate(workers: Workers) -> PoolSplit:
-        show(f"{workers} workers")
-        cluster = Scenario(config=clusters.config(workers)).run(trace, DEFAULT_POLICY)
-        return _evaluate(workers, cluster, clusters.dollars_per_hour(workers), target)
+    def simulation(workers: Workers) -> Simulation[PoolSplit]:
+        judge = partial(_evaluate, workers, clusters.dollars_per_hour(workers), target)
+        return Simulation(label=f"{workers} workers", config=clusters.config(workers), judge=judge)
 
     def evaluate_all(options: Iterable[Workers]) -> list[PoolSplit]:
-        return sorted(map(evaluate, options), key=_sort_key)
+        return sorted(pool.run_all([*map(simulation, options)], show), key=_sort_key)
 
     pools = sizes.splits(num_gpus)
     splits = evaluate_all(first_splits(pools))
     while more := between(pools, {each.workers for each in splits}, splits[0].workers):
         splits = sorted((*splits, *evaluate_all(more)), key=_sort_key)
     mixed = evaluate_all(sizes.mixed_workers(num_gpus))
-    search = RateSearch(traffic, clusters, target, show)
-    highest = [search.best_of(mixed), search.best_of(splits)]
+    search = RateSearch(pool, clusters.config, clusters.hardware.tbt_slo, target, show)
+    highest = search.best_of_each([_to_search(mixed), _to_search(splits)])
     models = product(
         dict.fromkeys((splits[0].workers, highest[1].workers)),
         dict.fromkeys((mixed[0].workers, highest[0].workers)),
@@ -224,8 +187,14 @@ def _simulate_all(
         options = next(filter(None, found), [])
     both = evaluate_all(dict.fromkeys(options))
     if both:
-        highest.append(search.best_of(both))
+        highest += search.best_of_each([_to_search(both)])
     return sorted((*splits, *mixed, *both), key=_sort_key), highest
+
+
+def _to_search(evaluated: Sequence[PoolSplit]) -> list[Workers]:
+    """Return the workers that meet the target at the requested rate, or all if none do."""
+    meeting = [each.workers for each in evaluated if each.meets_target]
+    return meeting or [each.workers for each in evaluated]
 
 
 def _to_sweep(splits: Sequence[PoolSplit], highest: Sequence[HighestRate]) -> list[Workers]:
@@ -246,62 +215,6 @@ def _swept(clusters: PlannedClusters, workers: Workers) -> SweptConfiguration:
         gpus_per_worker={pool: getattr(workers.parallelism, pool).num_gpus for pool in pools},
         cluster=clusters.config(workers),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class RateSearch:
-    """Searches the highest rates at which clusters meet the target. At another rate than the
-    requested one, the same requests arrive closer together or farther apart."""
-
-    traffic: Traffic
-    clusters: PlannedClusters
-    target: float
-    show: Callable[[str], None]
-
-    def best_of(self, evaluated: Sequence[PoolSplit]) -> HighestRate:
-        """Return the workers with about the highest rate. Those that miss the target at a rate
-        above the best one so far take a single run, and none if they miss it at the requested rate
-        while others meet it. Those with the highest estimate come first, so that most of the others
-        take a single run."""
-        meeting = [each for each in evaluated if each.meets_target]
-        options = self._ordered([each.workers for each in meeting or evaluated])
-        rate = mean_rate(self.traffic.trace_at_requested_rate)
-        most = max(rate, min(rate * MAX_RATE_FACTOR, self._highest_searched()))
-        best = HighestRate(options[0], 0.0, most)
-        for workers in options:
-            run = self._runner(workers)
-            if best.rate_rps and not meets_target(run, rate, self.traffic.seed, self.target):
-                continue
-            found = highest_rate(run, rate, self.traffic.seed, self.target, most)
-            if found > best.rate_rps:
-                best, rate = HighestRate(workers, found, most), found * COARSE_STEP
-            if rate > most:
-                break
-        return best
-
-    def _highest_searched(self) -> float:
-        """Return the rate above which the trace is too short to tell what a cluster sustains."""
-        trace = self.traffic.trace_at_requested_rate
-        answer_seconds = MeanRequest.of(trace).answer_tokens * self.clusters.hardware.tbt_slo
-        seconds = max(MIN_TRACE_SECONDS, MIN_TRACE_ANSWERS * answer_seconds)
-        return len(trace.requests) / seconds
-
-    def _ordered(self, options: Sequence[Workers]) -> list[Workers]:
-        mean = MeanRequest.of(self.traffic.trace_at_requested_rate)
-        return sorted(options, key=lambda each: -estimated_rate(self.clusters.config(each), mean))
-
-    def _runner(self, workers: Workers) -> RunAtRate:
-        scenario = Scenario(config=self.clusters.config(workers))
-        requested = self.traffic.trace_at_requested_rate
-        start = mean_rate(requested)
-
-        def run(rate: float, seed: int) -> SimulatedCluster:
-            self.show(f"{workers} workers at {rate:.2f} requests per second")
-            trace = scale_rate(requested, rate / start)
-            misses = min_hopeless_misses(len(trace.requests), self.target)
-            return scenario.run(trace, DEFAULT_POLICY, misses)
-
-        return run
 
 
 def _advice(best: PoolSplit, highest: Sequence[HighestRate], target: float) -> str:
@@ -362,7 +275,7 @@ def _check_num_workers(num_gpus: int, sizes: SizeOptions) -> None:
 
 
 def _evaluate(
-    workers: Workers, cluster: SimulatedCluster, dollars_per_hour: float, target: float
+    workers: Workers, dollars_per_hour: float, target: float, cluster: SimulatedCluster
 ) -> PoolSplit:
     outcome = summarize(cluster)
     jobs, median_itl = cluster.jobs, outcome.tbt_seconds["p50"]

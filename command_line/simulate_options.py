@@ -247,6 +247,13 @@ def plan(
             metavar="GPU=USD", help="Price of a GPU per hour, like H100=1.99. Repeatable."
         ),
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            help="Simulations at a time, each in a process of its own. Default: one per core, or 1 "
+            "with few requests. The results are the same."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the best use of GPUs: workers that do everything, prefill and decode workers, or both,
@@ -254,4 +261,4 @@ def plan(
     from command_line.plan import run_plan
 
     traffic, hardware = load.traffic(rate), machines.hardware()
-    run_plan(traffic, hardware, gpus, target, plots, as_json, pareto, price or [])
+    run_plan(traffic, hardware, gpus, target, plots, as_json, pareto, price or [], processes)

@@ -80,41 +80,34 @@ def search_goodput(run: RunAtRate, rate: float, seeds: Sequence[int]) -> Goodput
     """Find the highest rate that meets the SLO, beginning at ``rate``. If it meets the SLO, double
     it until the SLO is missed; otherwise halve it until the SLO is met. Then :func:`find_goodput`
     searches from half to twice the highest rate that met the SLO."""
-    best = _highest_power(run, rate, seeds[0], TARGET_ATTAINMENT)
+    best = _highest_power(
+        lambda at: _run_at_rate(run, at, seeds[0]).attainment >= TARGET_ATTAINMENT, rate
+    )
     return find_goodput(run, rates_between(best / 2, best * 2), seeds)
 
 
-def meets_target(run: RunAtRate, rate: float, seed: int, target: float) -> bool:
-    """Return whether at least the share ``target`` of the requests meets the SLO at a rate."""
-    return _run_at_rate(run, rate, seed).attainment >= target
-
-
-def highest_rate(
-    run: RunAtRate, rate: float, seed: int, target: float, most: float = math.inf
-) -> float:
-    """Return about the highest rate up to ``most`` that meets the target: it does, and COARSE_STEP
-    times this rate does not. Return 0 if no rate does. This takes some ten runs instead of the many
-    of :func:`search_goodput`, and may miss a higher rate that meets the target while a lower one
-    does not."""
-    low = _highest_power(run, rate, seed, target, most)
-    if not meets_target(run, low, seed, target):
+def highest_rate(meets: Callable[[float], bool], rate: float, most: float = math.inf) -> float:
+    """Return about the highest rate up to ``most`` that meets the target, as ``meets`` says of a
+    rate: it does, and COARSE_STEP times this rate does not. Begin at ``rate``. Return 0 if no rate
+    does. This asks for some ten rates instead of the many of :func:`search_goodput`, for some of
+    them twice, and may miss a higher rate that meets the target while a lower one does not."""
+    low = _highest_power(meets, rate, most)
+    if not meets(low):
         return 0.0
     high = min(low * 2, most)
     while high / low > COARSE_STEP:
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if meets_target(run, middle, seed, target) else (low, middle)
+        low, high = (middle, high) if meets(middle) else (low, middle)
     return low
 
 
-def _highest_power(
-    run: RunAtRate, rate: float, seed: int, target: float, most: float = math.inf
-) -> float:
+def _highest_power(meets: Callable[[float], bool], rate: float, most: float = math.inf) -> float:
     """Double ``rate`` until the target is missed, or halve it until the target is met. Return the
     last rate that met the target, or the lowest rate tried."""
-    doublings, upward = 0, meets_target(run, rate, seed, target)
+    doublings, upward = 0, meets(rate)
     while doublings < MAX_DOUBLINGS:
         following = rate * 2 if upward else rate / 2
-        if following > most or meets_target(run, following, seed, target) != upward:
+        if following > most or meets(following) != upward:
             break
         rate, doublings = following, doublings + 1
     return rate if upward else rate / 2

@@ -1,7 +1,7 @@
 """The trade-off between throughput per GPU and speed per user: points of simulated configurations
 at several rates, and which of them are Pareto-optimal."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -97,15 +97,6 @@ def stricter_slos(simulated: Slo) -> tuple[Slo, ...]:
     )
 
 
-def pareto_points(
-    runs: Iterable[SweptRun], slos: Sequence[Slo], target: float, costs: RunningCosts
-) -> tuple[ParetoPoint, ...]:
-    """Evaluate the runs one by one, without keeping them, and mark the frontier of each SLO. Runs
-    without an answer of two tokens have no speed, and are left out."""
-    evaluated = (_evaluate(run, slos, target, costs) for run in runs)
-    return mark_frontiers([point for point in evaluated if point is not None])
-
-
 def mark_frontiers(points: Sequence[ParetoPoint]) -> tuple[ParetoPoint, ...]:
     """Set ``on_frontier`` for each SLO, among the points that meet the target under it."""
     by_slo = [list(point.by_slo) for point in points]
@@ -122,9 +113,11 @@ def mark_frontiers(points: Sequence[ParetoPoint]) -> tuple[ParetoPoint, ...]:
     )
 
 
-def _evaluate(
-    run: SweptRun, slos: Sequence[Slo], target: float, costs: RunningCosts
+def pareto_point(
+    slos: Sequence[Slo], target: float, costs: RunningCosts, run: SweptRun
 ) -> ParetoPoint | None:
+    """Evaluate a run. Return None without an answer of two tokens, since it has no speed. The point
+    is on no frontier yet: see :func:`mark_frontiers`."""
     outcome, configuration = summarize(run.cluster), run.configuration
     median_itl = outcome.tbt_seconds["p50"]
     if not median_itl:

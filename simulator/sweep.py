@@ -1,17 +1,16 @@
 """Simulates configurations of a cluster over a range of rates."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from itertools import count, takewhile
+from typing import Generic, TypeVar, cast
 
 from baton.errors import Invalid
-from baton.traces.files import scale_rate
-from baton.traces.trace import Trace
-from conductor.policy.policies import DEFAULT_POLICY
 from simulator.cluster import SimulatedCluster
 from simulator.cluster_config import ClusterConfig
 from simulator.goodput import min_hopeless_misses
-from simulator.scenario import Scenario, mean_rate
+from simulator.simulation_pool import Simulation, SimulationPool
 
 T = TypeVar("T")
 
@@ -79,35 +78,84 @@ def thin_out(configurations: Sequence[T], most: int) -> list[T]:
     return [configurations[round(last * number / (most - 1))] for number in range(most)]
 
 
+_Place = tuple[int, int]
+"""The numbers of a configuration and of a rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome(Generic[T]):
+    """``value`` is what the evaluation returned. Both are None if the run stopped early."""
+
+    attainment: float | None
+    value: T | None
+
+
 def sweep(
     configurations: Sequence[SweptConfiguration],
-    trace: Trace,
+    pool: SimulationPool,
     rates: Sequence[float],
     target: float,
     show: Callable[[int, str], None],
-) -> Iterator[SweptRun]:
-    """Simulate each configuration at ascending ``rates``: the requests of ``trace``, closer
-    together or farther apart. Higher rates are skipped after MAX_MISSES_IN_A_ROW misses of the
-    share ``target``, and after a run in which less than half of ``target`` can be reached, which is
-    left out. ``show`` is called before each simulation with the number of those that are done or
+    evaluate: Callable[[SweptRun], T],
+) -> list[T]:
+    """Simulate each configuration at ascending ``rates``: the requests of the pool's trace, closer
+    together or farther apart. Return what ``evaluate`` returns for each run; it runs where the
+    simulation did. Higher rates are skipped after MAX_MISSES_IN_A_ROW misses of the share
+    ``target``, and after a run in which less than half of ``target`` can be reached, which is left
+    out. ``show`` is called before each simulation with the number of those that are done or
     skipped, and with a description."""
-    own_rate = mean_rate(trace)
-    hopeless = min_hopeless_misses(len(trace.requests), target / 2)
-    for number, configuration in enumerate(configurations):
-        misses = 0
-        for index, rate in enumerate(rates):
-            show(number * len(rates) + index, f"{configuration.label} at {rate:.3g} requests/s")
-            scaled = scale_rate(trace, rate / own_rate)
-            scenario = Scenario(config=configuration.cluster)
-            cluster = scenario.run(scaled, DEFAULT_POLICY, hopeless)
-            if cluster.stopped_early:
-                break
-            yield SweptRun(configuration, rate, cluster)
-            misses = misses + 1 if _attainment(cluster) < target else 0
-            if misses == MAX_MISSES_IN_A_ROW:
-                break
+    hopeless = min_hopeless_misses(len(pool.trace.requests), target / 2)
+    numbers = range(len(configurations))
+    num_done = [0] * len(configurations)
+
+    def wanted(known: Mapping[_Place, _Outcome[T]]) -> list[_Place]:
+        found = []
+        for number in numbers:
+            done = _runs_of(number, known)
+            ended = len(done) == len(rates) or _has_ended(done, target)
+            num_done[number] = len(rates) if ended else len(done)
+            if not ended:
+                found.append((number, len(done)))
+        return found
+
+    def simulation_of(place: _Place) -> Simulation[_Outcome[T]]:
+        number, index = place
+        configuration, rate = configurations[number], rates[index]
+        return Simulation(
+            label=f"{configuration.label} at {rate:.3g} requests/s",
+            config=configuration.cluster,
+            judge=partial(_judge, configuration, rate, evaluate),
+            rate_rps=rate,
+            give_up_misses=hopeless,
+        )
+
+    outcomes = pool.run_wanted(wanted, simulation_of, lambda label: show(sum(num_done), label))
+    runs = [run for number in numbers for run in _runs_of(number, outcomes)]
+    return [cast(T, run.value) for run in runs if run.attainment is not None]
 
 
-def _attainment(cluster: SimulatedCluster) -> float:
+def _runs_of(number: int, outcomes: Mapping[_Place, _Outcome[T]]) -> list[_Outcome[T]]:
+    """Return the outcomes of a configuration's runs, lowest rate first."""
+    indexes = takewhile(lambda index: (number, index) in outcomes, count())
+    return [outcomes[number, index] for index in indexes]
+
+
+def _has_ended(runs: Sequence[_Outcome[T]], target: float) -> bool:
+    """Whether higher rates are to be skipped."""
+    if runs and runs[-1].attainment is None:
+        return True
+    last = [run.attainment or 0.0 for run in runs[-MAX_MISSES_IN_A_ROW:]]
+    return len(last) == MAX_MISSES_IN_A_ROW and max(last) < target
+
+
+def _judge(
+    configuration: SweptConfiguration,
+    rate: float,
+    evaluate: Callable[[SweptRun], T],
+    cluster: SimulatedCluster,
+) -> _Outcome[T]:
+    if cluster.stopped_early:
+        return _Outcome(None, None)
     slo = cluster.config.itl_slo_seconds
-    return sum(job.meets_slo(slo) for job in cluster.jobs) / len(cluster.jobs)
+    attainment = sum(job.meets_slo(slo) for job in cluster.jobs) / len(cluster.jobs)
+    return _Outcome(attainment, evaluate(SweptRun(configuration, rate, cluster)))

@@ -11,10 +11,11 @@ from baton.pareto import on_frontier
 from baton.traces.synthetic import TRACE_GENERATORS
 from baton.traces.trace import Trace
 from simulator.hardware import GPUS
-from simulator.pareto import Slo, pareto_points, stricter_slos
+from simulator.pareto import Slo, pareto_point, stricter_slos
 from simulator.result import summarize
 from simulator.running_costs import BOARD_WATTS, RunningCosts, parse_prices, running_costs
 from simulator.simulated_hardware import SimulatedHardware
+from simulator.simulation_pool import SimulationPool
 from simulator.sweep import (
     SweptConfiguration,
     SweptRun,
@@ -131,7 +132,8 @@ def swept(
 ) -> tuple[list[SweptRun], list[tuple[int, str]]]:
     shown: list[tuple[int, str]] = []
     show: Callable[[int, str], None] = lambda done, text: shown.append((done, text))  # noqa: E731
-    return list(sweep(configurations, trace, rates, 0.9, show)), shown
+    with SimulationPool(trace, 1) as pool:
+        return sweep(configurations, pool, rates, 0.9, show, lambda run: run), shown
 
 
 def test_rates_are_evenly_spaced() -> None:
@@ -182,7 +184,8 @@ def test_slos_begin_with_the_simulated_one_and_are_never_looser() -> None:
 def test_figures_of_a_point_are_those_of_its_run(trace: Trace) -> None:
     (run,), _ = swept(trace, [20.0], configuration(1, 1))
     slos = stricter_slos(Slo(2.0, 0.05))
-    (point,) = pareto_points([run], slos, 0.9, COSTS)
+    point = pareto_point(slos, 0.9, COSTS, run)
+    assert point is not None
     outcome = summarize(run.cluster)
     met = [job for job in run.cluster.jobs if job.meets_slo(0.05)]
     tokens = sum(job.arrival.num_answer_tokens for job in met)
