@@ -1,6 +1,6 @@
 """The options of ``baton simulate`` and ``baton plan``."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -171,6 +171,14 @@ class ScenarioOptions:
         float,
         typer.Option(min=0.0, max=1.0, help="As the setting of this name (docs/placement.md)."),
     ] = 0.02
+    shared_speeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEED,SPEED,…",
+            help="Workers share the cores of their host (--hosts): the speed of each while 1, 2, … "
+            "of them are busy, like 1,0.6.",
+        ),
+    ] = None
     report_seconds: ReportSeconds = 0.0
     conductors: Conductors = 1
     kill: Annotated[
@@ -206,6 +214,7 @@ def simulate(
     """Run Baton's real placement code over simulated workers, in virtual time."""
     from command_line.simulate import run_simulate
     from conductor.policy.config import BatonPolicyConfig
+    from simulator.host_cores import parse_shared_speeds
     from simulator.scenario import Scenario, parse_faults, parse_policies
 
     traffic = load.traffic(rate, rate_factor)
@@ -214,6 +223,9 @@ def simulate(
     prefill = pool if cluster.prefill is None else cluster.prefill
     decode = pool if cluster.decode is None else cluster.decode
     config = hardware.config(prefill, decode, cluster.mixed)
+    if cluster.shared_speeds is not None:
+        speeds = parse_shared_speeds(cluster.shared_speeds, machines.hosts)
+        config = replace(config, shared_speeds=speeds)
     faults = parse_faults(cluster.kill or [], cluster.slow or [], config)
     policy = BatonPolicyConfig(max_short_prompt_advantage=cluster.max_short_prompt_advantage)
     scenario = Scenario(

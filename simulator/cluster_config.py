@@ -27,7 +27,12 @@ class ClusterConfig:
 
     ``prefill_cost``, ``decode_cost``, ``step_cost`` and ``device_tokens`` are those of all workers,
     unless ``decode_worker`` or ``mixed_worker`` say otherwise for a pool. The TTFT SLO is on top of
-    what a prompt takes by ``deadline_cost``; if that is None, by ``prefill_cost``."""
+    what a prompt takes by ``deadline_cost``; if that is None, by ``prefill_cost``.
+
+    If ``shared_speeds`` is given, workers share the cores of their host, and its elements are the
+    speed of each busy worker while one, two, … of them are busy; costs are those of speed 1. A
+    first element below 1 is what the host's other processes take (:class:`SharedCores`).
+    Conductors don't know of it."""
 
     num_prefill: int
     num_decode: int
@@ -55,6 +60,7 @@ class ClusterConfig:
     decode_worker: WorkerCosts | None = None
     mixed_worker: WorkerCosts | None = None
     deadline_cost: PrefillCost | None = None
+    shared_speeds: tuple[float, ...] = ()
 
     @property
     def decode_costs(self) -> WorkerCosts:

@@ -10,6 +10,7 @@ from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import WorkerId
 from conductor.load_tracker import DecodeLoadReport
 from simulator.event_queue import EventQueue
+from simulator.host_cores import Cores, OwnCores
 from simulator.request import SimulatedRequest
 
 
@@ -34,6 +35,7 @@ class SimulatedDecodeWorker:
     ) -> None:
         self.id = worker_id
         self.slowdown_factor = 1.0
+        self.cores: Cores = OwnCores(events)
         self.max_context_tokens = 0
         self.num_preempted = 0
         self.num_generated_tokens = 0
@@ -57,8 +59,8 @@ class SimulatedDecodeWorker:
         """A heap of the requests in the batch: (last step, request number, request)."""
         self._context_tokens = 0
         self._step = 0
-        self._accounted_until_seconds = 0.0
-        """The time up to which steps are accounted for."""
+        self._accounted_until_work = 0.0
+        """The time up to which steps are accounted for, by the clock of the cores."""
         self._plan_number = 0
 
     def announce(self, job: SimulatedRequest) -> None:
@@ -105,10 +107,10 @@ class SimulatedDecodeWorker:
         """Lose all state, as in a crash. Return all unfinished requests that were placed on this
         worker."""
         if self._batch:
-            self._advance(self._steps_until(self._events.now_seconds))
+            self._advance(self._steps_until(self.cores.now_work))
         for _, _, job in self._ends:
             self._remove_from_batch(job)
-            if job.first_token_at_seconds > self._events.now_seconds:
+            if not 0 <= job.first_token_at_seconds <= self._events.now_seconds:
                 job.first_token_at_seconds, job.num_computed = -1.0, 0  # was in its local prefill
         lost = [*self._announced, *self._waiting, *self._with_room]
         for state in (self._announced, self._waiting, self._with_room, self._joining, self._ends):
@@ -116,6 +118,7 @@ class SimulatedDecodeWorker:
         self._reserved_tokens = self._context_tokens = self._arriving_tokens = 0
         self._incoming_tokens = self._incoming_expected_tokens = 0
         self._plan_number += 1
+        self.cores.set_busy(self.id, busy=False)
         return lost
 
     def report(self) -> DecodeLoadReport:
@@ -187,9 +190,9 @@ class SimulatedDecodeWorker:
         """Count the steps that the batch has completed since steps were last counted. Then schedule
         the next event anew, since another request waits to join the batch. If the batch is empty,
         the request joins at once."""
-        now = self._events.now_seconds
+        now = self.cores.now_work
         if not self._batch:
-            self._accounted_until_seconds = now
+            self._accounted_until_work = now
             self._add_joining()
         else:
             self._advance(self._steps_until(now))
@@ -204,11 +207,11 @@ class SimulatedDecodeWorker:
         return (steps * cost.base_seconds(batch) + context) * self.slowdown_factor
 
     def _steps_until(self, now: float) -> int:
-        """Return how many steps have been completed from ``_accounted_until_seconds`` to ``now``:
+        """Return how many steps have been completed from ``_accounted_until_work`` to ``now``:
         the inverse of ``_seconds``. The step in which the next request finishes is never included,
         since the event that is scheduled for the end of that step counts it."""
         cost, batch = self._cost, len(self._ends)
-        elapsed = max(now - self._accounted_until_seconds, 0.0) / self.slowdown_factor
+        elapsed = max(now - self._accounted_until_work, 0.0) / self.slowdown_factor
         half = cost.per_context_token_seconds * batch / 2
         linear = cost.base_seconds(batch) - half
         linear += cost.per_context_token_seconds * self._context_tokens
@@ -219,7 +222,7 @@ class SimulatedDecodeWorker:
         return max(min(int(steps + 1e-6), self._ends[0][0] - self._step - 1), 0)
 
     def _advance(self, steps: int) -> None:
-        self._accounted_until_seconds += self._seconds(steps)
+        self._accounted_until_work += self._seconds(steps)
         self._step += steps
         made = len(self._ends) * steps
         self._context_tokens += made
@@ -231,6 +234,7 @@ class SimulatedDecodeWorker:
         current step; otherwise it is the step in which a request finishes or memory is full,
         whichever is first."""
         self._plan_number += 1
+        self.cores.set_busy(self.id, busy=self._batch > 0)
         if not self._batch:
             return
         number = self._plan_number
@@ -239,14 +243,14 @@ class SimulatedDecodeWorker:
             steps = 1
         elif self._batch > 1:
             steps = min(steps, max(self._spare_steps, 1))
-        ends = self._accounted_until_seconds + self._seconds(steps)
-        self._events.schedule(ends, lambda: self._on_planned_event(number, steps))
+        ends = self._accounted_until_work + self._seconds(steps)
+        self.cores.schedule(ends, lambda: self._on_planned_event(number, steps))
 
     def _on_planned_event(self, number: int, steps: int) -> None:
         if number != self._plan_number:
             return
         self._advance(steps)
-        self._accounted_until_seconds = self._events.now_seconds
+        self._accounted_until_work = self.cores.now_work
         done = []
         while self._ends and self._ends[0][0] <= self._step:
             done.append(heapq.heappop(self._ends)[2])
@@ -300,7 +304,13 @@ class SimulatedDecodeWorker:
 
     def _prefill_locally(self, job: SimulatedRequest) -> None:
         seconds = self._prefill_cost.seconds(job.num_remaining, job.num_computed)
-        self._accounted_until_seconds += seconds * self.slowdown_factor
+        self._accounted_until_work += seconds * self.slowdown_factor
         job.num_computed = job.num_prompt_tokens
         if job.first_token_at_seconds < 0:
-            job.first_token_at_seconds = self._accounted_until_seconds
+            epoch = job.num_restarts
+
+            def tell(seconds: float) -> None:
+                if job.num_restarts == epoch:
+                    job.first_token_at_seconds = seconds
+
+            self.cores.tell_time(self._accounted_until_work, tell)

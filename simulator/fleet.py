@@ -12,6 +12,7 @@ from simulator.caches import SimulatedCaches, SimulatedNetwork
 from simulator.cluster_config import ClusterConfig
 from simulator.decode import SimulatedDecodeWorker
 from simulator.event_queue import EventQueue
+from simulator.host_cores import SharedCores
 from simulator.mixed import MixedWorkerLimits, SimulatedMixedWorker
 from simulator.prefill import SimulatedPrefillWorker
 from simulator.request import SimulatedRequest
@@ -64,6 +65,9 @@ class SimulatedFleet:
         self.decode_by_id = {worker.id: worker for worker in self.decodes}
         self._num_hosts = config.num_hosts or len(self.ids)
         self.host_of = {worker: f"h{i % self._num_hosts}" for i, worker in enumerate(self.ids)}
+        self._cores_of_host: dict[str, SharedCores] = {}
+        for each in self.ids:
+            self._share_cores(each)
         device = max(config.device_tokens // block_tokens, 1)
         node = max(config.node_tokens // block_tokens, 1)
         self.caches = SimulatedCaches(
@@ -107,6 +111,7 @@ class SimulatedFleet:
             self.decodes.append(worker)
             self.decode_by_id[worker.id] = worker
         self.host_of[worker.id] = host
+        self._share_cores(worker.id)
         self.caches.add_worker(worker.id, host, role is Role.PREFILL)
         self._resize_device(worker.id)
         self.network.add_host(host)
@@ -143,6 +148,13 @@ class SimulatedFleet:
             prefill.check_integrity()
         for decode in self.decodes:
             decode.check_integrity()
+
+    def _share_cores(self, worker: WorkerId) -> None:
+        """Let a worker compute on its host's cores, if workers share them."""
+        if speeds := self._config.shared_speeds:
+            host = self.host_of[worker]
+            shared = self._cores_of_host.setdefault(host, SharedCores(self._events, speeds))
+            self.worker(worker).cores = shared
 
     def _resize_device(self, worker: WorkerId) -> None:
         if not self.is_prefill(worker):

@@ -18,6 +18,7 @@ from baton.core.ids import WorkerId
 from conductor.load_tracker import DecodeLoadReport, MixedLoadReport, PrefillLoadReport
 from conductor.policy.snapshot import QueuedPrefill
 from simulator.event_queue import EventQueue
+from simulator.host_cores import Cores, OwnCores
 from simulator.prefill import REPORTED_JOBS
 from simulator.request import SimulatedRequest
 from simulator.step_cost import StepCost, StepWork
@@ -93,6 +94,7 @@ class SimulatedMixedWorker:
     ) -> None:
         self.id = worker_id
         self.slowdown_factor = 1.0
+        self.cores: Cores = OwnCores(events)
         self.num_preempted = 0
         self.num_generated_tokens = 0
         self._events = events
@@ -116,7 +118,8 @@ class SimulatedMixedWorker:
         """How many steps like the current one are simulated as one event; 0 if the worker is
         idle."""
         self._is_starting = False
-        self._began_seconds = 0.0
+        self._began_work = 0.0
+        """What the clock of the cores showed when the current event's first step began."""
         self._plan_number = 0
         self._prompt_share, self._recorded_seconds = 0.0, 0.0
 
@@ -156,6 +159,7 @@ class SimulatedMixedWorker:
         self._num_steps = 0
         self._plan_number += 1
         self._load = None
+        self.cores.set_busy(self.id, busy=False)
         return lost
 
     def report(self) -> MixedLoadReport:
@@ -166,7 +170,7 @@ class SimulatedMixedWorker:
             self._load = self._measure_load()
         load, busy = self._load, 0.0
         if computes_prompt:
-            busy = max(self._began_seconds + self._seconds(1) - now, 0.0)
+            busy = max(self.cores.seconds_until(self._began_work + self._seconds(1)), 0.0)
         return MixedLoadReport(
             PrefillLoadReport(now, busy, load.queue, load.num_prompts, load.prompt_tokens),
             DecodeLoadReport(now, load.num_requests, load.context_tokens, load.promised_tokens),
@@ -268,10 +272,11 @@ class SimulatedMixedWorker:
         self._work = self._work_of_step()
         self._load = None
         self._plan_number += 1
+        self.cores.set_busy(self.id, busy=bool(self._shares))
         if not self._shares:
             self._num_steps = 0
             return
-        self._began_seconds = self._events.now_seconds
+        self._began_work = self.cores.now_work
         self._num_steps = self._num_equal_steps()
         self._schedule_end()
 
@@ -376,8 +381,8 @@ class SimulatedMixedWorker:
         return StepWork(num_tokens, len(self._shares), pairs, context)
 
     def _steps_done(self) -> int:
-        """Return how many of the steps since ``_began_seconds`` are complete."""
-        elapsed = self._events.now_seconds - self._began_seconds + 1e-12
+        """Return how many of the steps since ``_began_work`` are complete."""
+        elapsed = self.cores.now_work - self._began_work + 1e-12
         low, high = 0, self._num_steps
         while low < high:
             middle = (low + high + 1) // 2
@@ -388,7 +393,7 @@ class SimulatedMixedWorker:
         """Let the event of several equal steps end with the step that is running now, because a
         request has arrived that may join the next one."""
         done = min(self._steps_done(), self._num_steps - 1)
-        self._began_seconds += self._seconds(done)
+        self._began_work += self._seconds(done)
         self._advance(done)
         self._num_steps = 1
         self._schedule_end()
@@ -396,8 +401,8 @@ class SimulatedMixedWorker:
     def _schedule_end(self) -> None:
         self._plan_number += 1
         number = self._plan_number
-        end = self._began_seconds + self._seconds(self._num_steps)
-        self._events.schedule(end, lambda: self._on_end(number))
+        end = self._began_work + self._seconds(self._num_steps)
+        self.cores.schedule(end, lambda: self._on_end(number))
 
     def _advance(self, steps: int) -> None:
         """Count that many steps with answers only, and allocate memory for the step after them,

@@ -12,6 +12,7 @@ from baton.core.prefill_order import PrefillOrder
 from conductor.load_tracker import PrefillLoadReport
 from conductor.policy.snapshot import QueuedPrefill
 from simulator.event_queue import EventQueue
+from simulator.host_cores import Cores, OwnCores
 from simulator.request import SimulatedRequest
 
 RANKED_JOBS = 512
@@ -29,7 +30,8 @@ _RANK = attrgetter("rank")
 class SimulatedPrefillWorker:
     """Simulates a prefill worker. A prompt's KV occupies memory from its first chunk until
     :meth:`release`. ``on_last_chunk`` is called when a prompt's last chunk starts, which is the
-    time to reserve memory on the decode worker; ``on_done`` is called when that chunk has ended."""
+    time to reserve memory on the decode worker; ``on_done`` is called when that chunk has ended.
+    ``busy_seconds`` is the duration of all steps on cores of its own."""
 
     def __init__(
         self,
@@ -45,6 +47,7 @@ class SimulatedPrefillWorker:
     ) -> None:
         self.id = worker_id
         self.slowdown_factor = 1.0
+        self.cores: Cores = OwnCores(events)
         self.busy_seconds = 0.0
         self._events = events
         self._cost = cost
@@ -61,7 +64,8 @@ class SimulatedPrefillWorker:
         self._step_shares: dict[SimulatedRequest, int] = {}
         """Tokens per prompt in the current step."""
         self._busy = False
-        self._step_ends_seconds = 0.0
+        self._step_ends_work = 0.0
+        """What the clock of the cores will show when the current step ends."""
         self._incarnation = 0
         self.num_changes = 0
 
@@ -94,12 +98,12 @@ class SimulatedPrefillWorker:
         for state in (self._jobs, self._kv_tokens, self._step_shares):
             state.clear()
         self._num_kv_tokens = self._queued_tokens = 0
-        self._busy = False
+        self._set_busy(False)
         return lost
 
     def report(self) -> PrefillLoadReport:
         now = self._events.now_seconds
-        busy = max(self._step_ends_seconds - now, 0.0) if self._busy else 0.0
+        busy = max(self.cores.seconds_until(self._step_ends_work), 0.0) if self._busy else 0.0
         work = list(self._jobs.values())
         queue = work[:REPORTED_JOBS]
         if len(work) > REPORTED_JOBS:
@@ -151,13 +155,13 @@ class SimulatedPrefillWorker:
                 break
         if not self._step_shares:
             return
-        self._busy = True
+        self._set_busy(True)
         self._queued_tokens -= self._step_tokens - budget
         self.num_changes += 1
         seconds = (seconds + self._cost.fixed_seconds) * self.slowdown_factor
         self.busy_seconds += seconds
-        self._step_ends_seconds, life = now + seconds, self._incarnation
-        self._events.schedule(self._step_ends_seconds, lambda: self._finish(life))
+        self._step_ends_work, life = self.cores.now_work + seconds, self._incarnation
+        self.cores.schedule(self._step_ends_work, lambda: self._finish(life))
         for job in last_chunks:
             self._on_last_chunk(job)
 
@@ -201,3 +205,8 @@ class SimulatedPrefillWorker:
                 del self._jobs[job]
                 self._on_done(job)
         self._step()
+        self.cores.set_busy(self.id, busy=self._busy)
+
+    def _set_busy(self, busy: bool) -> None:
+        self._busy = busy
+        self.cores.set_busy(self.id, busy=busy)
