@@ -5,10 +5,13 @@
 
 The systems: a prefill and a decode worker, two mixed workers (a thread each), and one vLLM server
 with two threads. For each, a client on the same machine first measures single prompts of five
-lengths, and batches of answers; the costs are fitted to these. Then it sends requests at random
-times, with lengths from log-normal distributions, and the same requests are simulated. A rate is a
-share (``--utilisation``) of the highest rate that the costs allow. Prints TTFT and time per output
-token of both for each system and rate, and JSON as the last line.
+lengths, and batches of answers; the costs are fitted to these. Then it measures how fast a worker
+is while the other one is busy, and how much CPU time client, router, conductor, store and Redis
+take for a request. Then it sends requests at random times, with lengths from log-normal
+distributions, and the same requests are simulated, with workers that share the cores and with
+workers that have cores of their own. A rate is a share (``--utilisation``) of the highest rate that
+the costs allow. Prints TTFT and time per output token of both for each system and rate, and JSON as
+the last line.
 """
 
 import argparse
@@ -19,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
@@ -32,6 +35,7 @@ from baton.clock import SystemClock
 from baton.traces.files import scale_rate
 from baton.traces.trace import Trace, TraceRequest
 from benchmarks.calibration import compare, print_comparison, run_trace
+from benchmarks.live_sharing import Overhead, SharingProbe
 from benchmarks.machine import describe
 from benchmarks.vllm.model import VOCAB_SIZE, make_model
 from benchmarks.vllm.systems import (
@@ -57,6 +61,7 @@ WARM_UP_REQUESTS = 4
 PROFILE_PROMPTS = (32, 128, 512, 1024, 2048)
 PROFILE_BATCHES, PROFILE_CONTEXTS, PROFILE_ANSWER = (1, 4, 12), (128, 1024), 48
 ROUNDS = 3
+OVERHEAD_REQUESTS = 20
 BYTES_PER_ELEMENT = 2
 CLOCK = SystemClock()
 LOCAL_LINK = LinkSpeed(3e9, 3e9)
@@ -139,9 +144,12 @@ async def replay(system: System, trace: Trace, seed: tuple[int, int]) -> list[di
     return await asyncio.gather(*map(one, trace.requests, prompts))
 
 
-async def measure_costs(system: System, num_workers: int, kv_bytes: int) -> WorkerCosts:
+async def measure_costs(
+    system: System, num_workers: int, kv_bytes: int, busy_speed: float
+) -> WorkerCosts:
     """Measure prompts one at a time and answers in batches, spread over ``num_workers`` workers,
-    and fit the costs of a worker to them. ``kv_bytes`` is the size of a token's KV."""
+    and fit the costs of a worker that computes alone to them. ``busy_speed`` is the speed of these
+    workers while all of them are busy, and ``kv_bytes`` the size of a token's KV."""
     random = np.random.default_rng(0)
 
     async def times(num_tokens: int, answer_tokens: int) -> list[float]:
@@ -164,11 +172,34 @@ async def measure_costs(system: System, num_workers: int, kv_bytes: int) -> Work
                 later = [at for at in answer if at > begun]
                 gaps += [b - a for a, b in pairwise(later)]
         held = batch * (context + PROFILE_ANSWER // 2)
-        row = {"batch": batch, "context_tokens": held, "seconds": statistics.mean(gaps)}
-        decode.append(row)
+        seconds = statistics.mean(gaps) * busy_speed
+        decode.append({"batch": batch, "context_tokens": held, "seconds": seconds})
     sizes = {"kv_bytes_per_token": kv_bytes, "kv_capacity_tokens": POOL_BYTES // kv_bytes}
     table = {"prefill": prefill, "decode": decode, **sizes}
     return CostTable.parse(json.dumps(table), "the profile").costs()
+
+
+async def measure_sharing(
+    each: LiveSystem, system: System, requests: Sequence[TraceRequest]
+) -> tuple[tuple[float, ...], Overhead]:
+    """Return the speeds of workers while one and while two are busy (only the first if there is one
+    worker), and what the other processes take for one of these requests."""
+    probe = SharingProbe(system, np.random.default_rng(1))
+    overhead = await probe.overhead(requests[:OVERHEAD_REQUESTS])
+    if each.mixed > 1:
+        return (1.0, await probe.speed_of_pair()), overhead
+    return ((1.0,) if each.mixed else (1.0, await probe.speed_of_pools())), overhead
+
+
+async def measure(
+    each: LiveSystem, system: System, requests: Sequence[TraceRequest], kv_bytes: int
+) -> tuple[ClusterConfig, Overhead]:
+    """Return the cluster with the measured costs and speeds, and the overhead."""
+    speeds, overhead = await measure_sharing(each, system, requests)
+    num_workers = max(each.decode, each.mixed)
+    busy_speed = speeds[min(num_workers, len(speeds)) - 1]
+    costs = await measure_costs(system, num_workers, kv_bytes, busy_speed)
+    return replace(each.config(costs), shared_speeds=speeds), overhead
 
 
 def calibrate(
@@ -178,17 +209,27 @@ def calibrate(
     trace = traffic(num_requests, seed)
     found = []
     with each.run() as system:
-        workers = max(each.decode, each.mixed)
-        config = each.config(asyncio.run(measure_costs(system, workers, kv_bytes)))
+        config, overhead = asyncio.run(measure(each, system, trace.requests, kv_bytes))
+        own_cores = replace(config, shared_speeds=())
         highest = estimated_rate(config, MeanRequest.of(trace))
         for number, utilisation in enumerate(utilisations):
             rate = utilisation * highest
             scaled = scale_rate(trace, rate)
+            left = 1 - overhead.share(rate)
+            shared = replace(config, shared_speeds=tuple(s * left for s in config.shared_speeds))
             logged = asyncio.run(replay(system, scaled, (seed, number)))
-            compared = compare(logged, run_trace(config, scaled))
-            print(f"\n{each.name}, {rate:.2f} requests/s, {utilisation:.0%} of the highest rate")
-            print_comparison(compared)
-            found.append({"system": each.name, "rate_rps": rate, **compared})
+            compared = {
+                name: compare(logged, run_trace(cluster, scaled))
+                for name, cluster in (("shared cores", shared), ("own cores", own_cores))
+            }
+            speeds = ", ".join(f"{speed:.2f}" for speed in shared.shared_speeds)
+            print(f"\n{each.name}, {rate:.2f} requests/s, {utilisation:.0%} of the highest rate;")
+            print(f"speeds with 1, 2 busy workers: {speeds}")
+            for name, figures in compared.items():
+                print(f"simulated with {name}")
+                print_comparison(figures)
+            found.append({"system": each.name, "rate_rps": rate,
+                          "speeds": shared.shared_speeds, **compared})  # fmt: skip
     return found
 
 
