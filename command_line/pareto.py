@@ -11,7 +11,12 @@ from pathlib import Path
 
 from baton.clock import Clock
 from baton.errors import Invalid
-from command_line.deployment_hint import deployment_note, helm_values, up_command
+from command_line.deployment_hint import (
+    deployment_note,
+    expert_note,
+    helm_values,
+    up_command,
+)
 from command_line.pareto_figure import draw_figure
 from command_line.pareto_page import render_page
 from simulator.hardware import get_gpu
@@ -111,12 +116,13 @@ class ParetoSweep:
         }
 
     def _deployment(self, configuration: SweptConfiguration) -> dict[str, str | None]:
-        workers, sizes = configuration.workers, configuration.gpus_per_worker
+        workers, pools = configuration.workers, configuration.parallelism
         slo = (self._slo.ttft_seconds, self._slo.itl_seconds)
+        notes = filter(None, (expert_note(workers, pools), deployment_note(workers, pools)))
         return {
-            "up": up_command(workers, sizes, slo),
-            "helm_values": helm_values(workers, sizes, slo),
-            "note": deployment_note(workers, sizes),
+            "up": up_command(workers, pools, slo),
+            "helm_values": helm_values(workers, pools, slo),
+            "note": ". ".join(notes) or None,
         }
 
     def _write(self, report: ParetoReport) -> None:

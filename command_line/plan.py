@@ -213,6 +213,7 @@ def _swept(clusters: PlannedClusters, workers: Workers) -> SweptConfiguration:
         workers={pool: getattr(workers, pool) for pool in pools},
         num_gpus=workers.num_gpus,
         gpus_per_worker={pool: getattr(workers.parallelism, pool).num_gpus for pool in pools},
+        parallelism=workers.parallelism,
         cluster=clusters.config(workers),
     )
 

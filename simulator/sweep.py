@@ -10,6 +10,7 @@ from baton.errors import Invalid
 from simulator.cluster import SimulatedCluster
 from simulator.cluster_config import ClusterConfig
 from simulator.goodput import min_hopeless_misses
+from simulator.parallelism import PoolParallelism
 from simulator.simulation_pool import Simulation, SimulationPool
 
 T = TypeVar("T")
@@ -31,14 +32,15 @@ ones: one rate may be missed by bad luck."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweptConfiguration:
     """A cluster to simulate. ``label`` is its short name, and ``kind`` is what it is drawn as.
-    ``workers`` has the number of workers of each role, and ``gpus_per_worker`` the GPUs of each of
-    them. All workers together have ``num_gpus``."""
+    ``workers`` has the number of workers of each role, ``gpus_per_worker`` the GPUs of each of
+    them, which share the model by ``parallelism``. All workers together have ``num_gpus``."""
 
     label: str
     kind: str
     workers: dict[str, int]
     num_gpus: int
     gpus_per_worker: dict[str, int]
+    parallelism: PoolParallelism
     cluster: ClusterConfig
 
 

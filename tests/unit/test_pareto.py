@@ -11,6 +11,7 @@ from baton.pareto import on_frontier
 from baton.traces.synthetic import TRACE_GENERATORS
 from baton.traces.trace import Trace
 from simulator.hardware import GPUS
+from simulator.parallelism import PoolParallelism
 from simulator.pareto import Slo, pareto_point, stricter_slos
 from simulator.result import summarize
 from simulator.running_costs import BOARD_WATTS, RunningCosts, parse_prices, running_costs
@@ -118,6 +119,7 @@ def configuration(prefill: int, decode: int) -> SweptConfiguration:
         workers={"prefill": prefill, "decode": decode},
         num_gpus=prefill + decode,
         gpus_per_worker={"prefill": 1, "decode": 1},
+        parallelism=PoolParallelism(),
         cluster=HARDWARE.config(prefill, decode),
     )
 

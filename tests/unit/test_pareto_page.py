@@ -11,10 +11,16 @@ from pathlib import Path
 import pytest
 
 from baton.clock import ManualClock
-from command_line.deployment_hint import deployment_note, helm_values, up_command
+from command_line.deployment_hint import (
+    deployment_note,
+    expert_note,
+    helm_values,
+    up_command,
+)
 from command_line.pareto import SweepProgress, remaining_seconds
 from command_line.pareto_figure import draw_figure
 from command_line.pareto_page import render_page
+from simulator.parallelism import Parallelism, PoolParallelism
 from tests.pareto_cases import HOSTILE, report
 
 SLO = (2.0, 0.05)
@@ -117,8 +123,8 @@ def test_figure_without_points_says_so(tmp_path: Path) -> None:
 # -- deployments ---------------------------------------------------------------------------
 
 
-def sizes(prefill: int, decode: int) -> dict[str, int]:
-    return {"prefill": prefill, "decode": decode, "mixed": 1}
+def sizes(prefill: int, decode: int) -> PoolParallelism:
+    return PoolParallelism(Parallelism(prefill), Parallelism(decode))
 
 
 def test_split_is_started_with_two_pools() -> None:
@@ -151,6 +157,36 @@ def test_slo_and_several_gpus_become_settings() -> None:
         '    settings: {engine_args: "--tensor-parallel-size 4"}\n'
         "settings:\n  slo_ttft_seconds: 1\n  engine: vllm"
     )
+
+
+def test_experts_on_all_gpus_of_a_worker_are_an_argument_of_the_engine() -> None:
+    workers = {"prefill": 1, "decode": 2}
+    pools = PoolParallelism(Parallelism(4, 4), Parallelism(4, 4))
+    assert up_command(workers, pools, SLO) == (
+        "baton up --model MODEL --device cuda --prefill 1 --decode 2 --engine vllm "
+        "--engine-args='--tensor-parallel-size 4 --enable-expert-parallel'"
+    )
+    note = expert_note({"prefill": 0, "decode": 2}, pools)
+    assert note == (
+        "decode worker, EP 4: each of 4 GPUs has 1/4 of the experts, whole; tokens are sent to "
+        "their experts and back"
+    )
+    assert expert_note(workers, sizes(4, 4)) is None
+    sliced = replace(pools, prefill=Parallelism(4))
+    assert deployment_note(workers, sliced) == "baton up gives all workers the same --engine-args"
+    values = helm_values(workers, sliced, SLO)
+    assert values is not None and values.count("--enable-expert-parallel") == 1
+
+
+def test_replicated_attention_cannot_be_started() -> None:
+    """If the tensor-parallel size is below the number of GPUs, no arguments of the engine help."""
+    workers = {"prefill": 0, "decode": 0, "mixed": 2}
+    pools = PoolParallelism(mixed=Parallelism(1, 4))
+    assert up_command(workers, pools, SLO) is None
+    assert helm_values(workers, pools, SLO) is None
+    note = deployment_note(workers, pools)
+    assert note is not None and note.startswith("EP above TP")
+    assert deployment_note({**workers, "mixed": 0, "prefill": 1, "decode": 1}, pools) is None
 
 
 def test_mixed_workers_take_the_place_of_pools_or_stand_beside_them() -> None:
