@@ -27,9 +27,9 @@ from simulator.scenario import Scenario, mean_rate
 MAX_PROCESSES = 256
 """The maximum number of processes. Each has the trace and one simulated cluster in memory."""
 
-MIN_REQUESTS_FOR_PROCESSES = 200
-"""With fewer requests, simulations run in this process unless the user asks for several: starting a
-process takes about as long as ten such simulations."""
+MIN_REQUESTS_FOR_PROCESSES = 600
+"""With fewer requests, simulations run in this process unless the user asks for several: starting
+processes would take longer than they save."""
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
