@@ -8,6 +8,7 @@ import typer
 
 from baton.errors import Invalid, NotFound
 from command_line.bench_engine.command import bench_engine
+from command_line.bench_kv_codec.command import bench_kv_codec
 from command_line.common_options import AsJson
 from command_line.option_groups import with_option_groups
 
@@ -273,6 +274,7 @@ def bench(
 
 
 app.command("engine")(bench_engine)
+app.command("kv-codec")(bench_kv_codec)
 
 
 def _refuse_options(context: typer.Context, command: str) -> None:

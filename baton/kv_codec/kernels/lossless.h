@@ -24,13 +24,20 @@ struct Histogram {
 
     // Return the first exponent of the lowest window that contains most.
     int first_of_window() const {
-        uint32_t inside = 0, most, total[256];
+        uint32_t total[256];
         for (int i = 0; i < 256; ++i)
             total[i] = counts[0][i] + counts[1][i] + counts[2][i] + counts[3][i];
-        for (int i = 0; i < WINDOW; ++i) inside += total[i];
+        // Windows beyond the least and the largest exponent contain nothing.
+        int least = 0, largest = 255;
+        while (least < 255 && !total[least]) ++least;
+        while (largest > 0 && !total[largest]) --largest;
+        const int begin = least < WINDOW ? 0 : least - WINDOW + 1;
+        const int end = largest < MAX_FIRST ? largest : MAX_FIRST;
+        uint32_t inside = 0, most = 0;
+        for (int i = begin; i < begin + WINDOW && i < 256; ++i) inside += total[i];
         most = inside;
-        int best = 0;
-        for (int first = 1; first <= MAX_FIRST; ++first) {
+        int best = begin;
+        for (int first = begin + 1; first <= end; ++first) {
             inside += total[first + WINDOW - 1] - total[first - 1];
             if (inside > most) most = inside, best = first;
         }
