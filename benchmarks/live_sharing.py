@@ -4,7 +4,6 @@ import asyncio
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import psutil
@@ -55,26 +54,17 @@ class SharingProbe:
     async def prompt_seconds(self) -> float:
         return (await self.times(PROMPT_TOKENS, 2))[0]
 
-    async def gap_seconds(self) -> float:
-        """Return the mean time between tokens of an answer after a short prompt."""
-        times = await self.times(SHORT_PROMPT_TOKENS, ANSWER_TOKENS)
-        return statistics.mean(b - a for a, b in pairwise(times[1:]))
-
     async def speed_of_pools(self) -> float:
-        """Return the speed of a prefill and a decode worker while both are busy, relative to one
-        that is busy alone: the geometric mean of the speeds of prompts beside answers and of
-        answers beside prompts."""
+        """Return the speed of a prefill worker while a decode worker is busy, relative to one that
+        is busy alone. The speed of answers beside prompts can't be measured in the same way: while
+        the prefill worker is busy, the conductor lets the decode worker compute prompts, too."""
 
         async def answer() -> None:
             await self.times(SHORT_PROMPT_TOKENS, 4 * ANSWER_TOKENS)
 
-        async def prompt() -> None:
-            await self.times(PROMPT_TOKENS, 1)
-
-        prompts = await self._speed(self.prompt_seconds, answer)
-        answers = await self._speed(self.gap_seconds, prompt)
-        print(f"speed beside the other: prompts {prompts:.2f}, answers {answers:.2f}")
-        return min(statistics.geometric_mean([prompts, answers]), 1.0)
+        speed = await self._speed(self.prompt_seconds, answer)
+        print(f"speed beside the other: prompts {speed:.2f}")
+        return min(speed, 1.0)
 
     async def speed_of_pair(self) -> float:
         """Return the speed of two mixed workers while both compute a prompt, relative to one that
