@@ -15,17 +15,20 @@ from baton.transport.base import Peer, Transfer, TransferRange, Transport
 from baton.transport.reads import MAX_CONCURRENT_GROUPS, TransferFailed, read_and_verify
 from baton.worker.kv_layout import KvLayout
 from baton.worker.staging_area import StagingArea, StagingRange, align
+from decode_worker.link_time import busy_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedRead:
     """The result of a read. ``size_bytes`` were read, encoded or not. ``bad`` are the indexes of
     the blocks that must be read again: those whose checksum was wrong or whose encoding was
-    invalid, and those after them in the same group."""
+    invalid, and those after them in the same group. ``link_seconds`` is the part of ``seconds`` in
+    which bytes were under way."""
 
     size_bytes: int
     seconds: float
     bad: tuple[int, ...]
+    link_seconds: float
 
 
 class UnfinishedStagedRead(TransferFailed):
@@ -105,6 +108,7 @@ class BlockDecoder:
         waiting = deque(self._groups(blocks, transport.capabilities().group_bytes))
         failures: list[BatonError] = []
         bad: list[int] = []
+        on_link: list[tuple[float, float]] = []
 
         async def lane() -> None:
             while waiting and not failures:
@@ -113,7 +117,8 @@ class BlockDecoder:
                     self._layout, self._codecs, blocks[first:last], block_ids[first:last]
                 )
                 try:
-                    num_good = await self._read_group(transport, peer, group, read_seconds)
+                    num_good, times = await self._read_group(transport, peer, group, read_seconds)
+                    on_link.append(times)
                     bad.extend(range(first + num_good, last))
                 except BatonError as error:
                     failures.append(error)
@@ -129,7 +134,8 @@ class BlockDecoder:
         if failures:
             raise _combined(failures)
         size = sum(block.size_bytes for block in blocks)
-        return DecodedRead(size, self._clock.monotonic() - began, tuple(sorted(bad)))
+        seconds = self._clock.monotonic() - began
+        return DecodedRead(size, seconds, tuple(sorted(bad)), busy_seconds(on_link))
 
     def _groups(self, blocks: Sequence[BlockRef], group_bytes: int) -> list[tuple[int, int]]:
         """Divide the blocks into groups that are read at once, so that two fit in the staging area.
@@ -148,17 +154,25 @@ class BlockDecoder:
 
     async def _read_group(
         self, transport: Transport, peer: Peer, group: "_Group", read_seconds: float
-    ) -> int:
-        """Read and decode a group; return how many of its first blocks are good."""
+    ) -> tuple[int, tuple[float, float]]:
+        """Read and decode a group; return how many of its first blocks are good, and when the read
+        began and its last bytes had arrived."""
         assert self._staging is not None
         staged: list[StagingRange] = []
         size = group.staged_bytes
         if size:
             staged.append(await self._staging.allocate(size, self._timeout_seconds))
             group.place(staged[0].offset_bytes)
+        began = arrived = self._clock.monotonic()
+
+        def verify(first: int, last: int) -> list[bool]:
+            nonlocal arrived
+            arrived = self._clock.monotonic()
+            return group.verify(first, last)
+
         try:
             result = await read_and_verify(
-                transport, peer, group.ranges(), group.verify, read_seconds, self._clock
+                transport, peer, group.ranges(), verify, read_seconds, self._clock
             )
         except TransferFailed as error:
             if error.unfinished_transfers:
@@ -168,7 +182,7 @@ class BlockDecoder:
         finally:
             for each in staged:
                 self._staging.release(each)
-        return result.num_verified
+        return result.num_verified, (began, arrived)
 
 
 class _Group:

@@ -60,9 +60,10 @@ class DecodeHandler:
         return True
 
     def _record_link_speed(self, stats: KvTransferStats) -> None:
-        """Record the link speed if the KV came from another host."""
+        """Record the link speed if the KV came from another host. Decoding doesn't count: it would
+        make the link seem slow, so that the conductor would prefer even smaller encodings."""
         if stats.transport not in LOCAL_ONLY:
-            self._link_meter.record(REMOTE_KV_IMPORTS, stats.size_bytes, stats.read_seconds)
+            self._link_meter.record(REMOTE_KV_IMPORTS, stats.size_bytes, stats.link_seconds)
 
     def _quarantine(self, job: Job, kv_import: KvImport) -> None:
         """Quarantine the blocks of a failed import, and keep its ranges of the staging area, until

@@ -272,6 +272,7 @@ class KvImporter:
             ) from error
         raw_bytes = len(blocks) * self._layout.block_bytes
         kv_import.stats.record_read(blocks, result.size_bytes, raw_bytes, result.seconds)
+        kv_import.stats.link_seconds += result.link_seconds
         return result.bad
 
     async def _read_raw(
@@ -288,7 +289,7 @@ class KvImporter:
             self._clock,
         )
         bad = tuple(range(result.num_verified, len(blocks)))
-        return DecodedRead(result.size_bytes, result.seconds, bad)
+        return DecodedRead(result.size_bytes, result.seconds, bad, result.seconds)
 
 
 def _check_complete(kv_import: KvImport) -> None:

@@ -18,13 +18,14 @@ class KvTransferStats:
     monotonic seconds.
 
     ``size_bytes`` were read, for blocks of ``raw_bytes``. ``codecs`` are the codecs of the blocks;
-    ``read_seconds`` includes decoding them."""
+    ``read_seconds`` includes decoding them, ``link_seconds`` does not."""
 
     transport: str = ""
     size_bytes: int = 0
     raw_bytes: int = 0
     codecs: set[KvCodecName] = field(default_factory=set)
     read_seconds: float = 0.0
+    link_seconds: float = 0.0
     exposed_seconds: float = 0.0
     last_chunk_at: float = 0.0
     num_cached_blocks: int = 0

@@ -9,6 +9,7 @@ from baton.transport.link_meter import (
     PRIOR_LATENCY_SECONDS,
     LinkMeter,
 )
+from decode_worker.link_time import busy_seconds
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -75,3 +76,18 @@ def test_invalid_measurements_are_ignored() -> None:
     meter.record("a", 0, 1.0)
     meter.record("a", MIB, 0.0)
     assert meter.bytes_per_second("a") is None
+
+
+@pytest.mark.parametrize(
+    ("intervals", "seconds"),
+    [
+        ([], 0.0),
+        ([(1.0, 3.0)], 2.0),
+        ([(5.0, 6.0), (1.0, 3.0)], 3.0),
+        ([(1.0, 4.0), (2.0, 3.0), (3.5, 5.0)], 4.0),
+    ],
+)
+def test_concurrent_reads_use_the_link_once(
+    intervals: list[tuple[float, float]], seconds: float
+) -> None:
+    assert busy_seconds(intervals) == seconds
