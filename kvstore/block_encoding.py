@@ -9,6 +9,10 @@ from baton.core.store import PutRequest
 from baton.errors import Invalid
 from baton.kv_codec.block_format import BlockFormat, parse_layout
 
+MAX_RAW_BYTES = 64 * 1024 * 1024
+"""Maximum size of a raw block, for which the encoder has a buffer. A block of 16 tokens of a model
+with 80 layers and 8 KV heads of 128 values has 5 MiB in BF16."""
+
 MAX_DIMENSION = 2**16 - 1
 """Each dimension of a block's format has 16 bits in the records of the SSD tier."""
 
@@ -74,9 +78,10 @@ def _check(block: BlockRef, encoding: BlockEncoding, layout: str) -> None:
 
 @lru_cache(maxsize=64)
 def _storable_format(layout: str) -> BlockFormat | None:
-    """Return the format of blocks with that layout; None for a layout that has no codecs."""
+    """Return the format of blocks with that layout; None for a layout that has no codecs, or whose
+    raw blocks would be too large to be encoded."""
     format_ = parse_layout(layout)
-    if format_ is None:
+    if format_ is None or format_.size_bytes > MAX_RAW_BYTES:
         return None
     dimensions = (
         format_.num_layers,

@@ -307,8 +307,7 @@ class ClusterPrefixStore:
             seconds = self._clock.monotonic() - start
             self._record_piece(_link_name(lease.node, num_promoted > 0), size, seconds)
             if lease.transport.name not in LOCAL_ONLY:
-                raw_size = num_good * self._layout.block_bytes  # others predict with raw sizes
-                self._record_piece(ALL_REMOTE_LINKS, raw_size, seconds)
+                self._record_piece(ALL_REMOTE_LINKS, size, seconds)
         return num_good
 
     async def _read_into_cache(
