@@ -8,6 +8,7 @@ from baton.core.kv_transfer import BlockRef
 from baton.core.store import PutRequest
 from baton.errors import Invalid
 from baton.kv_codec.block_format import BlockFormat, parse_layout
+from kvstore.slot_sizes import FIXED_SIZE_STEPS, STEPS_PER_DOUBLING, slot_bytes_for
 
 MAX_RAW_BYTES = 64 * 1024 * 1024
 """Maximum size of a raw block, for which the encoder has a buffer. A block of 16 tokens of a model
@@ -29,6 +30,12 @@ class BlockEncoding:
     def raw_bytes(self, size_bytes: int) -> int:
         """Return the size of the raw block, if the block as it is has ``size_bytes``."""
         return size_bytes if self.format is None else self.format.size_bytes
+
+    def slot_bytes(self, size_bytes: int) -> int:
+        """Return the size of the slot for a block of ``size_bytes`` in this encoding. Lossy codecs
+        give all blocks of a format the same size."""
+        steps = FIXED_SIZE_STEPS if self.codec.is_lossy else STEPS_PER_DOUBLING
+        return slot_bytes_for(size_bytes, self.raw_bytes(size_bytes), steps)
 
 
 RAW = BlockEncoding()

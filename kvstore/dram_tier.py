@@ -12,7 +12,6 @@ from baton.errors import Invalid, Overloaded
 from kvstore.block_encoding import RAW, BlockEncoding
 from kvstore.eviction import EvictionPolicy, new_eviction_policy
 from kvstore.slab_allocator import SlabAllocator, default_slab_bytes
-from kvstore.slot_sizes import slot_bytes_for
 
 MAX_LEASES = 65_536
 MAX_LEASE_SECONDS = 60.0
@@ -190,7 +189,7 @@ class DramTier:
         eviction is necessary first. ``tags`` are fields of :class:`DramBlock`."""
         assert key not in self._slots, "check `in` before"
         raw_bytes = encoding.raw_bytes(size_bytes)
-        slot_bytes = slot_bytes_for(size_bytes, raw_bytes)
+        slot_bytes = encoding.slot_bytes(size_bytes)
         offset = self._slabs.allocate(slot_bytes)
         if offset is None:
             return None

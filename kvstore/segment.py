@@ -24,7 +24,6 @@ from baton.errors import Corrupt, Unavailable
 from baton.kv_codec.block_format import BYTES_PER_VALUE, BlockFormat
 from baton.system.disk_file import read_into, reserve_space
 from kvstore.block_encoding import RAW, BlockEncoding
-from kvstore.slot_sizes import slot_bytes_for
 
 PAGE_BYTES = 4096
 MAGIC = b"batonkv2"
@@ -68,8 +67,7 @@ class BlockRecord:
     @property
     def slot_bytes(self) -> int:
         """The size of the slots in which such blocks are stored."""
-        raw_bytes = self.encoding.raw_bytes(self.size_bytes)
-        return round_up_to_page(slot_bytes_for(self.size_bytes, raw_bytes))
+        return round_up_to_page(self.encoding.slot_bytes(self.size_bytes))
 
     def pack(self) -> bytes:
         body = _RECORD.pack(

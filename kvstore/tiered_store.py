@@ -21,7 +21,6 @@ from kvstore.disk_tier import DiskBlock, DiskTier
 from kvstore.dram_tier import DramBlock, DramBlockState, DramTier
 from kvstore.event_log import EventLog
 from kvstore.segment import BlockRecord
-from kvstore.slot_sizes import slot_bytes_for
 
 DISK_BACKOFF_SECONDS = 10.0
 """After a disk failure, nothing is written to the disk for this long."""
@@ -128,7 +127,7 @@ class TieredStore:
         """Allocate a slot to be filled, evicting blocks if necessary: first the tenant's own blocks
         if it would exceed its quota. Return None if too many blocks are referenced. Raises
         Overloaded if the quota is used up by referenced blocks."""
-        slot_bytes = slot_bytes_for(size_bytes, encoding.raw_bytes(size_bytes))
+        slot_bytes = encoding.slot_bytes(size_bytes)
         self.evict(self.dram.victims_over_quota(tenant, slot_bytes), for_quota=True)
         tags["tenant"] = tenant
         slot = self.dram.allocate(key, size_bytes, encoding, **tags)

@@ -16,7 +16,7 @@ from baton.kv_codec.block_format import parse_layout
 from baton.kv_codec.registry import open_codecs
 from kvstore.checksum import block_checksum
 from kvstore.disk_encoder import DiskEncoder, OpenCodecs
-from kvstore.slot_sizes import slot_bytes_for
+from kvstore.slot_sizes import FIXED_SIZE_STEPS, slot_bytes_for
 from tests.fake_codecs import FakeCodec, open_fake_codecs
 from tests.store_harness import KEYS, StoreHarness
 
@@ -128,8 +128,8 @@ async def test_encoded_blocks_take_less_room() -> None:
     refs = [store.encoded_ref(number, INT4) for number in range(16)]
     assert await store.store(*refs) == 16
     stats = store.node.stats()
-    slot = slot_bytes_for(SIZE // 4 + 1, SIZE)
-    assert slot == SIZE // 4 + 256
+    slot = slot_bytes_for(SIZE // 4 + 1, SIZE, FIXED_SIZE_STEPS)
+    assert slot == SIZE // 4 + 64
     assert (stats.raw_bytes, stats.used_bytes) == (16 * SIZE, 16 * slot)
     assert stats.used_bytes < stats.raw_bytes / 3.7
     blocks, _ = store.node.list_blocks(BlockFilter(), 0, 1)
@@ -260,4 +260,6 @@ def test_slots_are_hardly_larger_than_blocks_and_have_few_sizes(raw: int) -> Non
     for size in range(raw // 8, raw + 1, 13):
         slot = slot_bytes_for(size, raw)
         assert size <= slot <= min(size + size / 16 + 64, raw)
+        fine = slot_bytes_for(size, raw, FIXED_SIZE_STEPS)
+        assert size <= fine <= min(size + size / 128 + 64, raw)
     assert slot_bytes_for(raw, raw) == raw
