@@ -25,7 +25,7 @@ def test_without_gpu_auto_means_cpu_and_cuda_is_refused(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "sizes"), [(64, [8, 16, 32, 64, 128, 256, 512]), (3, [8, 16, 32]), (1, [])]
+    ("num_blocks", "sizes"), [(64, [8, 8, 16, 32, 64, 128, 256, 512]), (3, [8, 8, 16, 32]), (1, [])]
 )
 def test_warm_up_steps_fit_into_the_pool(
     num_blocks: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
@@ -42,4 +42,6 @@ def test_warm_up_steps_fit_into_the_pool(
     monkeypatch.setattr(runner, "run", spy)
     runner.run_warm_up_steps()
     assert [sum(row.num_tokens for row in plan.rows) for plan in plans] == sizes
+    windows = [[row.attention_window is not None for row in plan.rows] for plan in plans]
+    assert windows == [[number == 1] * 2 for number in range(len(plans))]
     assert all(len(plan.rows) == 2 and plan.rows[0].num_tokens == 1 for plan in plans)
