@@ -1,4 +1,4 @@
-"""How many tokens the store's DRAM holds by codec, and what that is worth on a trace.
+"""Measure how many tokens the store's DRAM holds by codec, and what that is worth on a trace.
 
     python -m benchmarks.codec_store [--trace FILE] [--model DIR] [--arena-mib 1024]
 

@@ -15,7 +15,7 @@ from benchmarks.vllm.systems import System
 
 CLOCK = SystemClock()
 WORKERS = ("prefill", "decode", "mixed", "server")
-"""How the names of a system's workers begin."""
+"""The beginnings of the names of a system's workers."""
 
 ROUNDS = 8
 NEIGHBOURS = 2

@@ -1,4 +1,4 @@
-"""How long a link was in use by reads, some of them concurrent."""
+"""Measures how long a link was in use by reads, some of them concurrent."""
 
 from collections.abc import Iterable
 

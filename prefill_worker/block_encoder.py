@@ -24,7 +24,7 @@ STAGED_CHUNKS = 3
 announced, and one is being encoded."""
 
 STAGING_WAIT_SECONDS = 0.5
-"""How long to wait for space that other exports occupy, before blocks are announced raw."""
+"""The wait for space that other exports occupy, before blocks are announced raw."""
 
 
 @dataclass(frozen=True, slots=True)

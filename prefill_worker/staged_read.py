@@ -39,7 +39,7 @@ class BlockReader:
         return None if self._staging is None else self._staging.size_bytes // LOCAL_SHARE
 
     def accepts(self, blocks: Sequence[BlockRef]) -> bool:
-        """Whether all blocks have possible sizes and codecs."""
+        """Return whether all blocks have possible sizes and codecs."""
         size = self._layout.block_bytes
         return all(
             block.size_bytes == size

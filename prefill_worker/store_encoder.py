@@ -17,7 +17,7 @@ CHUNK_BYTES = 16 * 1024 * 1024
 """Maximum size of blocks that are encoded together, before they are encoded."""
 
 STAGING_WAIT_SECONDS = 1.0
-"""How long to wait for space in the staging area before blocks are stored raw."""
+"""The wait for space in the staging area before blocks are stored raw."""
 
 
 @dataclass(frozen=True, slots=True)

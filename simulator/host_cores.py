@@ -76,7 +76,7 @@ class SharedCores:
         self._busy: set[WorkerId] = set()
         self._speed = 1.0
         self._work = 0.0
-        """What the clock showed at ``_updated_seconds``."""
+        """The time of the clock at ``_updated_seconds``."""
         self._updated_seconds = 0.0
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()

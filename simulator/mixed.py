@@ -119,7 +119,7 @@ class SimulatedMixedWorker:
         idle."""
         self._is_starting = False
         self._began_work = 0.0
-        """What the clock of the cores showed when the current event's first step began."""
+        """The time of the cores' clock when the current event's first step began."""
         self._plan_number = 0
         self._prompt_share, self._recorded_seconds = 0.0, 0.0
 

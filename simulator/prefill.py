@@ -65,7 +65,7 @@ class SimulatedPrefillWorker:
         """Tokens per prompt in the current step."""
         self._busy = False
         self._step_ends_work = 0.0
-        """What the clock of the cores will show when the current step ends."""
+        """The time of the cores' clock when the current step will end."""
         self._incarnation = 0
         self.num_changes = 0
 

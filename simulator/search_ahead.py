@@ -18,7 +18,7 @@ Search = Callable[[Callable[[P], bool]], R]
 """Gets a function that returns a probe's outcome, and returns the search's result."""
 
 MAX_CASES_PER_PROBE = 8
-"""How many cases of assumed outcomes are examined, per probe that may be returned."""
+"""The number of cases of assumed outcomes that are examined, per probe that may be returned."""
 
 
 class _Unknown(Exception):

@@ -143,7 +143,7 @@ def _runs_of(number: int, outcomes: Mapping[_Place, _Outcome[T]]) -> list[_Outco
 
 
 def _has_ended(runs: Sequence[_Outcome[T]], target: float) -> bool:
-    """Whether higher rates are to be skipped."""
+    """True if higher rates are to be skipped."""
     if runs and runs[-1].attainment is None:
         return True
     last = [run.attainment or 0.0 for run in runs[-MAX_MISSES_IN_A_ROW:]]

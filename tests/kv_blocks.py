@@ -27,7 +27,7 @@ class GuardedBytes:
         return int(self._memory.ctypes.data) + GUARD_BYTES
 
     def is_intact(self) -> bool:
-        """Whether no byte before or after the data was written."""
+        """Return whether no byte before or after the data was written."""
         ends = (self._memory[:GUARD_BYTES], self._memory[-GUARD_BYTES:])
         return all(bool((end == GUARD).all()) for end in ends)
 

@@ -1,4 +1,4 @@
-"""What the processes of a local cluster occupy: memory, file descriptors, Redis keys, disk."""
+"""Measures what a local cluster's processes occupy: memory, descriptors, Redis keys, disk."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -14,7 +14,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class ProcessUsage:
-    """What one process occupies. ``own_mib`` is its resident anonymous memory, ``shared_mib`` the
+    """The usage of one process. ``own_mib`` is its resident anonymous memory, ``shared_mib`` the
     shared memory that it has touched."""
 
     name: str
@@ -28,7 +28,7 @@ class ProcessUsage:
 
 @dataclass(frozen=True)
 class Census:
-    """What a whole cluster occupies. ``home_mib`` is the size of its files by folder."""
+    """The usage of a whole cluster. ``home_mib`` is the size of its files by folder."""
 
     processes: list[ProcessUsage] = field(default_factory=list)
     redis_keys: int = 0

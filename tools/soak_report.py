@@ -11,8 +11,8 @@ from benchmarks.soak import growth
 MIN_MEASUREMENTS = 10
 ALLOWED_GROWTH_MIB = 8.0
 ALLOWED_DESCRIPTORS = 4
-"""How much a process may grow within a piece. The memory allocator keeps some freed pages, and
-connections are opened when they are first needed."""
+"""The growth that is allowed to a process within a piece. The memory allocator keeps some
+freed pages, and connections are opened when they are first needed."""
 
 
 Entry = dict[str, Any]

@@ -112,12 +112,12 @@ class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSetti
 
     @property
     def uses_kv_codecs(self) -> bool:
-        """Whether workers may encode or decode KV blocks."""
+        """True if workers may encode or decode KV blocks."""
         return any(codec is not KvCodecName.NONE for codec in self._kv_codecs)
 
     @property
     def has_lossy_kv_codec(self) -> bool:
-        """Whether KV may pass a lossy codec, unless a request asks for exact KV."""
+        """True if KV may pass a lossy codec, unless a request asks for exact KV."""
         return any(codec.is_lossy for codec in self._kv_codecs)
 
     @property

@@ -1,4 +1,4 @@
-"""Which tokens of its context a request's tokens attend to, if the request limits them."""
+"""Limits the tokens of its context that a request's tokens attend to."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class AttentionWindow:
 
     @property
     def is_valid(self) -> bool:
-        """Whether both numbers are in range."""
+        """True if both numbers are in range."""
         return (
             0 <= self.sink_tokens <= MAX_WINDOW_TOKENS
             and 1 <= self.recent_tokens <= MAX_WINDOW_TOKENS

@@ -25,7 +25,7 @@ class KvCodecName(StrEnum):
 
     @property
     def is_lossy(self) -> bool:
-        """Whether decoded blocks differ from those that were encoded."""
+        """True if decoded blocks differ from those that were encoded."""
         return self not in (KvCodecName.NONE, KvCodecName.LOSSLESS)
 
 
@@ -57,7 +57,7 @@ class KvCodecs:
 
 @dataclass(frozen=True, slots=True)
 class CodecSpeed:
-    """How fast a worker's codec is: ``encode_bytes_per_second`` and ``decode_bytes_per_second``
+    """The speed of a worker's codec: ``encode_bytes_per_second`` and ``decode_bytes_per_second``
     count the bytes of blocks as they are in the KV pool. ``ratio`` is the size of encoded blocks,
     as a share of their size in the pool."""
 

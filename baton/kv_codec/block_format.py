@@ -1,4 +1,4 @@
-"""How the bytes of a KV block are arranged."""
+"""The arrangement of the bytes of a KV block."""
 
 import re
 from dataclasses import dataclass

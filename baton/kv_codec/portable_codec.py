@@ -1,4 +1,4 @@
-"""What the codecs in NumPy have in common."""
+"""The base class of the codecs in NumPy."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -77,7 +77,7 @@ class StagingArea:
         return sum(len(waiters) for waiters in self._waiting.values())
 
     def fits(self, size_bytes: int, *, for_reader: bool = False) -> bool:
-        """Whether a range of this size can be allocated for sure, as soon as earlier ones are
+        """True if a range of this size can be allocated for sure, as soon as earlier ones are
         freed."""
         space = self.readers_bytes if for_reader else self.local_bytes
         return 0 < align(size_bytes) <= space

@@ -80,7 +80,7 @@ class Tenant:
     models: frozenset[str] | None = None
     """The names of the models that the tenant may use. If None, it may use all."""
     exact_kv: bool = False
-    """Whether no lossy codec may be applied to the KV of any of the tenant's requests."""
+    """True if no lossy codec may be applied to the KV of any of the tenant's requests."""
 
     @property
     def is_limited(self) -> bool:

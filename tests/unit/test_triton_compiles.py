@@ -52,8 +52,8 @@ RULES = [
     {"WINDOW": 128, "SINKS": True, "PER_ROW": False},
     {"WINDOW": 0, "SINKS": False, "PER_ROW": True},
 ]
-"""What attention kernels are compiled for: nothing special, what gpt-oss has, and requests with
-attention windows."""
+"""The cases for which attention kernels are compiled: nothing special, what gpt-oss has, and
+requests with attention windows."""
 
 
 def compiled(

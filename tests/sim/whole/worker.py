@@ -104,7 +104,7 @@ class SimEnvironment:
     answers: dict[str, ClientResponse] = field(default_factory=dict)
     """The responses of all clients, by request id."""
     encodes: bool = False
-    """Whether KV blocks are encoded for their way to the decode worker."""
+    """True if KV blocks are encoded for their way to the decode worker."""
     encoded: dict[bytes, bytes] = field(default_factory=dict)
     """The table of the codec of all workers (:class:`TableCodec`)."""
 
