@@ -1,5 +1,5 @@
-"""Finds the blocks of a context that are still needed, if layers of a model have sliding windows, or
-if a request has an attention window."""
+"""Finds the blocks of a context that are still needed, if layers of a model have sliding windows,
+or if a request has an attention window."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
