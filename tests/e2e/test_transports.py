@@ -49,7 +49,7 @@ def test_tokens_over_each_transport_equal_the_reference(
             for _cache in ("cold", "warm"):
                 score = compare_all(expected, over_http(cluster, key), at_once)
                 assert score == Score(TOKENS * len(LENGTHS), ties=0, differences=0)
-        body = {"prompt": expected[-1].prompt[::-1], "max_tokens": 2}
+        body = {"prompt": expected[-1].prompt[::-1], "max_tokens": 2, "ignore_eos": True}
         _, headers = replace(cluster, api_key="one").post_with_headers("/v1/completions", body)
         assert headers["x-baton-transport"] == {"nixl": "nixl_local"}.get(transport, transport)
         assert int(headers["x-baton-kv-transfer-bytes"]) > 0

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def transport(cluster: LocalCluster, tokens: list[int]) -> str:
-    body = {"prompt": tokens, "max_tokens": 2}
+    body = {"prompt": tokens, "max_tokens": 2, **GREEDY}
     return cluster.post_with_headers("/v1/completions", body)[1]["x-baton-transport"]
 
 

@@ -93,7 +93,7 @@ def test_greedy_answers_are_those_of_vllm_alone(
     cluster: LocalCluster, references: dict[str, VllmAnswers]
 ) -> None:
     references["qwen3"].check(cluster)
-    body = {"prompt": prompt(60, 100), "max_tokens": 3}
+    body = {"prompt": prompt(60, 100), "max_tokens": 3, **GREEDY}
     _, headers = cluster.post_with_headers("/v1/completions", body)
     assert headers["x-baton-prefill"] != headers["x-baton-decode"]
     assert headers["x-baton-transport"] == "shm"
