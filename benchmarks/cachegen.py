@@ -2,11 +2,11 @@
 
     python -m benchmarks.cachegen --lmcache-python PYTHON --text FILE [--model demo] [--prompts 10]
 
-PYTHON is the interpreter of an environment with torch and lmcache (tried with 0.5.6), which runs
-``benchmarks/cachegen_worker.py``. Both get the KV of the same prompts of 512 tokens, in BF16.
-CacheGen encodes chunks of 256 tokens with the bins that it chooses for a model it does not know.
-On a CPU, LMCache runs its arithmetic coder in numba with a thread per core; on a GPU it has kernels
-in CUDA, which are not measured here.
+PYTHON is the interpreter of an environment with LMCache, in which
+``benchmarks/peers/cachegen.py`` runs (its docstring says how to make one). Both get the KV of the
+same prompts of 512 tokens, in BF16. CacheGen encodes chunks of 256 tokens with the bins that it
+chooses for a model it does not know. On a CPU, LMCache runs its arithmetic coder in numba with a
+thread per core; on a GPU it has kernels in CUDA, which are not measured here.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def run_lmcache(python: str, prompts: Bits) -> tuple[Bits, dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "source.npy", Path(folder) / "target.npy"
         np.save(source, prompts)
-        worker = Path(__file__).with_name("cachegen_worker.py")
+        worker = Path(__file__).parent / "peers" / "cachegen.py"
         done = subprocess.run(
             [python, str(worker), str(source), str(target)],
             capture_output=True, text=True, check=False,

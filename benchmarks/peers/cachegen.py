@@ -1,7 +1,13 @@
-"""Passes KV through LMCache's CacheGen, in an environment that has LMCache: the other half of
-``benchmarks.cachegen``, which starts it. Imports nothing of Baton.
+"""Passes KV through LMCache's CacheGen in its own process, for ``benchmarks.cachegen``.
 
-    python benchmarks/cachegen_worker.py INPUT OUTPUT
+    python benchmarks/peers/cachegen.py INPUT OUTPUT
+
+Runs in its own environment and needs nothing of Baton's:
+
+    python3 -m venv peer
+    peer/bin/pip install torch==2.13.0 numba transformers msgspec pyyaml psutil cachetools requests
+    peer/bin/pip install sortedcontainers nvtx
+    peer/bin/pip install --no-deps lmcache==0.5.6
 
 INPUT is an .npy file of BF16 bits, uint16 [prompts, layers, 2, tokens, kv_heads, head_dim]. OUTPUT
 gets the decoded KV in the same form. The last line of the output is JSON: the encoded bytes as
@@ -30,7 +36,8 @@ def make_bins(num_layers: int, num_fine: int) -> torch.Tensor:
 
 def encode(kv: torch.Tensor, bins: tuple[torch.Tensor, torch.Tensor]) -> bytes:
     """Encode ``kv`` [layers, 2, tokens, kv_heads, head_dim]."""
-    return cachegen_encoder.encode_function(kv, None, *bins, kv.shape[2]).to_bytes()
+    data: bytes = cachegen_encoder.encode_function(kv, None, *bins, kv.shape[2]).to_bytes()
+    return data
 
 
 def decode(data: bytes, bins: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
