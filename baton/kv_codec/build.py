@@ -19,7 +19,7 @@ from baton.system.portability import uses_linux
 
 SOURCES = Path(__file__).parent / "kernels"
 
-_AVX2 = ("avx2", "bmi2")
+_AVX2 = ("avx2", "bmi2", "fma")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 
 INSTRUCTION_SETS = {

@@ -97,14 +97,68 @@ inline Floats look_up(Floats table, Ints indices) {
 #endif
 }
 
-// Add 1 to those counts whose value is greater than a threshold.
-inline Ints plus_one_where_greater(Ints counts, Floats values, float threshold) {
+// Return x * y + z, rounded once.
+inline Floats multiply_add(Floats x, Floats y, Floats z) {
+#ifdef __AVX512BW__
+    return (Floats)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
+#else
+    return (Floats)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
+#endif
+}
+
+// Add 1 to those counts whose value is greater than its threshold.
+inline Ints plus_one_where_greater(Ints counts, Floats values, Floats thresholds) {
 #ifdef __AVX512BW__
     const __mmask16 is_greater =
-        _mm512_cmp_ps_mask((__m512)values, _mm512_set1_ps(threshold), _CMP_GT_OQ);
+        _mm512_cmp_ps_mask((__m512)values, (__m512)thresholds, _CMP_GT_OQ);
     const __m512i before = (__m512i)counts;
     return (Ints)_mm512_mask_add_epi32(before, is_greater, before, _mm512_set1_epi32(1));
 #else
-    return counts - (Ints)(values > threshold);
+    return counts - (Ints)(values > thresholds);
 #endif
 }
+
+// Counts which of seven ascending thresholds are below values. They are below 4, and each more than
+// 1/4 apart from the next.
+class ThresholdCounter {
+public:
+    ThresholdCounter() = default;
+
+    explicit ThresholdCounter(const float* thresholds) {
+        for (int i = 0; i < 7; ++i) all[i] = thresholds[i];
+#ifdef __AVX512BW__
+        for (int cell = 0; cell < LANES; ++cell) {
+            in_cell[cell] = __builtin_inff();
+            before_cell[cell] = 0;
+            for (int i = 0; i < 7; ++i) {
+                const int found = int(thresholds[i] * CELLS_PER_UNIT);
+                if (found < cell) ++before_cell[cell];
+                if (found == cell) in_cell[cell] = thresholds[i];
+            }
+        }
+#endif
+    }
+
+    // `values` are at least 0 and below 2^29.
+    Ints count(Floats values) const {
+#ifdef __AVX512BW__
+        // A cell has at most one threshold, so one comparison decides.
+        const __m512 cells = _mm512_mul_ps((__m512)values, _mm512_set1_ps(CELLS_PER_UNIT));
+        const __m512i cell =
+            _mm512_min_epu32(_mm512_cvttps_epi32(cells), _mm512_set1_epi32(LANES - 1));
+        const __m512i before = _mm512_permutexvar_epi32(cell, (__m512i)before_cell);
+        return plus_one_where_greater((Ints)before, values, look_up(in_cell, (Ints)cell));
+#else
+        Ints counts = {};
+        for (float threshold : all)
+            counts = plus_one_where_greater(counts, values, Floats{} + threshold);
+        return counts;
+#endif
+    }
+
+private:
+    static constexpr float CELLS_PER_UNIT = 4;
+    float all[7];
+    Floats in_cell;
+    Ints before_cell;
+};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include "chunks.h"
@@ -32,8 +33,10 @@ struct GroupCoder {
     explicit GroupCoder(const RotatedLayout& layout) : layout(layout) {
         for (int i = 0; i < GROUP; ++i)
             signs[i / LANES][i % LANES] = (layout.sign_words[i / 32] >> (i % 32) & 1) * SIGN_BIT;
-        for (int i = 1; i < 8; ++i)
-            thresholds4[i] = (layout.magnitudes4[i] + layout.magnitudes4[i - 1]) * 0.5f;
+        float thresholds[7];
+        for (int i = 0; i < 7; ++i)
+            thresholds[i] = (layout.magnitudes4[i + 1] + layout.magnitudes4[i]) * 0.5f;
+        counter = ThresholdCounter(thresholds);
         threshold2 = (layout.magnitudes2[1] + layout.magnitudes2[0]) * 0.5f;
         for (int lane = 0; lane < LANES; ++lane) {
             const bool is_negative = lane >= 8;
@@ -84,7 +87,8 @@ private:
     const RotatedLayout& layout;
     Bits signs[N];
     Floats table4, table2;
-    float thresholds4[8], threshold2;
+    ThresholdCounter counter;
+    float threshold2;
 
     // Return the group's norm in BF16, 0 if it is below the least scale.
     uint16_t scale_of(const Floats* values) const {
@@ -121,18 +125,18 @@ private:
     // Replace lanes i and i + STRIDE by their sum and their difference.
     template <int STRIDE>
     static Floats butterfly(Floats values) {
-        Bits is_second;
-        for (int lane = 0; lane < LANES; ++lane) is_second[lane] = lane & STRIDE ? SIGN_BIT : 0;
-        return exchanged<STRIDE>(values) + flip_signs(values, is_second);
+        Floats factors;
+        for (int lane = 0; lane < LANES; ++lane) factors[lane] = lane & STRIDE ? -1.0f : 1.0f;
+        // The products are exact, so a fused addition rounds as a separate one.
+        return multiply_add(values, factors, exchanged<STRIDE>(values));
     }
 
     template <int BITS>
     Ints code(Floats values) const {
         const Floats sizes = (Floats)(bits_of(values) & ~SIGN_BIT);
-        Ints code = (Ints)(bits_of(values) >> 31 << (BITS - 1));
-        if (BITS == 2) return plus_one_where_greater(code, sizes, threshold2);
-        for (int i = 1; i < 8; ++i) code = plus_one_where_greater(code, sizes, thresholds4[i]);
-        return code;
+        const Ints sign = (Ints)(bits_of(values) >> 31 << (BITS - 1));
+        if (BITS == 2) return plus_one_where_greater(sign, sizes, Floats{} + threshold2);
+        return sign | counter.count(sizes);
     }
 
     // Return the values for the codes in the low bits.
@@ -144,10 +148,25 @@ private:
     }
 };
 
-// Load values; NaN as 0, and others as at most `limit`.
-template <bool FLOAT32>
+// Return whether a value is NaN or beyond `limit`, which has no bits in its lower half.
+template <typename Word>
+inline bool exceeds(const uint8_t* from, int64_t count, float limit) {
+    uint32_t limit_bits;
+    memcpy(&limit_bits, &limit, 4);
+    const Word most = Word(limit_bits >> (32 - 8 * sizeof(Word))), magnitude = Word(~Word{}) >> 1;
+    Word largest = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const Word bits = load_as<Word>(from + i * sizeof(Word)) & magnitude;
+        largest = bits > largest ? bits : largest;
+    }
+    return largest > most;
+}
+
+// Load values; if LIMITED, NaN as 0 and others as at most `limit`.
+template <bool FLOAT32, bool LIMITED>
 inline Floats load_bounded(const uint8_t* from, float limit) {
     Floats values = load_values<FLOAT32>(from);
+    if (!LIMITED) return values;
     values = values == values ? values : Floats{};
     values = values > limit ? Floats{} + limit : values;
     return values < -limit ? Floats{} - limit : values;
@@ -166,9 +185,11 @@ public:
         uint8_t *scales = to + layout.scales, *codes = to + layout.codes;
         for (int64_t plane = 0; plane < layout.num_planes; ++plane) {
             const uint8_t* from = block + plane * layout.block_tokens * row_size();
-            encode_mean(from, scales, codes);
-            for (int64_t token = 0; token < layout.block_tokens; ++token)
-                encode_token(from + token * row_size(), scales, codes);
+            const int64_t count = layout.block_tokens * layout.row;
+            if (exceeds<Word>(from, count, layout.max_value))
+                encode_plane<true>(from, scales, codes);
+            else
+                encode_plane<false>(from, scales, codes);
         }
         return layout.encoded_bytes;
     }
@@ -193,6 +214,7 @@ public:
 
 private:
     static constexpr int N = GROUP / LANES;
+    using Word = std::conditional_t<FLOAT32, uint32_t, uint16_t>;
     const RotatedLayout& layout;
     const GroupCoder<GROUP> coder;
     std::vector<float> means;
@@ -216,13 +238,21 @@ private:
         return largest <= limit;
     }
 
+    template <bool LIMITED>
+    void encode_plane(const uint8_t* from, uint8_t*& scales, uint8_t*& codes) {
+        encode_mean<LIMITED>(from, scales, codes);
+        for (int64_t token = 0; token < layout.block_tokens; ++token)
+            encode_token<LIMITED>(from + token * row_size(), scales, codes);
+    }
+
     // Encode the mean of the tokens, and keep the decoded one.
+    template <bool LIMITED>
     void encode_mean(const uint8_t* from, uint8_t*& scales, uint8_t*& codes) {
         for (int64_t place = 0; place < layout.row; place += GROUP) {
             Floats values[N] = {};
             for (int64_t token = 0; token < layout.block_tokens; ++token)
                 for (int i = 0; i < N; ++i) {
-                    const Floats next = bounded(from + token * row_size(), place + i * LANES);
+                    const Floats next = bounded<LIMITED>(from + token * row_size(), place + i * LANES);
                     values[i] = token ? values[i] + next : next;
                 }
             for (int i = 0; i < N; ++i) values[i] *= layout.mean_factor;
@@ -235,11 +265,12 @@ private:
         }
     }
 
+    template <bool LIMITED>
     void encode_token(const uint8_t* from, uint8_t*& scales, uint8_t*& codes) {
         for (int64_t place = 0; place < layout.row; place += GROUP) {
             Floats values[N];
             for (int i = 0; i < N; ++i)
-                values[i] = bounded(from, place + i * LANES) -
+                values[i] = bounded<LIMITED>(from, place + i * LANES) -
                             load_as<Floats>(&means[size_t(place + i * LANES)]);
             const uint16_t scale = coder.template encode<BITS>(values, codes);
             memcpy(scales, &scale, 2);
@@ -260,7 +291,8 @@ private:
         }
     }
 
+    template <bool LIMITED>
     Floats bounded(const uint8_t* row, int64_t place) const {
-        return load_bounded<FLOAT32>(row + place * value_bytes(FLOAT32), layout.max_value);
+        return load_bounded<FLOAT32, LIMITED>(row + place * value_bytes(FLOAT32), layout.max_value);
     }
 };
