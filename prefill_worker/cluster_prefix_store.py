@@ -306,8 +306,6 @@ class ClusterPrefixStore:
             size = sum(block.size_bytes for block in lease.blocks[:num_good])
             seconds = self._clock.monotonic() - start
             self._record_piece(_link_name(lease.node, num_promoted > 0), size, seconds)
-            if lease.transport.name not in LOCAL_ONLY:
-                self._record_piece(ALL_REMOTE_LINKS, size, seconds)
         return num_good
 
     async def _read_into_cache(
@@ -322,7 +320,9 @@ class ClusterPrefixStore:
             staged = await self._reader.begin(
                 lease.blocks[: len(keys)], block_ids, self._call_seconds
             )
-            num_good = (await self._read(lease, staged)).num_verified
+            read = await self._read(lease, staged)
+            num_good = read.num_verified
+            self._record_remote_link(lease, read)
         except TransferFailed as error:
             self._client.record_read_failure(lease)
             log.warning("store_read_failed", error=str(error))
@@ -351,6 +351,12 @@ class ClusterPrefixStore:
         link = _link_name(lease.node, lease.leased.num_promoted > 0)
         size = sum(block.size_bytes for block in lease.blocks[:num_blocks])
         self._record_piece(link, size, seconds)
+
+    def _record_remote_link(self, lease: StoreLease, read: VerifiedReadResult) -> None:
+        """Record how fast bytes came from another host, for the conductor. Decoding doesn't count:
+        the conductor adds it, and it would make the link seem slow."""
+        if lease.transport.name not in LOCAL_ONLY:
+            self._record_piece(ALL_REMOTE_LINKS, read.size_bytes, read.link_seconds)
 
     def _record_piece(self, link: str, size_bytes: int, seconds: float) -> None:
         """Record the link speed. The first piece over a link is ignored, since its time includes
