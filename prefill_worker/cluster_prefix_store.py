@@ -214,7 +214,7 @@ class ClusterPrefixStore:
         return None
 
     def _estimate_fetch(self, lease: StoreLease, node: Member, wanted: WantedBlocks) -> float:
-        """Return the time in which all wanted blocks should arrive; the first of them are leased."""
+        """Return the predicted time of reading all wanted blocks; the first ones are leased."""
         size = len(wanted.keys) * sum(b.size_bytes for b in lease.blocks) // len(lease.blocks)
         link = _link_name(node, lease.leased.num_promoted > 0)
         return self._link_meter.estimate_seconds(link, size)
