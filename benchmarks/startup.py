@@ -32,6 +32,7 @@ from benchmarks.machine import SYSTEM_CLOCK, describe
 
 SHAPES = {
     "50m": (8, 512, 1536, 8, 4, 64, 32_000),
+    "8b-1-layer": (1, 4096, 12_288, 32, 8, 128, 1024),
     "0.6b": (28, 1024, 3072, 16, 8, 128, 151_936),
 }
 """Each shape: layers, hidden and intermediate size, heads, KV heads, head size, vocabulary."""

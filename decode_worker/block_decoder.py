@@ -12,10 +12,10 @@ from baton.core.kv_transfer import BlockRef
 from baton.errors import BatonError, Corrupt
 from baton.kv_codec.base import BlockCodec
 from baton.transport.base import Peer, Transfer, TransferRange, Transport
+from baton.transport.link_time import busy_seconds
 from baton.transport.reads import MAX_CONCURRENT_GROUPS, TransferFailed, read_and_verify
 from baton.worker.kv_layout import KvLayout
 from baton.worker.staging_area import StagingArea, StagingRange, align
-from decode_worker.link_time import busy_seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,7 +289,7 @@ class KvImporter:
             self._clock,
         )
         bad = tuple(range(result.num_verified, len(blocks)))
-        return DecodedRead(result.size_bytes, result.seconds, bad, result.seconds)
+        return DecodedRead(result.size_bytes, result.seconds, bad, result.link_seconds)
 
 
 def _check_complete(kv_import: KvImport) -> None:

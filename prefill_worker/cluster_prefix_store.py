@@ -29,13 +29,16 @@ from baton.transport.unfinished_transfers import UnfinishedTransfers
 from baton.worker.engine_thread import EngineHandle
 from baton.worker.kv_layout import KvLayout
 from prefill_worker.prefix_fetch import PrefixFetch
-from prefill_worker.reload_policy import ReloadDecision, ReloadMode, choose_reload_mode
+from prefill_worker.reload_policy import (
+    MIN_FETCH_TIMEOUT_SECONDS,
+    ReloadDecision,
+    ReloadMode,
+    choose_reload_mode,
+    fetch_timeout_seconds,
+)
 from prefill_worker.staged_read import BlockReader, StagedRead
 from prefill_worker.store_publisher import StorePublisher
 from prefill_worker.wanted_blocks import WantedBlocks
-
-FETCH_TIMEOUT_SECONDS = 10.0
-"""Timeout for fetching a whole prefix; each call and read also has its own timeout."""
 
 FIRST_PIECE_BYTES = 4 * 1024 * 1024
 MAX_PIECE_BYTES = 64 * 1024 * 1024
@@ -116,19 +119,19 @@ class ClusterPrefixStore:
 
     async def fetch_prefix(self, fetch: PrefixFetch, num_cached: int) -> None:
         assert fetch.node is not None, "find_prefix() has set it"
-        async with self._timed_store_call(fetch):
-            await self._lease_and_fetch(fetch, fetch.node, num_cached)
+        async with self._timed_store_call(fetch) as timeout:
+            await self._lease_and_fetch(fetch, fetch.node, num_cached, timeout)
 
     @asynccontextmanager
-    async def _timed_store_call(self, fetch: PrefixFetch) -> AsyncIterator[None]:
-        """Add the time of the enclosed store calls to ``fetch.stats``. If they fail or take too
-        long, record and log the error, but do not raise it: blocks that were not fetched are
-        computed."""
+    async def _timed_store_call(self, fetch: PrefixFetch) -> AsyncIterator[asyncio.Timeout]:
+        """Add the time of the enclosed store calls to ``fetch.stats``. If they fail or take longer
+        than the timeout, which is yielded, record and log the error, but do not raise it: blocks
+        that were not fetched are computed. Each call and read also has its own timeout."""
         start = self._clock.monotonic()
         fetch.stats.started_at = fetch.stats.started_at or start
         try:
-            async with asyncio.timeout(FETCH_TIMEOUT_SECONDS):
-                yield
+            async with asyncio.timeout(MIN_FETCH_TIMEOUT_SECONDS) as timeout:
+                yield timeout
         except (BatonError, TimeoutError) as error:
             fetch.stats.error = str(error) or "timeout"
             log.warning("store_fetch_failed", placement=fetch.request_id, error=fetch.stats.error)
@@ -167,16 +170,22 @@ class ClusterPrefixStore:
 
     # -- fetching before the prefill -------------------------------------------------------
 
-    async def _lease_and_fetch(self, fetch: PrefixFetch, node: Member, cached: int) -> None:
+    async def _lease_and_fetch(
+        self, fetch: PrefixFetch, node: Member, cached: int, timeout: asyncio.Timeout
+    ) -> None:
         """Lease the first piece of the prefix; then choose the :class:`ReloadMode`, and if it is
-        FETCH, fetch all pieces."""
+        FETCH, set the ``timeout`` that the whole may take, and fetch all pieces."""
         leased = await self._lease_first_piece(fetch, node, cached)
         if leased is None:
             return
         lease, wanted = leased
-        decision = self._choose_mode(lease, node, cached, wanted)
+        fetch_seconds = self._estimate_fetch(lease, node, wanted)
+        decision = self._choose_mode(fetch_seconds, cached, wanted.end)
         fetch.stats.mode, fetch.stats.reason = decision.mode.value, decision.reason
         if decision.mode is ReloadMode.FETCH:
+            timeout.reschedule(
+                asyncio.get_running_loop().time() + fetch_timeout_seconds(fetch_seconds)
+            )
             await self._fetch_pieces(fetch, lease, wanted)
             return
         await self._client.release(lease)
@@ -204,12 +213,13 @@ class ClusterPrefixStore:
             num_stored = wanted.indexes[lease.leased.num_stored]
         return None
 
-    def _choose_mode(
-        self, lease: StoreLease, node: Member, cached: int, wanted: WantedBlocks
-    ) -> ReloadDecision:
-        end, link = wanted.end, _link_name(node, lease.leased.num_promoted > 0)
+    def _estimate_fetch(self, lease: StoreLease, node: Member, wanted: WantedBlocks) -> float:
+        """Return the predicted time of reading all wanted blocks; the first ones are leased."""
         size = len(wanted.keys) * sum(b.size_bytes for b in lease.blocks) // len(lease.blocks)
-        fetch_seconds = self._link_meter.estimate_seconds(link, size)
+        link = _link_name(node, lease.leased.num_promoted > 0)
+        return self._link_meter.estimate_seconds(link, size)
+
+    def _choose_mode(self, fetch_seconds: float, cached: int, end: int) -> ReloadDecision:
         compute_seconds = self._prefill_cost_model.predict_added_seconds(
             self._config.num_tokens_in(cached), self._config.num_tokens_in(end)
         )
@@ -306,8 +316,6 @@ class ClusterPrefixStore:
             size = sum(block.size_bytes for block in lease.blocks[:num_good])
             seconds = self._clock.monotonic() - start
             self._record_piece(_link_name(lease.node, num_promoted > 0), size, seconds)
-            if lease.transport.name not in LOCAL_ONLY:
-                self._record_piece(ALL_REMOTE_LINKS, size, seconds)
         return num_good
 
     async def _read_into_cache(
@@ -322,7 +330,9 @@ class ClusterPrefixStore:
             staged = await self._reader.begin(
                 lease.blocks[: len(keys)], block_ids, self._call_seconds
             )
-            num_good = (await self._read(lease, staged)).num_verified
+            read = await self._read(lease, staged)
+            num_good = read.num_verified
+            self._record_remote_link(lease, read)
         except TransferFailed as error:
             self._client.record_read_failure(lease)
             log.warning("store_read_failed", error=str(error))
@@ -351,6 +361,12 @@ class ClusterPrefixStore:
         link = _link_name(lease.node, lease.leased.num_promoted > 0)
         size = sum(block.size_bytes for block in lease.blocks[:num_blocks])
         self._record_piece(link, size, seconds)
+
+    def _record_remote_link(self, lease: StoreLease, read: VerifiedReadResult) -> None:
+        """Record how fast bytes came from another host, for the conductor. Decoding doesn't count:
+        the conductor adds it, and it would make the link seem slow."""
+        if lease.transport.name not in LOCAL_ONLY:
+            self._record_piece(ALL_REMOTE_LINKS, read.size_bytes, read.link_seconds)
 
     def _record_piece(self, link: str, size_bytes: int, seconds: float) -> None:
         """Record the link speed. The first piece over a link is ignored, since its time includes

@@ -8,6 +8,12 @@ SPLIT_MIN_RATIO, SPLIT_MAX_RATIO = 0.4, 2.5
 """A split is clearly faster than either fetching or recomputing alone if the fetch time divided by
 the compute time is between these bounds."""
 
+MIN_FETCH_TIMEOUT_SECONDS = 10.0
+MAX_FETCH_TIMEOUT_SECONDS = 120.0
+"""Below the time for which a decode worker waits for a prompt (``KvImportTimeouts``)."""
+
+FETCH_TIMEOUT_FACTOR = 2.0
+
 
 class ReloadMode(StrEnum):
     FETCH = "fetch"
@@ -22,6 +28,13 @@ class ReloadDecision:
 
     mode: ReloadMode
     reason: str
+
+
+def fetch_timeout_seconds(estimate_seconds: float) -> float:
+    """Return the timeout of fetching a whole prefix that was predicted to take
+    ``estimate_seconds``: a long prefix over a slow link takes its time, if that was chosen."""
+    seconds = FETCH_TIMEOUT_FACTOR * estimate_seconds
+    return min(max(seconds, MIN_FETCH_TIMEOUT_SECONDS), MAX_FETCH_TIMEOUT_SECONDS)
 
 
 def choose_reload_mode(

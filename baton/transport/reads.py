@@ -11,6 +11,7 @@ from baton.clock import Clock
 from baton.concurrency.threads import run_in_thread
 from baton.errors import Invalid, Unavailable
 from baton.transport.base import Peer, Transfer, TransferRange, TransferState, Transport
+from baton.transport.link_time import busy_seconds
 
 FIRST_POLL_SECONDS = 50e-6
 LONGEST_POLL_SECONDS = 1e-3
@@ -40,11 +41,12 @@ class VerifiedReadResult:
     """The result of :func:`read_and_verify`, after all blocks have arrived. The first
     ``num_verified`` blocks passed the verification. If that is not all of them, the next block
     failed it, and the later ones must not be used. ``size_bytes`` and ``seconds`` are those of the
-    whole read."""
+    whole read; ``link_seconds`` is the part of them in which bytes were under way."""
 
     size_bytes: int
     seconds: float
     num_verified: int
+    link_seconds: float
 
 
 class TransferFailed(Unavailable):
@@ -109,12 +111,13 @@ async def read_and_verify(
     good = [False] * len(ranges)
     failures: list[TransferFailed] = []
     invalid: list[Invalid] = []
+    on_link: list[tuple[float, float]] = []
 
     async def lane() -> None:
         while waiting and not failures and not invalid:
             first, last = waiting.popleft()
             group = ranges[first:last]
-            after = partial(verify, first, last)
+            after = partial(verify, first, last, clock.monotonic())
             try:
                 await _transfer(
                     transport, peer, group, timeout_seconds, clock, release_timeout_seconds, after
@@ -124,7 +127,8 @@ async def read_and_verify(
             except Invalid as error:
                 invalid.append(error)
 
-    def verify(first: int, last: int) -> None:
+    def verify(first: int, last: int, posted_at: float) -> None:
+        on_link.append((posted_at, clock.monotonic()))
         good[first:last] = verify_blocks(first, last)
 
     try:
@@ -141,7 +145,8 @@ async def read_and_verify(
         raise invalid[0]
     num_good = good.index(False) if False in good else len(good)
     size = sum(span.size_bytes for span in ranges)
-    return VerifiedReadResult(size, clock.monotonic() - began, num_good)
+    seconds = clock.monotonic() - began
+    return VerifiedReadResult(size, seconds, num_good, busy_seconds(on_link))
 
 
 async def _run_concurrently(lane: Callable[[], Coroutine[Any, Any, None]], num_lanes: int) -> None:

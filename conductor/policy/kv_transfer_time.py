@@ -1,9 +1,10 @@
 """Predicts how long KV takes from worker to worker and from store to worker, and chooses the codec
 in which it travels.
 
-Blocks are encoded, transferred and decoded in a pipeline, behind the prefill that computes them. So
-the whole takes as long as its slowest stage, plus the time that the first chunk needs in the other
-stages. All functions are pure.
+Blocks are computed, encoded, and read in a pipeline. So the whole takes as long as its slowest
+stage, plus the time that the first chunk needs in the other stages. The stage of reading includes
+decoding: a chunk is decoded while it is read, but the last part of it only after that, and then the
+next chunk is read. All functions are pure.
 """
 
 import math
@@ -15,8 +16,13 @@ from baton.core.placement import ScoredCodec
 from conductor.policy.decision import Decision
 from conductor.policy.snapshot import DecodeView, LinkSpeed, PolicyQuery, PrefillView, Snapshot
 
-CHUNK_BYTES = 4 * 2**20
-"""Assumed size, as in the KV pool, of what moves from one stage of the pipeline to the next."""
+CHUNK_BYTES = 16 * 2**20
+"""Size, as in the KV pool, of the blocks that are encoded and announced together
+(``prefill_worker/block_encoder.py``)."""
+
+READ_BYTES = 4 * 2**20
+"""Size, as it travels, of what is read at once (``GROUP_BYTES`` in ``baton/transport/base.py``).
+One read of a chunk is decoded while the next one is under way."""
 
 RAW = CodecSpeed(KvCodecName.NONE, 1.0, math.inf, math.inf)
 """The codec NONE."""
@@ -29,15 +35,24 @@ def pipeline_seconds(
 ) -> float:
     """Return the time until the last of ``size_bytes`` of KV, as counted in the KV pool, is
     decoded. It is computed by a prefill that takes ``compute_seconds``; 0 if it exists already."""
+    if size_bytes <= 0:
+        return link.latency_seconds + compute_seconds
     stages = (
         compute_seconds,
         size_bytes / codec.encode_bytes_per_second,
-        size_bytes * codec.ratio / link.bytes_per_second,
-        size_bytes / codec.decode_bytes_per_second,
+        _reading_seconds(link, size_bytes, codec),
     )
     slowest = max(stages)
-    first_chunk = min(CHUNK_BYTES / size_bytes, 1.0) if size_bytes else 0.0
+    first_chunk = min(CHUNK_BYTES / size_bytes, 1.0)
     return link.latency_seconds + slowest + first_chunk * (sum(stages) - slowest)
+
+
+def _reading_seconds(link: LinkSpeed, size_bytes: float, codec: CodecSpeed) -> float:
+    """Return the time of transferring and decoding, one chunk after the other."""
+    transfer = size_bytes * codec.ratio / link.bytes_per_second
+    decode = size_bytes / codec.decode_bytes_per_second
+    last_read = min(READ_BYTES / (min(CHUNK_BYTES, size_bytes) * codec.ratio), 1.0)
+    return max(transfer, decode) + last_read * min(transfer, decode)
 
 
 def wire_codecs(prefill: PrefillView, decode: DecodeView, *, exact_kv: bool) -> list[CodecSpeed]:

@@ -9,7 +9,7 @@ from baton.transport.link_meter import (
     PRIOR_LATENCY_SECONDS,
     LinkMeter,
 )
-from decode_worker.link_time import busy_seconds
+from baton.transport.link_time import busy_seconds
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -1,5 +1,5 @@
-"""Tests that no block stays pinned if a request is cancelled during a prefix fetch from the
-store."""
+"""Tests prefix fetches from the store: that no block stays pinned if a request is cancelled, and
+for how long a fetch may take."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,11 +19,12 @@ from baton.transport.base import TransferRange, TransferState
 from baton.transport.memory import MemoryFabric, MemoryTransport
 from baton.worker.kv_layout import KvLayout
 from prefill_worker.cluster_prefix_store import ClusterPrefixStore
-from prefill_worker.reload_policy import ReloadMode
+from prefill_worker.reload_policy import ReloadMode, fetch_timeout_seconds
 from tests.sim.virtual_time import LoopClock, simulate
 from tests.sim.worker_cluster import BLOCK_TOKENS, DIGEST, SharedRunner, request
 
 CLOCK = LoopClock()
+READ_SECONDS = 12.0
 NODE = Member(WorkerId("store"), Role.KVSTORE, "store:1", Incarnation(1), WorkerState.READY)
 
 
@@ -95,11 +96,32 @@ class OneNode:
     async def release(self, lease: object) -> None:
         """Do nothing."""
 
+    async def report_damaged(self, lease: object, keys: object) -> None:
+        """Do nothing."""
+
     def record_read_failure(self, lease: object) -> None:
         """Do nothing: the node is not avoided after a failed read."""
 
 
-def worker() -> tuple[Engine, BusyEngineHandle, ClusterPrefixStore]:
+class LateReads(EndlessReads):
+    """A transport whose transfers take :data:`READ_SECONDS`."""
+
+    posted_at = 0.0
+
+    def post(self, transfer: object) -> None:
+        self.posted_at = CLOCK.monotonic()
+
+    def poll(self, transfer: object) -> TransferState:
+        done = CLOCK.monotonic() >= self.posted_at + READ_SECONDS
+        return TransferState.DONE if done else TransferState.PENDING
+
+    def release(self, transfer: object) -> bool:
+        return True
+
+
+def worker(
+    reads: type[EndlessReads] = EndlessReads, call_seconds: float = 0.2
+) -> tuple[Engine, BusyEngineHandle, ClusterPrefixStore]:
     runner = SharedRunner(32)
     config = EngineConfig(block_tokens=BLOCK_TOKENS, max_model_tokens=128, chunk_tokens=8)
     engine = Engine(
@@ -110,12 +132,12 @@ def worker() -> tuple[Engine, BusyEngineHandle, ClusterPrefixStore]:
         eos_token_ids=frozenset(),
         clock=CLOCK,
     )
-    transport = EndlessReads(MemoryFabric(), "worker", 1, CLOCK)
+    transport = reads(MemoryFabric(), "worker", 1, CLOCK)
     transport.register(runner.shared.region)
     layout = KvLayout("fake", runner.block_size_bytes, CHECKSUM_XXH3, runner.checksums)  # type: ignore[arg-type]
     handle, client = BusyEngineHandle(engine), OneNode(transport)
     store = ClusterPrefixStore(
-        handle, client, None, layout, config, CLOCK, 0.2, ReloadMode.FETCH  # type: ignore[arg-type]
+        handle, client, None, layout, config, CLOCK, call_seconds, ReloadMode.FETCH  # type: ignore[arg-type]
     )  # fmt: skip
     return engine, handle, store
 
@@ -158,3 +180,33 @@ def test_store_lookup_does_not_wait_for_a_step() -> None:
 
     # Fetching the block that ends with the last token would gain nothing.
     assert simulate(ask()) == 9
+
+
+@pytest.mark.parametrize(
+    ("estimate_seconds", "timeout_seconds"), [(0.0, 10.0), (5.0, 10.0), (8.0, 16.0), (90.0, 120.0)]
+)
+def test_fetch_may_take_twice_the_predicted_time(
+    estimate_seconds: float, timeout_seconds: float
+) -> None:
+    assert fetch_timeout_seconds(estimate_seconds) == timeout_seconds
+
+
+@pytest.mark.parametrize(("known", "error"), [(False, "timeout"), (True, "")])
+def test_long_fetch_over_a_link_that_is_known_to_be_slow_is_not_given_up(
+    known: bool, error: str
+) -> None:
+    """The fetch takes 12 s."""
+
+    async def ask() -> str:
+        engine, handle, store = worker(LateReads, 30.0)
+        if known:
+            size = 9 * BLOCK_TOKENS * 8
+            store._link_meter.record("store/dram", size, READ_SECONDS)
+        spec = request("r", list(range(40)), 4)
+        fetch = await store.find_prefix(spec, engine.key_hasher.make_chain(spec).keys)
+        asking = asyncio.create_task(store.fetch_prefix(fetch, 0))
+        await handle.run_commands()
+        await asking
+        return fetch.stats.error
+
+    assert simulate(ask()) == error

@@ -9,7 +9,12 @@ from baton.core.kv_transfer import Endpoint
 from baton.errors import Invalid
 from baton.transport.base import GROUP_BYTES, Region, TransferRange, TransferState
 from baton.transport.memory import MemoryFabric, MemoryTransport
-from baton.transport.reads import TransferFailed, read_and_verify, read_ranges
+from baton.transport.reads import (
+    TransferFailed,
+    VerifiedReadResult,
+    read_and_verify,
+    read_ranges,
+)
 from tests.sim.virtual_time import LoopClock, simulate
 
 CLOCK = LoopClock()
@@ -79,3 +84,47 @@ def test_a_range_outside_the_region_is_invalid_whatever_the_number_of_groups(
 
     with pytest.raises(Invalid, match="lies outside the remote region"):
         simulate(read())
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def wall_nanoseconds(self) -> int:
+        return int(self.seconds * 1e9)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+
+class SlowReads(MemoryTransport):
+    """A transport whose transfers take a second each."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(MemoryFabric(), "reader", 1, clock)
+        self._manual = clock
+
+    def copy(self, endpoint: Endpoint, span: TransferRange) -> None:
+        self._manual.seconds += 1.0
+
+
+def test_time_of_the_link_is_without_the_verification() -> None:
+    """A read takes a second, and verifying it 2 s, as decoding it would."""
+    clock = ManualClock()
+
+    def verify(first: int, last: int) -> list[bool]:
+        clock.seconds += 2.0
+        return [True] * (last - first)
+
+    async def read() -> VerifiedReadResult:
+        memory = bytearray(64)
+        transport = SlowReads(clock)
+        transport.register(Region(0, len(memory)))
+        peer = transport.connect(Endpoint("memory", "reader", 1, "here", len(memory), b""))
+        ranges = [TransferRange(0, 8, 8)]
+        return await read_and_verify(transport, peer, ranges, verify, 5.0, clock)
+
+    assert simulate(read()) == VerifiedReadResult(8, 3.0, 1, 1.0)
