@@ -6,8 +6,9 @@
 A piece starts a cluster of 2 prefill and 2 decode workers that transfer KV over gRPC, with two
 tenants and a small store with an SSD tier. Streams of both tenants run all the time. A cycle of
 about two minutes grows the pools, kills one of the workers that were added, shrinks the pools,
-cancels some streams, and runs a batch. A third of the way through the piece, the conductor, the
-store and Redis are killed, one per cycle. Each cycle ends without traffic; then memory, file
+cancels some streams, and runs a batch. The conductor, the store and Redis are killed in the first
+three cycles, so that what their clients open then for good is not taken for growth, and again from
+a third of the way on, in every second cycle. Each cycle ends without traffic; then memory, file
 descriptors, threads, Redis keys and files are measured and appended to the journal, one JSON object
 per line. Answers are compared with those of the undisturbed cluster at the start of the piece.
 
@@ -111,7 +112,9 @@ class SoakPiece:
             pause(TRAFFIC_SECONDS / 2)
             self._scale(SMALL)
             self._cancel_streams(number)
-            if kill_single_process and number % 2 and SINGLE_ROLES:
+            if number < len(SINGLE_ROLES):
+                self._kill(SINGLE_ROLES[number])
+            elif kill_single_process and number % 2:
                 self._kill(SINGLE_ROLES[number // 2 % len(SINGLE_ROLES)])
             self._run_batch(number)
         await_recovery(self._cluster)
