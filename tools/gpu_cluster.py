@@ -71,7 +71,7 @@ def _answers(
     """Ask for all prompts at once, and then for the longest one with its headers."""
     with ThreadPoolExecutor(len(prompts)) as pool:
         rows = list(pool.map(partial(complete, running), prompts))
-    body = {"prompt": [7, *prompts[-1]], "max_tokens": 2, "temperature": 0}
+    body = {"prompt": [7, *prompts[-1]], "max_tokens": 2, "temperature": 0, "ignore_eos": True}
     _, headers = running.post_with_headers("/v1/completions", body)
     over = headers.get("x-baton-transport", "none")
     size = headers.get("x-baton-kv-transfer-bytes", "0")

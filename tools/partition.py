@@ -136,7 +136,7 @@ class MultiHostCluster:
         """Send a completion request and return the router's record of it, as ``baton explain``
         shows it. The answer has two tokens, since an answer of one token would need no decode
         worker."""
-        body = {"prompt": list(prompt), "max_tokens": 2, "temperature": 0}
+        body = {"prompt": list(prompt), "max_tokens": 2, "temperature": 0, "ignore_eos": True}
         answer = httpx.post(self.url + "/v1/completions", json=body, timeout=60)
         answer.raise_for_status()
         return self.explain(answer.headers["x-baton-request-id"])

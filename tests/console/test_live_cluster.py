@@ -95,7 +95,7 @@ def test_invalid_size_is_refused_with_the_reason(page: Page, cluster: LocalClust
 def test_cache_view_shows_the_store_and_the_ring(page: Page, cluster: LocalCluster) -> None:
     prompt = "def read_a_file(path):\n" * 20
     for _ in range(2):
-        cluster.post("/v1/completions", {"prompt": prompt, "max_tokens": 2})
+        cluster.post("/v1/completions", {"prompt": prompt, "max_tokens": 2, "ignore_eos": True})
     page.goto(f"{cluster.url}/ui#/cache")
     expect(page.locator("tr[data-id=kvstore]")).to_contain_text("MiB", timeout=SLOW)
     expect(page.locator(".ring .strip i")).to_have_count(1)

@@ -61,7 +61,12 @@ def check_arguments(arguments: str) -> None:
 def test_a_forced_tool_call(client: openai.OpenAI, model: str) -> None:
     """The demo model can't call tools by itself; a grammar forces the call."""
     answer = client.chat.completions.create(
-        model=model, messages=MESSAGES, tools=[TOOL], tool_choice=NAMED, max_tokens=200
+        model=model,
+        messages=MESSAGES,
+        tools=[TOOL],
+        tool_choice=NAMED,
+        max_tokens=200,
+        temperature=0,
     )
     [choice] = answer.choices
     assert choice.finish_reason == "tool_calls" and choice.message.content is None
@@ -82,7 +87,7 @@ def test_a_streamed_tool_call(client: openai.OpenAI, model: str) -> None:
     """The client's stream helper assembles the deltas."""
     with client.chat.completions.stream(
         model=model, messages=MESSAGES, tools=[TOOL], tool_choice="required",
-        parallel_tool_calls=False, max_tokens=200,
+        parallel_tool_calls=False, max_tokens=200, temperature=0,
     ) as stream:  # fmt: skip
         kinds = {event.type for event in stream}
         final = stream.get_final_completion()
@@ -94,7 +99,7 @@ def test_a_streamed_tool_call(client: openai.OpenAI, model: str) -> None:
 
 def test_a_response_is_parsed_into_a_pydantic_model(client: openai.OpenAI, model: str) -> None:
     parsed = client.chat.completions.parse(
-        model=model, messages=MESSAGES, response_format=Weather, max_tokens=200
+        model=model, messages=MESSAGES, response_format=Weather, max_tokens=200, temperature=0
     )
     assert isinstance(parsed.choices[0].message.parsed, Weather)
 
@@ -104,7 +109,10 @@ def test_concurrent_async_streams_equal_the_whole_response(
 ) -> None:
     async def run() -> tuple[str, list[str]]:
         async with openai.AsyncOpenAI(base_url=cluster.url + "/v1", api_key="none") as client:
-            fields: Any = {"model": model, "messages": MESSAGES, "max_tokens": 8, "seed": 5}
+            fields: Any = {
+                "model": model, "messages": MESSAGES, "max_tokens": 8, "seed": 5,
+                "extra_body": {"ignore_eos": True},
+            }  # fmt: skip
             whole = await client.chat.completions.create(**fields)
             streams = [client.chat.completions.create(**fields, stream=True) for _ in range(3)]
             texts = []
@@ -141,7 +149,10 @@ def test_best_of_returns_the_choice_with_the_highest_mean_logprob(
     client: openai.OpenAI, model: str
 ) -> None:
     """``best_of=4`` chooses among the outputs that ``n=4`` returns."""
-    fields: Any = {"model": model, "prompt": "def read(", "max_tokens": 6, "seed": 3, "logprobs": 0}
+    fields: Any = {
+        "model": model, "prompt": "def read(", "max_tokens": 6, "seed": 3, "logprobs": 0,
+        "extra_body": {"ignore_eos": True},
+    }  # fmt: skip
     all_of_them = client.completions.create(**fields, n=4).choices
     [best] = client.completions.create(**fields, n=1, best_of=4).choices
 

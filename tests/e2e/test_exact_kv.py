@@ -7,6 +7,7 @@ import pytest
 
 from tools.local_cluster import LocalCluster, local_cluster
 
+FIELDS = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
 PROMPT = "def parse(text):\n    return text.split()\n" * 20
 
 
@@ -20,7 +21,7 @@ def lossy_cluster() -> Iterator[LocalCluster]:
 def test_exact_requests_share_no_prefix_with_others(lossy_cluster: LocalCluster) -> None:
     def ask(*, exact_kv: bool) -> tuple[str, int]:
         """Return the codec that the answer names, and the number of cached tokens."""
-        body = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0, "exact_kv": exact_kv}
+        body = {"prompt": PROMPT, "exact_kv": exact_kv, **FIELDS}
         answer, headers = lossy_cluster.post_with_headers("/v1/completions", body)
         cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         return headers["x-baton-kv-codec"], cached
@@ -36,7 +37,7 @@ def test_exact_requests_share_no_prefix_with_others(lossy_cluster: LocalCluster)
 def test_explanation_has_the_codecs_that_were_considered(lossy_cluster: LocalCluster) -> None:
     considered = {}
     for exact_kv in (False, True):
-        body = {"prompt": f"{exact_kv} {PROMPT}", "max_tokens": 4, "exact_kv": exact_kv}
+        body = {"prompt": f"{exact_kv} {PROMPT}", "exact_kv": exact_kv, **FIELDS}
         _, headers = lossy_cluster.post_with_headers("/v1/completions", body)
         explained = lossy_cluster.get(f"/admin/requests/{headers['x-baton-request-id']}")
         codecs = explained["kv_codec"]

@@ -16,6 +16,7 @@ from orchestrator.cluster_state import ClusterFolder
 from tools.local_cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.timeout(300)
+GREEDY = {"temperature": 0, "ignore_eos": True}
 CHANGE_SECONDS = 30.0
 """The timeout for a change to take effect. A process looks at the config file twice, a few
 seconds apart, before it applies a change; the rest is room for a busy machine."""
@@ -94,10 +95,10 @@ def test_settings_change_without_a_restart(tmp_path: Path) -> None:
             {"log_level": "debug", "slo_itl_seconds": 0.5},
         )
 
-        assert len(cluster.complete([65, 66, 67], 3)) == 3
+        assert len(cluster.complete([65, 66, 67], 3, **GREEDY)) == 3
         assert "request_ended" in cluster.baton("logs", "decode-0").stdout  # a debug line
         with pytest.raises(RuntimeError, match="413: "):
-            cluster.complete([65] * 200, 3)
+            cluster.complete([65] * 200, 3, **GREEDY)
 
         config.write_text("log_format: json\nlog_level: loud\n")
         rejected = wait_for_status(
@@ -114,4 +115,4 @@ def test_settings_change_without_a_restart(tmp_path: Path) -> None:
         config.write_text("log_format: json\n")
         again = wait_for_status(cluster, lambda status: not any(settings_of(status).values()))
         assert {each["id"]: each["pid"] for each in again["processes"]} == pids
-        assert len(cluster.complete([65] * 200, 3)) == 3
+        assert len(cluster.complete([65] * 200, 3, **GREEDY)) == 3

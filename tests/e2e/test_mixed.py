@@ -38,7 +38,8 @@ def test_tokens_equal_those_of_a_pair(only_mixed: LocalCluster, expected: list[i
     assert not {"prefill", "decode"} & set(roles)
     assert only_mixed.complete(PROMPT, TOKENS, **FIELDS) == expected
     message = {"role": "user", "content": "hello"}
-    answer = only_mixed.post("/v1/chat/completions", {"messages": [message], "max_tokens": 5})
+    body = {"messages": [message], "max_tokens": 5, **FIELDS}
+    answer = only_mixed.post("/v1/chat/completions", body)
     assert answer["usage"]["completion_tokens"] == 5
 
 

@@ -15,6 +15,7 @@ from tools.sampling_equality import ask, generate_alone, make_requests
 
 pytestmark = pytest.mark.timeout(300)
 SEED = 11
+GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
 def test_status_shows_every_process(cluster: LocalCluster) -> None:
@@ -46,7 +47,7 @@ def test_a_streamed_chat_equals_the_whole_response(cluster: LocalCluster) -> Non
 
 
 def test_prefill_and_decode_ran_in_different_processes(cluster: LocalCluster) -> None:
-    body = {"prompt": "import os\n" * 40, "max_tokens": 8, "temperature": 0}
+    body = {"prompt": "import os\n" * 40, "max_tokens": 8, **GREEDY}
     _, headers = cluster.post_with_headers("/v1/completions", body)
     pids = {entry["id"]: entry["pid"] for entry in cluster.status()["processes"]}
     prefill, decode = headers["x-baton-prefill"], headers["x-baton-decode"]
@@ -56,7 +57,7 @@ def test_prefill_and_decode_ran_in_different_processes(cluster: LocalCluster) ->
 
 
 def test_explain_reports_the_workers_of_a_request(cluster: LocalCluster) -> None:
-    body = {"prompt": "import sys\n" * 40, "max_tokens": 4, "temperature": 0}
+    body = {"prompt": "import sys\n" * 40, "max_tokens": 4, **GREEDY}
     _, headers = cluster.post_with_headers("/v1/completions", body)
     request_id = headers["x-baton-request-id"]
     explained = json.loads(cluster.baton("explain", request_id, "--json").stdout)
@@ -101,16 +102,15 @@ def test_a_prefix_is_computed_at_most_once_by_each_prefill_worker(cluster: Local
     """Whichever workers serve a prompt, its answer has the same tokens. The second worker may fetch
     the prefix from the store, or compute it if that is predicted to be faster."""
     prompt = np.random.default_rng(5).integers(3, 4000, size=400).tolist()
-    first = cluster.complete(prompt, 8, temperature=0)
+    first = cluster.complete(prompt, 8, **GREEDY)
     cached = []
     for tail in range(6):
         body = {
-            "prompt": [*prompt, 10 + tail], "max_tokens": 8, "temperature": 0,
-            "return_token_ids": True,
+            "prompt": [*prompt, 10 + tail], "max_tokens": 8, "return_token_ids": True, **GREEDY,
         }  # fmt: skip
         usage = cluster.post("/v1/completions", body)["usage"]
         cached.append(usage["prompt_tokens_details"]["cached_tokens"])
-    assert cluster.complete(prompt, 8, temperature=0) == first
+    assert cluster.complete(prompt, 8, **GREEDY) == first
     assert sum(tokens >= 384 for tokens in cached) >= 5, cached
 
 

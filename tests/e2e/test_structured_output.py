@@ -76,7 +76,7 @@ def test_prompt_logprobs_are_the_same_with_and_without_a_kv_transfer(cluster: Lo
         body = cluster.post(
             "/v1/completions",
             {"prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0, "echo": True,
-             "logprobs": 1},
+             "ignore_eos": True, "logprobs": 1},
         )  # fmt: skip
         choice, usage = body["choices"][0], body["usage"]
         assert usage["completion_tokens"] == max_tokens
