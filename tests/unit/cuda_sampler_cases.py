@@ -167,6 +167,9 @@ CHECKS: list[Callable[[np.random.Generator], Iterator[str]]] = [
 
 
 def main() -> int:
+    from tests.unit.interpreter import patch_language_once
+
+    patch_language_once()
     print(f"seed {SEED}")
     torch.set_num_threads(1)
     for check in CHECKS:

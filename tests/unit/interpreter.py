@@ -8,6 +8,7 @@ position. For products of FP8 by FP8, which torch supports on GPUs only, they de
 before they multiply them.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,18 @@ def scaled_mm(
     return (product if bias is None else product + bias.float()).to(out_dtype)
 
 
+def patch_language_once() -> None:
+    """Replace the functions of Triton's language by interpreted ones for the rest of the process.
+    Triton itself would do so at each launch, and at each call from one kernel function to another,
+    and that takes more time than the kernels."""
+    kernel = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+    patches = interpreter._patch_lang(kernel)
+    nothing_to_restore = type(patches)()
+    interpreter._patch_lang = lambda _kernel: nothing_to_restore
+
+
 def compute_as_gpus_do() -> None:
+    patch_language_once()
     interpreter._convert_float = convert
     interpreter.InterpreterBuilder.create_dot = dot
     torch._scaled_mm = scaled_mm  # type: ignore[assignment]
