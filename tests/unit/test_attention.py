@@ -39,7 +39,8 @@ def test_native_attention_agrees_with_the_reference(seed: int) -> None:
 @pytest.mark.timeout(300)
 def test_triton_attention_agrees_with_the_reference_when_interpreted() -> None:
     lines = run_interpreted("tests.unit.attention_cases")
-    assert sum("within" in line for line in lines) == 2 * len(CASES)
+    num_checks = sum(1 + (case.decodes is not None) for case in CASES)
+    assert sum("within" in line for line in lines) == num_checks
 
 
 def test_tiles_hold_whole_query_groups() -> None:

@@ -106,12 +106,14 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("one_loop", [False, True])
+@pytest.mark.parametrize(
+    ("one_loop", "rule"), [*((False, rule) for rule in RULES), (True, RULES[0])]
+)
 @pytest.mark.parametrize(("dtype", "group", "dim", "kv"), SHAPES)
 def test_prefill_attention_compiles(
     dtype: str, group: int, dim: int, kv: str, one_loop: bool, rule: dict[str, int]
 ) -> None:
+    """With a window, all keys are masked in one loop anyway, whatever ``one_loop`` is."""
     data, ints = f"*{dtype}", "*i32"
     types = {
         "q_ptr": data, "out_ptr": data, "layer_ptr": FP8 if kv == "fp8" else data,
