@@ -173,24 +173,20 @@ async def test_two_concurrent_reads_return_the_right_bytes(pair: tuple[Source, R
     assert np.array_equal(reader.bytes[:half], wanted[half:])
 
 
-@pytest.mark.parametrize(
-    "spans",
-    [
+def test_spans_out_of_range_are_refused(pair: tuple[Source, Reader]) -> None:
+    source, reader = pair
+    peer = reader.transport.connect(source.start())
+    for spans in (
         [],
         [TransferRange(0, 0, 0)],
         [TransferRange(SIZE - 1, 0, 2)],
         [TransferRange(0, SIZE - 1, 2)],
         [TransferRange(-1, 0, 1)],
         [TransferRange(0, -1, 1)],
-    ],
-)
-def test_spans_out_of_range_are_refused(
-    pair: tuple[Source, Reader], spans: list[TransferRange]
-) -> None:
-    source, reader = pair
-    peer = reader.transport.connect(source.start())
-    with pytest.raises(Invalid):
-        reader.transport.prepare(peer, spans, 1.0)
+    ):
+        print(f"spans {spans}")
+        with pytest.raises(Invalid):
+            reader.transport.prepare(peer, spans, 1.0)
 
 
 def test_endpoints_of_other_transports_are_refused(pair: tuple[Source, Reader]) -> None:
