@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.e2e.test_failures import FIELDS, PROMPT, TOKENS, stream_and_kill, wait_until_ready
+from tests.e2e.test_failures import FIELDS, PROMPT, TOKENS, stream_and_kill
 from tests.e2e.test_role_change import pool, stream_and_scale
 from tools.local_cluster import LocalCluster, local_cluster
 
@@ -13,10 +13,9 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def expected() -> list[int]:
-    """The answer of a cluster with one prefill and one decode worker."""
-    with local_cluster(prefill=1, decode=1) as pair:
-        return pair.complete(PROMPT, TOKENS, **FIELDS)
+def expected(cluster: LocalCluster) -> list[int]:
+    """The answer of a cluster with prefill and decode workers."""
+    return cluster.complete(PROMPT, TOKENS, **FIELDS)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +59,7 @@ def test_stream_survives_a_killed_mixed_worker(
 ) -> None:
     """A placement on a mixed worker names it as its decode worker."""
     assert stream_and_kill(only_mixed, "decode") == expected
-    wait_until_ready(only_mixed)
+    only_mixed.wait_until_ready()
     assert any(entry["restarts"] for entry in only_mixed.processes("mixed"))
     assert only_mixed.baton("check").returncode == 0
 

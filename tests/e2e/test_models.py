@@ -9,8 +9,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from tests.model_zoo import make_model
+from tools.exactness import reference_of
 from tools.local_cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -31,11 +34,11 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def expected(paths: dict[str, Path]) -> dict[str, list[list[int]]]:
-    """The answers of each model in a cluster of its own."""
+    """The answers of each model in transformers."""
     answers = {}
     for name, path in paths.items():
-        with local_cluster(path) as alone:
-            answers[name] = [alone.complete(prompt, TOKENS, **FIELDS) for prompt in PROMPTS]
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        answers[name] = [reference_of(model, prompt, TOKENS).tokens for prompt in PROMPTS]
     return answers
 
 
