@@ -5,7 +5,6 @@ VERBOSE=1, also prints a line per event. The last line is JSON. Exits with 1 if 
 """
 
 import argparse
-import gc
 import json
 import multiprocessing
 import sys
@@ -16,10 +15,6 @@ from dataclasses import dataclass, field
 
 from baton.clock import SystemClock
 from tests.sim.whole.run import Outcome, run_seed, simulation_environment
-
-GC_THRESHOLD = 200_000
-"""The threshold of the garbage collector's first generation. A run creates few reference cycles,
-and with the default threshold, collecting them would take a fifth of the time."""
 
 PROGRESS_SECONDS = 30.0
 
@@ -84,7 +79,6 @@ def _outcomes(seed: int, runs: int, processes: int) -> Iterator[Outcome]:
     seeds = range(seed, seed + runs)
     if processes == 1:
         with simulation_environment():
-            gc.set_threshold(GC_THRESHOLD)
             yield from map(run_seed, seeds)
         return
     context = multiprocessing.get_context("spawn")
@@ -96,7 +90,6 @@ def _begin() -> None:
     """Initialize a process of the multiprocessing pool: replace what the production code can't use
     in a simulation, and make garbage collections less frequent."""
     PROCESS_CONTEXTS.enter_context(simulation_environment())
-    gc.set_threshold(GC_THRESHOLD)
 
 
 def _options() -> argparse.Namespace:

@@ -1,6 +1,7 @@
 """Runs a cluster with the clients and faults of one seed, and then checks Baton's guarantees."""
 
 import asyncio
+import gc
 import logging
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -23,6 +24,10 @@ from tests.sim.whole.history import check_history, check_without_faults
 from tests.sim.whole.loop import SimLoop
 from tests.sim.whole.router import simulated_streams
 from tests.sim.whole.seeded_random import SeededRandom
+
+GC_THRESHOLD = 200_000
+"""The threshold of the garbage collector's first generation. A run creates few reference cycles,
+and with the default threshold, collecting them would take a fifth of the time."""
 
 LONGEST_ANSWER_SECONDS = 120.0
 REST_SECONDS = 40.0
@@ -162,8 +167,10 @@ def _crash(_: object, __: str, event: MutableMapping[str, Any]) -> Mapping[str, 
 
 @contextmanager
 def simulation_environment() -> Iterator[None]:
-    """Connect production code to simulated networks, and discard its logs."""
-    before = structlog.get_config()
+    """Connect production code to simulated networks, discard its logs, and collect garbage less
+    often."""
+    before, thresholds = structlog.get_config(), gc.get_threshold()
+    gc.set_threshold(GC_THRESHOLD)
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR), processors=[_crash]
     )
@@ -173,5 +180,6 @@ def simulation_environment() -> Iterator[None]:
         with simulated_streams():
             yield
     finally:
+        gc.set_threshold(*thresholds)
         uvicorn.disabled = was_disabled
         structlog.configure(**before)
