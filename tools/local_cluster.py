@@ -17,6 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from baton.errors import NotFound
+from command_line.status import status_object
+from orchestrator.cluster_state import ClusterFolder
 from orchestrator.preflight import free_port
 
 BATON = [sys.executable, "-m", "baton"]
@@ -54,8 +57,20 @@ class LocalCluster:
         )
 
     def status(self) -> dict[str, Any]:
+        """Return what ``baton status --json`` prints. If the cluster runs this source, no process
+        is started for it."""
+        if self.tree is None:
+            try:
+                return status_object(ClusterFolder(self.home, "default").read_running())
+            except NotFound:
+                return status_object(None)
         status: dict[str, Any] = json.loads(self.baton("status", "--json").stdout)
         return status
+
+    def wait_until_ready(self) -> None:
+        """Wait until every process serves. Raises CalledProcessError if one has failed for good, or
+        after ``timeout_seconds``."""
+        self.baton("status", "--wait", f"{self.timeout_seconds:g}")
 
     def processes(self, role: str) -> list[dict[str, Any]]:
         return [entry for entry in self.status()["processes"] if entry["role"] == role]

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.test_failures import pid_of, wait_until_ready
+from tests.e2e.test_failures import pid_of
 from tools.local_cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -123,7 +123,7 @@ def output_tokens(got: Stream) -> int:
 @pytest.mark.parametrize("name", sorted(APIS))
 def test_a_stream_survives_a_killed_worker(name: str, role: str, fragile: LocalCluster) -> None:
     api = APIS[name]
-    wait_until_ready(fragile)
+    fragile.wait_until_ready()
     expected = stream(fragile, api)
     text = text_of(api, expected)
     api.check(expected.events, text)
@@ -132,6 +132,6 @@ def test_a_stream_survives_a_killed_worker(name: str, role: str, fragile: LocalC
     api.check(disturbed.events, text)
     assert disturbed.types() == expected.types()
     assert output_tokens(disturbed) == output_tokens(expected)
-    wait_until_ready(fragile)
+    fragile.wait_until_ready()
     assert fragile.baton("check").returncode == 0
     assert any(process["restarts"] for process in fragile.processes(role))

@@ -26,12 +26,6 @@ def fragile() -> Iterator[LocalCluster]:
         yield running
 
 
-def wait_until_ready(cluster: LocalCluster) -> None:
-    """Poll until the cluster is ready; the test's timeout bounds this."""
-    while not cluster.status()["ready"]:
-        pass
-
-
 def stream_and_kill(cluster: LocalCluster, role: str) -> list[int]:
     """Stream an answer and return its tokens; after ``KILL_AFTER`` tokens, kill the process of
     ``role`` that serves it."""
@@ -67,10 +61,10 @@ def pid_of(cluster: LocalCluster, role: str, request_id: str) -> int:
 
 @pytest.mark.parametrize("role", ["decode", "prefill", "conductor", "kvstore", "redis"])
 def test_a_stream_survives_a_killed_process(role: str, fragile: LocalCluster) -> None:
-    wait_until_ready(fragile)
+    fragile.wait_until_ready()
     expected = fragile.complete(PROMPT, TOKENS, **FIELDS)
     assert stream_and_kill(fragile, role) == expected
-    wait_until_ready(fragile)
+    fragile.wait_until_ready()
     assert fragile.complete(PROMPT, TOKENS, **FIELDS) == expected
     assert fragile.baton("check").returncode == 0
     assert any(p["restarts"] for p in fragile.processes(role))
@@ -80,14 +74,14 @@ def test_a_stream_survives_a_killed_process(role: str, fragile: LocalCluster) ->
 def test_a_stream_with_drafts_survives_a_killed_worker(fragile: LocalCluster) -> None:
     """The answer is that of a cluster without speculation. It repeats itself, so tokens are
     drafted."""
-    wait_until_ready(fragile)
+    fragile.wait_until_ready()
     expected = fragile.complete(PROMPT, TOKENS, **FIELDS)
     settings: dict[str, object] = {"speculation": "ngram", "ops_port": 0}
     with local_cluster(prefill=1, decode=2, settings=settings) as drafting:
         for role in ("decode", "prefill"):
-            wait_until_ready(drafting)
+            drafting.wait_until_ready()
             assert stream_and_kill(drafting, role) == expected
-        wait_until_ready(drafting)
+        drafting.wait_until_ready()
         assert drafting.complete(PROMPT, TOKENS, **FIELDS) == expected
         assert sum(drafted_tokens(worker["ops"]) for worker in drafting.processes("decode")) > 0
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from baton.core.pending_settings import PendingSettings
+from benchmarks.machine import pause
 from command_line.status import fetch_members
 from orchestrator.cluster_state import ClusterFolder
 from tools.local_cluster import LocalCluster, local_cluster
@@ -28,6 +29,7 @@ def wait_for_status(
     give_up_at = time.monotonic() + CHANGE_SECONDS
     while not condition(status := cluster.status()):
         assert time.monotonic() < give_up_at, status
+        pause(0.1)
     return status
 
 
@@ -49,6 +51,7 @@ def wait_for_members(
         if all(condition(each) for each in pending.values()):
             return pending
         assert time.monotonic() < give_up_at, pending
+        pause(0.1)
 
 
 def events(cluster: LocalCluster, process: str) -> list[dict[str, Any]]:

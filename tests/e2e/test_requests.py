@@ -19,7 +19,8 @@ GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
 def test_status_shows_every_process(cluster: LocalCluster) -> None:
-    status = cluster.status()
+    status = json.loads(cluster.baton("status", "--json").stdout)
+    assert status == cluster.status()
     assert status["ready"] is True
     assert status["url"] == cluster.url
     roles = sorted(entry["role"] for entry in status["processes"])

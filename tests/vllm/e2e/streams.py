@@ -6,7 +6,8 @@ from threading import Event
 import httpx
 import psutil
 
-from tests.vllm.e2e.vllm_cluster import GREEDY, wait_until_ready
+from benchmarks.machine import pause
+from tests.vllm.e2e.vllm_cluster import GREEDY
 from tools.local_cluster import LocalCluster
 
 STREAM_TOKENS = 300
@@ -44,4 +45,5 @@ def wait_until_restarted(cluster: LocalCluster) -> None:
     while True:
         workers = [*cluster.processes("prefill"), *cluster.processes("decode")]
         if all(each["state"] == "serving" and psutil.pid_exists(each["pid"]) for each in workers):
-            return wait_until_ready(cluster)
+            return cluster.wait_until_ready()
+        pause(0.1)

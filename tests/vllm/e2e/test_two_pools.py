@@ -24,7 +24,6 @@ from tests.vllm.e2e.vllm_cluster import (
     VllmAnswers,
     prompt,
     vllm_cluster,
-    wait_until_ready,
 )
 from tools.conversation import EXACT
 from tools.local_cluster import LocalCluster
@@ -194,7 +193,7 @@ def test_streams_survive_a_killed_worker(
 ) -> None:
     """There are two cases: a prefill worker is killed while long prompts are still being computed
     and transferred, or a decode worker while the answers are being generated."""
-    wait_until_ready(cluster)
+    cluster.wait_until_ready()
     prompts = [prompt(100 + number, prompt_tokens + number) for number in range(STREAMS)]
     victim, started = cluster.processes(role)[0]["pid"], Event()
     with ThreadPoolExecutor(STREAMS) as pool:

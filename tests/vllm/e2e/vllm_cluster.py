@@ -77,9 +77,3 @@ def ask_vllm_alone(
     assert done.returncode == 0, done.stderr[-2000:]
     answers = json.loads(file.read_text())
     return {model: VllmAnswers(prompts, answers[str(model)]) for model, prompts in jobs.items()}
-
-
-def wait_until_ready(cluster: LocalCluster) -> None:
-    """Poll until the cluster is ready. The test's timeout bounds the wait."""
-    while not cluster.status()["ready"]:
-        pass
