@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from baton.errors import Unavailable
 
 MAX_LINE_BYTES = 2**22
+
+_answers: TextIO = sys.stdout
 
 
 class BenchProcess:
@@ -59,6 +62,13 @@ async def bench_process(
         await process.wait()
 
 
+def keep_output_for_answers() -> None:
+    """Send what this process prints otherwise, such as logs of libraries, to the standard error."""
+    global _answers
+    _answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+
 async def next_command() -> Any:
     """Return the next command to this process, None after the last one."""
     line = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
@@ -66,4 +76,4 @@ async def next_command() -> Any:
 
 
 def answer(message: object) -> None:
-    print(json.dumps(message), flush=True)
+    print(json.dumps(message), file=_answers, flush=True)

@@ -23,7 +23,7 @@ from baton.kv_codec.registry import open_codecs
 from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
 from baton.rpc.kvstore_client import KvStoreClient
-from benchmarks.codec_links.commands import answer, next_command
+from benchmarks.codec_links.commands import answer, keep_output_for_answers, next_command
 from benchmarks.codec_links.kv_pool import (
     BLOCK_TOKENS,
     FORMAT,
@@ -146,4 +146,5 @@ async def serve(num_blocks: int, transport_name: str, store_address: str) -> Non
 
 
 if __name__ == "__main__":
+    keep_output_for_answers()
     asyncio.run(serve(int(sys.argv[1]), sys.argv[2], sys.argv[3]))

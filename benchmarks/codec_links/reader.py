@@ -16,7 +16,7 @@ from dataclasses import asdict
 from baton.core.ids import BlockId, BlockKey
 from baton.core.kv_codec import KvCodecName
 from baton.core.kv_transfer import BlockRef
-from benchmarks.codec_links.commands import answer, next_command
+from benchmarks.codec_links.commands import answer, keep_output_for_answers, next_command
 from benchmarks.codec_links.kv_pool import measured_codecs, new_pool, touch
 from benchmarks.codec_links.network import READER_ADDRESS
 from benchmarks.codec_links.transfers import ChunkReader, open_transport
@@ -57,4 +57,5 @@ async def serve(num_blocks: int, transport_name: str) -> None:
 
 
 if __name__ == "__main__":
+    keep_output_for_answers()
     asyncio.run(serve(int(sys.argv[1]), sys.argv[2]))

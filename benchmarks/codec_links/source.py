@@ -18,7 +18,7 @@ from baton.core.kv_codec import KvCodecName
 from baton.core.kv_transfer import KvTransferChunk
 from baton.engine.kv_window import KvWindow
 from baton.engine.result import PrefillProgress
-from benchmarks.codec_links.commands import answer, next_command
+from benchmarks.codec_links.commands import answer, keep_output_for_answers, next_command
 from benchmarks.codec_links.kv_pool import BLOCK_TOKENS, fill, measured_codecs, new_pool, touch
 from benchmarks.codec_links.network import SOURCE_ADDRESS
 from benchmarks.codec_links.transfers import new_encoder, open_transport
@@ -75,4 +75,5 @@ async def _announce(export: KvExport) -> None:
 
 
 if __name__ == "__main__":
+    keep_output_for_answers()
     asyncio.run(serve(int(sys.argv[1]), sys.argv[2]))

@@ -20,7 +20,7 @@ from baton.system.host import host_id
 from baton.transport.base import Transport
 from baton.transport.host_memory import HostMemory
 from baton.transport.selection import open_transports
-from benchmarks.codec_links.commands import answer, next_command
+from benchmarks.codec_links.commands import answer, keep_output_for_answers, next_command
 from benchmarks.codec_links.kv_pool import (
     FORMAT,
     LAYOUT_NAME,
@@ -103,4 +103,5 @@ async def serve(num_blocks: int, transport_name: str) -> None:
 
 
 if __name__ == "__main__":
+    keep_output_for_answers()
     asyncio.run(serve(int(sys.argv[1]), sys.argv[2]))
