@@ -76,15 +76,18 @@ def transfer_rows(
 
 def fetch_rows(
     tokens: int,
+    codec: KvCodecName,
     measured: FetchMeasurement,
     speeds: Sequence[CodecSpeed],
     costs: Mapping[str, PrefillCost],
 ) -> list[Row]:
-    """Print a line per link and codec, with the choice between fetching and computing on each kind
-    of hardware in ``costs``."""
+    """Print a line per link for ``codec``, and the choice between fetching and computing on each
+    kind of hardware in ``costs``."""
     by_codec = {speed.codec: speed for speed in speeds}
     rows: list[Row] = []
-    for (link, codec), timings in sorted(measured.timings.items(), key=lambda item: item[0][0]):
+    for (link, fetched), timings in measured.timings.items():
+        if fetched is not codec:
+            continue
         row: Row = {
             "row": "fetch", "tokens": tokens, "link": link, "codec": codec.value,
             "seconds": timings.median_seconds, "all_seconds": timings.seconds,
