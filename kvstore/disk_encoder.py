@@ -18,7 +18,7 @@ from kvstore.dram_tier import DramBlock
 MAX_FORMATS = 8
 """Maximum number of formats whose codecs and buffers are kept."""
 
-OpenCodecs = Callable[[BlockFormat, str], Mapping[KvCodecName, BlockCodec]]
+OpenCodecs = Callable[[BlockFormat], Mapping[KvCodecName, BlockCodec]]
 """Opens the codecs for blocks of a format in the memory of a device."""
 
 STRENGTH = tuple(KvCodecName)
@@ -108,7 +108,7 @@ class DiskEncoder:
     def _codecs_of(self, format_: BlockFormat) -> _FormatCodecs:
         opened = self._formats.get(format_)
         if opened is None:
-            opened = _FormatCodecs(format_, self._open_codecs(format_, "cpu"))
+            opened = _FormatCodecs(format_, self._open_codecs(format_))
             self._formats[format_] = opened
             if len(self._formats) > MAX_FORMATS:
                 self._formats.popitem(last=False)

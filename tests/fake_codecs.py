@@ -64,9 +64,7 @@ class FakeCodec:
         return good
 
 
-def open_fake_codecs(
-    block_format: BlockFormat | None, device: str = "cpu"
-) -> dict[KvCodecName, FakeCodec]:
+def open_fake_codecs(block_format: BlockFormat | None) -> dict[KvCodecName, FakeCodec]:
     """Return all codecs for a format, as :func:`baton.kv_codec.registry.open_codecs` does."""
     if block_format is None:
         return {}

@@ -24,11 +24,12 @@ def block_checksums(pool: KvMemory, block_ids: Sequence[BlockId]) -> list[int]:
         flat = memoryview(pool.tensor.view(torch.uint8).view(-1).numpy())  # type: ignore[arg-type]
         size = pool.block_bytes
         return [xxhash.xxh3_64_intdigest(flat[b * size : (b + 1) * size]) for b in block_ids]
-    from baton.engine.cuda.checksum import checksum_stream, signed_sums
+    from baton.engine.cuda.block_stream import on_block_stream
+    from baton.engine.cuda.checksum import signed_sums
 
     if not block_ids:
         return []
-    with torch.cuda.stream(checksum_stream(pool.tensor.device)):
+    with on_block_stream(pool.tensor.device):
         return _unsigned(signed_sums(pool.tensor, block_ids, FACTOR))
 
 
@@ -39,11 +40,12 @@ def range_checksums(pool: KvMemory, ranges: Sequence[tuple[int, int]]) -> list[i
     if pool.device == "cpu":
         flat = memoryview(pool.memory.numpy())  # type: ignore[arg-type]
         return [xxhash.xxh3_64_intdigest(flat[start : start + size]) for start, size in ranges]
-    from baton.engine.cuda.checksum import checksum_stream, signed_range_sums
+    from baton.engine.cuda.block_stream import on_block_stream
+    from baton.engine.cuda.checksum import signed_range_sums
 
     if not ranges:
         return []
-    with torch.cuda.stream(checksum_stream(pool.tensor.device)):
+    with on_block_stream(pool.tensor.device):
         return _unsigned(signed_range_sums(pool.memory, ranges, FACTOR))
 
 

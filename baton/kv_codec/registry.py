@@ -1,4 +1,4 @@
-"""Opens the codecs that exist for a block format on a device."""
+"""Opens the codecs that exist for a block format in host memory."""
 
 import contextlib
 
@@ -15,15 +15,13 @@ from baton.kv_codec.portable_rotated import PortableRotatedCodec
 from baton.kv_codec.rotated_layout import BITS, rotated_layout
 
 
-def open_codecs(
-    block_format: BlockFormat | None, device: str = "cpu"
-) -> dict[KvCodecName, BlockCodec]:
-    """Return the codecs for blocks of ``block_format`` in the memory of ``device``, by name. It is
-    empty if there is no format, or none that can be encoded, and for devices other than "cpu".
-    They compute by compiled kernels, or in NumPy if these can't be used here.
+def open_codecs(block_format: BlockFormat | None) -> dict[KvCodecName, BlockCodec]:
+    """Return the codecs for blocks of ``block_format`` in host memory, by name. It is empty if
+    there is no format, or none that can be encoded. They compute by compiled kernels, or in NumPy
+    if these can't be used here. Those for GPUs are in :mod:`baton.engine.cuda.kv_codec`.
 
     There is no INT4 or INT2 if ``kv_heads * head_dim`` is not a multiple of 64."""
-    if block_format is None or device != "cpu" or not has_codecs(block_format):
+    if block_format is None or not has_codecs(block_format):
         return {}
     for instruction_set in supported_instruction_sets()[:1]:
         with contextlib.suppress(Unavailable):  # there is no compiler

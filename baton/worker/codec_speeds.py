@@ -52,7 +52,10 @@ def _sample(block_format: BlockFormat, device: str) -> torch.Tensor:
     generator = torch.Generator(device).manual_seed(0)
     num_values = block_format.num_planes * block_format.plane_values
     values = torch.randn((num_blocks, num_values), generator=generator, device=device)
-    return values.to(getattr(torch, block_format.dtype))
+    blocks = values.to(getattr(torch, block_format.dtype))
+    if blocks.device.type == "cuda":
+        torch.cuda.synchronize(blocks.device)  # codecs have a stream of their own
+    return blocks
 
 
 def _measure(

@@ -16,13 +16,12 @@ from baton.core.kv_codec import KvCodecName, KvCodecs
 from baton.engine.checksum import block_checksums, checksum_algorithm, range_checksums
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.kv_codecs import open_pool_codecs
 from baton.engine.loaded_runner import LoadedRunner
 from baton.engine.speculation.draft_source import DraftSource
 from baton.engine_settings import runner_options
 from baton.errors import Invalid
 from baton.kv_codec.base import BlockCodec
-from baton.kv_codec.block_format import parse_layout
-from baton.kv_codec.registry import open_codecs
 from baton.serve.status_pipe import report_progress
 from baton.system.core_shares import CoreShares
 from baton.system.cpu_cores import bindable_cores, usable_cores
@@ -75,7 +74,7 @@ class LoadedModel:
         pool = self.runner.pool
         if not pool.staging_bytes:
             return {}
-        codecs = open_codecs(parse_layout(pool.layout), pool.device)
+        codecs = open_pool_codecs(pool)
         if not codecs:
             log.warning("kv_codecs_unavailable", layout=pool.layout, device=pool.device)
         return codecs

@@ -107,7 +107,6 @@ def test_an_encoding_of_another_format_is_refused() -> None:
 
 def test_formats_without_codecs() -> None:
     assert open_codecs(None) == {}
-    assert open_codecs(FORMAT, "cuda:0") == {}
     assert open_codecs(BlockFormat("float16", 2, 16, 2, 64)) == {}
     assert open_codecs(BlockFormat("bfloat16", 2, 1, 1, 32)) == {}
     assert open_codecs(BlockFormat("bfloat16", 2, 16, 2, 65536)) == {}

@@ -247,7 +247,7 @@ async def test_real_codec_gives_the_same_kv(tmp_path: Path) -> None:
     (encoded,) = await store.read(3)
     assert store.codecs() == {3: (Tier.DRAM, LOSSLESS)} and len(encoded) < SIZE
     source, block = bytearray(encoded), bytearray(SIZE)
-    codec = open_codecs(parse_layout(LAYOUT), "cpu")[LOSSLESS]
+    codec = open_codecs(parse_layout(LAYOUT))[LOSSLESS]
     addresses = [addressof(c_char.from_buffer(data)) for data in (source, block)]
     assert codec.decode(addresses[:1], [len(source)], addresses[1:]) == [True]
     assert bytes(block) == expected

@@ -1,7 +1,6 @@
 """Computes checksums of KV blocks on a GPU, beside the steps of the engine."""
 
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 
@@ -13,16 +12,6 @@ _weighted_range_sums = KernelLauncher(kernels.weighted_range_sums)
 
 PART_WORDS, WORDS_AT_ONCE = 16_384, 2048
 """Words per program, and words that it loads at once: 64 bytes per thread."""
-
-HIGH_PRIORITY = -1
-
-
-@cache
-def checksum_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the CUDA stream for checksums. On the default stream they would wait for the step that
-    is running, 50 ms on an H100 for a chunk of 2,048 tokens of an 8B model, although the blocks
-    were finished by the step before."""
-    return torch.cuda.Stream(device, priority=HIGH_PRIORITY)  # type: ignore[no-untyped-call]
 
 
 def signed_sums(pool: torch.Tensor, block_ids: Sequence[int], factor: int) -> torch.Tensor:
