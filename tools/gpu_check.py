@@ -74,6 +74,7 @@ def parts_of(rounds: int) -> Parts:
         "architectures": check(gpu_correctness.architectures_are_right),
         "adapters": check(partial(_needs_engine, "adapters", _adapters)),
         **{f"determinism, {name}": check(partial(determinism, name), 240) for name in KINDS},
+        "KV codecs": check(_codecs),
         "cluster": check(cluster, 180),
         "ceilings": GpuCheckPart(gpu_speed.ceilings, 30),
         "kv transfer": GpuCheckPart(lambda: transfers("cuda_ipc"), 60),
@@ -83,6 +84,7 @@ def parts_of(rounds: int) -> Parts:
         "speed of decode attention": GpuCheckPart(lambda: gpu_speed.decode_attention(rounds), 60),
         "speed of layer kernels": GpuCheckPart(lambda: gpu_speed.layer_kernels(rounds), 60),
         "speed of fixed products": GpuCheckPart(lambda: gpu_speed.products(rounds), 60),
+        "speed of KV codecs": GpuCheckPart(partial(_codec_speeds, rounds), 60),
         "speed of sampling": GpuCheckPart(lambda: gpu_speed.sampling(rounds), 60),
         "speed of an engine": GpuCheckPart(
             partial(_needs_engine, "speed of an engine", partial(_engine_steps, rounds)), 120
@@ -120,6 +122,18 @@ def _adapters() -> Iterable[GpuTableRow]:
     from tools.gpu_adapters import adapters_are_right
 
     return adapters_are_right()
+
+
+def _codecs() -> Iterable[GpuTableRow]:
+    from tools.gpu_codecs import codecs_are_right
+
+    return codecs_are_right()
+
+
+def _codec_speeds(rounds: int) -> Iterable[GpuTableRow]:
+    from tools.gpu_codecs import codec_speeds
+
+    return codec_speeds(rounds)
 
 
 @dataclass
