@@ -213,6 +213,9 @@ def all_checks(
 
 
 def main() -> int:
+    from tests.unit.interpreter import compute_as_gpus_do
+
+    compute_as_gpus_do()
     torch.set_num_threads(1)
     np.seterr(over="ignore", invalid="ignore")  # as a GPU does
     for check in all_checks(SMALL_FORMATS, CHANGES, ESCAPES, torch.device("cpu")).values():
