@@ -32,6 +32,7 @@ from kvstore.lease_handler import LeaseHandler
 from kvstore.put_handler import PutHandler
 from kvstore.segment import BlockRecord
 from kvstore.store_feed import StoreFeed
+from kvstore.stored_codecs import StoredCodecs
 from kvstore.tiered_store import TieredStore
 
 
@@ -49,14 +50,17 @@ class StoreNode:
         dram: DramTier,
         disk: DiskTier | None = None,
         disk_encoder: DiskEncoder | None = None,
+        codecs: StoredCodecs | None = None,
     ) -> None:
-        """If ``disk_encoder`` is given, it encodes blocks on their way to the disk."""
+        """If ``disk_encoder`` is given, it encodes blocks on their way to the disk. ``codecs`` are
+        needed to find out whether an encoded block is valid; without them, its checksum
+        decides."""
         self._transports = transports
         self._host = host
         self._clock = clock
         self._dram = dram
         self.events = EventLog()
-        self._tiers = TieredStore(memory, dram, disk, self.events, clock, disk_encoder)
+        self._tiers = TieredStore(memory, dram, disk, self.events, clock, disk_encoder, codecs)
         self.demoter = Demoter(self._tiers)
         self._puts = PutHandler(self._tiers, self.demoter, transports, clock)
         self._leases = LeaseHandler(self._tiers, self.demoter, clock)
@@ -96,7 +100,8 @@ class StoreNode:
 
     async def report_damaged(self, keys: Sequence[BlockKey]) -> int:
         """Handle a reader's report of damaged blocks: verify the reported blocks that are in DRAM,
-        and drop those that are damaged. Return how many were damaged."""
+        and drop those whose checksum is wrong, or that can't be decoded. Return how many were
+        dropped."""
         num_damaged = 0
         for key in keys:
             slot = self._dram.get(key)
@@ -104,11 +109,11 @@ class StoreNode:
                 continue
             self._dram.add_reference(slot)
             try:
-                intact = await run_in_thread(partial(self._tiers.matches_checksum, slot))
+                damage = await run_in_thread(partial(self._tiers.find_damage, slot))
             finally:
                 self._dram.release_references([slot])
-            if not intact and self._dram.get(key) is slot:
-                self._tiers.drop_damaged(key, Tier.DRAM, "reader")
+            if damage is not None and self._dram.get(key) is slot:
+                self._tiers.drop_reported(slot, damage)
                 num_damaged += 1
         return num_damaged
 

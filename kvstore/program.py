@@ -39,6 +39,7 @@ from kvstore.dram_tier import DramTier
 from kvstore.index_publisher import IndexPublisher
 from kvstore.metrics import StoreMetrics
 from kvstore.node import StoreNode
+from kvstore.stored_codecs import StoredCodecs
 
 SWEEP_SECONDS = 1.0
 
@@ -87,6 +88,7 @@ class KvStoreProgram:
         self._stale_peer_sweeper = StalePeerSweeper(
             self._transports.values(), self._membership, self._clock
         )
+        codecs = StoredCodecs(open_codecs)
         self._node = StoreNode(
             self._generation,
             self._memory,
@@ -95,7 +97,8 @@ class KvStoreProgram:
             self._clock,
             _build_dram_tier(settings),
             self._disk,
-            _build_disk_encoder(settings.kv_codec_disk),
+            _build_disk_encoder(settings.kv_codec_disk, codecs),
+            codecs,
         )
         holder = KvHolder(self._id, self._generation)
         self._publisher = IndexPublisher(holder, self._node, self._index, self._clock)
@@ -196,8 +199,8 @@ def _open_disk_tier(settings: Settings, node: WorkerId) -> DiskTier | None:
     return DiskTier(folder, settings.store_disk_bytes, settings.store_eviction)
 
 
-def _build_disk_encoder(codec: KvCodecName) -> DiskEncoder | None:
-    return None if codec is KvCodecName.NONE else DiskEncoder(codec, open_codecs)
+def _build_disk_encoder(codec: KvCodecName, codecs: StoredCodecs) -> DiskEncoder | None:
+    return None if codec is KvCodecName.NONE else DiskEncoder(codec, codecs)
 
 
 def _allocate_arena(size_bytes: int) -> HostMemory:

@@ -4,6 +4,7 @@ promotion."""
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import structlog
 
@@ -21,11 +22,20 @@ from kvstore.disk_tier import DiskBlock, DiskTier
 from kvstore.dram_tier import DramBlock, DramBlockState, DramTier
 from kvstore.event_log import EventLog
 from kvstore.segment import BlockRecord
+from kvstore.stored_codecs import StoredCodecs
 
 DISK_BACKOFF_SECONDS = 10.0
 """After a disk failure, nothing is written to the disk for this long."""
 
 log = structlog.get_logger(__name__)
+
+
+class Damage(Enum):
+    """What is wrong with a block: its bytes have changed since it was put, or they are those that
+    were put, but no valid encoding."""
+
+    CHECKSUM = auto()
+    ENCODING = auto()
 
 
 @dataclass(slots=True)
@@ -59,6 +69,7 @@ class TieredStore:
         events: EventLog,
         clock: Clock,
         disk_encoder: DiskEncoder | None = None,
+        codecs: StoredCodecs | None = None,
     ) -> None:
         self.dram = dram
         self.disk = disk
@@ -66,6 +77,7 @@ class TieredStore:
         self.counters = StoreCounters()
         self._view = memory.view
         self._disk_encoder = disk_encoder
+        self._codecs = codecs
         self._clock = clock
         self._disk_backoff_until = float("-inf")
         if disk is not None:
@@ -104,12 +116,17 @@ class TieredStore:
         block = self.disk.get(key) if self.disk is not None else None
         return block.record.encoding if block is not None else None
 
-    def matches_checksum(self, slot: DramBlock) -> bool:
-        """Whether the block's bytes match its checksum. This reads all bytes, so don't call it in
-        the event loop. Checksums by algorithms that the node doesn't know are verified by the
-        reader, and count as matching here."""
-        checksum = block_checksum(slot.algorithm, self.slot_view(slot))
-        return checksum is None or checksum == slot.checksum
+    def find_damage(self, slot: DramBlock) -> Damage | None:
+        """Return what is wrong with a block in DRAM, None if nothing is. This reads or decodes the
+        block, so don't call it in the event loop. Checksums by algorithms that the node doesn't
+        know are verified by the reader, and count as right here."""
+        data = self.slot_view(slot)
+        checksum = block_checksum(slot.algorithm, data)
+        if checksum is not None and checksum != slot.checksum:
+            return Damage.CHECKSUM
+        if self._codecs is not None and self._codecs.is_invalid(slot.encoding, data):
+            return Damage.ENCODING
+        return None
 
     def slot_view(self, slot: DramBlock) -> memoryview:
         return self._view[slot.offset : slot.offset + slot.size_bytes]
@@ -177,6 +194,16 @@ class TieredStore:
             self.disk.drop(key)
         remaining = self.tier_of(key)
         self.events.append(remaining, [key])
+
+    def drop_reported(self, slot: DramBlock, damage: Damage) -> None:
+        """Remove a block in DRAM that a reader has reported. If its bytes were put like that, so
+        that a copy on the disk has them, too, the copy is removed as well."""
+        self.drop_damaged(slot.key, Tier.DRAM, "reader")
+        copy = self.disk.get(slot.key) if self.disk is not None else None
+        if damage is Damage.ENCODING and copy is not None:
+            record = copy.record
+            if (record.encoding, record.checksum) == (slot.encoding, slot.checksum):
+                self.drop_damaged(slot.key, Tier.DISK, "reader")
 
     # -- between the tiers -----------------------------------------------------------------
 

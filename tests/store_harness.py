@@ -22,6 +22,7 @@ from kvstore.dram_tier import DramTier
 from kvstore.index_publisher import IndexPublisher
 from kvstore.node import StoreNode
 from kvstore.segment import BlockRecord
+from kvstore.stored_codecs import StoredCodecs
 
 SIZE = 64
 NUM_BLOCKS = 16
@@ -45,6 +46,7 @@ class StoreHarness:
         size: int = SIZE,
         slab_blocks: int | None = None,
         disk_encoder: DiskEncoder | None = None,
+        codecs: StoredCodecs | None = None,
     ) -> None:
         self.size = size
         self.fabric = MemoryFabric()
@@ -72,6 +74,7 @@ class StoreHarness:
             self.dram,
             self.disk,
             disk_encoder,
+            codecs,
         )
         self.publisher = IndexPublisher(self.holder, self.node, self.index, self.clock)
 

@@ -15,8 +15,9 @@ from baton.errors import Invalid
 from baton.kv_codec.block_format import parse_layout
 from baton.kv_codec.registry import open_codecs
 from kvstore.checksum import block_checksum
-from kvstore.disk_encoder import DiskEncoder, OpenCodecs
+from kvstore.disk_encoder import DiskEncoder
 from kvstore.slot_sizes import FIXED_SIZE_STEPS, slot_bytes_for
+from kvstore.stored_codecs import OpenCodecs, StoredCodecs
 from tests.fake_codecs import FakeCodec, open_fake_codecs
 from tests.store_harness import KEYS, StoreHarness
 
@@ -39,9 +40,16 @@ class CodecHarness(StoreHarness):
         dram_blocks: int = 16,
         codecs: OpenCodecs = FAKES,
     ) -> None:
-        encoder = DiskEncoder(disk_codec, codecs) if disk_codec is not KvCodecName.NONE else None
+        opened = StoredCodecs(codecs)
+        encoder = DiskEncoder(disk_codec, opened) if disk_codec is not KvCodecName.NONE else None
         super().__init__(
-            dram_blocks, folder, size=SIZE, slab_blocks=4, disk_encoder=encoder, policy="lru"
+            dram_blocks,
+            folder,
+            size=SIZE,
+            slab_blocks=4,
+            disk_encoder=encoder,
+            policy="lru",
+            codecs=opened,
         )
         self.raw = []
         for number in range(len(self.bytes) // SIZE):
@@ -218,6 +226,31 @@ async def test_invalid_encodings_are_dropped(tmp_path: Path) -> None:
     await store.store(BlockRef(0, 100, checksum, KEYS[0], LOSSLESS))
     assert await store.node.demoter.demote_all() == 0
     assert (store.codecs(), store.node.stats().checksum_failures) == ({}, 1)
+
+
+async def test_reported_block_that_cannot_be_decoded_is_dropped(tmp_path: Path) -> None:
+    """Otherwise, each reader would fetch it again in vain. Its copy on the disk has the same
+    bytes."""
+    store = CodecHarness(tmp_path)
+    checksum = xxhash.xxh3_64_intdigest(store.block(0)[:100])
+    invalid = BlockRef(0, 100, checksum, KEYS[0], LOSSLESS)
+    assert await store.store(invalid, store.encoded_ref(1, INT4), store.ref(2)) == 3
+    assert await store.node.demoter.demote_all() == 3
+    assert await store.node.report_damaged(KEYS[:3]) == 1
+    assert store.codecs() == {1: (Tier.DRAM, INT4), 2: (Tier.DRAM, KvCodecName.NONE)}
+    assert store.disk is not None and KEYS[0] not in store.disk
+    assert (await store.lease(0)).num_stored == 0
+    assert store.has_integrity()
+
+
+async def test_copy_on_the_disk_survives_damage_in_dram(tmp_path: Path) -> None:
+    store = CodecHarness(tmp_path)
+    await store.store(store.encoded_ref(0, INT4))
+    await store.node.demoter.demote_all()
+    store.flip_bit(0)  # the codec's tag: neither the checksum nor the encoding is right
+    assert await store.node.report_damaged(KEYS[:1]) == 1
+    assert store.codecs() == {0: (Tier.DISK, INT4)}
+    assert await store.read(0) == [store.encoded(0, INT4)]
 
 
 async def test_checksum_of_the_worker_is_kept_for_encoded_blocks(tmp_path: Path) -> None:
