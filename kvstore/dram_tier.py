@@ -11,7 +11,7 @@ from baton.core.ids import BlockKey
 from baton.errors import Invalid, Overloaded
 from kvstore.block_encoding import RAW, BlockEncoding
 from kvstore.eviction import EvictionPolicy, new_eviction_policy
-from kvstore.slab_allocator import SlabAllocator, default_slab_bytes
+from kvstore.slab_allocator import SlabAllocator, default_slab_bytes, slab_bytes_for
 
 MAX_LEASES = 65_536
 MAX_LEASE_SECONDS = 60.0
@@ -104,6 +104,8 @@ class DramTier:
         policy: str = "baton",
         tenant_bytes: int | None = None,
     ) -> None:
+        """Without ``slab_bytes``, the size of slabs suits the first block that is stored in the
+        empty arena."""
         self.arena_bytes = arena_bytes
         self.used_bytes = 0
         self.raw_bytes = 0
@@ -112,7 +114,9 @@ class DramTier:
         self.quota_evictions = 0
         self._tenant_bytes = tenant_bytes
         self._policy_name = policy
+        self._has_default_slabs = slab_bytes is None
         self._slabs = SlabAllocator(arena_bytes, slab_bytes or default_slab_bytes(arena_bytes))
+        self._max_block_bytes = self._slabs.slab_bytes
         self._slots: dict[BlockKey, DramBlock] = {}
         self._slot_at: dict[int, DramBlock] = {}
         self._num_referenced: Counter[int] = Counter()  # referenced slots per slab
@@ -146,9 +150,9 @@ class DramTier:
 
     def check_block_size(self, size_bytes: int) -> None:
         """Raise Invalid if a block of ``size_bytes`` can never be stored."""
-        if not self._slabs.fits(size_bytes):
+        if not 0 < size_bytes <= self._max_block_bytes:
             raise Invalid(
-                f"a block has {size_bytes} bytes; it must have 1 to {self._slabs.slab_bytes}, the "
+                f"a block has {size_bytes} bytes; it must have 1 to {self._max_block_bytes}, the "
                 "size of a slab of the arena; raise store_bytes to make slabs larger",
                 param="blocks",
             )
@@ -190,6 +194,8 @@ class DramTier:
         assert key not in self._slots, "check `in` before"
         raw_bytes = encoding.raw_bytes(size_bytes)
         slot_bytes = encoding.slot_bytes(size_bytes)
+        if not self._slot_at and self._has_default_slabs:
+            self._resize_slabs(slab_bytes_for(self.arena_bytes, raw_bytes))
         offset = self._slabs.allocate(slot_bytes)
         if offset is None:
             return None
@@ -386,6 +392,12 @@ class DramTier:
         return f"{len(self._slot_at)} blocks, {len(self._leases)} leases: {marks}"
 
     # -- parts -----------------------------------------------------------------------------
+
+    def _resize_slabs(self, slab_bytes: int) -> None:
+        """Divide the empty arena into slabs of ``slab_bytes``."""
+        if slab_bytes != self._slabs.slab_bytes:
+            self._slabs = SlabAllocator(self.arena_bytes, slab_bytes)
+            self._last_used_of_slab.clear()
 
     def _check_pins(self, fresh: Sequence[DramBlock]) -> None:
         """Raise Overloaded if pinning the blocks ``fresh`` would exceed the limit of pinned bytes,

@@ -4,9 +4,18 @@ each other where possible."""
 import heapq
 from collections.abc import Iterable, Set
 
+from kvstore.slot_sizes import ALIGNMENT_BYTES
+
 MIN_SLAB_BYTES = 4 * 1024 * 1024
 MAX_SLAB_BYTES = 64 * 1024 * 1024
 SLABS_PER_ARENA = 64
+
+BLOCKS_PER_SLAB = 8
+"""Minimum number of raw blocks in a slab. The end of a slab, where no further slot fits, is unused,
+so a slab should have many slots."""
+
+MIN_SLABS_PER_ARENA = 8
+"""Minimum number of slabs, which several slot sizes share."""
 
 
 def default_slab_bytes(arena_bytes: int) -> int:
@@ -14,6 +23,18 @@ def default_slab_bytes(arena_bytes: int) -> int:
     for the blocks of large models."""
     share = arena_bytes // SLABS_PER_ARENA
     return min(max(share, MIN_SLAB_BYTES), MAX_SLAB_BYTES, arena_bytes)
+
+
+def slab_bytes_for(arena_bytes: int, raw_bytes: int) -> int:
+    """Choose a slab size for blocks that have ``raw_bytes`` if they are not encoded: the default,
+    or a larger size with room for BLOCKS_PER_SLAB of them, if the arena still has
+    MIN_SLABS_PER_ARENA slabs then."""
+    wanted = min(BLOCKS_PER_SLAB * raw_bytes, arena_bytes // MIN_SLABS_PER_ARENA)
+    default = default_slab_bytes(arena_bytes)
+    if wanted <= default:
+        return default
+    even = arena_bytes // (arena_bytes // wanted)  # leaves no end of the arena unused
+    return even // ALIGNMENT_BYTES * ALIGNMENT_BYTES
 
 
 class SlabAllocator:
@@ -87,10 +108,6 @@ class SlabAllocator:
     def num_slabs_of_other_sizes(self, size_bytes: int) -> int:
         """Return how many slabs are assigned to slot sizes other than ``size_bytes``."""
         return len(self._slot_bytes_of) - len(self._slabs_by_size.get(size_bytes, ()))
-
-    def fits(self, size_bytes: int) -> bool:
-        """Whether a slot of ``size_bytes`` could be allocated in an empty arena."""
-        return 0 < size_bytes <= self._slab_bytes and self._num_slabs > 0
 
     def num_free(self, size_bytes: int) -> int:
         """Return how many slots of ``size_bytes`` can be allocated without freeing any."""

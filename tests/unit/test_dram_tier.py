@@ -9,7 +9,7 @@ from baton.core.ids import BlockKey
 from baton.errors import Invalid, Overloaded
 from kvstore import dram_tier as dram_tier_module
 from kvstore.dram_tier import DramBlock, DramTier
-from kvstore.slab_allocator import SlabAllocator, default_slab_bytes
+from kvstore.slab_allocator import SlabAllocator, default_slab_bytes, slab_bytes_for
 
 
 def key(name: str) -> BlockKey:
@@ -208,7 +208,6 @@ def test_no_slot_is_allocated_twice(actions: list[tuple[bool, int, int]]) -> Non
 
 def test_arena_smaller_than_a_slab_holds_nothing() -> None:
     slabs = SlabAllocator(8, 16)
-    assert not slabs.fits(4)
     assert slabs.allocate(4) is None
 
 
@@ -217,3 +216,36 @@ def test_arena_smaller_than_a_slab_holds_nothing() -> None:
 )
 def test_default_slab_sizes(arena: int, slab: int) -> None:
     assert default_slab_bytes(arena) == slab
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("arena", "raw", "slab"),
+    [
+        (1024 * MIB, MIB, 16 * MIB),  # the default
+        (1024 * MIB, 9 * MIB // 4, 1024 * MIB // 56 // 64 * 64),  # 56 slabs of 18.3 MiB
+        (1024 * MIB, 32 * MIB, 128 * MIB),  # not less than 8 slabs
+        (256 * MIB, 4 * MIB, 32 * MIB),
+        (5, 5, 5),
+    ],
+)
+def test_slabs_have_room_for_several_large_blocks(arena: int, raw: int, slab: int) -> None:
+    assert slab_bytes_for(arena, raw) == slab
+
+
+def test_first_block_of_an_empty_arena_decides_the_slab_size() -> None:
+    tier = DramTier(256 * MIB)
+    assert tier.allocate(key("a"), 9 * MIB // 4) is not None
+    assert tier.num_free(9 * MIB // 4) == 14 * 8 - 1
+    assert tier.allocate(key("b"), 100) is not None
+    tier.check_integrity()
+    for name in "ab":
+        slot = tier._slots[key(name)]
+        tier.discard(slot)
+    assert tier.allocate(key("a"), MIB) is not None
+    assert tier.num_free(MIB) == 32 * 8 - 1
+    with pytest.raises(Invalid, match="it must have 1 to 4194304"):
+        tier.check_block_size(5 * MIB)
+    tier.check_integrity()
