@@ -75,11 +75,20 @@ class Fuzzer:
         encodings = [self._encode(codec, block) for codec in codecs]
         if len(set(encodings)) > 1:
             self._recorder.crash("the encodings differ")
+        self._check_intact(codecs[-1], encodings[0], block)
         broken = self._broken(encodings[0], block_format.size_bytes)
         self._recorder.begin(f"{name} {block_format} decode {broken[:500].hex()}")
         decoded = [self._decode(codec, broken, block_format.size_bytes) for codec in codecs]
         if len(set(decoded)) > 1:
             self._recorder.crash("the decoded blocks differ")
+
+    def _check_intact(self, codec: BlockCodec, encoded: bytes, block: Bytes) -> None:
+        """Decode an unchanged encoding, unless it is empty because the block stays raw."""
+        decoded = self._decode(codec, encoded, len(block)) if encoded else block.tobytes()
+        if decoded is None:
+            self._recorder.crash("an intact encoding is invalid")
+        elif not codec.name.is_lossy and decoded != block.tobytes():
+            self._recorder.crash("a lossless codec has changed the block")
 
     def _encode(self, codec: BlockCodec, block: Bytes) -> bytes:
         source, memory = self._source.place(len(block))
@@ -96,9 +105,10 @@ class Fuzzer:
         return block.tobytes() if is_valid else None
 
     def _broken(self, encoded: bytes, size_bytes: int) -> bytes:
-        """Change some bytes, cut, extend or replace an encoding; one in five stays as it is."""
+        """Change some bytes or bits, cut, extend or replace an encoding; one in six stays as it
+        is."""
         chance = self._chance
-        kind = chance.integers(5)
+        kind = chance.integers(6)
         if kind == 0:
             return encoded
         if kind == 1:
@@ -108,6 +118,10 @@ class Fuzzer:
             return changed[: chance.integers(len(changed))].tobytes()
         if kind == 3:
             return encoded + chance.bytes(int(chance.integers(1, 100)))
+        if kind == 4 and len(changed):
+            bits = chance.integers(0, 8 * len(changed), chance.integers(1, 5))
+            np.bitwise_xor.at(changed, bits // 8, (1 << bits % 8).astype(np.uint8))
+            return changed.tobytes()
         # In half of the cases the header and the tables behind it, which say most.
         region = min(len(changed), 256) if chance.random() < 0.5 else len(changed)
         if region:

@@ -28,6 +28,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from baton.core.attention_window import MAX_WINDOW_TOKENS, AttentionWindow
 from baton.text.tokenizer import Tokenizer
 from router.api_document.document import build_document
 from router.app import build_app
@@ -154,7 +155,8 @@ FIELDS = (
     "n", "best_of", "stop", "seed", "logit_bias", "logprobs", "top_logprobs", "stream",
     "stream_options", "tools", "tool_choice", "response_format", "echo", "suffix", "tokens",
     "stop_token_ids", "guided_regex", "guided_json", "guided_choice", "user", "metadata",
-    "chat_template_kwargs", "cache_salt", "priority", "add_generation_prompt",
+    "chat_template_kwargs", "cache_salt", "priority", "add_generation_prompt", "exact_kv",
+    "attention_window",
 )  # fmt: skip
 VALUES = st.recursive(
     st.none()
@@ -180,6 +182,25 @@ def test_any_values_in_any_fields_cause_no_server_error(
     valid = {CHAT: chat(), COMPLETE: {"prompt": "x"}, "/tokenize": {"prompt": "x"}}
     content = json.dumps({**valid.get(path, {"tokens": [1]}), **body}).encode()
     fuzzed.check(fuzzed.post(path, content))
+
+
+WINDOW_SIZES = st.integers(-2, 40) | st.sampled_from(
+    [MAX_WINDOW_TOKENS, MAX_WINDOW_TOKENS + 1, 2**63, -(2**63)]
+)
+
+
+@SOME
+@hypothesis.given(st.sampled_from([CHAT, COMPLETE]), WINDOW_SIZES, WINDOW_SIZES, st.booleans())
+def test_attention_windows_of_any_size_are_answered_or_refused(
+    fuzzed: Fuzzed, path: str, sink_tokens: int, recent_tokens: int, exact_kv: bool
+) -> None:
+    body = chat() if path == CHAT else {"prompt": "x"}
+    window = {"sink_tokens": sink_tokens, "recent_tokens": recent_tokens}
+    content = body | {"attention_window": window, "exact_kv": exact_kv, "max_tokens": 2}
+    answer = fuzzed.post(path, json.dumps(content).encode())
+    is_valid = AttentionWindow(sink_tokens, recent_tokens).is_valid
+    assert answer.status_code == (200 if is_valid else 400), answer.text
+    fuzzed.check(answer)
 
 
 @SOME
