@@ -179,6 +179,7 @@ bench: setup  ## The benchmarks, one after the other
 
 exact: setup  ## Token equality, the full matrix (about an hour)
 	$(BIN)/python -m tools.exactness $(ARGS)
+	$(BIN)/python -m tools.codec_exactness
 
 clean:  ## Remove what make made
 	rm -rf $(VENV) $(VLLM_VENV) $(CLIENTS_VENV) $(CLIENTS_FOLDER) $(CONSOLE_FOLDER) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,210 @@
+"""Check that clusters whose KV is encoded losslessly give the tokens of transformers, in FP32.
+
+    python -m tools.codec_exactness [--architectures A,B] [--transports shm,nixl,nixl-tcp,grpc]
+
+For each architecture and transport, a cluster answers the same prompts four times: with empty
+caches; from the store's DRAM; after a restart, from its SSD; and from the blocks that were promoted
+from there to DRAM. The workers' own caches are too small for the prompts. A cell counts only if
+blocks were really encoded: on the link, in DRAM or on the SSD. With ``--store-codec none``, blocks
+are encoded when they are demoted. Prints a table, and JSON as the last line. Exits with 1 if tokens
+differ, or if all blocks of a tier or a link were raw.
+
+Within a host, KV over ``shm`` is never encoded on its way to a decode worker; there, only the
+store's blocks are.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.machine import describe
+from tests.model_zoo import make_model
+from tools.exactness import Reference, Score, compare, reference_of
+from tools.local_cluster import LocalCluster, local_cluster
+
+PROMPT_TOKENS = 400
+POOL_BLOCKS = 80
+"""Blocks of each worker: the prompts of two or three requests."""
+
+MAX_WARM_UP = 40
+MIN_ENCODED_SHARE = 0.9
+"""Blocks that would not become smaller stay raw; these are few."""
+
+TRANSPORTS: dict[str, dict[str, object]] = {
+    "shm": {"transports": "shm"},
+    "nixl": {"transports": "nixl"},
+    "nixl-tcp": {"transports": "nixl", "nixl_interfaces": "lo", "nixl_private_network": True},
+    "grpc": {"transports": "grpc"},
+}
+
+
+@dataclass
+class Pass:
+    """What one pass over all prompts gave. ``transports`` are those of its KV transfers, of which
+    ``num_encoded`` of ``num_transfers`` were encoded; ``cached`` are prompt tokens by tier."""
+
+    score: Score = field(default_factory=Score)
+    transports: set[str] = field(default_factory=set)
+    num_transfers: int = 0
+    num_encoded: int = 0
+    cached: dict[str, int] = field(default_factory=dict)
+
+    def add(self, explained: dict[str, Any]) -> None:
+        details = explained["details"]
+        if int(details.get("kv_transfer_bytes", 0)):
+            self.num_transfers += 1
+            self.num_encoded += details["kv_transfer_codec"] == "lossless"
+            self.transports.add(explained["transport"])
+        for tier, count in explained["cached_tokens_by_tier"].items():
+            self.cached[tier] = self.cached.get(tier, 0) + count
+
+
+def run_pass(cluster: LocalCluster, references: Sequence[Reference]) -> Pass:
+    """Answer all prompts, one after the other."""
+    result = Pass()
+
+    def generate(prompt: list[int], count: int) -> list[int]:
+        body = {"prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True}
+        answer, headers = cluster.post_with_headers(
+            "/v1/completions", body | {"return_token_ids": True}
+        )
+        result.add(cluster.get(f"/admin/requests/{headers['x-baton-request-id']}"))
+        tokens: list[int] = answer["choices"][0]["token_ids"]
+        return tokens
+
+    for reference in references:
+        result.score += compare(reference, generate)
+    return result
+
+
+def check_store(cluster: LocalCluster) -> None:
+    [stats] = json.loads(cluster.baton("kv", "stats", "--json").stdout).values()
+    assert stats["violation"] == "" and stats["checksum_failures"] == 0, stats
+
+
+def encoded_share(cluster: LocalCluster) -> float:
+    """Return the share of the store's blocks that are encoded."""
+    listing = cluster.baton("kv", "ls", "--limit", "1000", "--json").stdout
+    [listed] = json.loads(listing).values()
+    codecs = [block["codec"] for block in listed["blocks"]]
+    return codecs.count("lossless") / max(len(codecs), 1)
+
+
+def warm_up_link(cluster: LocalCluster) -> None:
+    """Send prompts until one's KV travels encoded: the conductor has measured the link by then. At
+    first it expects a fast link, on which KV travels raw."""
+    for number in range(MAX_WARM_UP):
+        body = {"prompt": [10 + number] * PROMPT_TOKENS, "max_tokens": 2, "ignore_eos": True}
+        _, headers = cluster.post_with_headers("/v1/completions", body)
+        explained = cluster.get(f"/admin/requests/{headers['x-baton-request-id']}")
+        if explained["details"].get("kv_transfer_codec") == "lossless":
+            return
+
+
+def run_cluster(
+    model: Path, references: Sequence[Reference], transport: str, store_codec: str
+) -> Iterator[tuple[str, Pass, str]]:
+    """Yield each pass with its name, and what was not encoded in it although it should be."""
+    settings: dict[str, object] = {
+        "dtype": "float32", "num_blocks": POOL_BLOCKS, "max_model_tokens": 700, "threads": 1,
+        "store_bytes": 64 << 20, "store_disk_bytes": 64 << 20, "store_reload": "fetch",
+        "store_timeout_seconds": 5, "kv_codec_wire": "lossless", "kv_codec_store": store_codec,
+        "kv_codec_disk": "lossless", **TRANSPORTS[transport],
+    }  # fmt: skip
+
+    def raw_store() -> str:
+        return "" if encoded_share(cluster) > MIN_ENCODED_SHARE else "the store"
+
+    with local_cluster(model, settings=settings) as cluster:
+        if transport != "shm":
+            warm_up_link(cluster)
+        cold = run_pass(cluster, references)
+        is_raw = transport != "shm" and not cold.num_encoded
+        yield "cold", cold, "the link" if is_raw else ""
+        dram = run_pass(cluster, references)
+        yield "dram", dram, unused(dram, "dram") or (raw_store() if store_codec != "none" else "")
+        cluster.baton("down")
+        port = cluster.url.rpartition(":")[2]
+        cluster.baton("up", "--detach", "--port", port, "--model", str(model))
+        ssd = run_pass(cluster, references)
+        yield "ssd", ssd, unused(ssd, "disk") or raw_store()
+        promoted = run_pass(cluster, references)
+        yield "promoted", promoted, unused(promoted, "dram") or raw_store()
+        check_store(cluster)
+
+
+def unused(result: Pass, tier: str) -> str:
+    return "" if result.cached.get(tier, 0) else f"no token came from {tier}; cells of it"
+
+
+def references_of(model: Path, seed: int, prompts: int, tokens: int) -> list[Reference]:
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    chance = np.random.default_rng(seed)
+    shape = (prompts, PROMPT_TOKENS)
+    rows = chance.integers(reference.config.vocab_size, size=shape).tolist()
+    return [reference_of(reference, row, tokens) for row in rows]
+
+
+def run(options: argparse.Namespace, report: Callable[[dict[str, Any]], None]) -> None:
+    for name in options.architectures:
+        with tempfile.TemporaryDirectory() as folder:
+            model = make_model(Path(folder), name, seed=options.seed)
+            references = references_of(model, options.seed, options.prompts, options.tokens)
+            for transport in options.transports:
+                for cache, result, raw in run_cluster(
+                    model, references, transport, options.store_codec
+                ):
+                    counts = {k: v for k, v in vars(result).items() if k != "score"}
+                    counts["transports"] = sorted(result.transports)
+                    report(
+                        {"architecture": name, "transport": transport, "cache": cache, "raw": raw}
+                        | vars(result.score)
+                        | counts
+                    )
+
+
+def main(arguments: list[str]) -> int:
+    def names(text: str) -> list[str]:
+        return text.split(",")
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--architectures", type=names, default=["llama", "qwen3", "gemma3"])
+    parser.add_argument("--transports", type=names, default=list(TRANSPORTS))
+    parser.add_argument("--store-codec", choices=["lossless", "none"], default="lossless")
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(2)
+    print(describe())
+    cells: list[dict[str, Any]] = []
+
+    def report(cell: dict[str, Any]) -> None:
+        cells.append(cell)
+        cached = ", ".join(f"{tier} {count}" for tier, count in cell["cached"].items() if count)
+        print(
+            f"{cell['architecture']:12} {cell['transport']:9} {cell['cache']:9} "
+            f"{cell['tokens']:6} tokens, {cell['ties']} ties, {cell['differences']} different; "
+            f"{cell['num_encoded']} of {cell['num_transfers']} transfers encoded "
+            f"({', '.join(cell['transports'])}); cached: {cached or 'none'}"
+            + (f"; RAW: {cell['raw']}" if cell["raw"] else ""),
+            flush=True,
+        )
+
+    run(options, report)
+    ok = not any(cell["differences"] or cell["raw"] for cell in cells)
+    print(json.dumps({"ok": ok, "seed": options.seed, "cells": cells}))
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
