@@ -17,6 +17,7 @@ from baton.rpc.framed.server import FramedServerConnection
 from baton.rpc.framed.worker_service import WORKER_SERVICE
 from baton.rpc.frames import FRAME_HEADER, FrameProtocol
 from baton.worker.kv_layout import KvLayout
+from prefill_worker.cluster_prefix_store import ClusterPrefixStore
 from router.generation.attempt import Attempt
 from router.generation.framed_worker_connection import FramedWorkerConnection
 from router.generation.generation import Generation
@@ -318,6 +319,34 @@ def shared_between_adapters() -> Changes:
     return [(BlockKeyChainFactory, "root_key", root_key)]
 
 
+def shared_between_windows() -> Changes:
+    """Block keys do not depend on the attention window."""
+    original = BlockKeyChainFactory.root_key
+
+    def root_key(
+        self: BlockKeyChainFactory,
+        salt: bytes,
+        adapter_digest: bytes = b"",
+        attention_window: Any = None,
+        **options: Any,
+    ) -> Any:
+        return original(self, salt, adapter_digest, **options)
+
+    return [(BlockKeyChainFactory, "root_key", root_key)]
+
+
+def staging_freed_early() -> Changes:
+    """The staging space of a read from the store is freed although the read may still write."""
+    original = ClusterPrefixStore._deferred_release
+
+    def release_now(self: ClusterPrefixStore, block_ids: Any, staged: Any) -> Any:
+        if staged is not None:
+            staged.release()
+        return original(self, block_ids, staged)
+
+    return [(ClusterPrefixStore, "_deferred_release", release_now)]
+
+
 BUGS: dict[str, Callable[[], Changes]] = {
     bug.__name__: bug
     for bug in (
@@ -340,6 +369,8 @@ BUGS: dict[str, Callable[[], Changes]] = {
         delivered_to_slow_client,
         written_past_pause,
         shared_between_adapters,
+        shared_between_windows,
+        staging_freed_early,
     )
 }
 

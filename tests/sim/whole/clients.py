@@ -8,6 +8,7 @@ import httptools
 import orjson
 
 from baton.core.adapter import AdapterRef
+from baton.core.attention_window import AttentionWindow
 from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.request import FinishReason, RequestOutput, RequestSpec, SamplingParams
 from router.generation.generation import Generation
@@ -23,6 +24,9 @@ NUM_FAMILIES = 3
 
 ADAPTERS = [AdapterRef(name, name.encode() * 16) for name in "ab"]
 """The LoRA adapters that all workers have loaded."""
+
+ATTENTION_WINDOWS = [AttentionWindow(*each) for each in ((0, 5), (4, 6), (3, 1), (8, 12))]
+"""The attention windows of requests: shorter and longer than blocks and prompts."""
 
 FIRST_CHARACTER = 0x100
 """The character for token 0."""
@@ -248,11 +252,15 @@ def reset_client_connection(end: SimSocket) -> None:
         each.reset(ConnectionResetError("reset"))
 
 
-def draw_requests(chance: SeededRandom) -> list[ClientRequest]:
-    return [draw_request(chance, number) for number in range(chance.between(3, 8))]
+def draw_requests(chance: SeededRandom, *, with_windows: bool) -> list[ClientRequest]:
+    """Draw the requests of a run; some have an attention window if ``with_windows`` is set."""
+    return [
+        draw_request(chance, number, with_windows=with_windows)
+        for number in range(chance.between(3, 8))
+    ]
 
 
-def draw_request(chance: SeededRandom, number: int) -> ClientRequest:
+def draw_request(chance: SeededRandom, number: int, *, with_windows: bool) -> ClientRequest:
     family, shared = chance.below(NUM_FAMILIES), 4 * chance.below(8)
     own = chance.between(1, 12)
     prompt = [*_tokens(family, shared), *_tokens(50 + number, own)]
@@ -265,6 +273,7 @@ def draw_request(chance: SeededRandom, number: int) -> ClientRequest:
         tenant_salt=b"salt" if chance.happens(0.1) else b"",
         # Not drawn, so that a seed keeps its other draws: half of the requests use the base model.
         adapter=ADAPTERS[number % 4] if number % 4 < len(ADAPTERS) else None,
+        attention_window=_window(chance.seed + number) if with_windows else None,
     )
     leaves = chance.number() ** 2 if chance.happens(0.15) else None
     stops = chance.number() if chance.happens(0.08) else None
@@ -278,6 +287,11 @@ def draw_request(chance: SeededRandom, number: int) -> ClientRequest:
         pauses_after_seconds=stops,
         pause_seconds=chance.number() ** 2 + (4.0 if chance.happens(0.15) else 0.0),
     )
+
+
+def _window(number: int) -> AttentionWindow | None:
+    """Return the window for one request in three. It is not drawn, either."""
+    return None if number % 3 else ATTENTION_WINDOWS[number // 3 % len(ATTENTION_WINDOWS)]
 
 
 def _draw_sampling(chance: SeededRandom) -> SamplingParams:

@@ -19,11 +19,11 @@ from tests.sim.whole.store import SimStore
 from tests.sim.whole.transport import Fabric
 from tests.sim.whole.worker import (
     ENCODING_SEEDS,
-    ENGINES,
     MAX_MODEL_TOKENS,
     SimEnvironment,
     SimWorker,
     WorkerPlan,
+    engine_of,
 )
 
 BOOT_SECONDS = 0.01
@@ -51,8 +51,9 @@ class Cluster:
             ClusterCredentials("a secret of the cluster")
             if chance.happens(0.7)
             else ClusterCredentials(),
-            ENGINES[chance.seed % len(ENGINES)],
-            encodes=chance.seed % ENCODING_SEEDS == 1,
+            engine_of(chance.seed),
+            encodes_transfers=chance.seed % ENCODING_SEEDS == 1,
+            encodes_stored=chance.seed % ENCODING_SEEDS in (1, 2),
         )
         self.clients = Process("clients", self.network)
         self.workers: dict[str, SimWorker] = {}

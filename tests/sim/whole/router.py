@@ -235,7 +235,9 @@ class SimRouter:
     async def choice(self, answer: ClientResponse) -> ChoiceStream:
         await asyncio.wait([self._started])
         ask, spec = answer.request, answer.request.spec
-        chain = self._workers.block_key_hasher(spec.tenant_salt, spec.adapter)
+        chain = self._workers.block_key_hasher(
+            spec.tenant_salt, spec.adapter, spec.attention_window
+        )
         keys = await compute_block_keys(chain, spec.token_ids)
         record = GenerationRecord(spec.request_id, self._clock.monotonic(), spec.num_prompt_tokens)
         generation = CheckedGeneration(

@@ -24,6 +24,7 @@ from tests.sim.whole.history import check_history, check_without_faults
 from tests.sim.whole.loop import SimLoop
 from tests.sim.whole.router import simulated_streams
 from tests.sim.whole.seeded_random import SeededRandom
+from tests.sim.whole.worker import engine_of
 
 GC_THRESHOLD = 200_000
 """The threshold of the garbage collector's first generation. A run creates few reference cycles,
@@ -55,7 +56,9 @@ class Outcome:
 class Run:
     def __init__(self, seed: int, loop: SimLoop) -> None:
         self._chance = SeededRandom(seed)
-        self._asks = draw_requests(self._chance)
+        # Requests to models with windows of their own may have none.
+        self._with_windows = engine_of(seed).window_tokens is None
+        self._asks = draw_requests(self._chance, with_windows=self._with_windows)
         self._faults = draw_faults(self._chance)
         self._cluster = Cluster(loop, self._chance)
         self.fault_injector = FaultInjector(self._cluster, self._faults)
@@ -103,7 +106,7 @@ class Run:
 
     def _probe(self) -> ClientRequest:
         """Return the last request of the run, which must succeed because all faults have ended."""
-        ask = draw_request(self._chance, len(self._asks))
+        ask = draw_request(self._chance, len(self._asks), with_windows=self._with_windows)
         return ClientRequest(ask.spec, 0.7)
 
     async def _wait_until_at_rest(self) -> None:

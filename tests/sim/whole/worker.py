@@ -41,6 +41,8 @@ from prefill_worker.cluster_prefix_store import ClusterPrefixStore
 from prefill_worker.handler import PrefillHandler
 from prefill_worker.prefix_store import PrefixStore
 from prefill_worker.reload_policy import ReloadMode
+from prefill_worker.staged_read import BlockReader
+from prefill_worker.store_encoder import StoreEncoder
 from prefill_worker.store_publisher import StorePublisher
 from tests.sim.no_store import NoStore
 from tests.sim.table_codec import TableCodec
@@ -72,7 +74,13 @@ ENGINES = (ENGINE, ENGINE, ENGINE, WINDOWED, GROUPED)
 all layers, and with three groups of layers."""
 
 ENCODING_SEEDS = 4
-"""KV is encoded in one of this many seeds."""
+"""KV is encoded on its way to decode workers in one of this many seeds, and in the store in two."""
+
+LAYOUT = "float32[1x2x4x1x1]"
+"""A layout whose blocks are as large as those of the engine, and have codecs."""
+
+WITHOUT_CODECS = "2"
+"""The end of the names of workers that have no codecs, like workers of an older version."""
 
 STAGING_BYTES = 12 * ENCODED_ALIGNMENT_BYTES
 """Enough for nine exported blocks, so that exports often wait for space."""
@@ -103,10 +111,17 @@ class SimEnvironment:
     engine_config: EngineConfig = ENGINE
     answers: dict[str, ClientResponse] = field(default_factory=dict)
     """The responses of all clients, by request id."""
-    encodes: bool = False
+    encodes_transfers: bool = False
     """True if KV blocks are encoded for their way to the decode worker."""
+    encodes_stored: bool = False
+    """True if KV blocks are encoded for the store."""
     encoded: dict[bytes, bytes] = field(default_factory=dict)
     """The table of the codec of all workers (:class:`TableCodec`)."""
+
+
+def engine_of(seed: int) -> EngineConfig:
+    """Return the settings of the engines in the run with that seed."""
+    return ENGINES[seed % len(ENGINES)]
 
 
 def _encode_exports(exports: KvExports) -> None:
@@ -154,7 +169,9 @@ class SimWorker:
         self._follows_members = False
         clock = StepClock(environment.network.loop)
         config = environment.engine_config
-        staging_bytes = STAGING_BYTES if environment.encodes else 0
+        encodes = environment.encodes_transfers or environment.encodes_stored
+        self._has_codecs = encodes and not plan.name.endswith(WITHOUT_CODECS)
+        staging_bytes = STAGING_BYTES if self._has_codecs else 0
         runner = SimRunner(plan.num_blocks, config, clock, plan.slowness, staging_bytes)
         self._staging_offset = runner.staging_offset
         self.staging = StagingArea(self._staging_offset, staging_bytes) if staging_bytes else None
@@ -194,7 +211,7 @@ class SimWorker:
         )
         transports: dict[str, Transport] = {transport.name: transport}  # type: ignore[dict-item]
         layout = KvLayout(
-            "fake",
+            LAYOUT,
             runner.block_size_bytes,
             CHECKSUM_XXH3,
             runner.checksums,  # type: ignore[arg-type]
@@ -221,13 +238,13 @@ class SimWorker:
             transports=transports,
             clock=environment.clock,
             telemetry=telemetry_for(environment.clock),
-            codecs={codec.name: codec} if environment.encodes else {},
+            codecs={codec.name: codec} if self._has_codecs else {},
             staging=self.staging,
         )
         self.store = self._build_store(context)
         self.kv_importer = KvImporter(context, SimPeers(self.process), IMPORT_TIMEOUTS)
         self.prefill = PrefillHandler(context, self.store)
-        if environment.encodes:
+        if environment.encodes_transfers:
             _encode_exports(self.prefill.exports)
         self.worker = Worker(
             context,
@@ -242,15 +259,23 @@ class SimWorker:
         environment = self._environment
         if not environment.has_stores:
             return NoStore()
+        reader = BlockReader(context.layout, context.codecs, context.staging)
         client = ClusterStoreClient(
             self._membership, environment.index, context.transports,
             store_client_factory(self.process), context.host, environment.clock, STORE_SECONDS,
+            reader.codecs,
         )  # fmt: skip
-        publisher = StorePublisher(context.engine, client, context.layout, DIGEST[:16])
+        encoder = StoreEncoder(
+            context.layout,
+            KvCodecName.LOSSLESS if environment.encodes_stored else KvCodecName.NONE,
+            context.codecs,
+            context.staging,
+        )
+        publisher = StorePublisher(context.engine, client, context.layout, DIGEST[:16], encoder)
         return ClusterPrefixStore(
             context.engine, client, publisher, context.layout,
             environment.engine_config,
-            environment.clock, STORE_SECONDS, self.plan.prefer,
+            environment.clock, STORE_SECONDS, self.plan.prefer, reader,
         )  # fmt: skip
 
     # -- role changes and draining ---------------------------------------------------------
