@@ -342,4 +342,4 @@ class EncodedStoreMachine(RuleBasedStateMachine):
 
 
 TestEncodedStore = EncodedStoreMachine.TestCase
-TestEncodedStore.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestEncodedStore.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
