@@ -22,7 +22,6 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -40,8 +39,8 @@ from baton.system.host import host_id
 from baton.transport.base import Peer, Transport
 from baton.transport.host_memory import HostMemory
 from baton.transport.nixl import _HEADER, new_agent
-from baton.transport.reads import read_and_verify
 from baton.transport.selection import open_transports
+from baton.worker.block_reader import BlockReader, BlockSource
 from baton.worker.kv_layout import KvLayout
 from benchmarks.machine import SYSTEM_CLOCK, describe
 from benchmarks.transport import peer as transport_peer
@@ -113,10 +112,10 @@ class StoreBenchClient:
         leased = await self.calls.lease(LeaseRequest(self.keys(number, size), 10.0, 1 << 40))
         layout, block_ids = self.layout(size), self.block_ids(offset, size)
         assert len(leased.blocks) == len(block_ids), (len(leased.blocks), len(block_ids))
-        good = partial(layout.verify_blocks, CHECKSUM_XXH3, leased.blocks, block_ids)
-        spans = layout.transfer_ranges(leased.blocks, block_ids)
-        got = await read_and_verify(self.transport, self.peer, spans, good, 60.0, CLOCK)
-        assert got.num_verified == len(spans), got
+        reader = BlockReader(layout, None, {}, CLOCK, 60.0)
+        source = BlockSource(self.transport, self.peer, 60.0)
+        got = await reader.read(source, leased.blocks, block_ids)
+        assert not got.bad, got
         await self.calls.release(leased.lease_id)
 
 

@@ -16,7 +16,8 @@ from baton.worker.job import Job, placement_id
 from baton.worker.kv_transfer_stats import KvTransferStats
 from baton.worker.prompt_keys import hash_prompt
 from baton.worker.sides import Migration
-from decode_worker.kv_import import KvImport, KvImporter
+from decode_worker.import_state import KvImport
+from decode_worker.kv_import import KvImporter
 
 REMOTE_KV_IMPORTS = "pulls"
 """The name under which the link meter counts all links to workers on other hosts as one."""
@@ -29,7 +30,6 @@ class DecodeHandler:
         self._engine = context.engine
         self._key_hasher = context.key_hasher
         self._telemetry = context.telemetry
-        self._staging = context.staging
         self._kv_importer = kv_importer
         self._unfinished_transfers = UnfinishedTransfers()
         self._link_meter = LinkMeter()
@@ -66,9 +66,9 @@ class DecodeHandler:
             self._link_meter.record(REMOTE_KV_IMPORTS, stats.size_bytes, stats.link_seconds)
 
     def _quarantine(self, job: Job, kv_import: KvImport) -> None:
-        """Quarantine the blocks of a failed import, and keep its ranges of the staging area, until
-        its unfinished transfers have ended. A later sweep releases them."""
-        assert kv_import.transport is not None and kv_import.reservation is not None
+        """Quarantine the blocks of a failed import until its unfinished transfers have ended. A
+        later sweep releases them."""
+        assert kv_import.source is not None and kv_import.reservation is not None
         request_id, reservation = job.spec.request_id, kv_import.reservation
         blocks = reservation.block_ids[reservation.num_cached_blocks :]
 
@@ -77,14 +77,11 @@ class DecodeHandler:
 
         self._engine.send(quarantine)
         release = partial(Engine.release_quarantine, block_ids=blocks)
-
-        def on_end() -> None:
-            self._engine.send(release)
-            for staged in kv_import.unfinished_staging:
-                assert self._staging is not None
-                self._staging.release(staged)
-
-        self._unfinished_transfers.add(kv_import.transport, kv_import.unfinished_transfers, on_end)
+        self._unfinished_transfers.add(
+            kv_import.source.transport,
+            kv_import.unfinished_transfers,
+            partial(self._engine.send, release),
+        )
 
     async def begin_migration(self, job: Job) -> Migration | None:
         epoch = Epoch(job.spec.epoch + 1)
@@ -99,6 +96,7 @@ class DecodeHandler:
 
     def sweep(self) -> None:
         self._unfinished_transfers.sweep()
+        self._kv_importer.sweep()
 
     @property
     def link_bytes_per_second(self) -> float | None:

@@ -1,7 +1,7 @@
 """Fetches prefixes from the cluster's store nodes, and publishes blocks to them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -15,17 +15,13 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.prefill_cost_model import PrefillCostModel
 from baton.engine.result import StepResult
-from baton.errors import BatonError
+from baton.errors import BatonError, Corrupt
 from baton.kv.cluster_store_client import ClusterStoreClient, StoreLease
 from baton.transport.link_meter import LinkMeter
-from baton.transport.reads import (
-    TransferFailed,
-    VerifiedReadResult,
-    raise_if_cancelled,
-    read_and_verify,
-)
+from baton.transport.reads import TransferFailed, raise_if_cancelled
 from baton.transport.selection import LOCAL_ONLY
 from baton.transport.unfinished_transfers import UnfinishedTransfers
+from baton.worker.block_reader import BlockReader, BlockSource
 from baton.worker.engine_thread import EngineHandle
 from baton.worker.kv_layout import KvLayout
 from prefill_worker.prefix_fetch import PrefixFetch
@@ -36,7 +32,6 @@ from prefill_worker.reload_policy import (
     choose_reload_mode,
     fetch_timeout_seconds,
 )
-from prefill_worker.staged_read import BlockReader, StagedRead
 from prefill_worker.store_publisher import StorePublisher
 from prefill_worker.wanted_blocks import WantedBlocks
 
@@ -87,7 +82,7 @@ class ClusterPrefixStore:
         self._client = client
         self._publisher = publisher
         self._layout = layout
-        self._reader = reader or BlockReader(layout)
+        self._reader = reader or BlockReader(layout, None, {}, clock, call_seconds)
         self._config = config
         self._chunk_blocks = config.num_blocks_for(config.max_chunk_tokens)
         self._clock = clock
@@ -235,11 +230,11 @@ class ClusterPrefixStore:
         piece: StoreLease | None = lease
         keys, done = wanted.keys, 0
         while piece is not None:
-            num_wanted = self._reader.num_fitting(piece.blocks)
-            part, after = keys[done : done + num_wanted], [*wanted.preceding, *keys[:done]]
+            part = keys[done : done + len(piece.blocks)]
+            after = [*wanted.preceding, *keys[:done]]
             num_good = await self._import_piece(fetch, piece, part, after)
             done += num_good
-            if num_good < num_wanted or not num_good or done >= len(keys):
+            if num_good < len(piece.blocks) or done >= len(keys):
                 return
             on_disk = piece.leased.num_promoted > 0
             size = self._piece_bytes(fetch.node, on_disk)
@@ -280,7 +275,7 @@ class ClusterPrefixStore:
             lease = await self._client.lease(node, wanted, len(wanted) * self._layout.block_bytes)
             if lease is None:
                 return
-            part = wanted[: self._reader.num_fitting(lease.blocks)]
+            part = wanted[: len(lease.blocks)]
             if await self._import_piece(fetch, lease, part, ()) < len(wanted):
                 return
             end = start
@@ -299,13 +294,12 @@ class ClusterPrefixStore:
         meanwhile. Return how many leading blocks were read and verified."""
         start, num_good = self._clock.monotonic(), 0
         try:
-            if not keys:
-                log.warning("store_block_too_large_for_staging", node=lease.node.id)
-            elif self._reader.accepts(lease.blocks):
-                num_good = await self._read_into_cache(lease, keys, after)
-            else:
-                log.warning("store_block_of_wrong_size", node=lease.node.id)
-                await self._client.report_damaged(lease, keys)
+            self._check(lease)
+        except Corrupt as error:
+            log.warning("store_blocks_unreadable", node=lease.node.id, error=str(error))
+            await self._client.report_damaged(lease, keys)
+        else:
+            num_good = await self._read_into_cache(lease, keys, after)
         finally:
             await self._client.release(lease)
         num_promoted = min(lease.leased.num_promoted, num_good)
@@ -318,6 +312,16 @@ class ClusterPrefixStore:
             self._record_piece(_link_name(lease.node, num_promoted > 0), size, seconds)
         return num_good
 
+    def _check(self, lease: StoreLease) -> None:
+        """Raise Corrupt if this worker can't read the leased blocks."""
+        algorithm = lease.leased.checksum_algorithm
+        if algorithm != self._layout.checksum_algorithm:
+            raise Corrupt(
+                f"the node's blocks have checksums of algorithm {algorithm!r}, but this worker "
+                f"uses {self._layout.checksum_algorithm!r}"
+            )
+        self._reader.check(lease.blocks, self._reader.accepted(exact=False))
+
     async def _read_into_cache(
         self, lease: StoreLease, keys: Sequence[BlockKey], after: Sequence[BlockKey]
     ) -> int:
@@ -325,25 +329,29 @@ class ClusterPrefixStore:
         if block_ids is None:
             return 0
         num_good, must_quarantine, start = 0, False, self._clock.monotonic()
-        staged: StagedRead | None = None
+        source = BlockSource(
+            lease.transport,
+            lease.peer,
+            self._call_seconds - RELEASE_GRACE_SECONDS,
+            RELEASE_GRACE_SECONDS,
+        )
         try:
-            staged = await self._reader.begin(
-                lease.blocks[: len(keys)], block_ids, self._call_seconds
-            )
-            read = await self._read(lease, staged)
-            num_good = read.num_verified
-            self._record_remote_link(lease, read)
+            read = await self._reader.read(source, lease.blocks[: len(keys)], block_ids)
+            num_good = read.num_good
+            self._record_remote_link(lease, len(keys), read.link_seconds)
         except TransferFailed as error:
             self._client.record_read_failure(lease)
             log.warning("store_read_failed", error=str(error))
             self._record_failed_piece(lease, len(keys), self._clock.monotonic() - start)
             must_quarantine = bool(error.unfinished_transfers)
             if must_quarantine:
-                release = self._deferred_release(block_ids, staged)
-                self._unfinished_transfers.add(lease.transport, error.unfinished_transfers, release)
+                release = partial(Engine.release_quarantine, block_ids=block_ids)
+                self._unfinished_transfers.add(
+                    lease.transport,
+                    error.unfinished_transfers,
+                    partial(self._engine.send, release),
+                )
         finally:
-            if staged is not None and not must_quarantine:
-                staged.release()
             self._engine.send(
                 lambda engine: engine.finish_import(
                     keys, block_ids, num_good, quarantine=must_quarantine
@@ -362,11 +370,12 @@ class ClusterPrefixStore:
         size = sum(block.size_bytes for block in lease.blocks[:num_blocks])
         self._record_piece(link, size, seconds)
 
-    def _record_remote_link(self, lease: StoreLease, read: VerifiedReadResult) -> None:
+    def _record_remote_link(self, lease: StoreLease, num_blocks: int, seconds: float) -> None:
         """Record how fast bytes came from another host, for the conductor. Decoding doesn't count:
         the conductor adds it, and it would make the link seem slow."""
         if lease.transport.name not in LOCAL_ONLY:
-            self._record_piece(ALL_REMOTE_LINKS, read.size_bytes, read.link_seconds)
+            size = sum(block.size_bytes for block in lease.blocks[:num_blocks])
+            self._record_piece(ALL_REMOTE_LINKS, size, seconds)
 
     def _record_piece(self, link: str, size_bytes: int, seconds: float) -> None:
         """Record the link speed. The first piece over a link is ignored, since its time includes
@@ -400,40 +409,17 @@ class ClusterPrefixStore:
             self._engine.send(free)
             raise
 
-    async def _read(self, lease: StoreLease, staged: StagedRead) -> VerifiedReadResult:
-        return await read_and_verify(
-            lease.transport,
-            lease.peer,
-            staged.ranges(),
-            partial(staged.verify, lease.leased.checksum_algorithm),
-            self._call_seconds - RELEASE_GRACE_SECONDS,
-            self._clock,
-            release_timeout_seconds=RELEASE_GRACE_SECONDS,
-        )
-
-    def _deferred_release(
-        self, block_ids: list[BlockId], staged: StagedRead | None
-    ) -> Callable[[], None]:
-        """Return a function that frees the blocks and the staging space of an unfinished read."""
-
-        def release() -> None:
-            self._engine.send(partial(Engine.release_quarantine, block_ids=block_ids))
-            if staged is not None:
-                staged.release()
-
-        return release
-
     def _piece_bytes(self, node: Member, from_disk: bool) -> int:
         """Return a piece size that should take :data:`PIECE_SECONDS` to read."""
         rate = self._link_meter.bytes_per_second(_link_name(node, from_disk))
         piece = FIRST_PIECE_BYTES if rate is None else int(rate * PIECE_SECONDS)
-        limit = self._reader.max_staged_bytes or MAX_PIECE_BYTES
-        return max(min(piece, MAX_PIECE_BYTES, limit), self._layout.block_bytes)
+        return max(min(piece, MAX_PIECE_BYTES), self._layout.block_bytes)
 
     async def _sweep(self) -> None:
         while True:
             await self._clock.sleep(SWEEP_SECONDS)
             self._unfinished_transfers.sweep()
+            self._reader.sweep()
 
 
 def _link_name(node: Member, from_disk: bool) -> str:

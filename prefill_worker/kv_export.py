@@ -15,7 +15,7 @@ from baton.engine.engine import PrefillProgress
 from baton.engine.kv_window import KvWindow
 from baton.errors import Unavailable
 from baton.worker.kv_layout import KvLayout
-from prefill_worker.block_encoder import BlockEncoder
+from prefill_worker.export_encoder import ExportEncoder
 
 
 class KvExport:
@@ -32,7 +32,7 @@ class KvExport:
     windows or the request has an attention window, are left out: the exported blocks are all
     others, in the order of the table.
 
-    With a :class:`BlockEncoder`, blocks are encoded before they are announced, a chunk at a time.
+    With a :class:`ExportEncoder`, blocks are encoded before they are announced, a chunk at a time.
 
     There is at most one reader; :meth:`attach_reader` raises Unavailable for a second one.
     """
@@ -60,7 +60,7 @@ class KvExport:
         self._block_ids: tuple[BlockId, ...] = ()
         self._keys: tuple[BlockKey, ...] = ()
         self._spans: tuple[int, ...] = ()
-        self._encoder: BlockEncoder | None = None
+        self._encoder: ExportEncoder | None = None
         self._done: KvTransferDone | None = None
         self._closed = False
 
@@ -107,7 +107,7 @@ class KvExport:
     def num_tokens(self) -> int:
         return self._num_tokens
 
-    def attach_reader(self, endpoint: Endpoint, encoder: BlockEncoder | None = None) -> None:
+    def attach_reader(self, endpoint: Endpoint, encoder: ExportEncoder | None = None) -> None:
         """Attach the reader, which will read over ``endpoint`` what ``encoder`` makes of the
         blocks; without one, they are read as they are. Raises Unavailable if there is already a
         reader, or if the export is closed."""

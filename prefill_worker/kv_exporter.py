@@ -9,9 +9,10 @@ from baton.core.kv_transfer import KvTransferOpen
 from baton.engine.result import PrefillProgress
 from baton.errors import Invalid, NotFound
 from baton.transport.selection import LOCAL_ONLY, choose_transport
+from baton.worker.block_encoder import BlockEncoder
 from baton.worker.context import WorkerContext
 from baton.worker.job import Job
-from prefill_worker.block_encoder import BlockEncoder, ExportCodec
+from prefill_worker.export_encoder import ExportCodec, ExportEncoder
 from prefill_worker.kv_export import KvExport, LocalKvExportStream
 
 
@@ -20,6 +21,7 @@ class KvExporter:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
+        self._encoder = BlockEncoder(context.layout, context.staging, context.codecs)
         self._exports: dict[RequestId, tuple[Job, KvExport]] = {}  # by placement id
         self._added = asyncio.Event()
 
@@ -78,25 +80,18 @@ class KvExporter:
 
     def _open_encoder(
         self, job: Job, kv_export: KvExport, opening: KvTransferOpen
-    ) -> BlockEncoder | None:
+    ) -> ExportEncoder | None:
         """Return an encoder with the codec that the request should use. Return None if there is
         none, if one of the two workers does not have it, or if it is lossy and the request's KV
         must be exact."""
         context, wanted = self._context, job.spec.kv_codec
-        if context.staging is None or (job.spec.exact_kv and wanted.is_lossy):
-            return None
-        usable = {
-            name: codec
-            for name, codec in context.codecs.items()
-            if name in opening.codecs
-            and context.staging.fits(codec.max_encoded_bytes, for_reader=True)
-        }
-        if wanted not in usable:
+        usable = self._encoder.codecs.intersection(opening.codecs)
+        if wanted not in usable or (job.spec.exact_kv and wanted.is_lossy):
             return None
         exact = KvCodecName.LOSSLESS if KvCodecName.LOSSLESS in usable else KvCodecName.NONE
         recent = max(0, kv_export.num_tokens - context.config.codec_recent_tokens)
         export_codec = ExportCodec(wanted, exact, recent // context.engine_config.block_tokens)
-        return BlockEncoder(context.layout, context.staging, usable, export_codec)
+        return ExportEncoder(self._encoder, export_codec)
 
     def _check_compatible(self, opening: KvTransferOpen) -> None:
         context = self._context

@@ -5,15 +5,17 @@ from contextlib import asynccontextmanager
 
 from baton.config import Settings
 from baton.core.member import Member
+from baton.core.store import RAW_ONLY
 from baton.kv.cluster_store_client import ClusterStoreClient
 from baton.kv.redis_index import RedisKvIndex
 from baton.registry.membership import Membership
 from baton.rpc.kvstore_client import KvStoreClient
+from baton.worker.block_encoder import BlockEncoder
+from baton.worker.block_reader import BlockReader
 from baton.worker.context import WorkerContext
 from prefill_worker.cluster_prefix_store import ClusterPrefixStore
 from prefill_worker.handler import PrefillHandler
 from prefill_worker.reload_policy import ReloadMode
-from prefill_worker.staged_read import BlockReader
 from prefill_worker.store_encoder import StoreEncoder
 from prefill_worker.store_publisher import StorePublisher
 
@@ -33,7 +35,13 @@ async def open_prefill_side(
             node.address, settings.trust, socket_path, settings.store_timeout_seconds
         )
 
-    reader = BlockReader(context.layout, context.codecs, context.staging)
+    reader = BlockReader(
+        context.layout,
+        context.staging,
+        context.codecs,
+        context.clock,
+        settings.store_timeout_seconds,
+    )
     index = RedisKvIndex(settings.required_redis_url, settings.cluster)
     client = ClusterStoreClient(
         membership,
@@ -43,7 +51,7 @@ async def open_prefill_side(
         context.host,
         context.clock,
         settings.store_timeout_seconds,
-        reader.codecs,
+        RAW_ONLY.union(reader.accepted(exact=False)),
     )
     try:
         yield PrefillHandler(context, _build_store(context, settings, client, reader))
@@ -61,10 +69,8 @@ def _build_store(
         context.layout,
         context.model_digest[:MODEL_TAG_BYTES],
         StoreEncoder(
-            context.layout,
+            BlockEncoder(context.layout, context.staging, context.codecs),
             settings.kv_codec_store,
-            context.codecs,
-            context.staging,
             num_exact_blocks=context.engine_config.num_groups,
         ),
         always_exact=not settings.has_lossy_kv_codec,

@@ -10,6 +10,7 @@ from baton.engine.engine import Engine
 from baton.engine.result import SealedRun
 from baton.errors import BatonError
 from baton.kv.cluster_store_client import ClusterStoreClient
+from baton.worker.block_encoder import BlockEncoder
 from baton.worker.engine_thread import EngineHandle
 from baton.worker.kv_layout import KvLayout
 from prefill_worker.computed_chains import ComputedChains
@@ -46,7 +47,7 @@ class StorePublisher:
         self._client = client
         self._layout = layout
         self._model_tag = model_tag
-        self._encoder = encoder or StoreEncoder(layout)
+        self._encoder = encoder or StoreEncoder(BlockEncoder(layout))
         self._always_exact = always_exact
         self._runs: asyncio.Queue[SealedRun] = asyncio.Queue(MAX_UNPUBLISHED)
         self._chains = ComputedChains()
@@ -97,7 +98,7 @@ class StorePublisher:
         """Publish a run; return how many blocks the store accepted. If ``touch_stored`` is set, a
         put with only the keys is sent for a run that is already stored, so that the store counts it
         as used."""
-        per_put = self._encoder.max_blocks(MAX_PUT_BYTES)
+        per_put = max(MAX_PUT_BYTES // self._layout.block_bytes, 1)
         first = max(run.first_new_block, await self._client.count_stored_at_put_target(run.keys))
         if first >= len(run.keys) and touch_stored:
             await self._put(run, len(run.keys), [])

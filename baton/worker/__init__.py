@@ -11,6 +11,9 @@
 - :class:`~baton.worker.engine_thread.EngineThread`: the thread that owns the engine; other code
   sends it commands through :class:`~baton.worker.engine_thread.EngineHandle`.
 - :class:`~baton.worker.context.WorkerContext`: the engine, KV pool and identity of a worker.
+- :class:`~baton.worker.block_reader.BlockReader` and
+  :class:`~baton.worker.block_encoder.BlockEncoder`: read blocks of other processes into the KV
+  pool, and encode blocks for them; both use the :class:`~baton.worker.staging_area.StagingArea`.
 - :class:`~baton.worker.role_state.RoleState`, :class:`~baton.worker.load_monitor.LoadMonitor`: the
   role and load that the worker announces.
 - :mod:`baton.worker.mock`: mock workers without a model.

@@ -8,7 +8,6 @@ from functools import partial
 from baton.concurrency.threads import run_in_thread
 from baton.core.ids import BlockId, BlockKey
 from baton.core.kv_transfer import CHECKSUM_XXH3, BlockRef
-from baton.transport.base import TransferRange
 from baton.transport.reads import INLINE_BYTES
 
 PARALLEL_CHECKSUM_BYTES = 4 * 1024 * 1024
@@ -64,30 +63,3 @@ class KvLayout:
         if few and self.checksum_algorithm == CHECKSUM_XXH3:
             return self.compute_checksums(block_ids)  # faster than switching to a thread
         return await run_in_thread(partial(self.compute_checksums, block_ids))
-
-    def transfer_ranges(
-        self, blocks: Sequence[BlockRef], block_ids: Sequence[BlockId]
-    ) -> list[TransferRange]:
-        """Return the ranges for reading the remote ``blocks`` into the local ``block_ids``."""
-        return [
-            TransferRange(block.offset_bytes, block_id * self.block_bytes, self.block_bytes)
-            for block, block_id in zip(blocks, block_ids, strict=True)
-        ]
-
-    def verify_blocks(
-        self,
-        algorithm: str,
-        blocks: Sequence[BlockRef],
-        block_ids: Sequence[BlockId],
-        first: int,
-        last: int,
-    ) -> list[bool]:
-        """For each index in [first, last), return whether the local block ``block_ids[index]`` has
-        the checksum that ``blocks[index]`` announces. This reads the blocks, so don't call it in
-        the event loop. Checksums of another ``algorithm`` than this worker's can't be verified and
-        count as mismatches."""
-        if algorithm != self.checksum_algorithm:
-            return [False] * (last - first)
-        checksums = self.compute_checksums(block_ids[first:last])
-        announced = [block.checksum for block in blocks[first:last]]
-        return [a == b for a, b in zip(checksums, announced, strict=True)]

@@ -1,10 +1,11 @@
 """Timings of one request's KV transfer, for telemetry."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from baton.core.kv_codec import KvCodecName
 from baton.core.kv_transfer import BlockRef
+from baton.worker.read_times import ReadTimes, link_seconds, read_seconds
 
 
 @dataclass(slots=True)
@@ -17,15 +18,14 @@ class KvTransferStats:
     prefilled, ``reserved_at`` when blocks were reserved on this worker. All ``…_at`` are in
     monotonic seconds.
 
-    ``size_bytes`` were read, for blocks of ``raw_bytes``. ``codecs`` are the codecs of the blocks;
-    ``read_seconds`` includes decoding them, ``link_seconds`` does not."""
+    ``size_bytes`` were read, for blocks of ``raw_bytes``. ``codecs`` are the codecs of the blocks,
+    ``times`` those of the reads."""
 
     transport: str = ""
     size_bytes: int = 0
     raw_bytes: int = 0
     codecs: set[KvCodecName] = field(default_factory=set)
-    read_seconds: float = 0.0
-    link_seconds: float = 0.0
+    times: list[ReadTimes] = field(default_factory=list)
     exposed_seconds: float = 0.0
     last_chunk_at: float = 0.0
     num_cached_blocks: int = 0
@@ -39,14 +39,25 @@ class KvTransferStats:
         order = tuple(KvCodecName)
         return max(self.codecs, key=order.index, default=KvCodecName.NONE)
 
+    @property
+    def read_seconds(self) -> float:
+        """The time in which blocks were read, verified or decoded."""
+        return read_seconds(self.times)
+
+    @property
+    def link_seconds(self) -> float:
+        """The time in which bytes were under way."""
+        return link_seconds(self.times)
+
     def record_read(
-        self, blocks: Sequence[BlockRef], size_bytes: int, raw_bytes: int, seconds: float
+        self, blocks: Sequence[BlockRef], block_bytes: int, times: Iterable[ReadTimes]
     ) -> None:
-        """Record a read of ``size_bytes``, whether the blocks were good or not."""
+        """Record a read of blocks, which have ``block_bytes`` each when they are raw, whether they
+        were good or not."""
         self.codecs.update(block.codec for block in blocks)
-        self.size_bytes += size_bytes
-        self.raw_bytes += raw_bytes
-        self.read_seconds += seconds
+        self.size_bytes += sum(block.size_bytes for block in blocks)
+        self.raw_bytes += len(blocks) * block_bytes
+        self.times += times
 
     def details(self) -> dict[str, str]:
         return {

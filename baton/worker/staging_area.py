@@ -157,7 +157,7 @@ class StagingArea:
         except asyncio.CancelledError:
             if waiter.granted.done() and not waiter.granted.cancelled():
                 self.release(waiter.granted.result())
-            else:
+            elif waiter in self._waiting[for_reader]:
                 self._waiting[for_reader].remove(waiter)
                 self._serve_waiters()
             raise
@@ -165,6 +165,9 @@ class StagingArea:
     def _serve_waiters(self) -> None:
         for for_reader, waiters in self._waiting.items():
             while waiters:
+                if waiters[0].granted.cancelled():  # its task has not run since
+                    waiters.popleft()
+                    continue
                 found = self._take(waiters[0].size_bytes, for_reader)
                 if found is None:
                     break

@@ -16,6 +16,7 @@ from baton.core.ids import BlockId, BlockKey, Epoch, Incarnation, RequestId, Tok
 from baton.core.member import Member
 from baton.core.request import RequestSpec, SamplingParams
 from baton.core.states import Role, WorkerState
+from baton.core.store import RAW_ONLY
 from baton.engine.config import EngineConfig
 from baton.kv.cluster_store_client import ClusterStoreClient
 from baton.kv.memory_index import MemoryKvIndex
@@ -23,6 +24,7 @@ from baton.kv_codec.registry import open_codecs
 from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
 from baton.rpc.kvstore_client import KvStoreClient
+from baton.worker.block_reader import BlockReader
 from benchmarks.codec_links.commands import answer, keep_output_for_answers, next_command
 from benchmarks.codec_links.kv_pool import (
     BLOCK_TOKENS,
@@ -39,7 +41,6 @@ from benchmarks.codec_links.transfers import CLOCK, open_transport
 from benchmarks.machine import SYSTEM_CLOCK
 from prefill_worker.cluster_prefix_store import ClusterPrefixStore
 from prefill_worker.prefix_fetch import PrefixFetch
-from prefill_worker.staged_read import BlockReader
 from prefill_worker.store_publisher import StorePublisher
 
 CALL_SECONDS = 5.0
@@ -87,12 +88,14 @@ class Fetcher:
         self._layout = pool.layout
         self._handle = IdleEngineHandle()
         self._config = EngineConfig(block_tokens=BLOCK_TOKENS, max_model_tokens=max_tokens)
-        self._reader = BlockReader(pool.layout, open_codecs(FORMAT), pool.staging)
+        self._reader = BlockReader(
+            pool.layout, pool.staging, open_codecs(FORMAT), CLOCK, CALL_SECONDS
+        )
         transport = open_transport(transport_name, pool.memory, "fetcher", READER_ADDRESS)
         self._client = ClusterStoreClient(
             membership, MemoryKvIndex(), {transport.name: transport},
             lambda node: KvStoreClient(node.address, None, "", CALL_SECONDS),
-            "reader-host", CLOCK, CALL_SECONDS, self._reader.codecs,
+            "reader-host", CLOCK, CALL_SECONDS, RAW_ONLY.union(self._reader.accepted(exact=False)),
         )  # fmt: skip
 
     async def measure(self, num_blocks: int, stored_bytes: int) -> dict[str, object]:

@@ -2,21 +2,20 @@
 the reader."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from baton.clock import SystemClock
 from baton.core.ids import BlockId
 from baton.core.kv_codec import KvCodecName
-from baton.core.kv_transfer import CHECKSUM_XXH3, BlockRef
+from baton.core.kv_transfer import BlockRef
 from baton.kv_codec.base import BlockCodec
 from baton.transport.base import Peer, Transport
 from baton.transport.host_memory import HostMemory
-from baton.transport.reads import read_and_verify
 from baton.transport.selection import open_transports
+from baton.worker.block_encoder import BlockEncoder
+from baton.worker.block_reader import BlockReader, BlockSource
 from benchmarks.codec_links.kv_pool import BLOCK_TOKENS, BenchPool
 from benchmarks.codec_links.network import DEVICE
-from decode_worker.block_decoder import BlockDecoder
-from prefill_worker.block_encoder import BlockEncoder, ExportCodec
+from prefill_worker.export_encoder import ExportCodec, ExportEncoder
 
 CLOCK = SystemClock()
 TIMEOUT_SECONDS = 600.0
@@ -40,13 +39,13 @@ def open_transport(name: str, memory: HostMemory, owner: str, address: str) -> T
 
 def new_encoder(
     pool: BenchPool, codecs: Mapping[KvCodecName, BlockCodec], codec: KvCodecName, num_tokens: int
-) -> BlockEncoder | None:
+) -> ExportEncoder | None:
     """Return the encoder of a prompt of ``num_tokens`` tokens; None if it travels raw."""
     if codec is KvCodecName.NONE:
         return None
     recent = (num_tokens - RECENT_TOKENS) // BLOCK_TOKENS
     chosen = ExportCodec(codec, KvCodecName.LOSSLESS, recent)
-    return BlockEncoder(pool.layout, pool.staging, codecs, chosen)
+    return ExportEncoder(BlockEncoder(pool.layout, pool.staging, codecs), chosen)
 
 
 class ChunkReader:
@@ -59,24 +58,12 @@ class ChunkReader:
         transport: Transport,
         peer: Peer,
     ) -> None:
-        self._layout = pool.layout
-        self._decoder = BlockDecoder(pool.layout, pool.staging, codecs, CLOCK, TIMEOUT_SECONDS)
-        self._transport = transport
-        self._peer = peer
+        self._reader = BlockReader(pool.layout, pool.staging, codecs, CLOCK, TIMEOUT_SECONDS)
+        self._source = BlockSource(transport, peer, TIMEOUT_SECONDS)
 
     async def read(self, blocks: Sequence[BlockRef], ids: Sequence[BlockId]) -> float:
         """Read, verify and decode blocks. Return for how long bytes were under way."""
-        if any(block.codec is not KvCodecName.NONE for block in blocks):
-            self._decoder.check(blocks, self._decoder.accepted(exact=False))
-            decoded = await self._decoder.read(
-                self._transport, self._peer, blocks, ids, TIMEOUT_SECONDS
-            )
-            assert not decoded.bad, decoded
-            return decoded.link_seconds
-        verify = partial(self._layout.verify_blocks, CHECKSUM_XXH3, blocks, ids)
-        ranges = self._layout.transfer_ranges(blocks, ids)
-        read = await read_and_verify(
-            self._transport, self._peer, ranges, verify, TIMEOUT_SECONDS, CLOCK
-        )
-        assert read.num_verified == len(blocks), read
+        self._reader.check(blocks, self._reader.accepted(exact=False))
+        read = await self._reader.read(self._source, blocks, ids)
+        assert not read.bad, read
         return read.link_seconds

@@ -16,10 +16,11 @@ from baton.kv_codec.registry import open_portable_codecs
 from baton.transport.base import Transport
 from baton.transport.host_memory import HostMemory
 from baton.transport.selection import open_transports
+from baton.worker.block_encoder import BlockEncoder
+from baton.worker.block_reader import BlockReader, BlockSource
 from baton.worker.kv_layout import KvLayout
 from baton.worker.staging_area import StagingArea
-from decode_worker.block_decoder import BlockDecoder
-from prefill_worker.block_encoder import BlockEncoder, ExportCodec
+from prefill_worker.export_encoder import ExportCodec, ExportEncoder
 
 CLOCK = SystemClock()
 FORMAT = BlockFormat("bfloat16", 2, 16, 2, 64)
@@ -62,23 +63,22 @@ async def test_blocks_arrive_over_grpc(codec: KvCodecName) -> None:
     values = np.random.default_rng(SEED).standard_normal(POOL_BYTES // 2, dtype=np.float32)
     source.pool[:] = (values.view(np.uint32) >> 16).astype(np.uint16)
     export_codec = ExportCodec(codec, KvCodecName.LOSSLESS, NUM_BLOCKS - 1)
-    encoder = BlockEncoder(source.layout, source.staging, CODECS, export_codec)
-    decoder = BlockDecoder(reader.layout, reader.staging, CODECS, CLOCK, 5.0)
+    encoder = ExportEncoder(BlockEncoder(source.layout, source.staging, CODECS), export_codec)
+    decoder = BlockReader(reader.layout, reader.staging, CODECS, CLOCK, 5.0)
     block_ids = [BlockId(index) for index in range(NUM_BLOCKS)]
     refs = await encoder.block_refs(block_ids, [BlockKey(b"k" * 16)] * 5, block_ids)
     lossless = KvCodecName.LOSSLESS
     assert [ref.codec for ref in refs] == [lossless, codec, codec, codec, codec, lossless]
     decoder.check(refs, decoder.accepted(exact=False))
     peer = reader.transport.connect(source.transport.export())
-    result = await decoder.read(reader.transport, peer, refs, block_ids, 5.0)
-    assert result.bad == () and result.size_bytes == sum(ref.size_bytes for ref in refs)
+    remote = BlockSource(reader.transport, peer, 5.0)
+    result = await decoder.read(remote, refs, block_ids)
+    assert (result.bad, result.num_good) == ((), NUM_BLOCKS)
     same = (source.pool == reader.pool).reshape(NUM_BLOCKS, -1).all(axis=1)
     assert list(same) == [ref.codec is lossless for ref in refs]
     wrong = replace(refs[2], checksum=refs[2].checksum ^ 1)
-    again = await decoder.read(
-        reader.transport, peer, [refs[1], wrong, refs[3]], block_ids[:3], 5.0
-    )
-    assert again.bad == (1, 2)
+    again = await decoder.read(remote, [refs[1], wrong, refs[3]], block_ids[:3])
+    assert (again.bad, again.num_good) == ((1, 2), 1)
     with pytest.raises(Corrupt, match="in codec int4; this worker accepts none"):
         decoder.check([replace(refs[0], codec=KvCodecName.INT4)], ())
     encoder.acknowledge(3)

@@ -119,6 +119,24 @@ async def test_space_that_was_granted_to_a_cancelled_waiter_is_freed() -> None:
     area.check_integrity()
 
 
+async def test_space_that_is_freed_while_a_cancelled_waiter_has_not_run_goes_to_the_next() -> None:
+    area = make_area()
+    taken = area.try_allocate(12 * UNIT, for_reader=True)
+    assert taken is not None
+    first, second = (
+        asyncio.ensure_future(area.allocate(UNIT, LONG, for_reader=True)) for _ in range(2)
+    )
+    await asyncio.sleep(0)
+    first.cancel()
+    area.release(taken)
+    area.check_integrity()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    area.release(await second)
+    assert (area.used_bytes, area.num_waiting) == (0, 0)
+    area.check_integrity()
+
+
 async def test_a_range_is_freed_once() -> None:
     area = make_area()
     taken = area.try_allocate(UNIT)

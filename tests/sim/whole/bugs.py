@@ -2,7 +2,7 @@
 describes one bug, and returns the patches that plant it."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -16,8 +16,10 @@ from baton.rpc.framed.connection import FramedConnection, FrameKind
 from baton.rpc.framed.server import FramedServerConnection
 from baton.rpc.framed.worker_service import WORKER_SERVICE
 from baton.rpc.frames import FRAME_HEADER, FrameProtocol
-from baton.worker.kv_layout import KvLayout
-from prefill_worker.cluster_prefix_store import ClusterPrefixStore
+from baton.transport.base import Transfer, Transport
+from baton.transport.unfinished_transfers import UnfinishedTransfers
+from baton.worker.block_group import BlockGroup
+from baton.worker.block_reader import BlockReader
 from router.generation.attempt import Attempt
 from router.generation.framed_worker_connection import FramedWorkerConnection
 from router.generation.generation import Generation
@@ -117,14 +119,14 @@ def unverified_checksum() -> Changes:
     """Checksums are not verified, and some KV reads arrive damaged."""
     build = Fabric.__init__
 
-    def good(self: KvLayout, algorithm: str, blocks: Any, ids: Any, first: int, last: int) -> Any:
-        return [True] * (last - first)
+    def all_matching(self: BlockGroup, indexes: Iterable[int]) -> set[int]:
+        return set(indexes)
 
     def damaged(self: Fabric, chance: SeededRandom) -> None:
         build(self, chance)
         self.damage = 0.05
 
-    return [(KvLayout, "verify_blocks", good), (Fabric, "__init__", damaged)]
+    return [(BlockGroup, "_matching", all_matching), (Fabric, "__init__", damaged)]
 
 
 # -- framed connections ------------------------------------------------------------------------
@@ -336,15 +338,21 @@ def shared_between_windows() -> Changes:
 
 
 def staging_freed_early() -> Changes:
-    """The staging space of a read from the store is freed although the read may still write."""
-    original = ClusterPrefixStore._deferred_release
+    """The staging space of a read is freed although the read may still write."""
 
-    def release_now(self: ClusterPrefixStore, block_ids: Any, staged: Any) -> Any:
-        if staged is not None:
-            staged.release()
-        return original(self, block_ids, staged)
+    class FreedEarly(UnfinishedTransfers):
+        def add(
+            self, transport: Transport, transfers: Sequence[Transfer], on_end: Callable[[], object]
+        ) -> None:
+            on_end()
 
-    return [(ClusterPrefixStore, "_deferred_release", release_now)]
+    build = BlockReader.__init__
+
+    def freeing_early(self: BlockReader, *arguments: Any) -> None:
+        build(self, *arguments)
+        self._unfinished = FreedEarly()
+
+    return [(BlockReader, "__init__", freeing_early)]
 
 
 BUGS: dict[str, Callable[[], Changes]] = {

@@ -15,6 +15,7 @@ from baton.core.kv_codec import ENCODED_ALIGNMENT_BYTES, KvCodecName
 from baton.core.kv_transfer import CHECKSUM_XXH3
 from baton.core.member import Member
 from baton.core.states import WORKER_ROLES, Role, WorkerState
+from baton.core.store import RAW_ONLY
 from baton.engine.block_state import BlockState
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -26,6 +27,8 @@ from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.rpc.framed.worker_service import framed_worker_services
 from baton.transport.base import TransferRange, Transport
+from baton.worker.block_encoder import BlockEncoder
+from baton.worker.block_reader import BlockReader
 from baton.worker.constraint_opener import ConstraintOpener
 from baton.worker.context import WorkerConfig, WorkerContext
 from baton.worker.job import Job
@@ -41,7 +44,6 @@ from prefill_worker.cluster_prefix_store import ClusterPrefixStore
 from prefill_worker.handler import PrefillHandler
 from prefill_worker.prefix_store import PrefixStore
 from prefill_worker.reload_policy import ReloadMode
-from prefill_worker.staged_read import BlockReader
 from prefill_worker.store_encoder import StoreEncoder
 from prefill_worker.store_publisher import StorePublisher
 from tests.sim.no_store import NoStore
@@ -259,17 +261,17 @@ class SimWorker:
         environment = self._environment
         if not environment.has_stores:
             return NoStore()
-        reader = BlockReader(context.layout, context.codecs, context.staging)
+        reader = BlockReader(
+            context.layout, context.staging, context.codecs, environment.clock, STORE_SECONDS
+        )
         client = ClusterStoreClient(
             self._membership, environment.index, context.transports,
             store_client_factory(self.process), context.host, environment.clock, STORE_SECONDS,
-            reader.codecs,
+            RAW_ONLY.union(reader.accepted(exact=False)),
         )  # fmt: skip
         encoder = StoreEncoder(
-            context.layout,
+            BlockEncoder(context.layout, context.staging, context.codecs),
             KvCodecName.LOSSLESS if environment.encodes_stored else KvCodecName.NONE,
-            context.codecs,
-            context.staging,
         )
         publisher = StorePublisher(context.engine, client, context.layout, DIGEST[:16], encoder)
         return ClusterPrefixStore(
