@@ -24,7 +24,8 @@ class Member:
     ``numerics_fingerprint`` is hex, and equal on workers with bit-identical logits; it is empty if
     the worker doesn't guarantee that. ``adapters`` are the LoRA adapters that a worker has loaded
     or failed to load. ``pending_settings`` are shown by ``baton status``. ``kv_codecs`` are the KV
-    codecs that a worker's settings allow; ``codec_speeds`` are what it has measured of them.
+    codecs that a worker's settings allow; ``codec_speeds`` are what it has measured of them, at its
+    start and in use.
     """
 
     id: WorkerId

@@ -14,6 +14,7 @@
 - :class:`~baton.worker.block_reader.BlockReader` and
   :class:`~baton.worker.block_encoder.BlockEncoder`: read blocks of other processes into the KV
   pool, and encode blocks for them; both use the :class:`~baton.worker.staging_area.StagingArea`.
+- :class:`~baton.worker.codec_meter.CodecMeter`: measures the codecs while they are used.
 - :class:`~baton.worker.role_state.RoleState`, :class:`~baton.worker.load_monitor.LoadMonitor`: the
   role and load that the worker announces.
 - :mod:`baton.worker.mock`: mock workers without a model.

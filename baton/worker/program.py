@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,12 +14,13 @@ from prometheus_client import CollectorRegistry
 from baton.clock import Clock, SystemClock
 from baton.config import Settings
 from baton.core.ids import Incarnation, WorkerId
-from baton.core.kv_codec import CodecSpeed
+from baton.core.kv_codec import KvCodecName
 from baton.core.member import Member
 from baton.core.states import WORKER_ROLES, Role, WorkerState
 from baton.engine.engine import Engine
 from baton.engine.loaded_runner import LoadedRunner
 from baton.engine.result import StepResult
+from baton.kv_codec.base import BlockCodec
 from baton.kv_codec.block_format import parse_layout
 from baton.network.address import host_port
 from baton.obs.tracing import SpanExport
@@ -39,6 +40,7 @@ from baton.transport.base import Transport
 from baton.transport.selection import open_transports
 from baton.transport.stale_peers import StalePeerSweeper
 from baton.worker.adapters import WorkerAdapters
+from baton.worker.codec_meter import CodecMeter
 from baton.worker.codec_speeds import conductor_codecs, measure_codec_speeds
 from baton.worker.constraint_opener import ConstraintOpener
 from baton.worker.context import WorkerConfig, WorkerContext
@@ -139,8 +141,9 @@ class WorkerProgram:
         engine = self._build_engine(model)
         self._adapters = self._build_adapters(model.runner)
         await asyncio.to_thread(self._adapters.load_settings, engine)
-        context = self._build_context(model, engine)
-        self._codec_speeds = await asyncio.to_thread(self._measure_codecs, model, context)
+        codecs = model.open_codecs()
+        self._codec_meter = await asyncio.to_thread(self._measure_codecs, model, codecs)
+        context = self._build_context(model, engine, self._codec_meter.metered(codecs))
         self._worker = await self._build_worker(model, context)
         self._heartbeat = Heartbeat(
             self._registry,
@@ -254,10 +257,11 @@ class WorkerProgram:
             on_change=lambda: self._heartbeat.announce_now(),
         )
 
-    def _build_context(self, model: LoadedModel, engine: Engine) -> WorkerContext:
+    def _build_context(
+        self, model: LoadedModel, engine: Engine, codecs: Mapping[KvCodecName, BlockCodec]
+    ) -> WorkerContext:
         runner, config = model.runner, engine_config(self._settings, model.runner.limits)
         self._telemetry = self._build_telemetry(runner)
-        codecs = model.open_codecs()
         return WorkerContext(
             id=self._id,
             generation=self._generation,
@@ -278,17 +282,20 @@ class WorkerProgram:
             staging=model.open_staging() if codecs else None,
         )
 
-    def _measure_codecs(self, model: LoadedModel, context: WorkerContext) -> tuple[CodecSpeed, ...]:
+    def _measure_codecs(
+        self, model: LoadedModel, codecs: Mapping[KvCodecName, BlockCodec]
+    ) -> CodecMeter:
+        """Measure codecs at the worker's start; return what measures them from then on."""
         speeds = measure_codec_speeds(
-            context.codecs,
-            parse_layout(context.layout.name),
+            codecs,
+            parse_layout(model.kv_layout.name),
             model.runner.pool.device,
             conductor_codecs(configured_codecs(self._settings)),
             self._clock.monotonic,
         )
         for speed in speeds:
             log.info("kv_codec_measured", **asdict(speed))
-        return speeds
+        return CodecMeter(speeds, model.kv_layout.block_bytes, self._clock)
 
     async def _build_worker(self, model: LoadedModel, context: WorkerContext) -> Worker:
         settings, checker = self._settings, model.grammar_checker
@@ -390,5 +397,5 @@ class WorkerProgram:
             load=self._worker.load,
             pending_settings=STATUS.health.pending_settings,
             kv_codecs=configured_codecs(self._settings),
-            codec_speeds=self._codec_speeds,
+            codec_speeds=self._codec_meter.speeds(),
         )

@@ -95,3 +95,14 @@ async def test_workers_with_another_lossy_codec_get_no_requests() -> None:
     )
     placements = [place(cluster, str(number)) for number in range(9)]
     assert {placed.prefill and placed.prefill.id for placed in placements} == {"p0"}
+
+
+async def test_the_choice_follows_the_ratio_that_a_worker_reports() -> None:
+    cluster = ConductorHarness()
+    prefill = with_codecs(prefill_member("p"), KvCodecs(LOSSLESS))
+    decode = with_codecs(decode_member("d", link_bytes_per_second=1e7), KvCodecs(LOSSLESS))
+    await cluster.announce(prefill, decode)
+    assert place(cluster, "before").kv_codec is LOSSLESS
+    useless = replace(SPEEDS[0], ratio=1.0)
+    await cluster.announce(replace(prefill, codec_speeds=(useless,)), decode)
+    assert place(cluster, "after").kv_codec is NONE
