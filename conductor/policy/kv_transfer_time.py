@@ -3,8 +3,9 @@ in which it travels.
 
 Blocks are computed, encoded, and read in a pipeline. So the whole takes as long as its slowest
 stage, plus the time that the first chunk needs in the other stages. The stage of reading includes
-decoding: a chunk is decoded while it is read, but the last part of it only after that, and then the
-next chunk is read. All functions are pure.
+decoding: a chunk is decoded while it is read, but the last part of it only after that. It counts as
+if the next chunk were read only then; a reader that reads it meanwhile is faster. All functions are
+pure.
 """
 
 import math
@@ -18,7 +19,7 @@ from conductor.policy.snapshot import DecodeView, LinkSpeed, PolicyQuery, Prefil
 
 CHUNK_BYTES = 16 * 2**20
 """Size, as in the KV pool, of the blocks that are encoded and announced together
-(``prefill_worker/block_encoder.py``)."""
+(``baton/worker/block_encoder.py``)."""
 
 READ_BYTES = 4 * 2**20
 """Size, as it travels, of what is read at once (``GROUP_BYTES`` in ``baton/transport/base.py``).
