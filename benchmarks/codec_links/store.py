@@ -20,6 +20,7 @@ from baton.system.host import host_id
 from baton.transport.base import Transport
 from baton.transport.host_memory import HostMemory
 from baton.transport.selection import open_transports
+from baton.worker.block_encoder import BlockEncoder
 from benchmarks.codec_links.commands import answer, keep_output_for_answers, next_command
 from benchmarks.codec_links.kv_pool import (
     FORMAT,
@@ -54,10 +55,12 @@ class Publisher:
 
     async def publish(self, num_blocks: int, codec: KvCodecName) -> None:
         """Put all blocks of a prompt."""
-        encoder = StoreEncoder(self._pool.layout, codec, self._codecs, self._pool.staging)
+        pool = self._pool
+        encoder = StoreEncoder(BlockEncoder(pool.layout, pool.staging, self._codecs), codec)
+        per_put = MAX_PUT_BYTES // FORMAT.size_bytes
         keys, done = prefix_keys(num_blocks), 0
         while done < num_blocks:
-            end = min(done + encoder.max_blocks(MAX_PUT_BYTES), num_blocks)
+            end = min(done + per_put, num_blocks)
             ids = [BlockId(index % NUM_DISTINCT_BLOCKS) for index in range(done, end)]
             staged = await encoder.stage(ids, keys[done:end], done, exact=False)
             request = PutRequest(
