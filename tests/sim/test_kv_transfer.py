@@ -265,7 +265,7 @@ async def test_a_persistent_read_failure_fails_the_request_and_frees_both_sides(
 
 
 class ScriptedSource:
-    """A KV source that sends the given events, which may be false or malformed."""
+    """A KV source that sends the given events, which may be false or malformed, and then none."""
 
     def __init__(self, *events: KvTransferEvent) -> None:
         self._events = list(events)
@@ -277,6 +277,8 @@ class ScriptedSource:
         yield self
 
     async def next_event(self) -> KvTransferEvent:
+        if not self._events:
+            await asyncio.get_running_loop().create_future()
         return self._events.pop(0)
 
     async def acknowledge(self, num_blocks: int) -> None: ...
