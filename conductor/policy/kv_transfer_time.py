@@ -3,9 +3,8 @@ in which it travels.
 
 Blocks are computed, encoded, and read in a pipeline. So the whole takes as long as its slowest
 stage, plus the time that the first chunk needs in the other stages. The stage of reading includes
-decoding: a chunk is decoded while it is read, but the last part of it only after that. It counts as
-if the next chunk were read only then; a reader that reads it meanwhile is faster. All functions are
-pure.
+decoding: blocks are decoded while the next ones are read, so only what was read last is decoded
+after that. All functions are pure.
 """
 
 import math
@@ -23,7 +22,7 @@ CHUNK_BYTES = 16 * 2**20
 
 READ_BYTES = 4 * 2**20
 """Size, as it travels, of what is read at once (``GROUP_BYTES`` in ``baton/transport/base.py``).
-One read of a chunk is decoded while the next one is under way."""
+It is decoded while the next read is under way."""
 
 RAW = CodecSpeed(KvCodecName.NONE, 1.0, math.inf, math.inf)
 """The codec NONE."""
@@ -49,10 +48,10 @@ def pipeline_seconds(
 
 
 def _reading_seconds(link: LinkSpeed, size_bytes: float, codec: CodecSpeed) -> float:
-    """Return the time of transferring and decoding, one chunk after the other."""
+    """Return the time of transferring and decoding."""
     transfer = size_bytes * codec.ratio / link.bytes_per_second
     decode = size_bytes / codec.decode_bytes_per_second
-    last_read = min(READ_BYTES / (min(CHUNK_BYTES, size_bytes) * codec.ratio), 1.0)
+    last_read = min(READ_BYTES / (size_bytes * codec.ratio), 1.0)
     return max(transfer, decode) + last_read * min(transfer, decode)
 
 
