@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from baton.errors import NotFound
-from command_line.status import status_object
 from orchestrator.cluster_state import ClusterFolder
 from orchestrator.preflight import free_port
 
@@ -60,6 +59,8 @@ class LocalCluster:
         """Return what ``baton status --json`` prints. If the cluster runs this source, no process
         is started for it."""
         if self.tree is None:
+            from command_line.status import status_object  # its packages are not on every machine
+
             try:
                 return status_object(ClusterFolder(self.home, "default").read_running())
             except NotFound:

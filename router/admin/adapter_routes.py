@@ -19,8 +19,8 @@ MAX_LOADING_SECONDS = 30.0
 """How long a request to load an adapter waits until a worker has loaded it."""
 
 MAX_REMOVAL_SECONDS = 5.0
-"""How long such a request waits for the end of an earlier adapter of the same name. Workers stop to
-announce it within a second or two."""
+"""How long such a request, or one to unload an adapter, waits until no worker announces the removed
+adapter any more. Workers stop announcing it within a second or two."""
 
 
 def add_adapter_routes(app: FastAPI, context: RouterContext, adapters: AdapterDirectory) -> None:
@@ -76,7 +76,8 @@ def add_adapter_routes(app: FastAPI, context: RouterContext, adapters: AdapterDi
 
     async def wait_until_removed(name: str) -> None:
         """If the adapter was removed a moment ago, wait until no worker announces it any more.
-        Otherwise it would count as loaded at once."""
+        Otherwise it would count as loaded at once, and a worker that does not know of the removal
+        would write it again if Redis lost its data."""
         give_up_at = context.clock.monotonic() + MAX_REMOVAL_SECONDS
         while adapters.is_outdated(name) and context.clock.monotonic() < give_up_at:
             await context.clock.sleep(LOADING_SECONDS)
@@ -104,6 +105,7 @@ def add_adapter_routes(app: FastAPI, context: RouterContext, adapters: AdapterDi
             )
         if not removed:
             raise ApiError(404, f"there is no adapter {name}")
+        await wait_until_removed(name)
 
 
 def describe_adapter(adapter: ServedAdapter) -> dict[str, Any]:
