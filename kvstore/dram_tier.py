@@ -120,9 +120,7 @@ class DramTier:
         self._slots: dict[BlockKey, DramBlock] = {}
         self._slot_at: dict[int, DramBlock] = {}
         self._num_referenced: Counter[int] = Counter()  # referenced slots per slab
-        self._last_used_of_slab: dict[
-            int, int
-        ] = {}  # per slab: the tick of the last release of a slot
+        self._last_used_of_slab: dict[int, int] = {}  # the tick of the last release of a slot
         self._idle_slabs: OrderedDict[int, None] = OrderedDict()
         """The slabs with blocks, none of which is referenced, in the order of their last use."""
         self._policies: dict[int, EvictionPolicy] = {}  # per slot size

@@ -31,8 +31,8 @@ log = structlog.get_logger(__name__)
 
 
 class Damage(Enum):
-    """What is wrong with a block: its bytes have changed since it was put, or they are those that
-    were put, but no valid encoding."""
+    """The damage of a block: its bytes have changed since it was put, or they are those that were
+    put, but no valid encoding."""
 
     CHECKSUM = auto()
     ENCODING = auto()

@@ -94,7 +94,7 @@ class _MeteredCodec:
 
 
 class _CodecUse:
-    """What is known of a codec that is used, per byte of the blocks in the pool; ``last_at`` is
+    """The measurements of a codec that is used, per byte of the blocks in the pool; ``last_at`` is
     when it was used last, in monotonic seconds."""
 
     def __init__(self, at_start: CodecSpeed) -> None:

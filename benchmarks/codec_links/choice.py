@@ -1,5 +1,5 @@
-"""What the production policies choose, given what the workers have measured, and how far that is
-from the best that was measured."""
+"""Lets the production policies choose by the workers' measurements, and compares each choice with
+the best that was measured."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,10 +42,10 @@ class CodecChoice:
 
 @dataclass(frozen=True)
 class ReloadChoice:
-    """Whether a stored prefix is fetched. ``conductor`` is what the conductor plans with, and
-    ``mode`` the worker's choice, which decides. ``of_best`` is the time of that choice, divided by
-    the shorter one of fetching and computing. The time of a split is not measured: it is that at
-    which both ends would meet."""
+    """The choice between fetching and computing a stored prefix. The conductor plans with
+    ``conductor``; ``mode`` is the worker's choice, which decides. ``of_best`` is the time of that
+    choice, divided by the shorter one of fetching and computing. The time of a split is not
+    measured: it is that at which both ends would meet."""
 
     conductor: ReloadMode
     mode: ReloadMode
