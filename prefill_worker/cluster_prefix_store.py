@@ -178,9 +178,10 @@ class ClusterPrefixStore:
         decision = self._choose_mode(fetch_seconds, cached, wanted.end)
         fetch.stats.mode, fetch.stats.reason = decision.mode.value, decision.reason
         if decision.mode is ReloadMode.FETCH:
-            timeout.reschedule(
-                asyncio.get_running_loop().time() + fetch_timeout_seconds(fetch_seconds)
-            )
+            if not timeout.expired():  # otherwise the next await is cancelled
+                timeout.reschedule(
+                    asyncio.get_running_loop().time() + fetch_timeout_seconds(fetch_seconds)
+                )
             await self._fetch_pieces(fetch, lease, wanted)
             return
         await self._client.release(lease)
