@@ -53,9 +53,17 @@ def open_channel(address: str, trust: ClusterCredentials | str | None = None) ->
     return cast(grpc.aio.Channel, _SigningChannel(channel, CallSigner(trust.secret, address)))
 
 
+FAILED_WRITE_DETAILS = "Internal error from Core"
+"""The details that grpc.aio gives a call whose message could not be sent, mostly because the peer
+has ended the call. The status is INTERNAL then, and that of the peer is lost."""
+
+
 def translate_rpc_error(error: grpc.aio.AioRpcError) -> BatonError:
-    """Return the BatonError that corresponds to the gRPC status with which a peer ended a call."""
+    """Return the BatonError that corresponds to the gRPC status with which a peer ended a call. It
+    is Unavailable if gRPC could not send a message and reports no status of the peer."""
     message = error.details() or error.code().name
+    if error.code() is grpc.StatusCode.INTERNAL and message == FAILED_WRITE_DETAILS:
+        return Unavailable("the gRPC call ended before a message could be sent; the reason is lost")
     translated = error_from_grpc_status(error.code().name, message)
     if isinstance(translated, Overloaded):
         for key, value in error.trailing_metadata() or ():
