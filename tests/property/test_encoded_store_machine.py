@@ -7,6 +7,7 @@ accounting is consistent after every step."""
 import asyncio
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,22 @@ def codec_on_disk(codec: KvCodecName, disk_codec: KvCodecName, exact: bool) -> K
     return codec if codec.is_lossy or order.index(target) <= order.index(codec) else target
 
 
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease that the test holds until ``expires_at``. Its blocks stay as they were leased, even
+    if the node has other blocks for their keys by now: ``invalid`` and ``damaged`` are therefore
+    those of the leased blocks."""
+
+    leased: LeasedBlocks
+    expires_at: float
+    invalid: frozenset[BlockKey]
+    damaged: set[BlockKey]
+
+
 class EncodedStoreMachine(RuleBasedStateMachine):
     """Runs a store node and its model. ``model`` has the codecs in which each block may be. A block
     in ``invalid`` was put with the right checksum, but is no encoding; one in ``damaged`` may have
-    lost a bit. ``leases`` has the leases that the test holds, each with its expiry time."""
+    lost a bit. ``leases`` has the leases that the test holds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +88,7 @@ class EncodedStoreMachine(RuleBasedStateMachine):
         self.model: dict[BlockKey, set[KvCodecName]] = {}
         self.invalid: set[BlockKey] = set()
         self.damaged: set[BlockKey] = set()
-        self.leases: dict[str, tuple[LeasedBlocks, float]] = {}
+        self.leases: dict[str, Lease] = {}
 
     @initialize(room=st.integers(2, 8), codec=CODECS, policy=st.sampled_from(["baton", "lru"]))
     def start(self, room: int, codec: KvCodecName, policy: str) -> None:
@@ -189,22 +202,28 @@ class EncodedStoreMachine(RuleBasedStateMachine):
         keys = [KEYS[number] for number in numbers[: len(leased.blocks)]]
         assert [block.key for block in leased.blocks] == keys
         if leased.lease_id:
-            self.leases[leased.lease_id] = (leased, self.clock.monotonic() + LEASE_SECONDS)
-            self.read(leased)
+            lease = Lease(
+                leased,
+                self.clock.monotonic() + LEASE_SECONDS,
+                frozenset(self.invalid),
+                set(self.damaged),
+            )
+            self.leases[leased.lease_id] = lease
+            self.read(lease)
 
-    def read(self, leased: LeasedBlocks) -> None:
+    def read(self, lease: Lease) -> None:
         """Read leased blocks as a worker does: report those that are damaged or can't be decoded,
         and check the bytes of all others."""
-        for block in leased.blocks:
+        for block in lease.leased.blocks:
             start = block.offset_bytes
             data = bytes(self.harness.arena.view[start : start + block.size_bytes])
             if xxhash.xxh3_64_intdigest(data) != block.checksum:
-                assert block.key in self.damaged
+                assert block.key in lease.damaged
                 self.run(self.harness.node.report_damaged([block.key]))
                 slot = self.harness.dram.get(block.key)
                 assert slot is None or slot.offset != block.offset_bytes
             elif data == INVALID:
-                assert block.key in self.invalid
+                assert block.key in lease.invalid
                 self.run(self.harness.node.report_damaged([block.key]))
                 slot = self.harness.dram.get(block.key)
                 assert slot is None or slot.offset != block.offset_bytes
@@ -216,9 +235,9 @@ class EncodedStoreMachine(RuleBasedStateMachine):
     def read_late(self, data: st.DataObject) -> None:
         """Read the blocks of a lease once more, unless it has expired. They must not have been
         overwritten."""
-        leased, until = self.leases[data.draw(st.sampled_from(sorted(self.leases)))]
-        if until > self.clock.monotonic():
-            self.read(leased)
+        lease = self.leases[data.draw(st.sampled_from(sorted(self.leases)))]
+        if lease.expires_at > self.clock.monotonic():
+            self.read(lease)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -279,6 +298,9 @@ class EncodedStoreMachine(RuleBasedStateMachine):
         if slot is not None:
             self.damaged.add(key)
             self.harness.flip_bit(slot.offset + offset % slot.size_bytes)
+            for lease in self.leases.values():
+                if any(block.offset_bytes == slot.offset for block in lease.leased.blocks):
+                    lease.damaged.add(key)
 
     def flip_on_disk(self, key: BlockKey, offset: int) -> None:
         assert self.harness.disk is not None
