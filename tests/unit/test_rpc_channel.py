@@ -40,6 +40,7 @@ async def test_writing_to_a_call_that_the_peer_has_ended_is_unavailable() -> Non
     async with open_channel(f"127.0.0.1:{port}") as channel:
         for _ in range(NUM_CALLS):
             handler.refused.clear()
+            call: grpc.aio.StreamStreamCall[bytes, bytes]
             call = channel.stream_stream("/baton.test/Refuse")()
             await call.wait_for_connection()
             await handler.refused.wait()
