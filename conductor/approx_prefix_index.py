@@ -83,7 +83,7 @@ class ApproxPrefixIndex:
         # The start of a prefix is added last, so that its end is dropped first.
         for depth in reversed(_indexed_depths(len(keys))):
             key = keys[depth - 1]
-            self._incarnations_by_key[key] = _add_incarnation(
+            self._incarnations_by_key[key] = self._add_incarnation(
                 self._incarnations_by_key.pop(key, life), life
             )
         for _ in range(min(len(self._incarnations_by_key) - self._max_keys, MAX_EVICTED_PER_CALL)):
@@ -136,14 +136,18 @@ class ApproxPrefixIndex:
             self._worker_of[self._num_incarnations] = worker
         return self._incarnation_of[worker]
 
-
-def _add_incarnation(lives: int | dict[int, None], life: int) -> int | dict[int, None]:
-    if lives == life:
+    def _add_incarnation(self, lives: int | dict[int, None], life: int) -> int | dict[int, None]:
+        """Add an incarnation to those of a key. Removed ones are dropped once they are the
+        majority: a key that is sent for months, such as that of a system prompt, would otherwise
+        collect every worker that there ever was."""
+        if lives == life:
+            return lives
+        if isinstance(lives, int):
+            return {lives: None, life: None}
+        lives[life] = None
+        if len(lives) > 2 * len(self._worker_of):
+            return {each: None for each in lives if each in self._worker_of}
         return lives
-    if isinstance(lives, int):
-        return {lives: None, life: None}
-    lives[life] = None
-    return lives
 
 
 def _indexed_depths(num_keys: int) -> Sequence[int]:

@@ -80,3 +80,16 @@ def test_placed_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         found = [placed.num_cached_blocks(C, keys(n)) for n in (11, 12, 13, 14, 15)]
         others = [placed.num_cached_blocks(name, keys(n)) for name, n in ((A, 3), (B, 1), (B, 5))]
         assert sum(found) + sum(others) == known
+
+
+def test_a_key_does_not_collect_the_workers_that_have_left() -> None:
+    placed = ApproxPrefixIndex()
+    prompt = keys(1, 2)
+    placed.record(A, prompt)
+    for number in range(1000):
+        worker = WorkerId(f"worker-{number}")
+        placed.record(worker, prompt)
+        assert placed.workers_with_prefix(prompt, 9) == [A, worker]
+        assert all(len(placed._incarnations_with(key)) <= 4 for key in prompt)
+        placed.remove_worker(worker)
+    assert placed.num_cached_blocks(A, prompt) == 2
