@@ -97,7 +97,17 @@ class ChunkReader:
         if previous is not None:
             await previous
         self._import.num_read_blocks = max(self._import.num_read_blocks, end)
-        await self._stream.acknowledge(end)
+        await self._acknowledge(end)
+
+    async def _acknowledge(self, num_blocks: int) -> None:
+        """Tell the source that the first ``num_blocks`` blocks are read. Raises Unavailable if the
+        stream has ended and blocks are missing. The source ends it upon the last acknowledgement,
+        which gRPC may then report as not sent."""
+        try:
+            await self._stream.acknowledge(num_blocks)
+        except Unavailable:
+            if self._import.num_read_blocks < len(self._block_ids):
+                raise
 
     async def _read_blocks(self, blocks: Sequence[BlockRef], block_ids: Sequence[BlockId]) -> None:
         """Read and verify blocks. Raises Corrupt or Unavailable after the last attempt."""

@@ -2,6 +2,7 @@
 finished, and they are acknowledged in order."""
 
 import asyncio
+import math
 from collections.abc import Callable
 
 import pytest
@@ -26,6 +27,8 @@ class Source:
     def __init__(self) -> None:
         self.events: asyncio.Queue[KvTransferEvent | BatonError] = asyncio.Queue()
         self.acknowledged: list[int] = []
+        self.fails_from = math.inf
+        """An acknowledgement of this many blocks or more can't be sent."""
         self.over = asyncio.Event()
 
     async def next_event(self) -> KvTransferEvent:
@@ -35,6 +38,8 @@ class Source:
         return event
 
     async def acknowledge(self, num_blocks: int) -> None:
+        if num_blocks >= self.fails_from:
+            raise Unavailable("the gRPC call ended before a message could be sent")
         self.acknowledged.append(num_blocks)
 
     async def ended(self) -> None:
@@ -133,6 +138,20 @@ def test_a_damaged_chunk_is_read_again_before_the_next_is_acknowledged() -> None
         transfer.check_blocks()
 
     simulate(main())
+
+
+def test_only_the_last_acknowledgement_may_fail() -> None:
+    async def main(fails_from: int) -> KvTransferEvent:
+        transfer = Transfer()
+        transfer.source.fails_from = fails_from
+        for first in range(0, 12, 2):
+            await transfer.announce(first, first + 2)
+        transfer.source.events.put_nowait(DONE)
+        return await transfer.reading
+
+    assert simulate(main(fails_from=12)) == DONE
+    with pytest.raises(Unavailable, match="before a message could be sent"):
+        simulate(main(fails_from=10))
 
 
 def lose_all(transfer: Transfer) -> None:
