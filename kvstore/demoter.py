@@ -2,7 +2,7 @@
 
 import asyncio
 
-from kvstore.dram_tier import DramBlock
+from kvstore.dram_block import DramBlock
 from kvstore.tiered_store import TieredStore
 
 LOW_WATERMARK_SHARE, HIGH_WATERMARK_SHARE = 0.04, 0.08

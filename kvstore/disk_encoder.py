@@ -8,7 +8,7 @@ from baton.core.kv_codec import KvCodecName
 from baton.errors import Corrupt
 from kvstore.block_encoding import BlockEncoding
 from kvstore.checksum import block_checksum
-from kvstore.dram_tier import DramBlock
+from kvstore.dram_block import DramBlock
 from kvstore.stored_codecs import FormatCodecs, StoredCodecs
 
 STRENGTH = tuple(KvCodecName)

@@ -4,81 +4,16 @@ and which are evicted next."""
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from heapq import heappop, heappush
 
 from baton.core.ids import BlockKey
 from baton.errors import Invalid, Overloaded
 from kvstore.block_encoding import RAW, BlockEncoding
+from kvstore.dram_block import DramBlock, DramBlockState
+from kvstore.dram_leases import DramLeases
+from kvstore.dram_pins import DramPins
 from kvstore.eviction import EvictionPolicy, new_eviction_policy
 from kvstore.slab_allocator import SlabAllocator, default_slab_bytes, slab_bytes_for
-
-MAX_LEASES = 65_536
-MAX_LEASE_SECONDS = 60.0
-MAX_PIN_SECONDS = 24 * 3600.0
-
-MAX_PINNED_SHARE = 0.5
-"""Maximum share of the arena for pinned blocks; the rest must stay evictable."""
-
-
-class DramBlockState(StrEnum):
-    """The state of a slot. FREE slots are known only to the slab allocator. A DOOMED block can't be
-    looked up any more, and is freed when its last reference is released."""
-
-    FREE = "free"
-    FILLING = "filling"
-    SEALED = "sealed"
-    DOOMED = "doomed"
-
-
-DRAM_BLOCK_TRANSITIONS: dict[DramBlockState, frozenset[DramBlockState]] = {
-    DramBlockState.FREE: frozenset({DramBlockState.FILLING}),
-    # verified | checksum mismatch or failed read
-    DramBlockState.FILLING: frozenset({DramBlockState.SEALED, DramBlockState.FREE}),
-    # evicted, purged or damaged | purged or damaged while referenced
-    DramBlockState.SEALED: frozenset({DramBlockState.FREE, DramBlockState.DOOMED}),
-    # the last reference was released
-    DramBlockState.DOOMED: frozenset({DramBlockState.FREE}),
-}
-
-
-@dataclass(slots=True, eq=False)
-class DramBlock:
-    """A block and its slot in the arena, which has ``slot_bytes``; the block's ``size_bytes`` may
-    be fewer if it is encoded. ``checksum`` (by ``algorithm``) is set when the block is sealed.
-    ``depth`` is the number of blocks before it in its prefix. ``tenant`` and ``model`` are tags.
-    ``stored_at`` is wall-clock time in seconds. ``last_used`` is the tick at which its last
-    reference was released. ``pinned_until`` (monotonic seconds) is 0 unless it is pinned."""
-
-    key: BlockKey
-    offset: int
-    size_bytes: int
-    slot_bytes: int
-    encoding: BlockEncoding = RAW
-    depth: int = 0
-    tenant: bytes = b""
-    model: bytes = b""
-    stored_at: float = 0.0
-    state: DramBlockState = DramBlockState.FILLING
-    checksum: int = 0
-    algorithm: str = ""
-    num_references: int = 0
-    last_used: int = 0
-    pinned_until: float = 0.0
-
-    @property
-    def raw_bytes(self) -> int:
-        return self.encoding.raw_bytes(self.size_bytes)
-
-    def set_state(self, state: DramBlockState) -> None:
-        assert state in DRAM_BLOCK_TRANSITIONS[self.state], f"{self.state} → {state}"
-        self.state = state
-
-
-@dataclass(frozen=True, slots=True)
-class _Lease:
-    slots: tuple[DramBlock, ...]
-    until_seconds: float
+from kvstore.slab_usage import SlabUsage
 
 
 @dataclass(slots=True)
@@ -88,7 +23,6 @@ class _TenantUsage:
 
     num_bytes: int
     idle: OrderedDict[BlockKey, None]
-    pinned_bytes: int = 0
 
 
 class DramTier:
@@ -109,9 +43,10 @@ class DramTier:
         self.arena_bytes = arena_bytes
         self.used_bytes = 0
         self.raw_bytes = 0
-        self.pinned_bytes = 0
         self.evictions = 0
         self.quota_evictions = 0
+        self.leases = DramLeases(self)
+        self.pins = DramPins(self, arena_bytes, tenant_bytes)
         self._tenant_bytes = tenant_bytes
         self._policy_name = policy
         self._has_default_slabs = slab_bytes is None
@@ -119,17 +54,9 @@ class DramTier:
         self._max_block_bytes = self._slabs.slab_bytes
         self._slots: dict[BlockKey, DramBlock] = {}
         self._slot_at: dict[int, DramBlock] = {}
-        self._num_referenced: Counter[int] = Counter()  # referenced slots per slab
-        self._last_used_of_slab: dict[int, int] = {}  # the tick of the last release of a slot
-        self._idle_slabs: OrderedDict[int, None] = OrderedDict()
-        """The slabs with blocks, none of which is referenced, in the order of their last use."""
+        self._slab_usage = SlabUsage()
         self._policies: dict[int, EvictionPolicy] = {}  # per slot size
         self._tenants: dict[bytes, _TenantUsage] = {}
-        self._leases: OrderedDict[str, _Lease] = OrderedDict()
-        self._num_leases = 0
-        self._pins: list[tuple[float, int, DramBlock]] = []
-        """A heap of (time of the next expiry check, a unique number as tie-breaker, slot)."""
-        self._num_pins = 0
         self._clock = 0
         new_eviction_policy(policy)  # fail early for an unknown name
 
@@ -168,10 +95,6 @@ class DramTier:
     def num_blocks(self) -> int:
         return len(self._slots)
 
-    @property
-    def num_leased(self) -> int:
-        return len({slot.key for lease in self._leases.values() for slot in lease.slots})
-
     def slot_sizes(self) -> list[int]:
         """Return the slot sizes of the blocks that are stored."""
         return self._slabs.slot_sizes()
@@ -199,7 +122,7 @@ class DramTier:
             return None
         slot = DramBlock(key, offset, size_bytes, slot_bytes, encoding, num_references=1, **tags)  # type: ignore[arg-type]
         self._slots[key] = self._slot_at[offset] = slot
-        self._count_reference(slot)
+        self._slab_usage.record_referenced(self._slabs.slab_of(offset))
         self.used_bytes += slot_bytes
         self.raw_bytes += raw_bytes
         self._policy(slot_bytes).admit(key, slot.depth)
@@ -255,14 +178,14 @@ class DramTier:
         """Free a slot that was being filled but could not be verified."""
         assert slot.state is DramBlockState.FILLING, slot
         slot.num_references = 0
-        self._on_unreferenced(slot)
+        self._slab_usage.record_unreferenced(self._slabs.slab_of(slot.offset), self._clock)
         self._drop(slot)
 
     def add_reference(self, slot: DramBlock) -> None:
         if slot.num_references == 0:
             self._policy(slot.slot_bytes).mark_in_use(slot.key)
             self._tenants[slot.tenant].idle.pop(slot.key, None)
-            self._count_reference(slot)
+            self._slab_usage.record_referenced(self._slabs.slab_of(slot.offset))
         slot.num_references += 1
 
     def release_references(self, slots: Sequence[DramBlock]) -> None:
@@ -273,7 +196,7 @@ class DramTier:
             if slot.num_references:
                 continue
             slot.last_used = self._clock
-            self._on_unreferenced(slot)
+            self._slab_usage.record_unreferenced(self._slabs.slab_of(slot.offset), self._clock)
             if slot.state is DramBlockState.DOOMED:
                 self._free_slot(slot)
             else:
@@ -287,65 +210,17 @@ class DramTier:
         """Remove a damaged or purged block: it can't be looked up from now on, and is freed when
         its last reference is released."""
         if slot.pinned_until:
-            self._unpin([slot])
+            self.pins.unpin([slot])
         if slot.num_references == 0:
             self._drop(slot)
             return
         slot.set_state(DramBlockState.DOOMED)
         self._unlist(slot)
 
-    # -- leases ----------------------------------------------------------------------------
-
-    def lease(self, slots: Sequence[DramBlock], seconds: float, now: float) -> str:
-        """Reference sealed blocks until :meth:`release` is called or ``seconds`` have passed; the
-        caller keeps its own references. Return the lease's id. Raises Invalid if ``seconds`` is out
-        of range, and Overloaded if there are too many leases."""
-        if not 0 < seconds <= MAX_LEASE_SECONDS:
-            raise Invalid(
-                f"a lease of {seconds:g} s was requested; it must last more than 0 and up to "
-                f"{MAX_LEASE_SECONDS:g} s"
-            )
-        if len(self._leases) >= MAX_LEASES:
-            raise Overloaded(f"{MAX_LEASES} leases are active, which is the maximum")
-        for slot in slots:
-            self.add_reference(slot)
-        self._num_leases += 1
-        lease_id = str(self._num_leases)
-        self._leases[lease_id] = _Lease(tuple(slots), now + seconds)
-        return lease_id
-
-    def pin(self, slots: Sequence[DramBlock], seconds: float, now: float) -> None:
-        """Pin the sealed blocks of one prefix for ``seconds``. If a block is already pinned, only
-        its time is extended: all pins of a block together take one reference, and its bytes count
-        once. Raises Invalid if ``seconds`` is out of range, and Overloaded if too many bytes are
-        pinned."""
-        if not 0 < seconds <= MAX_PIN_SECONDS:
-            raise Invalid(
-                f"a pin of {seconds:g} s was requested; it must last more than 0 and up to "
-                f"{MAX_PIN_SECONDS:g} s"
-            )
-        fresh = [slot for slot in dict.fromkeys(slots) if not slot.pinned_until]
-        self._check_pins(fresh)
-        for slot in fresh:
-            self.add_reference(slot)
-            self.pinned_bytes += slot.slot_bytes
-            self._tenants[slot.tenant].pinned_bytes += slot.slot_bytes
-            self._schedule_pin_check(slot, now + seconds)
-        for slot in slots:
-            slot.pinned_until = max(slot.pinned_until, now + seconds)
-
-    def release(self, lease_id: str) -> None:
-        """End a lease. An unknown lease is ignored, since it has already expired."""
-        lease = self._leases.pop(lease_id, None)
-        if lease is not None:
-            self.release_references(lease.slots)
-
     def expire(self, now: float) -> None:
         """End the leases and pins that have expired."""
-        self._expire_pins(now)
-        expired = [name for name, lease in self._leases.items() if lease.until_seconds <= now]
-        for lease_id in expired:
-            self.release(lease_id)
+        self.pins.expire(now)
+        self.leases.expire(now)
 
     # -- debugging -------------------------------------------------------------------------
 
@@ -357,26 +232,18 @@ class DramTier:
         assert sum(slot.slot_bytes for slot in self._slot_at.values()) == self.used_bytes, "bytes"
         assert sum(slot.raw_bytes for slot in self._slot_at.values()) == self.raw_bytes, "raw bytes"
         held: Counter[int] = Counter()
-        leased: dict[int, int] = {}
-        for lease in self._leases.values():
-            for slot in lease.slots:
-                leased[slot.offset] = leased.get(slot.offset, 0) + 1
+        leased = self.leases.references_by_offset()
         for offset, slot in self._slot_at.items():
             assert slot.offset == offset and slot.state is not DramBlockState.FREE, slot
             assert slot.size_bytes <= slot.slot_bytes, slot
-            assert slot.num_references >= leased.get(offset, 0) + (slot.pinned_until > 0), slot
+            assert slot.num_references >= leased[offset] + (slot.pinned_until > 0), slot
             found = self._slots.get(slot.key) is slot
             assert found == (slot.state is not DramBlockState.DOOMED), slot
             held[self._slabs.slab_of(offset)] += slot.num_references > 0
             idle = slot.key in self._tenants[slot.tenant].idle
             assert (idle and found) == (found and slot.num_references == 0), slot
-        assert +held == +self._num_referenced, "referenced slots per slab"
-        assert set(self._idle_slabs) == {slab for slab, count in held.items() if not count}, "idle"
-        ages = [self._last_used_of_slab[slab] for slab in self._idle_slabs]
-        assert ages == sorted(ages), "order of idle slabs"
-        pinned = [slot for slot in self._slot_at.values() if slot.pinned_until]
-        assert sum(slot.slot_bytes for slot in pinned) == self.pinned_bytes, "pinned bytes"
-        assert {id(slot) for slot in pinned} <= {id(pin[2]) for pin in self._pins}, "pins that stay"
+        self._slab_usage.check_integrity(held)
+        self.pins.check_integrity(self._slot_at.values())
         for size, policy in self._policies.items():
             idle_slots = [s for s in self._slots.values() if s.slot_bytes == size]
             assert len(policy) == sum(s.num_references == 0 for s in idle_slots), f"size {size}"
@@ -387,7 +254,7 @@ class DramTier:
         damaged, freed when its last reference is released), ``h`` held (sealed and referenced),
         ``.`` idle (sealed and not referenced)."""
         marks = "".join(_mark(slot) for slot in self._slot_at.values())
-        return f"{len(self._slot_at)} blocks, {len(self._leases)} leases: {marks}"
+        return f"{len(self._slot_at)} blocks, {len(self.leases)} leases: {marks}"
 
     # -- parts -----------------------------------------------------------------------------
 
@@ -395,48 +262,7 @@ class DramTier:
         """Divide the empty arena into slabs of ``slab_bytes``."""
         if slab_bytes != self._slabs.slab_bytes:
             self._slabs = SlabAllocator(self.arena_bytes, slab_bytes)
-            self._last_used_of_slab.clear()
-
-    def _check_pins(self, fresh: Sequence[DramBlock]) -> None:
-        """Raise Overloaded if pinning the blocks ``fresh`` would exceed the limit of pinned bytes,
-        either in total or for their tenant."""
-        size = sum(slot.slot_bytes for slot in fresh)
-        if self.pinned_bytes + size > MAX_PINNED_SHARE * self.arena_bytes:
-            raise Overloaded(
-                f"{self.pinned_bytes} bytes are already pinned; at most {MAX_PINNED_SHARE:.0%} of "
-                "the arena may be pinned"
-            )
-        if self._tenant_bytes is None or not fresh:
-            return
-        pinned = self._tenants[fresh[0].tenant].pinned_bytes
-        if pinned + size > MAX_PINNED_SHARE * self._tenant_bytes:
-            raise Overloaded(
-                f"the tenant has pinned {pinned} bytes; at most {MAX_PINNED_SHARE:.0%} of its "
-                "quota may be pinned"
-            )
-
-    def _schedule_pin_check(self, slot: DramBlock, at: float) -> None:
-        self._num_pins += 1
-        heappush(self._pins, (at, self._num_pins, slot))
-
-    def _expire_pins(self, now: float) -> None:
-        expired: list[DramBlock] = []
-        while self._pins and self._pins[0][0] <= now:
-            slot = heappop(self._pins)[2]
-            if slot.pinned_until > now:
-                self._schedule_pin_check(slot, slot.pinned_until)
-            elif slot.pinned_until:
-                expired.append(slot)
-        if expired:
-            self._unpin(sorted(expired, key=_depth))
-
-    def _unpin(self, slots: Sequence[DramBlock]) -> None:
-        """Unpin blocks, given in prefix order."""
-        for slot in slots:
-            slot.pinned_until = 0.0
-            self.pinned_bytes -= slot.slot_bytes
-            self._tenants[slot.tenant].pinned_bytes -= slot.slot_bytes
-        self.release_references(slots)
+            self._slab_usage.clear()
 
     def _policy(self, slot_bytes: int) -> EvictionPolicy:
         policy = self._policies.get(slot_bytes)
@@ -448,28 +274,10 @@ class DramTier:
         """Return the blocks of the least recently used slab among those that have another slot
         size, no referenced block, and were last used before the tick ``used_before``. The result is
         empty if there is no such slab."""
-        for slab in self._idle_slabs:
-            if self._last_used_of_slab[slab] >= used_before:
-                break
+        for slab in self._slab_usage.idle_before(used_before):
             if self._slabs.slot_bytes_of(slab) != slot_bytes:
                 return [self._slot_at[offset] for offset in self._slabs.used_slots(slab)]
         return []
-
-    def _count_reference(self, slot: DramBlock) -> None:
-        """Update the reference count of a slot's slab after the slot's first reference was
-        taken."""
-        slab = self._slabs.slab_of(slot.offset)
-        self._num_referenced[slab] += 1
-        self._idle_slabs.pop(slab, None)
-
-    def _on_unreferenced(self, slot: DramBlock) -> None:
-        """Update the reference count of a slot's slab, and its time of last use, after the slot's
-        last reference was released."""
-        slab = self._slabs.slab_of(slot.offset)
-        self._num_referenced[slab] -= 1
-        self._last_used_of_slab[slab] = self._clock
-        if not self._num_referenced[slab]:
-            self._idle_slabs[slab] = None
 
     def _drop(self, slot: DramBlock) -> None:
         self._unlist(slot)
@@ -486,17 +294,13 @@ class DramTier:
         self._slabs.free(slot.offset)
         slab = self._slabs.slab_of(slot.offset)
         if not self._slabs.used_slots(slab):
-            self._idle_slabs.pop(slab, None)
+            self._slab_usage.record_empty(slab)
         self.used_bytes -= slot.slot_bytes
         self.raw_bytes -= slot.raw_bytes
         tenant = self._tenants[slot.tenant]
         tenant.num_bytes -= slot.slot_bytes
         if not tenant.num_bytes:
             del self._tenants[slot.tenant]
-
-
-def _depth(slot: DramBlock) -> int:
-    return slot.depth
 
 
 def _mark(slot: DramBlock) -> str:

@@ -8,7 +8,8 @@ from baton.core.ids import BlockKey
 from baton.core.kv_transfer import BlockRef
 from baton.core.store import LeasedBlocks, LeaseRequest
 from kvstore.demoter import Demoter
-from kvstore.dram_tier import MAX_PINNED_SHARE, DramBlock
+from kvstore.dram_block import DramBlock
+from kvstore.dram_pins import MAX_PINNED_SHARE
 from kvstore.tiered_store import TieredStore
 
 MAX_PROMOTIONS = 4
@@ -66,7 +67,7 @@ class LeaseHandler:
         num_promoted = max(num_promoted - (len(slots) - len(leased)), 0)
         for slot in leased[: len(leased) - num_promoted]:
             self._dram.record_use(slot)
-        lease_id = self._dram.lease(leased, query.lease_seconds, self._clock.monotonic())
+        lease_id = self._dram.leases.grant(leased, query.lease_seconds, self._clock.monotonic())
         counts.hit_blocks_dram += len(leased) - num_promoted
         counts.hit_blocks_disk += num_promoted
         blocks = tuple(
@@ -75,7 +76,7 @@ class LeaseHandler:
         return LeasedBlocks(lease_id, leased[0].algorithm, blocks, num_held, num_promoted)
 
     def release(self, lease_id: str) -> None:
-        self._dram.release(lease_id)
+        self._dram.leases.release(lease_id)
 
     def pin(self, keys: Sequence[BlockKey], seconds: float) -> int:
         """Pin the leading blocks, up to the first that is not in DRAM, for ``seconds``; return the
@@ -89,7 +90,7 @@ class LeaseHandler:
                 break
             slots.append(slot)
         if slots:
-            self._dram.pin(slots, seconds, now)
+            self._dram.pins.pin(slots, seconds, now)
         return len(slots)
 
     async def pin_with_promotion(self, keys: Sequence[BlockKey], seconds: float) -> int:

@@ -26,7 +26,8 @@ from baton.transport.selection import choose_transport
 from kvstore.demoter import Demoter
 from kvstore.disk_encoder import DiskEncoder
 from kvstore.disk_tier import DiskTier
-from kvstore.dram_tier import DramBlock, DramTier
+from kvstore.dram_block import DramBlock
+from kvstore.dram_tier import DramTier
 from kvstore.event_log import EventLog
 from kvstore.lease_handler import LeaseHandler
 from kvstore.put_handler import PutHandler
@@ -135,8 +136,8 @@ class StoreNode:
             used_bytes=dram.used_bytes,
             raw_bytes=dram.raw_bytes,
             num_blocks=dram.num_blocks,
-            leased_blocks=dram.num_leased,
-            pinned_bytes=dram.pinned_bytes,
+            leased_blocks=dram.leases.num_blocks,
+            pinned_bytes=dram.pins.num_bytes,
             disk_capacity_bytes=disk.size_bytes if disk is not None else 0,
             disk_used_bytes=disk.used_bytes if disk is not None else 0,
             disk_raw_bytes=disk.raw_bytes if disk is not None else 0,

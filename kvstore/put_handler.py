@@ -16,7 +16,7 @@ from baton.transport.reads import TransferFailed, read_and_verify
 from baton.transport.unfinished_transfers import UnfinishedTransfers
 from kvstore.block_encoding import BlockEncoding, encodings_of
 from kvstore.demoter import Demoter
-from kvstore.dram_tier import DramBlock
+from kvstore.dram_block import DramBlock
 from kvstore.tiered_store import TieredStore
 
 MAX_PUTS = 16

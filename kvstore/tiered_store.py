@@ -19,7 +19,8 @@ from kvstore.block_encoding import BlockEncoding
 from kvstore.checksum import block_checksum
 from kvstore.disk_encoder import DiskEncoder, DiskForm
 from kvstore.disk_tier import DiskBlock, DiskTier
-from kvstore.dram_tier import DramBlock, DramBlockState, DramTier
+from kvstore.dram_block import DramBlock, DramBlockState
+from kvstore.dram_tier import DramTier
 from kvstore.event_log import EventLog
 from kvstore.segment import BlockRecord
 from kvstore.stored_codecs import StoredCodecs

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from baton.core.ids import BlockKey
 from baton.errors import Invalid, Overloaded
-from kvstore import dram_tier as dram_tier_module
-from kvstore.dram_tier import DramBlock, DramTier
+from kvstore import dram_leases
+from kvstore.dram_block import DramBlock
+from kvstore.dram_tier import DramTier
 from kvstore.slab_allocator import SlabAllocator, default_slab_bytes, slab_bytes_for
 
 
@@ -58,13 +59,13 @@ def test_slots_of_a_prefix_are_adjacent() -> None:
 def test_referenced_blocks_are_not_evicted() -> None:
     tier = DramTier(16, 16, "lru")
     slots = filled(tier, "abcd")
-    lease = tier.lease(slots, 5.0, now=0.0)
+    lease = tier.leases.grant(slots, 5.0, now=0.0)
     tier.add_reference(slots[0])
     assert tier.select_victims(4) == []
     assert tier.allocate(key("x"), 4) is None
     tier.expire(5.0)
     assert names(tier.select_victims(4)) == "d"
-    tier.release(lease)
+    tier.leases.release(lease)
     tier.check_integrity()
     assert tier.describe() == "4 blocks, 0 leases: h..."
     tier.release_references(slots[:1])
@@ -74,11 +75,11 @@ def test_referenced_blocks_are_not_evicted() -> None:
 def test_dropped_block_is_not_found_and_its_slot_waits_for_its_reader() -> None:
     tier = DramTier(8, 8)
     slots = filled(tier, "ab")
-    lease = tier.lease(slots, 5.0, now=0.0)
+    lease = tier.leases.grant(slots, 5.0, now=0.0)
     tier.doom(slots[0])
     assert key("a") not in tier and tier.allocate(key("c"), 4) is None
     tier.check_integrity()
-    tier.release(lease)
+    tier.leases.release(lease)
     tier.check_integrity()
     taken = tier.allocate(key("a"), 4)
     assert taken is not None and taken.offset == 0
@@ -133,18 +134,18 @@ def test_slot_sizes_share_the_arena_by_their_use() -> None:
 
 
 def test_leases_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dram_tier_module, "MAX_LEASES", 2)
+    monkeypatch.setattr(dram_leases, "MAX_LEASES", 2)
     tier = DramTier(16, 16)
     slots = filled(tier, "a")
-    first = tier.lease(slots, 1.0, now=0.0)
-    tier.lease(slots, 9.0, now=0.0)
+    first = tier.leases.grant(slots, 1.0, now=0.0)
+    tier.leases.grant(slots, 9.0, now=0.0)
     with pytest.raises(Overloaded, match="2 leases are active"):
-        tier.lease(slots, 1.0, now=0.5)
+        tier.leases.grant(slots, 1.0, now=0.5)
     tier.expire(1.0)
-    third = tier.lease(slots, 1.0, now=1.0)
+    third = tier.leases.grant(slots, 1.0, now=1.0)
     for lease in (first, third, third):
-        tier.release(lease)
-    assert tier.num_leased == 1
+        tier.leases.release(lease)
+    assert tier.leases.num_blocks == 1
     tier.check_integrity()
 
 

@@ -12,7 +12,8 @@ from baton.errors import Unavailable
 from baton.kv.index import KvHolder
 from baton.registry.heartbeat import Heartbeat
 from baton.transport.base import TransferRange, Transport
-from kvstore.dram_tier import DramBlockState, DramTier
+from kvstore.dram_block import DramBlockState
+from kvstore.dram_tier import DramTier
 from kvstore.index_publisher import IndexPublisher
 from kvstore.node import StoreNode
 from tests.sim.whole.network import Network, StreamEnd
@@ -101,7 +102,7 @@ class SimStore:
     def is_at_rest(self) -> bool:
         """Whether no block is leased, being filled or referenced."""
         return not self.node.stats(check=False).leased_blocks and not any(
-            self.dram._num_referenced.values()
+            slot.num_references for slot in self.dram._slot_at.values()
         )
 
     def describe(self) -> str:
