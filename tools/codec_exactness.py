@@ -4,7 +4,8 @@
 
 For each architecture and transport, a cluster answers the same prompts four times: with empty
 caches; from the store's DRAM; after a restart, from its SSD; and from the blocks that were promoted
-from there to DRAM. The workers' own caches are too small for the prompts. A cell counts only if
+from there to DRAM. Other prompts are sent between the passes, so that none of these prompts is left
+in the workers' own caches, even if the model's windows let many of them fit. A cell counts only if
 blocks were really encoded: on the link, in DRAM or on the SSD. With ``--store-codec none``, blocks
 are encoded when they are demoted. Prints a table, and JSON as the last line. Exits with 1 if tokens
 differ, or if all blocks of a tier or a link were raw.
@@ -36,6 +37,9 @@ from tools.local_cluster import LocalCluster, local_cluster
 PROMPT_TOKENS = 400
 POOL_BLOCKS = 80
 """Blocks of each worker: the prompts of two or three requests."""
+
+NUM_OTHER_PROMPTS = 24
+"""Prompts sent to replace those in the workers' caches."""
 
 MAX_WARM_UP = 40
 MIN_ENCODED_SHARE = 0.9
@@ -104,6 +108,13 @@ def encoded_share(cluster: LocalCluster) -> float:
     return codecs.count("lossless") / max(len(codecs), 1)
 
 
+def replace_device_caches(cluster: LocalCluster, first_token: int) -> None:
+    """Send other prompts, so that the workers evict all blocks that they have."""
+    for number in range(NUM_OTHER_PROMPTS):
+        prompt = [first_token + number] * PROMPT_TOKENS
+        cluster.post("/v1/completions", {"prompt": prompt, "max_tokens": 2, "ignore_eos": True})
+
+
 def warm_up_link(cluster: LocalCluster) -> None:
     """Send prompts until one's KV travels encoded: the conductor has measured the link by then. At
     first it expects a fast link, on which KV travels raw."""
@@ -134,6 +145,7 @@ def run_cluster(
             warm_up_link(cluster)
         cold = run_pass(cluster, references)
         yield "cold", cold, ""
+        replace_device_caches(cluster, 60)
         dram = run_pass(cluster, references)
         yield "dram", dram, unused(dram, "dram") or (raw_store() if store_codec != "none" else "")
         cluster.baton("down")
@@ -141,6 +153,7 @@ def run_cluster(
         cluster.baton("up", "--detach", "--port", port, "--model", str(model))
         ssd = run_pass(cluster, references)
         yield "ssd", ssd, unused(ssd, "disk") or raw_store()
+        replace_device_caches(cluster, 90)
         promoted = run_pass(cluster, references)
         num_encoded = sum(each.num_encoded for each in (cold, dram, ssd, promoted))
         raw_link = "the link" if transport in SLOW_LINKS and not num_encoded else ""
