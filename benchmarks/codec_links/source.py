@@ -30,7 +30,9 @@ async def serve(num_blocks: int, transport_name: str) -> None:
     pool = new_pool(num_blocks)
     fill(pool, num_blocks)
     touch(pool, num_blocks)
-    endpoint = open_transport(transport_name, pool.memory, "source", SOURCE_ADDRESS).export()
+    # Without a reference, NIXL's agent would be closed, and its sockets with it.
+    transport = open_transport(transport_name, pool.memory, "source", SOURCE_ADDRESS)
+    endpoint = transport.export()
     codecs, speeds = measured_codecs()
     answer(
         {
@@ -55,6 +57,7 @@ async def serve(num_blocks: int, transport_name: str) -> None:
         pool.staging.check_integrity()
         assert pool.staging.used_bytes == 0
         answer({"cpu_seconds": time.process_time() - began})
+    transport.close()
 
 
 async def _acknowledge(export: KvExport, num_blocks: int) -> None:
