@@ -110,6 +110,7 @@ struct KeySet {
 
 // Softmax runs online in FP32 (Milakov and Gimelshein 2018), over tiles of 64 keys counted from
 // the beginning of the context, so a query's sums and their order depend only on its own position.
+// The sum of a row's weights is kept in sixteen lanes, which are added at the end.
 // Keys that none of a tile's tokens attend to are taken as zeros, whatever is in the pool there, or
 // are not read at all.
 template <class T>
@@ -128,11 +129,11 @@ class Attention {
         keys_(whole_tiles(depth_) * kColumns),
         values_(kColumns / kPerUnit * width_),
         query_columns_(kByTiles<T> ? kv_heads * whole_tiles(depth_) * kTileRows : 0),
-        scores_(rows() * kColumns),
-        weights_((rows() + kTileRows) * kColumns),
+        scores_(kScoredRows * kColumns),
+        weights_(kScoredRows * kColumns),
         sums_(rows() * width_),
         row_max_(rows()),
-        row_sum_(rows()),
+        row_sums_(rows() * kLanes),
         prefetches_(kv_heads * kColumns) {}
 
   // Computes one tile. `qkv` [num_tokens][(heads + 2 kv_heads) * head_dim] has the queries; `to` is
@@ -151,6 +152,10 @@ class Attention {
   struct HeadOffsets {
     long head, values;
   };
+
+  // How much a score may exceed row_max_ before the sums are rescaled. Weights are 2^8 then at most
+  // (in FP32 e^8), which costs no precision, and most rescaling is saved.
+  static constexpr float kMostAbove = 8;
 
   // The keys [first, last) of 64 that a token attends to; those of the next token are one later.
   // Beside them, it attends to the keys before visible_sinks_ among the first `last`.
@@ -219,10 +224,12 @@ class Attention {
     rows_of_head_ = tile.count * group_;
     if (kByTiles<T> && rows_of_head_ <= kTileRows) transpose_queries(tile.num_heads);
     std::fill_n(static_cast<float*>(row_max_), num_rows, -INFINITY);
-    std::fill_n(static_cast<float*>(row_sum_), num_rows, rule.sinks ? 1.0f : 0.0f);
-    for (long row = 0; rule.sinks && row < num_rows; ++row)
+    std::fill_n(static_cast<float*>(row_sums_), num_rows * kLanes, 0.0f);
+    for (long row = 0; rule.sinks && row < num_rows; ++row) {
       row_max_[row] = first_lane(Format<T>::load(rule.sinks + head_of(tile, row), lanes(1))) *
                       Format<T>::kLogarithm;
+      row_sums_[row * kLanes] = 1;
+    }
     std::fill_n(static_cast<float*>(sums_), num_rows * width_, 0.0f);
   }
 
@@ -289,13 +296,18 @@ class Attention {
     read_values(offsets);
     for (long from = 0; from < count; from += kScoredRows) {
       const long some = std::min(kScoredRows, count - from), row = first + from;
+      const float* scores = few ? scores_ + from * kColumns : scores_;
       if (!few)
-        multiply_rows(some, queries_ + row * stride_, stride_, keys_, kColumns, depth_,
-                      scores_ + row * kColumns, kColumns, true);
-      for (long i = 0; i < some; ++i) update_softmax(row + i, visible.after((from + i) / group_));
+        multiply_rows(some, queries_ + row * stride_, stride_, keys_, kColumns, depth_, scores_,
+                      kColumns, true);
+      KeyRange own = visible.after(from / group_);
+      for (long i = 0, next = group_ - from % group_; i < some; ++i, --next) {
+        if (next == 0) own = own.after(1), next = group_;
+        update_softmax(row + i, scores + i * kColumns, weights_ + i * kColumns, own);
+      }
       for (long column = 0; column < width_; column += kColumns)
-        multiply_rows(some, weights_ + row * kColumns, kColumns, values_ + column, width_,
-                      kColumns / kPerUnit, sums_ + row * width_ + column, width_, false);
+        multiply_rows(some, weights_, kColumns, values_ + column, width_, kColumns / kPerUnit,
+                      sums_ + row * width_ + column, width_, false);
     }
   }
 
@@ -387,7 +399,7 @@ class Attention {
       for (long i = 0; i < kLanes; ++i) block[i] = load_words(transposed + (key + i) * kTileRows);
       transpose(block);
       for (long row = first; row < first + count; ++row)
-        store_words(scores_ + row * kColumns + key, block[row - head * rows_of_head_]);
+        store_words(scores_ + (row - first) * kColumns + key, block[row - head * rows_of_head_]);
     }
   }
 
@@ -415,7 +427,9 @@ class Attention {
     // Successive blocks have different sums, so that none waits for the previous one.
     for (long step = 0; step < depth_; step += kLanes)
       for (long i = 0; i < kColumns; i += kLanes) accumulate_scores<R>(first, offsets, i, step);
-    for (long row = 0; row < R; ++row) update_softmax(first + row, visible.after(row / group_));
+    for (long row = 0; row < R; ++row)
+      update_softmax(first + row, scores_ + row * kColumns, weights_ + row * kColumns,
+                     visible.after(row / group_));
     for (long column = 0; column < width_; column += kColumns)
       accumulate_values<R>(first, offsets, column);
   }
@@ -424,7 +438,7 @@ class Attention {
   template <long R>
   void accumulate_scores(long first, HeadOffsets offsets, long key, long step) {
     const Unit* queries = reinterpret_cast<const Unit*>(queries_ + first * dim_) + step;
-    float* scores = scores_ + first * kColumns + key;
+    float* scores = scores_ + key;
     const Lanes inside = lanes(depth_ - step);
     Words block[kLanes];
 #pragma GCC unroll 16
@@ -454,7 +468,7 @@ class Attention {
   void accumulate_values(long first, HeadOffsets offsets, long column) {
     constexpr long kVectors = kColumns / kLanes;
     float* sums = sums_ + first * width_ + column;
-    const Unit* weights = reinterpret_cast<const Unit*>(weights_ + first * kColumns);
+    const Unit* weights = reinterpret_cast<const Unit*>(static_cast<const T*>(weights_));
     Vec sum[R][kVectors];
 #pragma GCC unroll 4
     for (long r = 0; r < R; ++r)
@@ -488,22 +502,26 @@ class Attention {
       for (long v = 0; v < kVectors; ++v) store(sums + r * width_ + v * kLanes, sum[r][v]);
   }
 
-  // Turns a row's scores into weights. If a score exceeds all before, earlier sums are rescaled.
-  void update_softmax(long row, KeyRange visible) {
-    if (visible.first <= 0 && visible.last >= kColumns) update_softmax<true, false>(row, visible);
-    else if (visible.first <= 0 || visible_sinks_ <= 0) update_softmax<false, false>(row, visible);
-    else update_softmax_with_sinks(row, visible);
+  // Turns a row's scores [64] into weights. If a score exceeds row_max_ by more than kMostAbove,
+  // earlier sums are rescaled.
+  void update_softmax(long row, const float* scores, T* weights, KeyRange visible) {
+    if (visible.first <= 0 && visible.last >= kColumns)
+      update_softmax<true, false>(row, scores, weights, visible);
+    else if (visible.first <= 0 || visible_sinks_ <= 0)
+      update_softmax<false, false>(row, scores, weights, visible);
+    else update_softmax_with_sinks(row, scores, weights, visible);
   }
 
   // Not inlined, so that rows without sink tokens have the same code as if there were none.
-  [[gnu::noinline]] void update_softmax_with_sinks(long row, KeyRange visible) {
-    update_softmax<false, true>(row, visible);
+  [[gnu::noinline]] void update_softmax_with_sinks(long row, const float* scores, T* weights,
+                                                   KeyRange visible) {
+    update_softmax<false, true>(row, scores, weights, visible);
   }
 
   // The powers of scores that aren't visible are computed, too, and not used: minus infinity in
   // their place would have a power that some processors compute slowly.
   template <bool AllVisible, bool HasSinks>
-  void update_softmax(long row, KeyRange visible) {
+  void update_softmax(long row, const float* scores, T* weights, KeyRange visible) {
     const auto visible_or = [&](Vec other, Vec own, long v) {
       if (AllVisible) return own;
       own = blend(lanes(visible.last - v * kLanes), own, other);
@@ -512,22 +530,22 @@ class Attention {
       return blend(lanes(visible.first - v * kLanes), before, own);
     };
     const Vec scale = broadcast(scale_), none = broadcast(-INFINITY);
-    const float* scores = scores_ + row * kColumns;
     Vec scaled[kColumns / kLanes], highest = none;
     for (long v = 0; v < kColumns / kLanes; ++v) {
       scaled[v] = load(scores + v * kLanes) * scale;
       highest = max_lanes(highest, visible_or(none, scaled[v], v));
     }
-    const float best = reduce_max(highest);
-    if (best > row_max_[row]) rescale(row, best);
+    if (any_above(highest, broadcast(row_max_[row] + kMostAbove)))
+      rescale(row, reduce_max(highest));
     const Vec most = broadcast(row_max_[row]);
-    Vec total = zeros();
-    for (long v = 0; v < kColumns / kLanes; ++v) {
-      const Vec weight = visible_or(zeros(), Format<T>::power(scaled[v] - most), v);
-      Format<T>::store(weights_ + row * kColumns + v * kLanes, kAllLanes, weight);
-      total = total + weight;
+    Vec total = load(row_sums_ + row * kLanes);
+    for (long v = 0; v < kColumns / kLanes; v += 2) {
+      const Vec one = visible_or(zeros(), Format<T>::small_power(scaled[v] - most), v);
+      const Vec other = visible_or(zeros(), Format<T>::small_power(scaled[v + 1] - most), v + 1);
+      Format<T>::store_two(weights + v * kLanes, one, other);
+      total = total + one + other;
     }
-    row_sum_[row] += reduce_sum(total);
+    store(row_sums_ + row * kLanes, total);
   }
 
   void rescale(long row, float best) {
@@ -536,14 +554,15 @@ class Attention {
       float* place = sums_ + row * width_ + i;
       store(place, load(place) * by);
     }
-    row_sum_[row] *= first_lane(by);
+    float* sums = row_sums_ + row * kLanes;
+    store(sums, load(sums) * by);
     row_max_[row] = best;
   }
 
   void finish(const QueryTile& tile, T* to) {
     for (long row = 0; row < tile.num_heads * tile.count * group_; ++row) {
       T* place = to + (row / group_ % tile.count * heads_ + head_of(tile, row)) * dim_;
-      const Vec total = broadcast(row_sum_[row]);
+      const Vec total = broadcast(reduce_sum(load(row_sums_ + row * kLanes)));
       for (long i = 0; i < dim_; i += kLanes)
         Format<T>::store(place + i, lanes(dim_ - i), sums_at(row, i) / total);
     }
@@ -566,7 +585,7 @@ class Attention {
   AlignedBuffer<Unit> keys_, values_, query_columns_;
   AlignedBuffer<float> scores_;
   AlignedBuffer<T> weights_;
-  AlignedBuffer<float> sums_, row_max_, row_sum_;
+  AlignedBuffer<float> sums_, row_max_, row_sums_;
   long rows_of_head_ = 0;                      // of the current tile
   long visible_sinks_ = 0;                     // in the current tile of keys
   std::vector<const T*> prefetches_;           // [num_heads][64]

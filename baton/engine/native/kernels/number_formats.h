@@ -21,6 +21,7 @@ struct Format;
 
 inline Vec exp_lanes(Vec x);
 inline Vec exp2_lanes(Vec x);
+inline Vec small_exp2_lanes(Vec x);
 
 template <>
 struct Format<float> {
@@ -29,6 +30,11 @@ struct Format<float> {
 
   static Vec load(const float* from, Lanes which) { return baton::load(from, which); }
   static void store(float* to, Lanes which, Vec value) { baton::store(to, which, value); }
+  // Stores 32 numbers.
+  static void store_two(float* to, Vec first, Vec second) {
+    baton::store(to, first);
+    baton::store(to + kLanes, second);
+  }
   static Vec rounded(Vec value) { return value; }
   static Vec multiply_add(Vec sum, Words a, Words b) {
     return fma(as_numbers(a), as_numbers(b), sum);
@@ -36,6 +42,8 @@ struct Format<float> {
   // power(kLogarithm * x) is e to the power of x.
   static constexpr float kLogarithm = 1;
   static Vec power(Vec x) { return exp_lanes(x); }
+  // The same, if x is at most one.
+  static Vec small_power(Vec x) { return exp_lanes(x); }
 };
 
 template <>
@@ -45,12 +53,14 @@ struct Format<Bf16> {
 
   static Vec load(const Bf16* from, Lanes which) { return load_bf16(from, which); }
   static void store(Bf16* to, Lanes which, Vec value) { store_bf16(to, which, value); }
+  static void store_two(Bf16* to, Vec first, Vec second) { store_bf16(to, first, second); }
   // Rounds to the nearest BF16, ties to even.
   static Vec rounded(Vec value) { return nearest_bf16(value); }
   static Vec multiply_add(Vec sum, Words a, Words b) { return add_pairs(sum, a, b); }
   // As above, with as much precision as results in BF16 need.
   static constexpr float kLogarithm = 1.44269504088896340736f;  // of e to base 2
   static Vec power(Vec x) { return exp2_lanes(x); }
+  static Vec small_power(Vec x) { return small_exp2_lanes(x); }
 };
 
 // Loads sixteen numbers of any format.
@@ -90,8 +100,11 @@ inline Vec exp_lanes(Vec x) {
 // below 2^-126 are 2^-126, since some processors compute subnormal numbers a hundred times as slowly
 // as others. Splits x into its floor and the fraction r, and sums the polynomial with the smallest
 // relative error of those that are 1 at zero.
-inline Vec exp2_lanes(Vec x) {
-  x = min_lanes(broadcast(128.0f), max_lanes(broadcast(-126.0f), x));
+inline Vec exp2_lanes(Vec x) { return small_exp2_lanes(min_lanes(broadcast(128.0f), x)); }
+
+// The same, if x is at most 128; otherwise the result is any number.
+inline Vec small_exp2_lanes(Vec x) {
+  x = max_lanes(broadcast(-126.0f), x);
   const Vec r = fraction(x);
   Vec sum = broadcast(0.0018671316793188453f);
   for (const float coefficient : {0.009017026983201504f, 0.05579991638660431f, 0.24016444385051727f,

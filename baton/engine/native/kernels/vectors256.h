@@ -107,6 +107,10 @@ inline float reduce_max(Vec x) {
   return two[0] > two[1] ? two[0] : two[1];
 }
 inline float first_lane(Vec x) { return _mm256_cvtss_f32(x.low); }
+inline bool any_above(Vec a, Vec b) {
+  return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(a.low, b.low, _CMP_GT_OQ),
+                                         _mm256_cmp_ps(a.high, b.high, _CMP_GT_OQ)));
+}
 // If x is not finite, x - x is NaN.
 inline bool all_finite(Vec x) {
   const __m256 not_finite =
@@ -196,6 +200,10 @@ inline void store_bf16(void* to, Lanes which, Vec x) {
   auto* place = which == kAllLanes ? static_cast<__m256i*>(to) : reinterpret_cast<__m256i*>(halves);
   _mm256_storeu_si256(place, narrow(x));
   if (which != kAllLanes) std::memcpy(to, halves, static_cast<size_t>(which) * sizeof *halves);
+}
+inline void store_bf16(void* to, Vec first, Vec second) {
+  store_bf16(to, kAllLanes, first);
+  store_bf16(static_cast<uint16_t*>(to) + 16, kAllLanes, second);
 }
 inline Vec load_fp16(const void* from, Lanes which) {
   const __m256i halves = some_halves(from, which);

@@ -60,6 +60,8 @@ inline float reduce_sum(Vec x) {
 inline float reduce_min(Vec x) { return _mm512_reduce_min_ps(x); }
 inline float reduce_max(Vec x) { return _mm512_reduce_max_ps(x); }
 inline float first_lane(Vec x) { return _mm512_cvtss_f32(x); }
+// Returns whether a lane of a is greater than that of b.
+inline bool any_above(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
 inline bool all_finite(Vec x) {
   constexpr int kNotFinite = 0x01 | 0x80 | 0x08 | 0x10;  // both kinds of NaN, both infinities
   return !_mm512_fpclass_ps_mask(x, kNotFinite);
@@ -105,6 +107,15 @@ inline Vec load_bf16(const void* from, Lanes which) {
 }
 inline void store_bf16(void* to, Lanes which, Vec x) {
   _mm256_mask_storeu_epi16(to, which, narrow(x));
+}
+// Stores all lanes of both.
+inline void store_bf16(void* to, Vec first, Vec second) {
+#ifdef __AVX512BF16__
+  _mm512_storeu_si512(to, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first)));
+#else
+  store_bf16(to, kAllLanes, first);
+  store_bf16(static_cast<uint16_t*>(to) + 16, kAllLanes, second);
+#endif
 }
 inline Vec load_fp16(const void* from, Lanes which) {
   return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(which, from));
