@@ -1,6 +1,7 @@
 """Check that clusters whose KV is encoded losslessly give the tokens of transformers, in FP32.
 
     python -m tools.codec_exactness [--architectures A,B] [--transports shm,nixl,nixl-tcp,grpc]
+                                    [--limit-link MEGABYTES_PER_SECOND]
 
 For each architecture and transport, a cluster answers the same prompts four times: with empty
 caches; from the store's DRAM; after a restart, from its SSD; and from the blocks that were promoted
@@ -10,20 +11,25 @@ blocks were really encoded: on the link, in DRAM or on the SSD. With ``--store-c
 are encoded when they are demoted. Prints a table, and JSON as the last line. Exits with 1 if tokens
 differ, or if all blocks of a tier or a link were raw.
 
-The conductor decides how KV travels, so over a slow link some of the KV transfers of the four
-passes must be encoded. KV over ``shm`` is never encoded on its way to a decode worker, and over
-``nixl`` within a host the conductor mostly finds raw KV faster; there, only the store's blocks have
-to be encoded.
+The conductor decides how KV travels, and on a fast link it finds raw KV faster. With
+``--limit-link``, everything runs in a network namespace whose loopback is so slow (this needs
+root), and of the KV transfers of the four passes over ``nixl-tcp`` and ``grpc`` some must be
+encoded. KV over ``shm`` and over ``nixl`` within a host does not use that link; there, only the
+store's blocks have to be encoded.
 """
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -52,8 +58,13 @@ TRANSPORTS: dict[str, dict[str, object]] = {
     "grpc": {"transports": "grpc"},
 }
 
-SLOW_LINKS = ("nixl-tcp", "grpc")
-"""The transports over which KV has to travel encoded."""
+NETWORK_TRANSPORTS = ("nixl-tcp", "grpc")
+"""The transports over which KV has to travel encoded if the link is limited."""
+
+LINK_MTU, LINK_BURST_BYTES = 1500, 8192
+"""Loopback's usual packets of 64 KiB would pass a limited link in bursts."""
+
+IN_NAMESPACE = "BATON_EXACTNESS_NAMESPACE"
 
 
 @dataclass
@@ -126,8 +137,34 @@ def warm_up_link(cluster: LocalCluster) -> None:
             return
 
 
+def enter_slow_namespace(megabytes_per_second: float) -> None:
+    """Run this program again, in a network namespace whose loopback has the given speed; return if
+    it runs there already. Raises CalledProcessError if the link can't be limited."""
+    if IN_NAMESPACE not in os.environ:
+        os.environ[IN_NAMESPACE] = "1"
+        program = [sys.executable, "-m", "tools.codec_exactness", *sys.argv[1:]]
+        os.execvp("unshare", ["unshare", "--net", *program])
+    bits = int(8e6 * megabytes_per_second)
+    for command in (
+        f"ip link set lo mtu {LINK_MTU} up",
+        f"tc qdisc add dev lo root tbf rate {bits}bit burst {LINK_BURST_BYTES} latency 1s",
+    ):
+        subprocess.run(command.split(), check=True)
+
+
+@contextmanager
+def ucx_transports(transport: str) -> Iterator[None]:
+    """Let UCX use TCP only for ``nixl-tcp``; by itself, it reads the memory of the same host."""
+    with patch.dict(os.environ, {"UCX_TLS": "tcp,self"} if transport == "nixl-tcp" else {}):
+        yield
+
+
 def run_cluster(
-    model: Path, references: Sequence[Reference], transport: str, store_codec: str
+    model: Path,
+    references: Sequence[Reference],
+    transport: str,
+    store_codec: str,
+    is_limited: bool,
 ) -> Iterator[tuple[str, Pass, str]]:
     """Yield each pass with its name, and what was not encoded in it although it should be."""
     settings: dict[str, object] = {
@@ -140,8 +177,9 @@ def run_cluster(
     def raw_store() -> str:
         return "" if encoded_share(cluster) > MIN_ENCODED_SHARE else "the store"
 
-    with local_cluster(model, settings=settings) as cluster:
-        if transport in SLOW_LINKS:
+    with ucx_transports(transport), local_cluster(model, settings=settings) as cluster:
+        must_encode = is_limited and transport in NETWORK_TRANSPORTS
+        if must_encode:
             warm_up_link(cluster)
         cold = run_pass(cluster, references)
         yield "cold", cold, ""
@@ -156,7 +194,7 @@ def run_cluster(
         replace_device_caches(cluster, 90)
         promoted = run_pass(cluster, references)
         num_encoded = sum(each.num_encoded for each in (cold, dram, ssd, promoted))
-        raw_link = "the link" if transport in SLOW_LINKS and not num_encoded else ""
+        raw_link = "the link" if must_encode and not num_encoded else ""
         yield "promoted", promoted, unused(promoted, "dram") or raw_store() or raw_link
         check_store(cluster)
 
@@ -180,7 +218,7 @@ def run(options: argparse.Namespace, report: Callable[[dict[str, Any]], None]) -
             references = references_of(model, options.seed, options.prompts, options.tokens)
             for transport in options.transports:
                 for cache, result, raw in run_cluster(
-                    model, references, transport, options.store_codec
+                    model, references, transport, options.store_codec, bool(options.limit_link)
                 ):
                     counts = {k: v for k, v in vars(result).items() if k != "score"}
                     counts["transports"] = sorted(result.transports)
@@ -202,7 +240,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--limit-link", type=float, metavar="MEGABYTES_PER_SECOND")
     options = parser.parse_args(arguments)
+    if options.limit_link:
+        enter_slow_namespace(options.limit_link)
     torch.set_num_threads(2)
     print(describe())
     cells: list[dict[str, Any]] = []
