@@ -6,9 +6,11 @@ same time, and it is stopped at the end of its ``with`` block.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -118,6 +120,20 @@ def engine_settings(engine: str, python: Path = VLLM_PYTHON) -> dict[str, object
 
 
 @contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """In the ``with`` block, SIGTERM has the effect of Ctrl-C, so that what the block has started
+    is stopped, too. Without effect in other threads than the main one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def local_cluster(
     model: Path | None = None,
     prefill: int = 1,
@@ -130,8 +146,8 @@ def local_cluster(
     """Start a cluster, and stop it at the end of the block. ``settings`` are named as in
     ``baton.config.Settings``; of this process's environment, only BATON_PORTABLE is passed on.
     ``tree`` is the source of another version to run instead of this one. ``timeout_seconds`` is the
-    time within which each ``baton`` command must end."""
-    with tempfile.TemporaryDirectory(prefix="baton-") as folder:
+    time within which each ``baton`` command must end. SIGTERM stops the cluster, too."""
+    with _interrupted_by_sigterm(), tempfile.TemporaryDirectory(prefix="baton-") as folder:
         port = free_port()
         environment = {
             **{
