@@ -9,7 +9,7 @@ from there to DRAM. Other prompts are sent between the passes, so that none of t
 in the workers' own caches, even if the model's windows let many of them fit. A cell counts only if
 blocks were really encoded: on the link, in DRAM or on the SSD. With ``--store-codec none``, blocks
 are encoded when they are demoted. Prints a table, and JSON as the last line. Exits with 1 if tokens
-differ, or if all blocks of a tier or a link were raw.
+differ, or if all blocks of a tier or of a limited link were raw.
 
 The conductor decides how KV travels, and on a fast link it finds raw KV faster. With
 ``--limit-link``, everything runs in a network namespace whose loopback is so slow (this needs

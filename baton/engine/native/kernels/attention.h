@@ -290,20 +290,19 @@ class Attention {
   }
 
   void accumulate_many(long first, long count, HeadOffsets offsets, KeyRange visible) {
-    const bool few = kByTiles<T> && rows_of_head_ <= kTileRows;
+    const bool few = kByTiles<T> && rows_of_head_ <= kTileRows;  // fewer than kScoredRows
     if (few) score_keys(first, count, offsets);
     else read_keys(offsets);
     read_values(offsets);
     for (long from = 0; from < count; from += kScoredRows) {
       const long some = std::min(kScoredRows, count - from), row = first + from;
-      const float* scores = few ? scores_ + from * kColumns : scores_;
       if (!few)
         multiply_rows(some, queries_ + row * stride_, stride_, keys_, kColumns, depth_, scores_,
                       kColumns, true);
       KeyRange own = visible.after(from / group_);
       for (long i = 0, next = group_ - from % group_; i < some; ++i, --next) {
         if (next == 0) own = own.after(1), next = group_;
-        update_softmax(row + i, scores + i * kColumns, weights_ + i * kColumns, own);
+        update_softmax(row + i, scores_ + i * kColumns, weights_ + i * kColumns, own);
       }
       for (long column = 0; column < width_; column += kColumns)
         multiply_rows(some, weights_, kColumns, values_ + column, width_, kColumns / kPerUnit,

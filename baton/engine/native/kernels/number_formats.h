@@ -42,7 +42,7 @@ struct Format<float> {
   // power(kLogarithm * x) is e to the power of x.
   static constexpr float kLogarithm = 1;
   static Vec power(Vec x) { return exp_lanes(x); }
-  // The same, if x is at most one.
+  // The same, if its argument is at most 128; otherwise the result is any number.
   static Vec small_power(Vec x) { return exp_lanes(x); }
 };
 
