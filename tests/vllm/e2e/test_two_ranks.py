@@ -3,21 +3,20 @@ worker is killed or frozen."""
 
 import signal
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 
 import psutil
 import pytest
 
-from tests.vllm.e2e.streams import STREAM_TOKENS, stream, wait_until_restarted
-from tests.vllm.e2e.vllm_cluster import VllmAnswers, prompt, vllm_cluster
+from tests.vllm.e2e.streams import STREAM_TOKENS, start_streams, stream, wait_until_restarted
+from tests.vllm.e2e.vllm_cluster import VllmAnswers, vllm_cluster
 from tools.local_cluster import LocalCluster
 
 SHARED_MEMORY = Path("/dev/shm")
 pytestmark = pytest.mark.timeout(900)
 STREAMS = 4
-START_ATTEMPTS = 10
 HANG_TIMEOUT_SECONDS = 20.0
 SPARE_SECONDS = 4.0
 """Less than vLLM itself takes to end the ranks that wait for a dead one: five seconds."""
@@ -44,22 +43,6 @@ def ranks_of(process: psutil.Process) -> list[psutil.Process]:
     return found
 
 
-def start_streams(
-    pool: ThreadPoolExecutor, cluster: LocalCluster, prompts: list[list[int]]
-) -> list[Future[list[int]]]:
-    """Start a stream for each prompt, and return once one has tokens and none has ended. On a busy
-    machine, on which the ranks that wait for each other starve the router, all tokens of a stream
-    may arrive at once; then start anew."""
-    for _ in range(START_ATTEMPTS):
-        started = Event()
-        streams = [pool.submit(stream, cluster, each, started) for each in prompts]
-        started.wait()
-        if not any(each.done() for each in streams):
-            return streams
-        wait(streams)
-    raise AssertionError(f"{START_ATTEMPTS} times, a stream ended before a rank could be signalled")
-
-
 def test_greedy_answers_are_those_of_vllm_alone(
     cluster: LocalCluster, references: dict[str, VllmAnswers]
 ) -> None:
@@ -78,11 +61,10 @@ def test_greedy_answers_are_those_of_vllm_alone(
 def test_streams_survive_a_killed_or_frozen_rank(
     role: str, rank: int, number: signal.Signals, timeout_seconds: float, cluster: LocalCluster
 ) -> None:
-    prompts = [prompt(100 + seed, 400 + seed) for seed in range(STREAMS)]
     damaged = worker(cluster, role)
     ranks = ranks_of(damaged)
     with ThreadPoolExecutor(STREAMS) as pool:
-        streams = start_streams(pool, cluster, prompts)
+        prompts, streams = start_streams(pool, cluster, STREAMS, 400)
         ranks[rank].send_signal(number)
         alive = psutil.wait_procs(ranks, timeout=timeout_seconds)[1]
         assert not alive
