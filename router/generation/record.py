@@ -294,7 +294,9 @@ class GenerationRecord:
 
 class GenerationHistory:
     """The records of the latest requests, by the request id that the client knows. A request has
-    one record per answer: several if it has several prompts, or if ``n`` is above 1.
+    one record per answer: several if it has several prompts, or if ``n`` is above 1. Records are
+    dropped by whole requests; those of the latest request are kept even if they are more than
+    ``max_records``.
 
     ``inflight`` contains the records of all answers in progress, by answer id, in the order in
     which they began; admission bounds their number. ``finished`` contains the last
@@ -304,14 +306,17 @@ class GenerationHistory:
     def __init__(self, max_records: int = MAX_RECORDS) -> None:
         self._max_records = max_records
         self._records: OrderedDict[str, list[GenerationRecord]] = OrderedDict()
+        self._num_records = 0
         self.inflight: dict[RequestId, GenerationRecord] = {}
         self.finished: deque[GenerationRecord] = deque(maxlen=MAX_FINISHED)
         self.finished_tokens = 0
 
     def add_records(self, request_id: str, records: list[GenerationRecord]) -> None:
+        """Add the records of a request whose id is new."""
         self._records[request_id] = records
-        while len(self._records) > self._max_records:
-            self._records.popitem(last=False)
+        self._num_records += len(records)
+        while self._num_records > self._max_records and len(self._records) > 1:
+            self._num_records -= len(self._records.popitem(last=False)[1])
 
     def begin(self, record: GenerationRecord) -> None:
         """Record that an answer is now in progress."""

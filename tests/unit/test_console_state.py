@@ -174,6 +174,19 @@ def test_history_knows_answers_in_progress_and_finished_ones() -> None:
     assert (list(history.finished), history.finished_tokens) == ([second], 7)
 
 
+def test_history_is_bounded_by_its_number_of_records_not_of_requests() -> None:
+    history = GenerationHistory(max_records=5)
+    for name, count in (("a", 2), ("b", 3), ("c", 1), ("d", 4)):
+        history.add_records(name, [record(f"{name}-{number}") for number in range(count)])
+    # b would have made c and d exceed the maximum; a was dropped for c.
+    known = {name: history.explain(name) for name in "abcd"}
+    assert [name for name, explained in known.items() if explained] == ["c", "d"]
+    history.add_records("e", [record(f"e-{number}") for number in range(6)])
+    explained = history.explain("e")
+    assert explained is not None and len(explained["choices"]) == 6
+    assert history.explain("d") is None
+
+
 # -- recent answers ------------------------------------------------------------------------------
 
 
