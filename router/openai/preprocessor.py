@@ -102,7 +102,8 @@ class Preprocessor:
         max_tokens = wanted or rest
         if caps_max_tokens and rest > 0:
             max_tokens = min(max_tokens, rest)
-        prompt = self._build_prompt(body, ids, "messages", max_tokens)
+        sampling = self._sampling_params(body, max_tokens)
+        prompt = self._build_prompt(body, ids, "messages", sampling)
         check_num_prompt_logprobs([len(ids)], body)
         pins = self._prefix_pins(body, tools, prompt) if len(ids) == len(all_ids) else ()
         prompt = replace(
@@ -134,6 +135,7 @@ class Preprocessor:
         """Build the prompts of a completion. Raises ApiError or Invalid, which name the invalid
         field."""
         wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
+        sampling = self._sampling_params(body, wanted)
         prompts: list[Prompt] = []
         num_tokens = 0
         for given in body.prompt:
@@ -142,7 +144,7 @@ class Preprocessor:
             if num_tokens > self._limits.max_request_tokens:
                 raise _too_many_tokens("prompt", self._limits.max_request_tokens)
             ids = self._truncate(all_ids, body, wanted)
-            prompt = self._build_prompt(body, ids, "prompt", wanted)
+            prompt = self._build_prompt(body, ids, "prompt", sampling)
             if body.echo:
                 is_whole = isinstance(given, str) and len(ids) == len(all_ids)
                 text = str(given) if is_whole else self._tokenizer.decode(ids)
@@ -190,8 +192,9 @@ class Preprocessor:
         return ids[-kept:]
 
     def _build_prompt(
-        self, body: GenerationBody, ids: Sequence[int], param: str, max_tokens: int
+        self, body: GenerationBody, ids: Sequence[int], param: str, sampling: SamplingParams
     ) -> Prompt:
+        max_tokens = sampling.max_tokens
         self._check_length(len(ids), param, max_tokens)
         if (body.min_tokens or 0) > max_tokens:
             message = f"min_tokens is {body.min_tokens}, above max_tokens, which is {max_tokens}"
@@ -203,7 +206,7 @@ class Preprocessor:
             if self._hasher is not None and is_cacheable
             else ()
         )
-        return Prompt(token_ids, keys, self._sampling_params(body, max_tokens))
+        return Prompt(token_ids, keys, sampling)
 
     def _check_length(self, num_tokens: int, param: str, max_tokens: int) -> None:
         context = self._limits.context_tokens

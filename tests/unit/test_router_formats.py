@@ -4,14 +4,18 @@ import asyncio
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from baton.core.grammar import Grammar, GrammarKind
 from baton.errors import Invalid
 from baton.text.grammar.compilation import validate_grammar
+from baton.text.grammar.to_lark import MAX_GRAMMAR_BYTES
 from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
 from router.openai.grammar_validator import GrammarValidator, grammar_rule_for
 from router.openai.parsers.model_output_format import ModelOutputFormat
+from router.openai.preprocessor import ModelLimits, Preprocessor
+from router.openai.schema.completion import CompletionBody
 from tests.router_harness import CHAT, USER, eventually, open_harness, tokenizer, wrong_error
 
 __all__ = ["tokenizer"]
@@ -99,6 +103,33 @@ async def test_invalid_formats_are_rejected(
         error = wrong_error(await client.post(COMPLETION, json={"prompt": "x", **fields}))
         assert error["param"] == param
         assert router.decode.submitted == []
+
+
+LARGE_FORMATS: list[dict[str, Any]] = [
+    {"guided_json": {"description": "a" * MAX_GRAMMAR_BYTES}},
+    {"guided_choice": ["a" * MAX_GRAMMAR_BYTES]},
+    {"response_format": named({"description": "é" * (MAX_GRAMMAR_BYTES // 2)})},
+    {"structured_outputs": {"grammar": "a" * (MAX_GRAMMAR_BYTES + 1)}},
+]
+
+
+@pytest.mark.parametrize("fields", LARGE_FORMATS)
+def test_a_large_grammar_is_refused_before_a_prompt_is_prepared(fields: dict[str, Any]) -> None:
+    [field] = fields
+    with pytest.raises(ValidationError) as error:
+        CompletionBody.model_validate({"prompt": ["a"] * 1024, **fields})
+    assert f"{field}: a grammar may have at most 65536 bytes" in str(error.value)
+
+
+def test_all_prompts_of_a_request_share_their_sampling_parameters(tokenizer: Tokenizer) -> None:
+    body = CompletionBody.model_validate(
+        {"prompt": ["a", "bc", "d"], "guided_json": {"type": "object"}, "seed": 1}
+    )
+    preprocessor = Preprocessor(tokenizer, ModelOutputFormat(), ModelLimits(64, 259), None, 7)
+    first, *others = preprocessor.prepare_completion(body)
+    assert first.sampling.grammar == Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}')
+    assert len(others) == 2
+    assert all(each.sampling is first.sampling for each in others)
 
 
 async def test_forced_tool_call_excludes_another_grammar(tokenizer: Tokenizer) -> None:

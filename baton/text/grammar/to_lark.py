@@ -41,7 +41,7 @@ def to_lark(grammar: Grammar) -> str:
     """Convert a grammar to Lark notation. Raises Invalid if its text is malformed or too large, and
     for TOKEN_RULES, which can't be converted."""
     if grammar.kind is GrammarKind.LARK:
-        _check_text(grammar.text)
+        check_grammar_text(grammar.text)
         return _from_lark(grammar.text)
     return f"start: {to_lark_rule(grammar)}{OPTIONS}"
 
@@ -49,7 +49,7 @@ def to_lark(grammar: Grammar) -> str:
 def to_lark_rule(grammar: Grammar) -> str:
     """Convert a grammar to the right side of a rule. Raises Invalid if its text is malformed or too
     large, and for TOKEN_RULES, which can't be converted. The kind must not be LARK."""
-    _check_text(grammar.text)
+    check_grammar_text(grammar.text)
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
             return _from_schema({"type": "object"})
@@ -68,7 +68,8 @@ def to_lark_rule(grammar: Grammar) -> str:
             )
 
 
-def _check_text(text: str) -> None:
+def check_grammar_text(text: str) -> None:
+    """Raise Invalid if a grammar's text is too large or can't be encoded."""
     try:
         size_bytes = len(text.encode())
     except UnicodeEncodeError as error:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from baton.core.grammar import Grammar, GrammarKind
+from baton.errors import Invalid
+from baton.text.grammar.to_lark import check_grammar_text
 from router.http.unknown_fields import UnsupportedField
 from router.openai.schema.strict_model import StrictModel, field_validation_error
 
@@ -102,20 +104,31 @@ class ResponseFormatFields(StrictModel):
     """A grammar in Lark's notation."""
     structured_outputs: StructuredOutputs | None = None
 
+    _format: tuple[str, Grammar] | None = PrivateAttr(None)
+
     @model_validator(mode="after")
     def _one_format(self) -> Self:
-        fields = [field for field, _ in self._formats()]
-        if len(fields) > 1:
+        formats = self._formats()
+        if not formats:
+            return self
+        if len(formats) > 1:
+            fields = [field for field, _ in formats]
             raise field_validation_error(
                 fields[1], f"{fields[1]} is not allowed together with {fields[0]}"
             )
+        [self._format] = formats
+        field, grammar = self._format
+        try:
+            check_grammar_text(grammar.text)
+        except Invalid as error:
+            raise field_validation_error(field, f"{field}: {error}") from error
         return self
 
     @property
     def format(self) -> tuple[str, Grammar] | None:
         """The name of the field that constrains the answer, and its grammar; None if no field
-        does."""
-        return next(iter(self._formats()), None)
+        does. All prompts of a request share this grammar."""
+        return self._format
 
     def _formats(self) -> list[tuple[str, Grammar]]:
         if _FIELDS.isdisjoint(self.model_fields_set):
