@@ -32,6 +32,13 @@ from router.openai.token_rules import token_rules_grammar
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default ``max_tokens`` of completions; a chat may use the rest of the context."""
 
+MAX_REPEATED_PROMPT_BYTES = 16 * 2**20
+"""The maximum size of a request's prompts in its answer, where ``echo`` and ``return_token_ids``
+repeat a prompt in each of its choices. Without it, 128 choices would repeat 8 MB to 1 GiB."""
+
+BYTES_PER_TOKEN_ID = 8
+"""The approximate size of a token id in JSON."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -105,6 +112,7 @@ class Preprocessor:
         sampling = self._sampling_params(body, max_tokens)
         prompt = self._build_prompt(body, ids, "messages", sampling)
         check_num_prompt_logprobs([len(ids)], body)
+        check_repeated_prompts([prompt], body)
         pins = self._prefix_pins(body, tools, prompt) if len(ids) == len(all_ids) else ()
         prompt = replace(
             prompt,
@@ -151,6 +159,7 @@ class Preprocessor:
                 prompt = replace(prompt, echo_text=text)
             prompts.append(replace(prompt, prompt_only=body.max_tokens == 0))
         check_num_prompt_logprobs([len(prompt.token_ids) for prompt in prompts], body)
+        check_repeated_prompts(prompts, body)
         return prompts
 
     def _completion_ids(self, given: str | list[int], body: CompletionBody) -> list[int]:
@@ -372,6 +381,25 @@ def check_num_prompt_logprobs(num_tokens: Sequence[int], body: GenerationBody) -
         message = (
             f"{field}: {count} logprobs of prompts, alternatives included, are more than the "
             f"{MAX_PROMPT_LOGPROBS} that one request may have"
+        )
+        raise ApiError(400, message, param=field, code="invalid_value")
+
+
+def repeated_prompt_bytes(prompt: Prompt, body: GenerationBody) -> int:
+    """Return the approximate size of a prompt in one choice of the answer."""
+    num_ids = len(prompt.token_ids) if body.return_token_ids else 0
+    return len(prompt.echo_text) + num_ids * BYTES_PER_TOKEN_ID
+
+
+def check_repeated_prompts(prompts: Sequence[Prompt], body: GenerationBody) -> None:
+    """Check the size of the prompts that the answer's choices repeat. Raises ApiError (400)."""
+    size = sum(repeated_prompt_bytes(prompt, body) for prompt in prompts) * body.num_choices
+    if size > MAX_REPEATED_PROMPT_BYTES:
+        field = "return_token_ids" if body.return_token_ids else "echo"
+        message = (
+            f"{field}: the {body.num_choices} choices of each prompt would repeat {size} bytes of "
+            f"prompts; at most {MAX_REPEATED_PROMPT_BYTES} are allowed, so use a smaller n or send "
+            f"the request without {field}"
         )
         raise ApiError(400, message, param=field, code="invalid_value")
 

@@ -49,6 +49,7 @@ from router.openai.encoders import (
 from router.openai.grammar_validator import TOOLS_FIELD
 from router.openai.inline_stream_writer import InlineStreamWriter
 from router.openai.preprocessor import (
+    BYTES_PER_TOKEN_ID,
     Preprocessor,
     Prompt,
     count_prompt_logprobs,
@@ -357,7 +358,9 @@ class GenerationHandler(RequestHandler):
         best = select_best(choices, answers, body.num_candidates, body.num_choices)
         usage = response_usage(choices, body.num_candidates)
         num_entries = sum(len(each.prompt_token_entries) + len(each.token_entries) for each in best)
-        size = num_entries * _entry_size(body)
+        size = num_entries * _entry_size(body) + sum(len(each.prompt_text) for each in best)
+        if body.return_token_ids:
+            size += sum(len(each.prompt_token_ids) for each in best) * BYTES_PER_TOKEN_ID
         tenant = self._admission.tenant.id
         return await self._context.resources.offload_executor.run(
             tenant, size, lambda: encoder.encode_response(best, usage)
