@@ -1,11 +1,9 @@
 """Environment variables: Baton's home folder, the settings of child processes, and variables that
 other libraries read."""
 
-import atexit
 import json
 import os
 import secrets
-import shutil
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
@@ -19,6 +17,7 @@ from baton.config.sources import (
     variable_name,
 )
 from baton.system.cpu_cores import usable_cores
+from baton.system.process_folder import make_process_folder
 
 MAX_FOLDER_BYTES = 50
 """Maximum length of the path of the temporary folder in which vLLM's sockets are placed. A Unix
@@ -79,8 +78,8 @@ def set_vllm_environment() -> None:
     model runner. The other variables are set only if they are not set already. Baton's values for
     them have these effects: Baton controls the number of threads and runs vLLM's executor itself;
     gloo, by which vLLM's ranks reach each other without authentication, listens on loopback; vLLM's
-    sockets are in a folder that only this user can open, and that is removed when this process
-    exits normally; and when a rank has died, the other ranks are stopped within a second."""
+    sockets are in a folder of this process (:mod:`baton.system.process_folder`); and when a rank
+    has died, the other ranks are stopped within a second."""
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -89,11 +88,10 @@ def set_vllm_environment() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if "VLLM_RPC_BASE_PATH" not in os.environ:
         parent = tempfile.gettempdir()
-        folder = tempfile.mkdtemp(
-            prefix="baton-vllm-", dir=parent if len(parent) <= MAX_FOLDER_BYTES else "/tmp"
+        folder = make_process_folder(
+            "baton-vllm-", parent if len(parent) <= MAX_FOLDER_BYTES else "/tmp"
         )
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        os.environ["VLLM_RPC_BASE_PATH"] = folder
+        os.environ["VLLM_RPC_BASE_PATH"] = str(folder)
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
 
 
