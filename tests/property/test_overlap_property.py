@@ -191,7 +191,7 @@ def stopping_jobs(draw: st.DrawFn) -> list[Job]:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(engines=varied(), jobs=job_lists())
 def test_every_request_gets_the_tokens_that_it_would_get_alone(
     executor: str, engines: tuple[EngineConfig, EngineConfig, Blocks], jobs: list[Job]
@@ -221,7 +221,7 @@ def check_workload(pair: EnginePair, jobs: list[Job]) -> None:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=130, deadline=None)
 @given(engines=tight(), jobs=stopping_jobs())
 def test_no_late_write_hits_a_block_that_was_reused(
     executor: str, engines: tuple[EngineConfig, EngineConfig, Blocks], jobs: list[Job]
@@ -307,7 +307,7 @@ def _run(engine: Engine, arrivals: list[Arrival], received: dict[RequestId, Rece
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(block_tokens=st.integers(1, 8), arrivals=arrivals(last_arrival=0), data=st.data())
 def test_outputs_and_cache_are_those_of_synchronous_scheduling(
     executor: str, block_tokens: int, arrivals: list[Arrival], data: st.DataObject
@@ -322,7 +322,7 @@ def test_outputs_and_cache_are_those_of_synchronous_scheduling(
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(engines=tight(), arrivals=arrivals(last_arrival=20))
 def test_outputs_are_those_of_synchronous_scheduling_under_memory_pressure(
     executor: str, engines: tuple[EngineConfig, EngineConfig, Blocks], arrivals: list[Arrival]

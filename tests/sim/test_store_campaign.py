@@ -28,7 +28,7 @@ from tests.sim.store_cluster import CLOCK, Node, SimStoreNode, StoreCluster, sto
 from tests.sim.virtual_time import simulate
 from tests.sim.worker_cluster import request, tokens_of
 
-NUM_SCHEDULES = int(os.environ.get("FAULT_SCHEDULES", "300"))
+NUM_SCHEDULES = int(os.environ.get("FAULT_SCHEDULES", "200"))
 BATCHES = 20
 NUM_REQUESTS = 8
 

@@ -297,7 +297,7 @@ def test_fp8_conversion_kernels_compile() -> None:
     assert shared_bytes(fp8_kernels.dequantize, types, constants, 4) <= MAX_SHARED_BYTES
 
 
-@pytest.mark.parametrize("vocab_size", [200, 151_936, 262_208])
+@pytest.mark.parametrize("vocab_size", [200, 262_208])
 @pytest.mark.parametrize("dtype", ["fp32", "fp64"])
 def test_sampling_kernels_compile(dtype: str, vocab_size: int) -> None:
     """``dtype`` is that of the scores; it is FP64 if there are penalties."""
