@@ -3,6 +3,7 @@
 import os
 from collections import Counter, deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,6 +12,7 @@ from router.batches.batch import Batch, BatchStatus
 from router.batches.batch_request import (
     BatchRequest,
     BatchResponse,
+    InputLine,
     encode_output_line,
     parse_batch_request,
     parse_request_number,
@@ -19,6 +21,7 @@ from router.batches.batch_store import BatchStore
 from router.batches.file_store import StoredFile
 from router.batches.inflight_journal import MAX_ROUTER_DEATHS, InflightJournal
 from router.errors import ApiError
+from router.http.json_limits import MAX_VALUES
 
 MAX_BATCH_REQUESTS = 50_000
 """The maximum number of requests of one batch, the same as OpenAI's limit."""
@@ -34,12 +37,22 @@ class BatchJob:
     the router. Suspects are run again too, but after the other requests, and the runner runs only
     one suspect at a time. If two routers have died while a request was in flight, it is not run
     again, but recorded as failed.
+
+    Requests that are kept to be run later have no body: their lines are read again. So a job keeps
+    no body in memory, however many of its requests are refused.
     """
 
-    def __init__(self, store: BatchStore, batch: Batch, max_line_bytes: int) -> None:
+    def __init__(
+        self,
+        store: BatchStore,
+        batch: Batch,
+        max_line_bytes: int,
+        max_line_values: int = MAX_VALUES,
+    ) -> None:
         self.batch = batch
         self._store = store
         self._max_line_bytes = max_line_bytes
+        self._max_line_values = max_line_values
         self._retries: deque[BatchRequest] = deque()
         self._suspects: deque[BatchRequest] = deque()
         self._attempts = InflightJournal(store.path(batch, "attempts"))
@@ -83,15 +96,16 @@ class BatchJob:
         self.save()
 
     def next_request(self, now: float, *, suspects: bool = True) -> BatchRequest | None:
-        """Return the next request to run, or None if there is none. If ``suspects`` is False,
-        requests that may have killed a router are left for later. Invalid requests are recorded as
-        failed."""
+        """Return the next request to run, with its body, or None if there is none. If ``suspects``
+        is False, requests that may have killed a router are left for later. Invalid requests are
+        recorded as failed."""
         self._check_cancelled_or_expired(now)
         while self.batch.status is BatchStatus.IN_PROGRESS:
             request = self._take_next(suspects)
             if request is None:
                 return None
             try:
+                request = self._with_body(request)
                 if not request.error:
                     self._attempts.begin(request.number)
                     return request
@@ -150,16 +164,25 @@ class BatchJob:
     # -- the next request --------------------------------------------------------------------------
 
     def _unwritten(self, file: BinaryIO) -> Iterator[BatchRequest]:
-        for number, data in enumerate(_iter_lines(file, self._max_line_bytes)):
-            request = parse_batch_request(number, data, self.batch.endpoint)
+        for line in _iter_lines(file, self._max_line_bytes):
+            request = self._read(line)
             if request.custom_id is not None and request.custom_id in self._custom_ids:
-                request = BatchRequest(
-                    number, request.custom_id, {}, "custom_id was used by an earlier request"
-                )
+                why = "custom_id was used by an earlier request"
+                request = BatchRequest(request.line, request.custom_id, error=why)
             if request.custom_id is not None:
                 self._custom_ids.add(request.custom_id)
-            if number not in self._written:
+            if line.number not in self._written:
                 yield self._refuse_if_deadly(request)
+
+    def _read(self, line: InputLine) -> BatchRequest:
+        """Read and parse a line. Raises OSError."""
+        assert self._input is not None
+        data = os.pread(self._input.fileno(), line.size, line.offset)
+        return parse_batch_request(line, data, self.batch.endpoint, self._max_line_values)
+
+    def _with_body(self, request: BatchRequest) -> BatchRequest:
+        """Return the request. If its body was dropped, read its line again. Raises OSError."""
+        return request if request.error or request.body else self._read(request.line)
 
     def _refuse_if_deadly(self, request: BatchRequest) -> BatchRequest:
         """Return the request unchanged, unless too many routers died while it was in flight: then
@@ -168,7 +191,7 @@ class BatchJob:
         if request.error or deaths < MAX_ROUTER_DEATHS:
             return request
         why = f"routers died {deaths} times while this request was in flight: it is not retried"
-        return BatchRequest(request.number, request.custom_id, {}, why, "router_died")
+        return replace(request, body=b"", error=why, error_code="router_died")
 
     def _take_next(self, suspects: bool) -> BatchRequest | None:
         """Take the next request of the batch. Suspects come last, and only if ``suspects`` is True.
@@ -178,7 +201,7 @@ class BatchJob:
         for request in self._requests:
             if request.error or not self.is_suspect(request):
                 return request
-            self._suspects.append(request)
+            self._requeue(request)
         return self._suspects.popleft() if suspects and self._suspects else None
 
     def _has_more(self) -> bool:
@@ -219,7 +242,9 @@ class BatchJob:
         self.save()
 
     def _requeue(self, request: BatchRequest) -> None:
-        """Keep a request that was already taken from the batch, to run it later."""
+        """Keep a request that was already taken from the batch, without its body, to run it
+        later."""
+        request.body = b""
         (self._suspects if self.is_suspect(request) else self._retries).append(request)
 
     # -- results ---------------------------------------------------------------------------------
@@ -293,15 +318,28 @@ class BatchJob:
                 batch.error_file_id = file_id
 
 
-def _iter_lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes]:
+def _iter_lines(file: BinaryIO, max_bytes: int) -> Iterator[InputLine]:
     """Yield the non-empty lines. A line that is too long is truncated, which makes its JSON
     invalid."""
-    while data := file.readline(max_bytes + 1):
-        rest = data
-        while not rest.endswith(b"\n") and (rest := file.readline(max_bytes + 1)):
-            data = data[:max_bytes]
-        if data.strip():
-            yield data
+    number = 0
+    while True:
+        offset = file.tell()
+        size, is_empty = _skip_line(file, max_bytes)
+        if size == 0:
+            return
+        if not is_empty:
+            yield InputLine(number, offset, size)
+            number += 1
+
+
+def _skip_line(file: BinaryIO, max_bytes: int) -> tuple[int, bool]:
+    """Read the next line. Return its length in bytes, or ``max_bytes`` if it is too long, and
+    whether it is empty. At the end of the file, the length is 0."""
+    data = rest = file.readline(max_bytes + 1)
+    size = len(data)
+    while not rest.endswith(b"\n") and (rest := file.readline(max_bytes + 1)):
+        size = max_bytes
+    return size, not data.strip()
 
 
 def _count_lines(path: Path, max_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""One request of a batch: parsing its line, and encoding its result."""
+"""One request of a batch: parsing its line, and encoding its body and its result."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,9 +7,14 @@ import orjson
 
 from baton.core.priority import Priority
 from router.batches.batch import ENDPOINTS
+from router.errors import ApiError
+from router.http.json_limits import check_json_size
 from router.http.nesting import MAX_NESTING, is_nested_deeper
 
 MAX_ID_CHARACTERS = 512
+
+INVALID_REQUEST = "invalid_request"
+"""The error code of an invalid line, unless the check that failed has a code of its own."""
 
 MAX_ERROR_CHARACTERS = 500
 """The maximum number of characters of an error message about an invalid line, since it repeats
@@ -17,40 +22,68 @@ parts of the line."""
 
 
 @dataclass(frozen=True, slots=True)
-class BatchRequest:
-    """A request of a batch. ``number`` counts lines from 0. If the line is invalid, ``error`` is
-    the message and ``error_code`` the error code; otherwise ``body`` is the request's body."""
+class InputLine:
+    """A line of a batch's input file. ``number`` counts lines from 0; ``offset`` is where the line
+    begins and ``size`` its length, both in bytes."""
 
     number: int
+    offset: int
+    size: int
+
+
+@dataclass(slots=True)
+class BatchRequest:
+    """A request of a batch. If its line is invalid, ``error`` is the message and ``error_code`` the
+    error code; otherwise ``body`` is the encoded body, until it is taken or dropped."""
+
+    line: InputLine
     custom_id: str | None
-    body: dict[str, Any]
+    body: bytes = b""
     error: str = ""
-    error_code: str = "invalid_request"
+    error_code: str = INVALID_REQUEST
+
+    @property
+    def number(self) -> int:
+        return self.line.number
+
+    def take_body(self) -> bytes:
+        """Return the body and drop this object's reference to it, so that it can be freed while the
+        request runs. The body can be read again from the input file."""
+        body, self.body = self.body, b""
+        return body
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResponse:
+    """A response to a request. ``body`` is JSON without line breaks."""
+
     status: int
     request_id: str
-    body: Any
+    body: bytes
 
 
-def parse_batch_request(number: int, data: bytes, endpoint: str) -> BatchRequest:
-    """Parse a line. Never raises: an invalid line becomes a request with an error message."""
+def parse_batch_request(
+    line: InputLine, data: bytes, endpoint: str, max_values: int
+) -> BatchRequest:
+    """Parse a line, unless its JSON has too many values or strings, and encode its body. Never
+    raises: an invalid line becomes a request with an error message."""
     try:
+        check_json_size(data, max_values)
         value = orjson.loads(data)
+    except ApiError as error:
+        return BatchRequest(line, None, error=str(error), error_code=error.code or INVALID_REQUEST)
     except (ValueError, RecursionError) as error:
-        return BatchRequest(number, None, {}, f"the line is not JSON: {error}")
+        return BatchRequest(line, None, error=f"the line is not JSON: {error}")
     if not isinstance(value, dict):
-        return BatchRequest(number, None, {}, "the line is not a JSON object")
+        return BatchRequest(line, None, error="the line is not a JSON object")
     custom_id = value.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_ID_CHARACTERS:
         message = f"custom_id must be a string of 1 to {MAX_ID_CHARACTERS} characters"
-        return BatchRequest(number, None, {}, message)
+        return BatchRequest(line, None, error=message)
     wrong = _find_error(value, endpoint)
-    return BatchRequest(
-        number, custom_id, {} if wrong else value["body"], wrong[:MAX_ERROR_CHARACTERS]
-    )
+    if wrong:
+        return BatchRequest(line, custom_id, error=wrong[:MAX_ERROR_CHARACTERS])
+    return BatchRequest(line, custom_id, _encode_body(value["body"]))
 
 
 def _find_error(request: dict[str, Any], endpoint: str) -> str:
@@ -70,9 +103,9 @@ def _find_error(request: dict[str, Any], endpoint: str) -> str:
     return "stream must be false in a batch" if body.get("stream") else ""
 
 
-def encode_request_body(request: BatchRequest) -> bytes:
-    """Encode the request's body, with the lowest priority added."""
-    return orjson.dumps({**request.body, "priority": int(Priority.BATCH) - int(Priority.HIGH)})
+def _encode_body(body: dict[str, Any]) -> bytes:
+    """Encode a request's body, with the lowest priority added."""
+    return orjson.dumps({**body, "priority": int(Priority.BATCH) - int(Priority.HIGH)})
 
 
 def encode_output_line(
@@ -83,8 +116,10 @@ def encode_output_line(
     response = None
     if reply is not None:
         response = {
-            "status_code": reply.status, "request_id": reply.request_id, "body": reply.body,
-        }  # fmt: skip
+            "status_code": reply.status,
+            "request_id": reply.request_id,
+            "body": orjson.Fragment(reply.body),
+        }
     value = {
         "id": f"batch_req_{batch_id.removeprefix('batch_')}_{request.number}",
         "custom_id": request.custom_id,

@@ -15,9 +15,10 @@ import structlog
 from baton.clock import Clock
 from baton.core.ids import TenantId
 from router.batches.batch_job import BatchJob
-from router.batches.batch_request import BatchRequest, BatchResponse, encode_request_body
+from router.batches.batch_request import BatchRequest, BatchResponse
 from router.batches.batch_store import BatchStore
 from router.batches.json_files import make_folder
+from router.http.json_limits import MAX_VALUES
 
 POLL_SECONDS = 1.0
 """How often the folder is checked: another router may have added a batch, or may have exited, so
@@ -43,14 +44,17 @@ Result = TypeVar("Result")
 
 log = structlog.get_logger(__name__)
 
-SendRequest = Callable[[TenantId, str, bytes], Awaitable[BatchResponse]]
-"""Sends a tenant's request body to an endpoint and returns the response."""
+SendRequest = Callable[[TenantId, str, Callable[[], bytes]], Awaitable[BatchResponse]]
+"""Sends a tenant's request to an endpoint and returns the response. The function that it is given
+returns the request's body, once, so that only the sender holds the body while the request runs."""
 
 
 class BatchRunner:
     """Runs batches while :meth:`run` runs. If several routers share a folder, one of them runs the
     batches, and another takes over when that one exits. ``max_running`` is a function: given the
-    number of batch requests that run now, it returns how many may run in all.
+    number of batch requests that run now, it returns how many may run in all. ``max_line_values``
+    is a function that returns the maximum number of JSON values in a line of batches that begin
+    now. Both are called on the event loop.
 
     An error in a request fails only that request; an error in a batch's files fails only that
     batch.
@@ -64,6 +68,7 @@ class BatchRunner:
         clock: Clock,
         max_line_bytes: int,
         max_folder_bytes: int,
+        max_line_values: Callable[[], int] = lambda: MAX_VALUES,
     ) -> None:
         self._store = store
         self._send_request = send_request
@@ -71,6 +76,7 @@ class BatchRunner:
         self._clock = clock
         self.max_line_bytes = max_line_bytes
         """Maximum length of a line. Batches that begin later use a new value."""
+        self._max_line_values = max_line_values
         self._max_folder_bytes = max_folder_bytes
         self._is_full = False
         self._last_error = ""
@@ -124,7 +130,7 @@ class BatchRunner:
         """Start all requests that may run now. Raises OSError if the folder can't be used."""
         if not await self._in_thread(self._take_lock):
             return
-        await self._in_thread(self._check_folder)
+        await self._in_thread(partial(self._check_folder, self._max_line_values()))
         while not self._is_full and self.num_running < self._max_running(self.num_running):
             job_and_request = await self._in_thread(self._next_request)
             if job_and_request is None:
@@ -138,7 +144,7 @@ class BatchRunner:
         try:
             try:
                 response = await self._send_request(
-                    TenantId(job.batch.tenant), job.batch.endpoint, encode_request_body(request)
+                    TenantId(job.batch.tenant), job.batch.endpoint, request.take_body
                 )
                 record = partial(self._record_response, job, request, response)
             except Exception as error:
@@ -184,7 +190,7 @@ class BatchRunner:
         self._lock = lock
         return True
 
-    def _check_folder(self) -> None:
+    def _check_folder(self, max_line_values: int) -> None:
         """Look into the folder of files and batches: begin the oldest unfinished batch of each
         tenant that has no batch running, check whether the folder is full, and delete expired
         files."""
@@ -197,7 +203,7 @@ class BatchRunner:
             if batch.tenant in busy or batch.id in self._jobs:
                 continue
             busy.add(batch.tenant)
-            job = BatchJob(self._store, batch, self.max_line_bytes)
+            job = BatchJob(self._store, batch, self.max_line_bytes, max_line_values)
             self._call_or_fail_batch(job, partial(job.open, now))
             log.info("batch_begins", batch=batch.id, lines=batch.total, done=batch.completed)
             self._jobs[batch.id] = job

@@ -13,7 +13,8 @@ MIN_FREE_BLOCK_FRACTION = 0.1
 started: the worker's running requests may need the free blocks."""
 
 MAX_CONCURRENT_BATCH_REQUESTS = 256
-"""The maximum number of batch requests at once: each holds a body and a response in memory."""
+"""The maximum number of batch requests at once: each holds a response in memory, and a body, whose
+bytes count against the router's budget for bodies."""
 
 
 @dataclass(frozen=True, slots=True)

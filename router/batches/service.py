@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import orjson
-
 from baton.core.ids import TenantId
 from baton.core.states import Role
 from router.batches.batch import ENDPOINTS, Batch, BatchStatus
@@ -19,6 +17,7 @@ from router.batches.disk_quota import DiskQuota
 from router.batches.file_limits import FileLimits, UploadAdmission
 from router.batches.file_store import FileStore, FileUpload, StoredFile
 from router.errors import ApiError
+from router.http.json_limits import max_json_values
 from router.openai.context import RouterContext
 from router.openai.request_handler import ChatHandler, CompletionHandler, GenerationHandler
 from router.responses.request_handler import ResponsesHandler
@@ -67,6 +66,7 @@ class BatchService:
             context.clock,
             context.config.max_body_bytes,
             folder_bytes,
+            lambda: max_json_values(context.models.max_model_tokens),
         )
 
     def set_limits(self, file_limits: FileLimits, max_line_bytes: int) -> None:
@@ -187,10 +187,12 @@ class BatchService:
 
     # -- used by the runner ----------------------------------------------------------------------
 
-    async def _send_request(self, tenant: TenantId, endpoint: str, data: bytes) -> BatchResponse:
+    async def _send_request(
+        self, tenant: TenantId, endpoint: str, take_body: Callable[[], bytes]
+    ) -> BatchResponse:
         handler = HANDLERS[endpoint](self._context)
-        status, body = await handler.answer_batch_request(data, tenant)
-        return BatchResponse(status, handler.request_id, orjson.loads(body))
+        status, body = await handler.answer_batch_request(take_body, tenant)
+        return BatchResponse(status, handler.request_id, body)
 
     def _max_running(self, running: int) -> int:
         context = self._context

@@ -3,7 +3,7 @@ account for their usage."""
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
@@ -150,10 +150,13 @@ class RequestHandler(Response, ABC):
                 message = f"the answer was not complete within {config.request_timeout_seconds:g} s"
                 raise DeadlineExceeded(message) from error
 
-    async def answer_batch_request(self, data: bytes, tenant: TenantId) -> tuple[int, bytes]:
+    async def answer_batch_request(
+        self, take_body: Callable[[], bytes], tenant: TenantId
+    ) -> tuple[int, bytes]:
         """Answer a request that comes from a batch instead of a connection, with the lowest
-        priority. Returns the HTTP status and body that a client would get. Errors are not raised
-        but become a response."""
+        priority. ``take_body`` returns its body, which counts against the budget for bodies from
+        then on. Returns the HTTP status and body that a client would get. Errors are not raised but
+        become a response."""
         chunks: list[bytes] = []
 
         async def collect(message: Message) -> None:
@@ -166,7 +169,7 @@ class RequestHandler(Response, ABC):
             raw_body = self._context.raw_body(tenant)
             with admission as self._admission, raw_body as raw, TimeLimit(seconds):
                 self._raw = raw
-                raw.add(data)
+                raw.add(take_body())
                 await self.answer(writer, raw, tenant)
         except Exception as error:
             if not isinstance(error, BatonError | ApiError | TimeoutError):

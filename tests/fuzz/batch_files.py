@@ -97,12 +97,12 @@ def _abandon_lines(store: BatchStore, batch: Batch, num_lines: int) -> None:
 
 
 async def _run(store: BatchStore, batch: Batch, chance: Chance) -> Batch:
-    async def ask(tenant: TenantId, endpoint: str, data: bytes) -> BatchResponse:
+    async def ask(tenant: TenantId, endpoint: str, take_body: Callable[[], bytes]) -> BatchResponse:
         try:
-            parse_body(ENDPOINTS[endpoint], data)
+            parse_body(ENDPOINTS[endpoint], take_body())
         except ApiError as problem:
-            return BatchResponse(problem.status, "r", {"error": str(problem)})
-        return BatchResponse(200, "r", {})
+            return BatchResponse(problem.status, "r", problem.json)
+        return BatchResponse(200, "r", b"{}")
 
     runner = BatchRunner(store, ask, lambda _: 8, ManualClock(NOW), MAX_LINE_BYTES, 10**9)
     running = asyncio.create_task(runner.run())

@@ -1,6 +1,7 @@
 """Tests that an error in one line, or in one batch's files, fails only that line or batch."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from router.batches.batch_job import BatchJob
 from router.batches.batch_request import BatchRequest, BatchResponse
 from router.batches.batch_runner import BatchRunner
 from router.batches.batch_store import BatchStore
+from router.http.json_limits import MAX_STRINGS, MAX_VALUES, max_json_values
 from router.http.nesting import MAX_NESTING, is_nested_deeper
 from tests import router_harness
-from tests.router_harness import eventually
+from tests.router_harness import CONTEXT, eventually
 from tests.unit.batch_harness import (
     COMPLETIONS,
     TENANT,
@@ -60,6 +62,45 @@ async def test_too_deeply_nested_line_fails_and_the_batch_continues(
         assert f"nested deeper than {MAX_NESTING}" in wrong[0]["error"]["message"]
 
 
+async def test_lines_with_too_many_values_or_strings_fail_alone(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Such a line is refused before it is parsed, even if it is not JSON. Its limits are those of
+    an HTTP body: they allow a prompt of more than MAX_VALUES tokens, which is too long here."""
+    size = {"max_file_bytes": 10**7, "folder_bytes": 10**8}
+    batch_router, bound = BatchRouter(tokenizer, tmp_path, **size), max_json_values(CONTEXT)
+    lists, keys = [[]] * bound, {f"{number:x}": 0 for number in range(MAX_STRINGS)}
+    data = (
+        jsonl(batch_line("first"), batch_line("values", prompt="x", x=lists))
+        + b'{"custom_id": "no JSON", "body": [' + b"[]," * bound + b"\n"
+        + jsonl(batch_line("strings", **keys), batch_line("long", prompt=[7] * MAX_VALUES))
+        + jsonl(batch_line("last"))
+    )  # fmt: skip
+    async with batch_router.open() as client:
+        batch = await wait_until_finished(client, await start_batch(client, data))
+        good = await read_lines(client, batch["output_file_id"])
+        wrong = await read_lines(client, batch["error_file_id"])
+    assert batch["request_counts"] == {"total": 6, "completed": 2, "failed": 4}
+    assert sorted(each["custom_id"] for each in good) == ["first", "last"]
+    assert [each["response"]["body"]["choices"][0]["text"] for each in good] == ["Hel", "Hel"]
+    long = next(each for each in wrong if each["custom_id"] == "long")
+    assert (long["response"]["status_code"], long["error"]) == (400, None)
+    refused = [each for each in wrong if each["custom_id"] is None]
+    number = batch["id"].removeprefix("batch_")
+    values, strings = (
+        f"it may have at most {most}: split it into several requests"
+        for most in (bound, MAX_STRINGS)
+    )
+    assert [(each["id"], each["response"], each["error"]) for each in refused] == [
+        (f"batch_req_{number}_{line}", None, {"code": "too_many_values", "message": message})
+        for line, message in (
+            (1, f"the body has {2 * bound + 7} values; {values}"),
+            (2, f"the body has {2 * bound + 4} values; {values}"),
+            (3, f"the body has {MAX_STRINGS + 7} strings, keys included; {strings}"),
+        )
+    ]
+
+
 def test_nesting_depth_is_measured() -> None:
     assert not is_nested_deeper(1, 0)
     assert is_nested_deeper([], 0)
@@ -77,14 +118,17 @@ class FakeBackend:
     def __init__(self) -> None:
         self.prompts: list[str] = []
 
-    async def __call__(self, tenant: TenantId, endpoint: str, data: bytes) -> BatchResponse:
+    async def __call__(
+        self, tenant: TenantId, endpoint: str, take_body: Callable[[], bytes]
+    ) -> BatchResponse:
+        data = take_body()
         prompt = "slow" if b"slow" in data else "crash" if b"crash" in data else "good"
         self.prompts.append(prompt)
         if prompt == "crash":
             raise KeyError("an unexpected error in the backend")
         if prompt == "slow":
             await asyncio.Event().wait()
-        return BatchResponse(200, "r", {})
+        return BatchResponse(200, "r", b"{}")
 
 
 def make_runner(store: BatchStore, backend: FakeBackend) -> BatchRunner:
@@ -183,7 +227,8 @@ async def test_orderly_router_stops_do_not_count_against_lines(tmp_path: Path) -
     found = job.next_request(0.0)
     assert found is not None and not job.is_suspect(found)
     job.put_back(found)  # a router does this if the request is refused because of overload
-    assert job.next_request(0.0) == found
+    again = job.next_request(0.0)
+    assert again is not None and (again.line, again.custom_id) == (found.line, "a")
     job.close()
     # Closing the job above counts as one crash.
     assert [each.number for each in crash_router(store, 2)] == [0]
@@ -196,10 +241,10 @@ def test_finished_lines_of_a_failed_batch_are_published(tmp_path: Path) -> None:
     job.open(0.0)
     found, other = job.next_request(0.0), job.next_request(0.0)
     assert found is not None and other is not None
-    job.record_response(found, BatchResponse(200, "r", {}))
+    job.record_response(found, BatchResponse(200, "r", b"{}"))
     job.fail("the disk is gone", 1.0)
     # This line was still in flight. Its response changes nothing any more.
-    job.record_response(other, BatchResponse(200, "r", {}))
+    job.record_response(other, BatchResponse(200, "r", b"{}"))
     batch_after = store.get(TENANT, batch.id)
     assert batch_after.status is BatchStatus.FAILED and batch_after.endpoint == COMPLETIONS
     assert store.file_store(TENANT).get(batch_after.output_file_id or "").bytes > 0

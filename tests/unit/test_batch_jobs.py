@@ -10,12 +10,14 @@ from router.batches.batch_job import BatchJob
 from router.batches.batch_request import (
     BatchRequest,
     BatchResponse,
+    InputLine,
     encode_output_line,
     parse_batch_request,
     parse_request_number,
 )
 from router.batches.batch_store import BatchStore
 from router.errors import ApiError
+from router.http.json_limits import MAX_VALUES
 from tests.unit.batch_harness import COMPLETIONS, TENANT, batch_line, make_batch
 
 # -- restarts -------------------------------------------------------------------------------------
@@ -34,7 +36,7 @@ def test_job_resumes_where_it_stopped(tmp_path: Path) -> None:
         found = job.next_request(0.0)
         assert found is not None
         completed.append(found.number)
-        job.record_response(found, BatchResponse(200, "r", {}))
+        job.record_response(found, BatchResponse(200, "r", b"{}"))
         job.close()
         with store.path(batch, "output").open("ab") as part:
             part.write(b'{"id": "batch_req_1_3", "custom')
@@ -42,7 +44,7 @@ def test_job_resumes_where_it_stopped(tmp_path: Path) -> None:
     job.open(0.0)
     while (found := job.next_request(0.0)) is not None:
         completed.append(found.number)
-        job.record_response(found, BatchResponse(400 if found.number == 3 else 200, "r", {}))
+        job.record_response(found, BatchResponse(400 if found.number == 3 else 200, "r", b"{}"))
     assert job.finish_if_done(5.0)
     assert completed == [0, 1, 2, 3]
     assert (job.batch.completed, job.batch.failed, job.batch.total) == (3, 2, 5)
@@ -63,7 +65,7 @@ def test_interrupted_completion_is_finished_after_a_restart(
     job.open(0.0)
     found = job.next_request(0.0)
     assert found is not None
-    job.record_response(found, BatchResponse(200, "r", {}))
+    job.record_response(found, BatchResponse(200, "r", b"{}"))
     batch.set_status(status, 1.0)
     job.save()
     job._publish_results(2.0)
@@ -85,7 +87,7 @@ def test_unanswered_lines_expire_with_the_completion_window(tmp_path: Path) -> N
     job.open(0.0)
     found = job.next_request(0.0)
     assert found is not None
-    job.record_response(found, BatchResponse(200, "r", {}))
+    job.record_response(found, BatchResponse(200, "r", b"{}"))
     assert job.next_request(batch.expires_at - 1.0) is not None  # this request is never answered
     assert job.next_request(float(batch.expires_at)) is None
     assert job.finish_if_done(float(batch.expires_at))
@@ -112,6 +114,52 @@ def test_line_that_is_too_long_fails_alone(tmp_path: Path) -> None:
     job.close()
 
 
+def test_requests_that_are_put_back_are_read_again(tmp_path: Path) -> None:
+    """Requests that wait for a retry keep no body. Reading their lines again does not disturb the
+    reading of further lines, and empty lines are not counted."""
+    store = BatchStore(tmp_path)
+    bodies = [f'{{"prompt":"{name}","priority":3}}'.encode() for name in ("aa", "b" * 300, "c")]
+    first, second, third = (
+        json.dumps(batch_line(name[0], prompt=name)).encode() for name in ("aa", "b" * 300, "c")
+    )
+    batch = make_batch(store, 1, batch_line("x"))
+    data = b"\n \n" + first + b"\r\n\n" + second + b"\n\n\n" + third
+    store.file_store(TENANT).data_path(batch.input_file_id).write_bytes(data)
+    job = BatchJob(store, batch, 1000)
+    job.open(0.0)
+    requests = [job.next_request(0.0) for _ in range(2)]
+    for number, request in enumerate(requests):
+        assert request is not None and request.number == number
+        assert request.take_body() == bodies[number] and request.body == b""
+        job.put_back(request)
+    assert [request.body for request in job._retries] == [b"", b""]
+    again = [job.next_request(0.0) for _ in range(3)]
+    assert [(each.number, each.custom_id, each.body) for each in again if each is not None] == [
+        (0, "a", bodies[0]), (1, "b", bodies[1]), (2, "c", bodies[2]),
+    ]  # fmt: skip
+    assert job.next_request(0.0) is None
+    job.close()
+
+
+def test_suspects_keep_no_body(tmp_path: Path) -> None:
+    """Lines that were in flight when a router died wait behind all others."""
+    store = BatchStore(tmp_path)
+    make_batch(store, 1, *(batch_line(name, prompt=name) for name in "abc"))
+    job = BatchJob(store, store.list_unfinished()[0], 1000)
+    job.open(0.0)
+    assert [job.next_request(0.0) is not None for _ in range(2)] == [True, True]
+    job.close()  # the router dies with two lines in flight
+    job = BatchJob(store, store.list_unfinished()[0], 1000)
+    job.open(0.0)
+    other = job.next_request(0.0, suspects=False)
+    assert other is not None and other.custom_id == "c"
+    assert job.next_request(0.0, suspects=False) is None
+    assert [(each.number, each.body) for each in job._suspects] == [(0, b""), (1, b"")]
+    suspect = job.next_request(0.0)
+    assert suspect is not None and suspect.body == b'{"prompt":"a","priority":3}'
+    job.close()
+
+
 def test_batch_records_of_another_version_are_ignored(tmp_path: Path) -> None:
     store = BatchStore(tmp_path)
     batch = make_batch(store, 1, batch_line("a"))
@@ -122,10 +170,11 @@ def test_batch_records_of_another_version_are_ignored(tmp_path: Path) -> None:
 
 
 def test_request_number_is_recovered_from_an_output_line() -> None:
-    request = parse_batch_request(7, json.dumps(batch_line("a")).encode(), COMPLETIONS)
-    assert request == BatchRequest(7, "a", {"prompt": "x", "max_tokens": 3})
+    line, data = InputLine(7, 0, 1), json.dumps(batch_line("a")).encode()
+    request = parse_batch_request(line, data, COMPLETIONS, MAX_VALUES)
+    assert request == BatchRequest(line, "a", b'{"prompt":"x","max_tokens":3,"priority":3}')
     assert (
-        parse_request_number(encode_output_line("batch_9", request, BatchResponse(200, "r", {})))
+        parse_request_number(encode_output_line("batch_9", request, BatchResponse(200, "r", b"{}")))
         == 7
     )
     assert parse_request_number(b'{"id": "batch_req_9_') is None

@@ -3,6 +3,7 @@ capacity."""
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -219,18 +220,22 @@ class FakeBackend:
     """An inference backend that records its requests and answers with ``status``."""
 
     def __init__(self) -> None:
+        self.bodies: list[bytes] = []
         self.ids: list[str] = []
         self.status = 200
         self.inside = 0
         self.most = 0
 
-    async def __call__(self, tenant: TenantId, endpoint: str, data: bytes) -> BatchResponse:
-        self.ids.append(json.loads(data)["prompt"])
+    async def __call__(
+        self, tenant: TenantId, endpoint: str, take_body: Callable[[], bytes]
+    ) -> BatchResponse:
+        self.bodies.append(take_body())
+        self.ids.append(json.loads(self.bodies[-1])["prompt"])
         self.inside += 1
         self.most = max(self.most, self.inside)
         await asyncio.sleep(0)
         self.inside -= 1
-        return BatchResponse(self.status, "r", {"n": len(self.ids)})
+        return BatchResponse(self.status, "r", b"{}")
 
 
 def make_runner(store: BatchStore, ask: FakeBackend, room: Any) -> BatchRunner:
@@ -324,7 +329,8 @@ async def test_refused_lines_are_retried_with_backoff(tmp_path: Path) -> None:
     await eventually(lambda: store.get(TENANT, batch.id).status is BatchStatus.COMPLETED)
     running.cancel()
     await asyncio.wait([running])
-    assert store.get(TENANT, batch.id).completed == 1 and len(backend.ids) == 4
+    assert store.get(TENANT, batch.id).completed == 1
+    assert backend.bodies == [b'{"prompt":"x","max_tokens":3,"priority":3}'] * 4
 
 
 async def test_only_one_of_two_routers_runs_batches(tmp_path: Path) -> None:

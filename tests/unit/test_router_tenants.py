@@ -377,7 +377,8 @@ async def test_batch_requests_have_lowest_priority_and_use_no_limits(tokenizer: 
         body = {"prompt": "abcdefgh", "max_tokens": 2}
         for _ in range(3):
             exchange = CompletionHandler(router.service)
-            status, _ = await exchange.answer_batch_request(json.dumps(body).encode(), high.id)
+            data = json.dumps(body).encode()
+            status, _ = await exchange.answer_batch_request(lambda data=data: data, high.id)
             assert status == 200
             assert router.decode.submitted[-1].spec.priority is Priority.BATCH
         answer = await client.post(COMPLETE, json=body, headers=of("a"))
