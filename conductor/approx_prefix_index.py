@@ -27,7 +27,8 @@ dropped."""
 
 MAX_EVICTED_PER_CALL = 1024
 """Maximum number of keys dropped per recorded request, so that no decision takes long after a pool
-has shrunk."""
+has shrunk. A longer prompt drops up to two keys for each of its own keys, so that the index shrinks
+whatever the length of prompts."""
 
 
 class PrefixPopularity:
@@ -79,14 +80,15 @@ class ApproxPrefixIndex:
         self._max_keys = min(num_blocks or MAX_INDEXED_KEYS, MAX_INDEXED_KEYS)
 
     def record(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> None:
-        life = self._get_incarnation(worker)
+        life, depths = self._get_incarnation(worker), _indexed_depths(len(keys))
         # The start of a prefix is added last, so that its end is dropped first.
-        for depth in reversed(_indexed_depths(len(keys))):
+        for depth in reversed(depths):
             key = keys[depth - 1]
             self._incarnations_by_key[key] = self._add_incarnation(
                 self._incarnations_by_key.pop(key, life), life
             )
-        for _ in range(min(len(self._incarnations_by_key) - self._max_keys, MAX_EVICTED_PER_CALL)):
+        max_evicted = max(MAX_EVICTED_PER_CALL, 2 * len(depths))
+        for _ in range(min(len(self._incarnations_by_key) - self._max_keys, max_evicted)):
             self._incarnations_by_key.popitem(last=False)
 
     def remove_worker(self, worker: WorkerId) -> None:

@@ -82,6 +82,21 @@ def test_placed_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sum(found) + sum(others) == known
 
 
+def test_long_prompts_do_not_outgrow_the_bound() -> None:
+    """A prompt of 65,536 blocks has 4,156 indexed keys, more than are dropped after a short one."""
+    placed = ApproxPrefixIndex()
+    placed.set_capacity(8192)
+    sizes = []
+    for prompt in range(4):
+        first = prompt * 65_536
+        placed.record(A, [number.to_bytes(16) for number in range(first, first + 65_536)])
+        sizes.append(len(placed._incarnations_by_key))
+    assert sizes == [4156, 8192, 8192, 8192]
+    placed.set_capacity(5000)
+    placed.record(A, [number.to_bytes(16) for number in range(7 * 65_536, 8 * 65_536)])
+    assert len(placed._incarnations_by_key) == 5000  # 4,156 added, 7,348 dropped
+
+
 def test_a_key_does_not_collect_the_workers_that_have_left() -> None:
     placed = ApproxPrefixIndex()
     prompt = keys(1, 2)
