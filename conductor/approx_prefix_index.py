@@ -22,12 +22,21 @@ DENSE_BLOCKS, SPARSE_STRIDE_BLOCKS = 64, 16
 prefix is underestimated by less than one stride."""
 
 MAX_INDEXED_KEYS = 262_144
-"""Maximum number of keys in an index (about 40 MB); beyond it, the least recently sent keys are
-dropped."""
+"""Maximum number of keys in an index; beyond it, the least recently sent keys are dropped. So many
+keys take about 40 MB if each was sent to one worker, and at most about 100 MB (see
+:data:`MAX_INDEXED_PAIRS`)."""
+
+MAX_INDEXED_PAIRS = 4 * MAX_INDEXED_KEYS
+"""Maximum number of pairs of a key and a worker in an index; beyond it, too, the least recently
+sent keys are dropped. Most keys are sent to few workers. If 128 workers were sent all keys,
+:data:`MAX_INDEXED_KEYS` keys would take more than 1 GB. The workers of a single key are not
+limited: all of them may have the blocks of a system prompt, and a worker without these blocks would
+count as one that has no later block either."""
 
 MAX_EVICTED_PER_CALL = 1024
 """Maximum number of keys dropped per recorded request, so that no decision takes long after a pool
-has shrunk."""
+has shrunk. A longer prompt drops up to two keys for each of its own keys, so that the index shrinks
+whatever the length of prompts."""
 
 
 class PrefixPopularity:
@@ -58,8 +67,9 @@ class PrefixPopularity:
 
 class ApproxPrefixIndex:
     """Estimates which blocks each worker has cached, from the requests that the worker was sent.
-    The index has at most :data:`MAX_INDEXED_KEYS` keys, and no more than all workers together have
-    blocks (:meth:`set_capacity`).
+    The index has at most :data:`MAX_INDEXED_KEYS` keys, no more than all workers together have
+    blocks (:meth:`set_capacity`), and at most :data:`MAX_INDEXED_PAIRS` pairs of a key and a
+    worker.
 
     A worker gets a new incarnation number each time it is added, so that it can be removed in O(1),
     without searching all keys.
@@ -73,21 +83,19 @@ class ApproxPrefixIndex:
         self._worker_of: dict[int, WorkerId] = {}
         self._num_incarnations = 0
         self._max_keys = MAX_INDEXED_KEYS
+        self._num_pairs = 0
+        """Number of pairs of a key and an incarnation."""
 
     def set_capacity(self, num_blocks: int) -> None:
         """Set the total number of blocks of all workers; 0 if unknown."""
         self._max_keys = min(num_blocks or MAX_INDEXED_KEYS, MAX_INDEXED_KEYS)
 
     def record(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> None:
-        life = self._get_incarnation(worker)
+        life, depths = self._get_incarnation(worker), _indexed_depths(len(keys))
         # The start of a prefix is added last, so that its end is dropped first.
-        for depth in reversed(_indexed_depths(len(keys))):
-            key = keys[depth - 1]
-            self._incarnations_by_key[key] = self._add_incarnation(
-                self._incarnations_by_key.pop(key, life), life
-            )
-        for _ in range(min(len(self._incarnations_by_key) - self._max_keys, MAX_EVICTED_PER_CALL)):
-            self._incarnations_by_key.popitem(last=False)
+        for depth in reversed(depths):
+            self._add_incarnation(keys[depth - 1], life)
+        self._evict(max(MAX_EVICTED_PER_CALL, 2 * len(depths)))
 
     def remove_worker(self, worker: WorkerId) -> None:
         """Remove a worker that has left or restarted. An unknown worker is ignored."""
@@ -136,18 +144,34 @@ class ApproxPrefixIndex:
             self._worker_of[self._num_incarnations] = worker
         return self._incarnation_of[worker]
 
-    def _add_incarnation(self, lives: int | dict[int, None], life: int) -> int | dict[int, None]:
-        """Add an incarnation to those of a key. Removed ones are dropped once they are the
-        majority: a key that is sent for months, such as that of a system prompt, would otherwise
-        collect every worker that there ever was."""
-        if lives == life:
-            return lives
-        if isinstance(lives, int):
-            return {lives: None, life: None}
-        lives[life] = None
-        if len(lives) > 2 * len(self._worker_of):
-            return {each: None for each in lives if each in self._worker_of}
-        return lives
+    def _add_incarnation(self, key: AnyBlockKey, life: int) -> None:
+        """Add an incarnation to those of a key, which becomes the most recently sent key. Removed
+        incarnations are dropped once they are the majority: a key that is sent for months, such as
+        that of a system prompt, would otherwise collect every worker that there ever was."""
+        lives = self._incarnations_by_key.pop(key, None)
+        if lives is None:
+            lives = life
+            self._num_pairs += 1
+        elif isinstance(lives, dict):
+            num_before = len(lives)
+            lives[life] = None
+            if len(lives) > 2 * len(self._worker_of):
+                lives = {each: None for each in lives if each in self._worker_of}
+            self._num_pairs += len(lives) - num_before
+        elif lives != life:
+            lives = {lives: None, life: None}
+            self._num_pairs += 1
+        self._incarnations_by_key[key] = lives
+
+    def _evict(self, max_keys: int) -> None:
+        """Drop the least recently sent keys, at most ``max_keys`` of them, until the index is
+        within its bounds."""
+        for _ in range(max_keys):
+            is_full = self._num_pairs > MAX_INDEXED_PAIRS
+            if not is_full and len(self._incarnations_by_key) <= self._max_keys:
+                return
+            _, lives = self._incarnations_by_key.popitem(last=False)
+            self._num_pairs -= 1 if isinstance(lives, int) else len(lives)
 
 
 def _indexed_depths(num_keys: int) -> Sequence[int]:

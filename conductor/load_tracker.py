@@ -23,6 +23,14 @@ MAX_UNREPORTED = 4096
 If a report arrives that was made before a request was sent, the request is added to the reported
 load. If there are more requests than this, the oldest are not added."""
 
+MAX_QUEUE_ENTRIES = 256
+"""Maximum number of entries in a worker's queue. Without reports of the worker, for instance while
+the registry can't be reached, requests may be sent faster than they are presumably computed, and
+each decision goes through the queues of several workers. Beyond this number, the first entries,
+whose deadlines are the earliest, become one. These prompts are computed first or, if they are late,
+after all others, so new prompts are forecast as before. If the last entries became one, as in a
+worker's report, new prompts would overtake them, and the most overloaded worker would look best."""
+
 MIN_ADVANCE_SECONDS = 0.1
 
 MAX_ADVANCED_WORKERS = 32
@@ -275,6 +283,7 @@ def _add_prompt(view: PrefillView, prompt: _DispatchedPrompt) -> None:
     _advance_queue(view, prompt.at_seconds)
     view.busy_until_seconds = max(view.busy_until_seconds, prompt.at_seconds)
     insort(view.queue, prompt.queued)
+    _merge_first_entries(view.queue)
     view.free_at_seconds = max(view.free_at_seconds, prompt.at_seconds) + prompt.queued.work_seconds
     view.num_requests += 1
     view.queued_tokens += prompt.num_tokens
@@ -294,6 +303,15 @@ def _advance_queue(view: PrefillView, now_seconds: float) -> None:
         first = view.queue[0]
         remaining = first.work_seconds - (now_seconds - view.busy_until_seconds)
         view.queue[0] = QueuedPrefill(first.deadline_seconds, remaining)
+
+
+def _merge_first_entries(queue: list[QueuedPrefill]) -> None:
+    """Merge the first entries of a queue that has more than :data:`MAX_QUEUE_ENTRIES`. The merged
+    entry has the latest of their deadlines."""
+    if len(queue) > MAX_QUEUE_ENTRIES:
+        num_merged = len(queue) - MAX_QUEUE_ENTRIES + 1
+        work = sum(queued.work_seconds for queued in queue[:num_merged])
+        queue[:num_merged] = [QueuedPrefill(queue[num_merged - 1].deadline_seconds, work)]
 
 
 def _add_answer(view: DecodeView, answer: _DispatchedAnswer) -> None:

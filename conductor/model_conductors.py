@@ -15,6 +15,10 @@ MAX_MODELS = 256
 """The maximum number of models whose loads and caches are remembered. Beyond it, those that have no
 workers now are dropped."""
 
+KEEP_SECONDS = 3600.0
+"""How long a model's conductor, which may take 200 MB, is kept after the model's last worker has
+left. If workers join later, only the load's trend is lost, since their caches are empty."""
+
 
 class ModelConductors:
     """Implements :class:`baton.rpc.conductor_service.ConductorCore` for all models that the
@@ -30,6 +34,8 @@ class ModelConductors:
         self._config = config
         self._leaving: frozenset[WorkerId] = frozenset()
         self._by_model: dict[str, Conductor] = {}
+        self._served_at: dict[str, float] = {}
+        """The last time when a plan was made for each model while it had workers."""
 
     def place(self, query: PlacementQuery) -> Placement:
         """Place a request on workers of its model. Raises the errors of :meth:`Conductor.place`,
@@ -51,7 +57,9 @@ class ModelConductors:
             conductor.set_leaving_workers(leaving)
 
     def plan_pools(self) -> None:
-        """Make new plans for all models that have got requests."""
+        """Make new plans for all models that have got requests, and drop those that have had no
+        workers for :data:`KEEP_SECONDS`."""
+        self._drop_unserved_models()
         for conductor in self._by_model.values():
             conductor.plan_pools()
 
@@ -82,3 +90,13 @@ class ModelConductors:
         )
         conductor.set_leaving_workers(self._leaving)
         return conductor
+
+    def _drop_unserved_models(self) -> None:
+        now, served = self._clock.monotonic(), self._membership.current.models
+        served_at = {
+            model: now if model in served else self._served_at.get(model, now)
+            for model in self._by_model
+        }
+        self._served_at = {model: at for model, at in served_at.items() if now - at < KEEP_SECONDS}
+        # A scrape of the metrics may read the dict in another thread: replace it as a whole.
+        self._by_model = {model: self._by_model[model] for model in self._served_at}

@@ -20,7 +20,7 @@ it."""
 
 @dataclass(frozen=True, slots=True, order=True)
 class QueuedPrefill:
-    """Prefill work queued at a worker, and its deadline."""
+    """Prefill work of one or several prompts that are queued at a worker, and its deadline."""
 
     deadline_seconds: float
     work_seconds: float

@@ -34,7 +34,7 @@ from router.openai.context import RouterContext
 
 MAX_RING_WORKERS = 64
 """The ring is shown for up to this many prefill and mixed workers of a model. A new ring takes
-about 2 ms per worker to compute, during which the router does nothing else."""
+about 0.5 ms per worker to compute, during which the router does nothing else."""
 
 MAX_POOL_WORKERS = 512
 """The maximum number of the supervisor's workers that are shown."""

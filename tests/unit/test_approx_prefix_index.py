@@ -82,6 +82,57 @@ def test_placed_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sum(found) + sum(others) == known
 
 
+def test_long_prompts_do_not_outgrow_the_bound() -> None:
+    """A prompt of 65,536 blocks has 4,156 indexed keys, more than are dropped after a short one."""
+    placed = ApproxPrefixIndex()
+    placed.set_capacity(8192)
+    sizes = []
+    for prompt in range(4):
+        first = prompt * 65_536
+        placed.record(A, [number.to_bytes(16) for number in range(first, first + 65_536)])
+        sizes.append(len(placed._incarnations_by_key))
+    assert sizes == [4156, 8192, 8192, 8192]
+    placed.set_capacity(5000)
+    placed.record(A, [number.to_bytes(16) for number in range(7 * 65_536, 8 * 65_536)])
+    assert len(placed._incarnations_by_key) == 5000  # 4,156 added, 7,348 dropped
+
+
+def test_pairs_of_a_key_and_a_worker_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(approx_prefix_index, "MAX_INDEXED_PAIRS", 6)
+    placed = ApproxPrefixIndex()
+    for worker in (A, B, C, C):
+        placed.record(worker, keys(1, 2))
+    assert num_pairs(placed) == 6
+    assert [placed.num_cached_blocks(worker, keys(1, 2)) for worker in (A, B, C)] == [2, 2, 2]
+    placed.record(A, keys(3))
+    # The end of the older prefix is forgotten, with its three workers.
+    assert num_pairs(placed) == 4
+    assert [placed.num_cached_blocks(worker, keys(1, 2)) for worker in (A, B, C)] == [1, 1, 1]
+    assert placed.num_cached_blocks(A, keys(3)) == 1
+
+
+def test_conversations_are_found_behind_a_system_prompt_that_all_workers_have() -> None:
+    placed = ApproxPrefixIndex()
+    system = [b"system %d" % number for number in range(64)]
+    workers = [WorkerId(f"worker-{number}") for number in range(128)]
+    conversations = {name: [*system, *(f"{name} {n}" for n in range(80))] for name in workers}
+    for name, prompt in conversations.items():
+        placed.record(name, prompt)
+    assert num_pairs(placed) == 128 * (64 + 5)
+    for name, prompt in conversations.items():
+        assert placed.num_cached_blocks(name, prompt) == 64 + 80
+        assert placed.num_cached_blocks(workers[workers.index(name) - 1], prompt) == 64
+        assert placed.workers_with_prefix(prompt, 1) == [name]
+
+
+def num_pairs(placed: ApproxPrefixIndex) -> int:
+    """Return how many pairs of a key and an incarnation the index has, after checking its own
+    count."""
+    found = sum(len(placed._incarnations_with(key)) for key in placed._incarnations_by_key)
+    assert placed._num_pairs == found
+    return found
+
+
 def test_a_key_does_not_collect_the_workers_that_have_left() -> None:
     placed = ApproxPrefixIndex()
     prompt = keys(1, 2)
@@ -91,5 +142,6 @@ def test_a_key_does_not_collect_the_workers_that_have_left() -> None:
         placed.record(worker, prompt)
         assert placed.workers_with_prefix(prompt, 9) == [A, worker]
         assert all(len(placed._incarnations_with(key)) <= 4 for key in prompt)
+        assert num_pairs(placed) <= 8
         placed.remove_worker(worker)
     assert placed.num_cached_blocks(A, prompt) == 2

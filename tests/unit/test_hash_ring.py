@@ -6,7 +6,9 @@ import sys
 from dataclasses import replace
 
 import pytest
+import uhashring
 
+from baton import hash_ring
 from baton.clock import ManualClock
 from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TenantId, WorkerId
 from baton.core.member import Member
@@ -121,6 +123,44 @@ class SharedPrefixCache(FakeCache):
 def test_unsorted_ids_are_rejected() -> None:
     with pytest.raises(AssertionError, match="ids must be sorted"):
         first(("b", "a"), b"k")
+
+
+@pytest.mark.parametrize(
+    ("num_positions", "num_points"), [(hash_ring.RING_SIZE, 9 * 256), (1009, 909)]
+)
+def test_a_ring_has_the_points_of_its_ids(
+    num_positions: int, num_points: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are the same as if the ring had been computed at once, also where two ids have a point
+    at the same position."""
+    position = hash_ring._position
+    monkeypatch.setattr(hash_ring, "_position", lambda key: position(key) % num_positions)
+    monkeypatch.setattr(hash_ring, "_points", hash_ring._points.__wrapped__)
+    ids = WORKERS[:9]
+    ring = uhashring.HashRing(
+        list(ids), vnodes=hash_ring.POINTS_PER_WORKER, hash_fn=hash_ring._position
+    )
+    built = hash_ring._build_ring(ids)
+    assert len(built.positions) == num_points
+    names = [ids[owner] for owner in built.owners]
+    assert list(zip(built.positions, names, strict=True)) == ring.get_points()
+
+
+def test_cached_rings_are_bounded_by_their_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hash_ring, "MAX_CACHED_POINTS", 5 * hash_ring.POINTS_PER_WORKER)
+    cache = hash_ring._RingCache()
+    pair, other, one, two = WORKERS[:2], WORKERS[2:4], WORKERS[4:5], WORKERS[5:6]
+    first = cache.get(pair)
+    for ids in (other, pair, one):
+        cache.get(ids)
+    assert (list(cache._rings), cache._num_points) == ([other, pair, one], 5 * 256)
+    cache.get(two)  # the ring that was not used for the longest time is dropped
+    assert (list(cache._rings), cache._num_points) == ([pair, one, two], 4 * 256)
+    assert cache.get(pair) is first
+    cache.get(WORKERS)  # stays alone
+    assert (list(cache._rings), cache._num_points) == ([WORKERS], 16 * 256)
+    assert cache.get(pair) == first
+    assert (list(cache._rings), cache._num_points) == ([pair], 2 * 256)
 
 
 def test_ring_is_the_same_in_other_processes() -> None:

@@ -8,9 +8,11 @@ import pytest
 
 from baton.core.cost import DecodeCost
 from baton.core.ids import WorkerId
+from conductor import load_tracker
 from conductor.admission_rates import EWMA_WEIGHT, REFRESH_REQUESTS, AdmissionTracker
 from conductor.load_tracker import (
     MAX_ADVANCED_WORKERS,
+    MAX_QUEUE_ENTRIES,
     MAX_UNREPORTED,
     MIN_ADVANCE_SECONDS,
     DecodeLoadReport,
@@ -18,7 +20,8 @@ from conductor.load_tracker import (
     PrefillLoadReport,
 )
 from conductor.policy.decision import Decision
-from conductor.policy.snapshot import AdmissionRates, DecodeView, QueuedPrefill
+from conductor.policy.queue_forecast import forecast_queue
+from conductor.policy.snapshot import AdmissionRates, DecodeView, PrefillView, QueuedPrefill
 from tests.cluster_snapshots import decode, prefill, query
 
 P, D = WorkerId("p"), WorkerId("d")
@@ -175,6 +178,39 @@ def test_unreported_requests_are_bounded() -> None:
         tracker.record_dispatch(1.0, placement_query, replace(PAIR, service_seconds=0.0), 0.0)
     tracker.apply_decode_report(D, DecodeLoadReport(0.0, 0, 0, 0))
     assert tracker.decodes[D].num_requests == MAX_UNREPORTED
+
+
+def test_queue_of_an_overloaded_worker_that_does_not_report_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For 200 s, a worker is sent twice as many prompts as it can compute: 50 a second, each of
+    which takes 40 ms."""
+    bounded = overloaded_view()
+    assert len(bounded.queue) == MAX_QUEUE_ENTRIES
+    monkeypatch.setattr(load_tracker, "MAX_QUEUE_ENTRIES", 100_000)
+    unbounded = overloaded_view()
+    assert len(unbounded.queue) == 5001
+    # The first 4,746 prompts that are left have become one.
+    assert bounded.queue[1:] == unbounded.queue[-255:]
+    assert bounded.queue[0] == QueuedPrefill(
+        unbounded.queue[-256].deadline_seconds, pytest.approx(4746 * 0.04)
+    )
+    assert (bounded.busy_until_seconds, bounded.num_requests) == (200.0, 10_001)
+    assert bounded.free_at_seconds == unbounded.free_at_seconds == pytest.approx(10_001 * 0.04)
+    # The last 165 prompts can be in time, so that they come before those that are late anyway.
+    for deadline, num_before in ((203.4, 165), (202.0, 98)):
+        forecasts = [
+            forecast_queue(view, 200.0, 200.0, deadline, 0.04) for view in (bounded, unbounded)
+        ]
+        assert forecasts[0] == forecasts[1]
+        assert forecasts[0].done_seconds == pytest.approx(200.0 + 0.04 * (num_before + 1))
+
+
+def overloaded_view() -> PrefillView:
+    tracker = new_tracker()
+    for number in range(10_001):
+        tracker.record_dispatch(number / 50, query(), replace(PAIR, service_seconds=0.04), 100.0)
+    return tracker.prefills[P]
 
 
 # -- admissions ----------------------------------------------------------------------------

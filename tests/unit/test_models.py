@@ -1,5 +1,7 @@
 """Tests what several models in one cluster keep apart: members, placements, plans and pools."""
 
+import gc
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
 from command_line.common_options import model_settings
 from conductor.conductor import ConductorConfig
-from conductor.model_conductors import ModelConductors
+from conductor.model_conductors import KEEP_SECONDS, ModelConductors
 from conductor.store_mirror import StoreMirror
 from orchestrator.cluster_state import ClusterFolder
 from orchestrator.launch_specs import LaunchSpecs
@@ -129,6 +131,41 @@ async def test_each_model_has_a_plan_of_its_own() -> None:
     made.plan_pools()
     assert made.pool_plan() is None  # which of them is wanted must be said
     assert made.pool_plan("b") is not None
+
+
+async def test_a_model_without_workers_is_forgotten_after_an_hour() -> None:
+    clock = ManualClock()
+    made, registry, membership = await conductors(clock=clock)
+
+    async def plan() -> list[str]:
+        await membership.refresh()
+        made.plan_pools()
+        return list(made.pool_plans())
+
+    for each in MEMBERS:
+        await registry.announce(each, 1e6)
+    await membership.refresh()
+    for model in "ab":
+        made.place(query(model))
+    clock.advance(5.0)
+    assert await plan() == ["a", "b"]
+    forgotten = weakref.ref(made._by_model["b"])
+    for each in MEMBERS[2:4]:
+        await registry.withdraw(each.id, each.generation)
+    clock.advance(KEEP_SECONDS - 0.5)
+    assert await plan() == ["a", "b"]
+    clock.advance(0.5)
+    assert await plan() == ["a"]
+    gc.collect()
+    assert forgotten() is None
+    with pytest.raises(Unavailable, match="no worker is ready for model 'b'"):
+        made.place(query("b"))
+    for each in MEMBERS[2:4]:
+        await registry.announce(each, 1e6)
+    assert await plan() == ["a"]
+    assert made.place(query("b")).decode.id == "b-d"
+    clock.advance(KEEP_SECONDS)
+    assert await plan() == ["a", "b"]
 
 
 # -- pools --------------------------------------------------------------------------------------
