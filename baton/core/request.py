@@ -1,6 +1,7 @@
 """The request and its outputs as Baton's programs send them to each other: with token ids instead
 of text."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -154,6 +155,11 @@ class TokenLogprob:
     token_id: TokenId
     logprob: float
     top: tuple[tuple[TokenId, float], ...] = ()
+
+
+def count_logprobs(scores: Iterable[TokenLogprob]) -> int:
+    """Return the number of logprobs of these tokens, alternatives included."""
+    return sum([1 + len(score.top) for score in scores])
 
 
 @dataclass(slots=True)

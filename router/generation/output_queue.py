@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from baton.core.ids import WorkerId
-from baton.core.request import RequestOutput
+from baton.core.request import RequestOutput, count_logprobs
 from baton.errors import BatonError, Overloaded
 
 QueuedOutput = tuple[WorkerId, RequestOutput | BatonError]
@@ -19,6 +19,14 @@ MAX_QUEUED_OUTPUTS = 8192
 reader waits for nothing but the client, so if this many outputs are unread, the client has stopped
 reading."""
 
+MAX_QUEUED_LOGPROBS = 16_384
+"""The maximum number of logprobs of all queued outputs, alternatives included: 780 tokens with 20
+alternatives each, which take a worker some ten seconds. A logprob takes some 100 bytes, so a queue
+holds at most 1.7 MB of them. A stream of 128 answers to a client that does not read thus holds 215
+MB in its queues, and at most as much again in the outputs that the queues' readers have taken but
+can't write. The logprobs of a prompt are not counted, since they have a budget of their own
+(:class:`~router.openai.logprobs_budget.LogprobsBudget`)."""
+
 
 class OutputDeliveryError(BatonError):
     """An output could not be delivered because of a bug. The error ends the request; another
@@ -29,8 +37,12 @@ class OutputQueue:
     """A queue with one reader, and writers that never wait. Not thread-safe: use it on one event
     loop."""
 
-    def __init__(self, max_unread: int = MAX_QUEUED_OUTPUTS) -> None:
+    def __init__(
+        self, max_unread: int = MAX_QUEUED_OUTPUTS, max_logprobs: int = MAX_QUEUED_LOGPROBS
+    ) -> None:
         self._max_unread = max_unread
+        self._max_logprobs = max_logprobs
+        self._num_logprobs = 0
         self._items: list[QueuedOutput] = []
         self._waiter: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -45,21 +57,25 @@ class OutputQueue:
     def put(self, worker_id: WorkerId, item: RequestOutput | BatonError) -> None:
         """Append an item, and wake the reader. If the queue is full, drop the item; every later
         :meth:`get_all` then raises Overloaded."""
-        if len(self._items) >= self._max_unread:
+        num_logprobs = self._num_logprobs
+        if isinstance(item, RequestOutput) and item.logprobs:
+            num_logprobs += count_logprobs(item.logprobs)
+        if len(self._items) >= self._max_unread or num_logprobs > self._max_logprobs:
             self._has_overflown = True
-            return
-        self._items.append((worker_id, item))
+        else:
+            self._num_logprobs = num_logprobs
+            self._items.append((worker_id, item))
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def get_all(self, deadline: float = math.inf) -> Sequence[QueuedOutput]:
         """Wait for items and return all of them. ``deadline`` is a time of the event loop's clock.
         Raises TimeoutError when the deadline passes, and Overloaded if items were dropped."""
-        while not self._items:
+        while not self._items and not self._has_overflown:
             await self._wait(deadline)
         if self._has_overflown:
             raise Overloaded("the client reads too slowly")
-        items, self._items = self._items, []
+        items, self._items, self._num_logprobs = self._items, [], 0
         return items
 
     async def _wait(self, deadline: float) -> None:

@@ -62,7 +62,9 @@ class ChoiceStream:
     next one. If ``parser`` is None, the whole answer is text. If ``include_stop`` is True, the
     answer includes the stop string or the token that ends it. ``offset`` is the number of
     characters of an echoed prompt, which precede the answer. If ``prompt_only`` is True, the client
-    wants only the prompt or its logprobs, and no tokens of the answer are shown."""
+    wants only the prompt or its logprobs, and no tokens of the answer are shown. If
+    ``shows_logprobs`` is False, the deltas have no token entries, even if workers send logprobs
+    because ``best_of`` ranks answers by them."""
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class ChoiceStream:
         build_prompt_logprobs: PromptLogprobsBuilder | None = None,
         offset: int = 0,
         prompt_only: bool = False,
+        shows_logprobs: bool = True,
     ) -> None:
         self.index = index
         self._generation = generation
@@ -87,6 +90,7 @@ class ChoiceStream:
         self._emit_every_step = emit_every_step
         self._build_prompt_logprobs = build_prompt_logprobs
         self._prompt_only = prompt_only
+        self._shows_logprobs = shows_logprobs
         self._num_characters = offset
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
@@ -194,7 +198,8 @@ class ChoiceStream:
         self._token_ids.append(token_id)
         self.num_tokens += 1
         if output.logprobs:
-            self._entries.append(TokenEntry(output.logprobs[position], self._num_characters))
+            if self._shows_logprobs:
+                self._entries.append(TokenEntry(output.logprobs[position], self._num_characters))
             self.logprob_sum += output.logprobs[position].logprob
 
     def _make_delta(

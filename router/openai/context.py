@@ -28,6 +28,7 @@ from router.openai.choice_stream import (
     InlineSink,
     PromptLogprobsBuilder,
 )
+from router.openai.logprobs_budget import KeptLogprobs
 from router.openai.model_text import ModelText
 from router.openai.preprocessor import Preprocessor, Prompt
 from router.openai.prompt_logprobs import build_prompt_token_entries
@@ -186,6 +187,15 @@ class RouterContext:
             tenant_id, weight, shared=self.tenants.admission.is_shared
         )
 
+    def kept_logprobs(self, tenant_id: TenantId, body: ChatBody | CompletionBody) -> KeptLogprobs:
+        """Return an object that will count the logprobs that are kept for one of the tenant's
+        requests."""
+        weight = self.tenants.authenticator.directory.tenant(tenant_id).weight
+        param = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
+        return self.resources.logprobs_budget.new_request(
+            tenant_id, weight, param, shared=self.tenants.admission.is_shared
+        )
+
     def request_context(
         self, model: ServedModel, tenant: TenantId, body: ChatBody | CompletionBody
     ) -> RequestContext:
@@ -299,6 +309,7 @@ class RouterContext:
             build_prompt_logprobs=_prompt_logprobs_builder(prompt, text.tokenizer),
             offset=len(prompt.echo_text),
             prompt_only=prompt.prompt_only,
+            shows_logprobs=body.num_logprobs is not None,
         )
 
     async def run_choices(

@@ -48,6 +48,7 @@ from router.openai.encoders import (
 )
 from router.openai.grammar_validator import TOOLS_FIELD
 from router.openai.inline_stream_writer import InlineStreamWriter
+from router.openai.logprobs_budget import KeptLogprobs
 from router.openai.preprocessor import (
     BYTES_PER_TOKEN_ID,
     Preprocessor,
@@ -188,9 +189,9 @@ class RequestHandler(Response, ABC):
         return b"data: " + error.json + b"\n\n"
 
     def _detach(self) -> ExitStack:
-        """Return a stack that now holds the request's admission, its share of the memory budget for
-        bodies, and its trace, so that they outlast the response. The caller closes the stack when
-        the request's work has ended."""
+        """Return a stack that now holds the request's admission, its shares of the memory budgets,
+        and its trace, so that they outlast the response. The caller closes the stack when the
+        request's work has ended."""
         held = ExitStack()
         held.callback(self._admission.detach())
         held.callback(self._raw.detach())
@@ -242,6 +243,7 @@ class GenerationHandler(RequestHandler):
 
     id_prefix: str
     _encoder: AnswerEncoder | None = None
+    _kept_logprobs: KeptLogprobs
 
     async def answer(self, writer: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
         context = self._context
@@ -285,10 +287,16 @@ class GenerationHandler(RequestHandler):
         self._encoder = encoder = self._create_encoder(
             self._response_metadata(request_id, body), body
         )
-        with context.resources.prompt_logprobs_budget.reserve(
-            count_prompt_logprobs([len(prompt.token_ids) for prompt in prompts], body)
-        ):
+        with context.kept_logprobs(tenant, body) as self._kept_logprobs:
+            self._kept_logprobs.charge(
+                count_prompt_logprobs([len(prompt.token_ids) for prompt in prompts], body)
+            )
             await self._deliver(writer, choices, answers, encoder, body)
+
+    def _detach(self) -> ExitStack:
+        held = super()._detach()
+        held.callback(self._kept_logprobs.detach())
+        return held
 
     async def _reserve_tokens(
         self, prompts: Sequence[Prompt], body: ChatBody | CompletionBody
@@ -353,8 +361,11 @@ class GenerationHandler(RequestHandler):
         body: ChatBody | CompletionBody,
     ) -> bytes:
         """Generate the answers, and return them encoded as a whole."""
+        kept_logprobs = self._kept_logprobs
 
         async def collect(delta: ChoiceDelta) -> None:
+            if delta.token_entries:
+                kept_logprobs.keep(delta.token_entries)
             answers[delta.index].add(delta)
 
         await self._context.run_choices(choices, collect)
@@ -381,8 +392,11 @@ class GenerationHandler(RequestHandler):
         still gets an HTTP error status."""
         unopened = {answer.index: answer for answer in answers}
         write_lock = asyncio.Lock()
+        kept_logprobs = self._kept_logprobs if encoder.keeps_logprobs else None
 
         async def send(delta: ChoiceDelta) -> None:
+            if kept_logprobs is not None:
+                kept_logprobs.keep(delta.token_entries)
             async with write_lock:
                 size, opening = len(answers[delta.index].prompt_token_ids), b""
                 if delta.index in unopened:

@@ -41,6 +41,7 @@ class ResponsesEncoder(AnswerEncoder):
         self._head = orjson.dumps(fields)[:-1]
         self._output = OutputItems(options)
         self._logprobs = TextLogprobs(tokenizer) if tokenizer is not None else None
+        self.keeps_logprobs = tokenizer is not None
         self._events = EventStream(is_obfuscated=is_obfuscated)
         self._open: OutputItem | None = None
         self._closed: list[dict[str, Any]] = []

@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 
 from baton.clock import SystemClock
+from baton.core.ids import Epoch, RequestId, TokenId, WorkerId
+from baton.core.request import RequestOutput, TokenLogprob
 from baton.errors import BatonError, DeadlineExceeded, Invalid, Overloaded, Unavailable
 from router.generation.fakes import FakeWorker, MemoryPlacer
 from router.generation.output_queue import OutputQueue
 from tests.unit.test_generation import FAST, GenerationHarness, answer, expected_tokens, settle
+
+SCORE = TokenLogprob(TokenId(1), -1.0)
 
 
 async def test_request_fails_in_time_if_no_worker_is_reachable() -> None:
@@ -149,4 +153,47 @@ async def test_full_output_queue_raises_overloaded() -> None:
     for _ in range(3):
         inbox.put(FakeWorker("w", answer).ref.id, Unavailable("x"))
     with pytest.raises(Overloaded, match="reads too slowly"):
+        await inbox.get_all()
+
+
+def scored_output(index: int, *widths: int) -> RequestOutput:
+    """Return an output of as many tokens as ``widths``, with so many alternatives each."""
+    top = tuple((TokenId(token), -1.0) for token in range(max(widths)))
+    scores = tuple(TokenLogprob(TokenId(1), -1.0, top[:width]) for width in widths)
+    ids = (TokenId(1),) * len(widths)
+    return RequestOutput(RequestId("r"), Epoch(1), index, ids, logprobs=scores)
+
+
+async def test_output_queue_is_full_at_a_number_of_logprobs() -> None:
+    inbox, worker = OutputQueue(max_logprobs=9), WorkerId("w")
+    outputs = [scored_output(0, 2, 3), scored_output(2, 1)]  # 7 and 2 logprobs
+    for _ in range(2):  # what was read does not count
+        for output in outputs:
+            inbox.put(worker, output)
+        assert await inbox.get_all() == [(worker, output) for output in outputs]
+    plain = RequestOutput(RequestId("r"), Epoch(1), 3, (TokenId(1),), prompt_logprobs=(SCORE,) * 99)
+    for output in (*outputs, plain, scored_output(4, 0)):
+        inbox.put(worker, output)
+    with pytest.raises(Overloaded, match="reads too slowly"):
+        await inbox.get_all()
+
+
+async def test_output_with_more_logprobs_than_a_queue_holds_wakes_its_reader() -> None:
+    inbox = OutputQueue(max_logprobs=20)
+    reader = asyncio.create_task(inbox.get_all())
+    await asyncio.sleep(0)
+    assert inbox.has_waiting_reader
+    inbox.put(WorkerId("w"), scored_output(0, 20))
+    with pytest.raises(Overloaded, match="reads too slowly"):
+        await reader
+
+
+async def test_output_queue_holds_780_tokens_with_20_alternatives() -> None:
+    inbox = OutputQueue()
+    for index in range(780):
+        inbox.put(WorkerId("w"), scored_output(index, 20))
+    assert len(await inbox.get_all()) == 780
+    for index in range(781):
+        inbox.put(WorkerId("w"), scored_output(index, 20))
+    with pytest.raises(Overloaded):
         await inbox.get_all()

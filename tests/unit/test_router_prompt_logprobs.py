@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from baton.core.ids import NO_TENANT
 from baton.core.request import MAX_PROMPT_LOGPROBS
 from baton.text.tokenizer import Tokenizer
-from router.openai.prompt_logprobs_budget import PromptLogprobsBudget
+from router.openai.logprobs_budget import LogprobsBudget
 from tests.router_harness import (
     CHAT,
     CONTEXT,
@@ -149,9 +150,10 @@ async def test_too_many_prompt_logprobs_are_rejected(tokenizer: Tokenizer) -> No
 
 async def test_concurrent_prompt_logprobs_are_budgeted(tokenizer: Tokenizer) -> None:
     async with open_harness(tokenizer) as (router, client):
-        router.service.resources.prompt_logprobs_budget = budget = PromptLogprobsBudget(limit=15)
+        router.service.resources.logprobs_budget = budget = LogprobsBudget(15, 15)
         body = {"prompt": "12345", "max_tokens": 1, "prompt_logprobs": 1}
-        with budget.reserve(6):
+        with budget.new_request(NO_TENANT, 1.0, "logprobs", shared=False) as other:
+            other.charge(6)
             assert wrong_error(await client.post(COMPLETION, json=body), 429)["type"]
         assert (await client.post(COMPLETION, json=body)).status_code == 200
-        assert budget.num_reserved == 0
+        assert budget.num_kept == 0

@@ -17,6 +17,9 @@ class AnswerEncoder(ABC):
     In a stream, each choice is opened once, before its first delta; :meth:`encode_end` comes after
     the last delta of all choices, or :meth:`encode_failure` if the stream fails."""
 
+    keeps_logprobs = False
+    """Whether the logprobs of a stream are kept until its end, which repeats them."""
+
     @abstractmethod
     def encode_opening(self, answer: ChoiceResult, usage: Usage) -> bytes:
         """Encode the events that open a choice. Returns empty bytes if the API has no such events.

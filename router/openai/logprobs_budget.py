@@ -1,0 +1,124 @@
+"""A limit on the logprobs that a router keeps in memory for its requests."""
+
+from collections.abc import Callable, Iterable
+from typing import Self
+
+from baton.core.ids import TenantId
+from baton.core.request import MAX_PROMPT_LOGPROBS, count_logprobs
+from baton.errors import Invalid, Overloaded
+from router.openai.token_entry import TokenEntry
+from router.tenants.fair_limiter import FairLimiter
+
+MAX_KEPT_LOGPROBS = 8 * MAX_PROMPT_LOGPROBS
+"""The maximum number of logprobs of all requests in flight, alternatives included: 24,966 tokens
+with 20 alternatives each. A logprob takes some 100 bytes until its answer is encoded, 300 bytes in
+an item of a response, and up to 500 bytes while its answer is encoded. So all of them take 50 MB
+while the answers are generated, and up to 260 MB if they are all encoded at the same time. Without
+alternatives, a token takes 170 to 700 bytes, so these are 90 and 370 MB."""
+
+MAX_REQUEST_LOGPROBS = MAX_KEPT_LOGPROBS // 2
+"""The maximum for one request, for example an answer of 8,192 tokens with 20 alternatives each
+(172,032), or 128 answers of 1,024 tokens with one alternative (262,144). A request that needs more
+is refused for good, since it would exceed the budget whenever the client retried it."""
+
+
+class LogprobsBudget:
+    """Limits how many logprobs are kept for requests that are not answered yet: those of prompts,
+    and those of answers that are sent as a whole or, in the Responses API, repeated at their end.
+    The limit holds in total and per tenant (weighted max-min fairness, see :class:`FairLimiter`).
+    Not thread-safe: use it on one event loop."""
+
+    def __init__(
+        self, limit: int = MAX_KEPT_LOGPROBS, request_limit: int = MAX_REQUEST_LOGPROBS
+    ) -> None:
+        self._limiter = FairLimiter(limit, "logprobs of unfinished requests")
+        self._request_limit = request_limit
+
+    @property
+    def num_kept(self) -> int:
+        return self._limiter.num_in_use
+
+    def new_request(
+        self, tenant: TenantId, weight: float, param: str, *, shared: bool
+    ) -> "KeptLogprobs":
+        """Return an object that counts the logprobs of one request. ``param`` is the field with the
+        number of alternatives, for errors. ``shared`` says whether more than one tenant is
+        configured."""
+        return KeptLogprobs(self._limiter, self._request_limit, tenant, weight, param, shared)
+
+
+class KeptLogprobs:
+    """The logprobs that one request keeps, which count against a budget. Leaving the ``with``
+    block, or :meth:`release`, returns them to the budget."""
+
+    __slots__ = (
+        "_is_detached",
+        "_limit",
+        "_limiter",
+        "_num_kept",
+        "_param",
+        "_shared",
+        "_tenant",
+        "_weight",
+    )
+
+    def __init__(
+        self,
+        limiter: FairLimiter,
+        limit: int,
+        tenant: TenantId,
+        weight: float,
+        param: str,
+        shared: bool,
+    ) -> None:
+        self._limiter = limiter
+        self._limit = limit
+        self._tenant = tenant
+        self._weight = weight
+        self._param = param
+        self._shared = shared
+        self._num_kept = 0
+        self._is_detached = False
+
+    def keep(self, entries: Iterable[TokenEntry]) -> None:
+        """Count the logprobs of these tokens. Raises the errors of :meth:`charge`."""
+        self.charge(count_logprobs(entry.logprob for entry in entries))
+
+    def charge(self, count: int) -> None:
+        """Count ``count`` more logprobs. Raises Overloaded when the budget is exhausted, and
+        Invalid if the request has too many logprobs by itself; nothing is counted then."""
+        if self._num_kept + count > self._limit:
+            raise Invalid(
+                f"{self._param}: the request has more than {self._limit} logprobs, alternatives "
+                "included, which is the most that is kept for one request; ask for fewer answers, "
+                f"tokens or {self._param}, or stream a chat or completion, for which no logprobs "
+                "of the answer are kept",
+                param=self._param,
+            )
+        try:
+            self._limiter.acquire(count, self._tenant, self._weight, self._shared)
+        except Overloaded as error:
+            raise Overloaded(
+                f"{error}; retry later, ask for fewer alternatives (top_logprobs, logprobs, "
+                "prompt_logprobs), or stream a chat or completion, for which no logprobs of the "
+                "answer are kept",
+                retry_after_seconds=error.retry_after_seconds,
+            ) from error
+        self._num_kept += count
+
+    def release(self) -> None:
+        self._limiter.release(self._num_kept, self._tenant)
+        self._num_kept = 0
+
+    def detach(self) -> Callable[[], None]:
+        """Keep the logprobs charged to the budget after the ``with`` block. Return a function that
+        gives them back."""
+        self._is_detached = True
+        return self.release
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if not self._is_detached:
+            self.release()
