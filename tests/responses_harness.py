@@ -11,7 +11,8 @@ from pydantic import BaseModel, TypeAdapter
 
 from baton.core.ids import TenantId
 from baton.errors import Unavailable
-from router.responses.response_store import StoredResponse
+from router.responses.response_json import EncodedResponse, encode_stored, read_encoded
+from router.responses.stored_response import StoredResponse
 from tests.router_harness import RESPOND
 
 __all__ = ["RESPOND", "DictStore", "FailingStore", "response_events", "response_of", "summarize"]
@@ -34,8 +35,9 @@ class DictStore:
             await self.put(tenant, stored)
         return is_known
 
-    async def get(self, tenant: TenantId, response_id: str) -> StoredResponse | None:
-        return self.stored.get((tenant, response_id))
+    async def get(self, tenant: TenantId, response_id: str) -> EncodedResponse | None:
+        stored = self.stored.get((tenant, response_id))
+        return read_encoded(encode_stored(stored), response_id) if stored is not None else None
 
     async def delete(self, tenant: TenantId, response_id: str) -> bool:
         return self.stored.pop((tenant, response_id), None) is not None

@@ -23,6 +23,7 @@ from router.api_document.schema_forms import (
 from router.openai.schema.completion import MAX_PROMPTS
 from router.openai.schema.message import MAX_TOOL_CALLS
 from router.openai.schema.sampling_fields import MAX_STOP_CHARACTERS, MAX_STOPS
+from router.openai.schema.tool import MAX_TOOLS
 
 STOP: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
@@ -83,7 +84,7 @@ ALLOWED_TOOLS: Schema = {
             "type": "object",
             "properties": {
                 "mode": {"type": "string", "enum": ["auto", "required"]},
-                "tools": list_of(NAMED_TOOL, minItems=1),
+                "tools": list_of(NAMED_TOOL, minItems=1, maxItems=MAX_TOOLS),
             },
             "required": ["mode", "tools"],
         },

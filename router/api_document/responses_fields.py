@@ -4,7 +4,8 @@ from which pydantic can't derive schemas."""
 from collections.abc import Mapping
 
 from router.api_document.schema_forms import ANYTHING, NULL, TEXT, Schema, any_of, const, list_of
-from router.responses.schema.input_tokens_body import MAX_ITEMS, MAX_TOOLS
+from router.openai.schema.tool import MAX_TOOLS
+from router.responses.schema.input_tokens_body import MAX_ITEMS
 
 RESPONSES_CLASSES = ("ResponsesBody", "InputTokensBody")
 

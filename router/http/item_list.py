@@ -1,7 +1,7 @@
 """Lists of items, and pages of them, as in OpenAI's API."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from router.errors import ApiError
 
@@ -11,7 +11,7 @@ class ListItem(Protocol):
     def id(self) -> str: ...
 
     @property
-    def json(self) -> Mapping[str, Any]: ...
+    def json(self) -> object: ...
 
 
 Item = TypeVar("Item", bound=ListItem)

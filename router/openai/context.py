@@ -30,6 +30,7 @@ from router.openai.choice_stream import (
 )
 from router.openai.logprobs_budget import KeptLogprobs
 from router.openai.model_text import ModelText
+from router.openai.parsers.output_parser import OutputParser
 from router.openai.preprocessor import Preprocessor, Prompt
 from router.openai.prompt_logprobs import build_prompt_token_entries
 from router.openai.request_resources import RequestResources
@@ -241,6 +242,7 @@ class RouterContext:
         total = len(prompts) * body.num_candidates
         codec = model.workers.kv_codec
         choices: list[ChoiceStream] = []
+        create_parser = _parser_factory(model.text, body)
         for prompt in prompts:
             for number in range(body.num_candidates):
                 name = request_id if total == 1 else f"{request_id}-{len(choices)}"
@@ -272,45 +274,12 @@ class RouterContext:
                     request_context.session,
                 )
                 choices.append(
-                    self._create_choice_stream(model.text, len(choices), generation, body, prompt)
+                    _create_choice_stream(
+                        model.text, len(choices), generation, body, prompt, create_parser(prompt)
+                    )
                 )
         self.telemetry.history.add_records(request_id, [choice.record for choice in choices])
         return choices
-
-    def _create_choice_stream(
-        self,
-        text: ModelText,
-        index: int,
-        generation: Generation,
-        body: ChatBody | CompletionBody,
-        prompt: Prompt,
-    ) -> ChoiceStream:
-        parser, shown_special_ids = None, frozenset[int]()
-        if isinstance(body, ChatBody):
-            parser = text.output_format.create_parser(
-                body.offered_tools,
-                forced=body.forces_tool_call,
-                in_reasoning=prompt.starts_in_reasoning,
-                max_calls=body.max_tool_calls,
-            )
-            shown_special_ids = (
-                text.output_format.visible_special_ids if parser is not None else shown_special_ids
-            )
-        if body.skip_special_tokens is False:
-            shown_special_ids = text.tokenizer.special_ids
-        return ChoiceStream(
-            index,
-            generation,
-            text.tokenizer.make_detokenizer(shown_special_ids),
-            body.stop,
-            emit_every_step=bool(body.return_token_ids) or body.num_logprobs is not None,
-            parser=parser,
-            include_stop=bool(body.include_stop_str_in_output),
-            build_prompt_logprobs=_prompt_logprobs_builder(prompt, text.tokenizer),
-            offset=len(prompt.echo_text),
-            prompt_only=prompt.prompt_only,
-            shows_logprobs=body.num_logprobs is not None,
-        )
 
     async def run_choices(
         self, choices: Sequence[ChoiceStream], emit: DeltaHandler, sink: InlineSink | None = None
@@ -350,6 +319,47 @@ class RouterContext:
             self.telemetry.metrics.running.dec()
             self.telemetry.history.end(record)
             self.telemetry.metrics.record_answer(record)
+
+
+def _parser_factory(
+    text: ModelText, body: ChatBody | CompletionBody
+) -> Callable[[Prompt], OutputParser | None]:
+    """Return a function that creates a parser for an answer to a prompt. What the parsers of all
+    the request's answers share is computed here, once."""
+    if not isinstance(body, ChatBody):
+        return lambda prompt: None
+    tools, forced, max_calls = body.offered_tools, body.forces_tool_call, body.max_tool_calls
+    return lambda prompt: text.output_format.create_parser(
+        tools, forced=forced, in_reasoning=prompt.starts_in_reasoning, max_calls=max_calls
+    )
+
+
+def _create_choice_stream(
+    text: ModelText,
+    index: int,
+    generation: Generation,
+    body: ChatBody | CompletionBody,
+    prompt: Prompt,
+    parser: OutputParser | None,
+) -> ChoiceStream:
+    shown_special_ids = (
+        text.output_format.visible_special_ids if parser is not None else frozenset[int]()
+    )
+    if body.skip_special_tokens is False:
+        shown_special_ids = text.tokenizer.special_ids
+    return ChoiceStream(
+        index,
+        generation,
+        text.tokenizer.make_detokenizer(shown_special_ids),
+        body.stop,
+        emit_every_step=bool(body.return_token_ids) or body.num_logprobs is not None,
+        parser=parser,
+        include_stop=bool(body.include_stop_str_in_output),
+        build_prompt_logprobs=_prompt_logprobs_builder(prompt, text.tokenizer),
+        offset=len(prompt.echo_text),
+        prompt_only=prompt.prompt_only,
+        shows_logprobs=body.num_logprobs is not None,
+    )
 
 
 def _prompt_logprobs_builder(prompt: Prompt, tokenizer: Tokenizer) -> PromptLogprobsBuilder | None:

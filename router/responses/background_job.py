@@ -11,7 +11,7 @@ from baton.errors import BatonError
 from router.errors import ApiError
 from router.responses.response_lease import LeaseKey
 from router.responses.response_status import CANCELLED, failed_response, with_status
-from router.responses.response_store import StoredResponse
+from router.responses.stored_response import StoredResponse
 
 log = structlog.get_logger(__name__)
 

@@ -1,9 +1,8 @@
 """Generates background responses. Their clients do not wait for them, but ask for them later."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import Any
 
 import structlog
 
@@ -11,7 +10,7 @@ from baton.clock import Clock
 from baton.core.ids import TenantId
 from baton.errors import Invalid, Overloaded, Unavailable
 from router.responses.background_job import BackgroundJob, GenerateResponse
-from router.responses.response_json import encode_stored
+from router.responses.response_json import encode_response
 from router.responses.response_lease import RENEWAL_SECONDS, LeaseKey, LeaseState, ResponseLeases
 from router.responses.response_status import (
     FAILED,
@@ -21,7 +20,8 @@ from router.responses.response_status import (
     router_ended,
     with_status,
 )
-from router.responses.response_store import ResponseStore, StoredResponse
+from router.responses.response_store import ResponseStore
+from router.responses.stored_response import StoredResponse
 from router.tenants.fair_limiter import FairLimiter
 from router.tenants.tenant_directory import TenantDirectory
 
@@ -93,9 +93,9 @@ class BackgroundResponses:
         queued: StoredResponse,
         generate: GenerateResponse,
         held: ExitStack | None = None,
-    ) -> Mapping[str, Any]:
-        """Store the response ``queued``, begin to generate it with ``generate``, and return it for
-        the client.
+    ) -> bytes:
+        """Store the response ``queued``, begin to generate it with ``generate``, and return its
+        JSON for the client.
 
         ``held`` contains the request's resources, such as its admission. It is closed when the
         response has been generated and stored, or when this method raises an error. Raises
@@ -103,7 +103,8 @@ class BackgroundResponses:
         large for the store."""
         job = BackgroundJob(LeaseKey(tenant, queued.id), queued, generate, held or ExitStack())
         try:
-            self._admit(tenant, len(encode_stored(queued)), job.held)
+            response = encode_response(queued.response)
+            self._admit(tenant, len(response) + queued.input_items.size_bytes, job.held)
             await self._leases.renew([job.key])
             await self._store_queued(job)
             if self._tasks is None:
@@ -113,7 +114,7 @@ class BackgroundResponses:
             raise
         self._jobs[job.key] = job
         self._tasks.create_task(self._run_job(job))
-        return queued.response
+        return response
 
     def cancel(self, key: LeaseKey) -> bool:
         """Cancel a response. Returns False if this router is not generating it."""

@@ -2,15 +2,19 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
 
 from baton.core.ids import TenantId
 from router.errors import ApiError
+from router.openai.offload_executor import OffloadExecutor
 from router.responses.item_ids import response_id_of
+from router.responses.response_json import EncodedResponse, log_damage
 from router.responses.response_status import is_unfinished
-from router.responses.response_store import ResponseStore, StoredResponse
+from router.responses.response_store import ResponseStore
 
 MAX_RESPONSES = 256
 """The maximum number of stored responses that one request may read. Each takes one call to the
@@ -25,7 +29,7 @@ class ConversationReader:
     """Reads the conversation of one request. ``store`` is None if responses are not stored.
     ``max_bytes`` bounds the size of all that the request takes from the store, as JSON. ``charge``
     is called with the size of each part of it, before the next response is read; it raises
-    Overloaded if there is no memory for the part."""
+    Overloaded if there is no memory for the part. Large responses are decoded by ``executor``."""
 
     def __init__(
         self,
@@ -33,11 +37,13 @@ class ConversationReader:
         tenant: TenantId,
         max_bytes: int,
         charge: Callable[[int], None],
+        executor: OffloadExecutor,
     ) -> None:
         self._store = store
         self._tenant = tenant
         self._max_bytes = max_bytes
         self._charge = charge
+        self._executor = executor
         self._size_bytes = 0
         self._history: Sequence[Item] = ()
         self._num_references: Mapping[str, int] = {}
@@ -60,9 +66,12 @@ class ConversationReader:
             if is_unfinished(stored):
                 message = f"{PREVIOUS_ID}: the response {next_id!r} is not complete yet"
                 raise ApiError(400, message, param=PREVIOUS_ID, code="invalid_value")
-            turns.append(_items_of(stored))
-            self._count(len(orjson.dumps(turns[-1])), PREVIOUS_ID)
-            next_id = stored.previous_id
+            turn = await self._decode(stored)
+            if turn is None:
+                raise _previous_not_found(previous_id or next_id, next_id)
+            turns.append(turn.items)
+            self._count(turn.size_bytes, PREVIOUS_ID)
+            next_id = turn.previous_id
         self._history = [item for turn in reversed(turns) for item in turn]
         return self._history
 
@@ -80,21 +89,25 @@ class ConversationReader:
         response_id = response_id_of(item_id)
         if item_id not in self._referenced and response_id not in self._read_ids:
             stored = await self._get(response_id, path)
-            if stored is not None:
-                self._keep_referenced(_items_of(stored), path)
+            turn = await self._decode(stored) if stored is not None else None
+            if turn is not None:
+                self._keep_referenced(turn.items, path)
         item = self._referenced.get(item_id)
         if item is None:
             message = f"Item with id {item_id!r} not found."
             raise ApiError(404, message, param=path, code="item_not_found")
         return item
 
-    async def _get(self, response_id: str, path: str) -> StoredResponse | None:
+    async def _get(self, response_id: str, path: str) -> EncodedResponse | None:
         if self._store is None:
             return None
         if len(self._read_ids) == MAX_RESPONSES:
             raise _too_long(f"the conversation has more than {MAX_RESPONSES} responses", path)
         self._read_ids.add(response_id)
         return await self._store.get(self._tenant, response_id)
+
+    async def _decode(self, stored: EncodedResponse) -> "_Turn | None":
+        return await self._executor.run(self._tenant, stored.size_bytes, partial(_turn, stored))
 
     def _keep_referenced(self, items: Sequence[Item], path: str) -> None:
         """Keep those of the items to which the input refers, and count the bytes of each once per
@@ -113,8 +126,25 @@ class ConversationReader:
         self._charge(num_bytes)
 
 
-def _items_of(stored: StoredResponse) -> Sequence[Item]:
-    return [*stored.input_items, *stored.response["output"]]
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """The decoded items of a response and of its input, their size as JSON, and the id of the
+    response that it continues."""
+
+    items: Sequence[Item]
+    size_bytes: int
+    previous_id: str | None
+
+
+def _turn(stored: EncodedResponse) -> _Turn | None:
+    """Decode a response. If it is damaged, log a warning and return None."""
+    try:
+        response, items = stored.decode_response(), stored.input_items.decode()
+    except ValueError:
+        log_damage(stored.id, stored.size_bytes)
+        return None
+    items += response["output"]
+    return _Turn(items, len(orjson.dumps(items)), response.get("previous_response_id"))
 
 
 def _is_reference(item: Any) -> bool:

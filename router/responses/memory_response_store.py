@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from baton.clock import Clock
 from baton.core.ids import TenantId
-from router.responses.response_json import decode_stored, encode_stored
+from router.responses.response_json import EncodedResponse, encode_stored, read_encoded
 from router.responses.response_limits import ResponseLimits
-from router.responses.response_store import StoredResponse
+from router.responses.stored_response import StoredResponse
 
 MAX_TOTAL_BYTES = 256 * 2**20
 """The maximum size of all tenants' responses: what a router can spare besides its request
@@ -65,9 +65,9 @@ class MemoryResponseStore:
         await self.put(tenant, stored)
         return True
 
-    async def get(self, tenant: TenantId, response_id: str) -> StoredResponse | None:
+    async def get(self, tenant: TenantId, response_id: str) -> EncodedResponse | None:
         entry = self._find(tenant, response_id)
-        return decode_stored(entry.data, response_id) if entry is not None else None
+        return read_encoded(entry.data, response_id) if entry is not None else None
 
     async def delete(self, tenant: TenantId, response_id: str) -> bool:
         self._remove_expired()

@@ -5,10 +5,15 @@ from typing import Any, cast
 from baton.core.ids import TenantId
 from baton.registry.redis_client import call_redis, connect_redis
 from baton.registry.redis_scripts import RedisScripts
-from router.responses.response_json import decode_stored, encode_stored, is_response_id
+from router.responses.response_json import (
+    EncodedResponse,
+    encode_stored,
+    is_response_id,
+    read_encoded,
+)
 from router.responses.response_keys import tenant_prefix
 from router.responses.response_limits import ResponseLimits
-from router.responses.response_store import StoredResponse
+from router.responses.stored_response import StoredResponse
 
 _MAX_REMOVED = 500
 """How many responses one run of the script removes: about 5 ms of Redis's time."""
@@ -92,12 +97,12 @@ class RedisResponseStore:
     async def replace(self, tenant: TenantId, stored: StoredResponse) -> bool:
         return await self._put(tenant, stored, must_exist=True)
 
-    async def get(self, tenant: TenantId, response_id: str) -> StoredResponse | None:
+    async def get(self, tenant: TenantId, response_id: str) -> EncodedResponse | None:
         if not is_response_id(response_id):
             return None
         key = self._value_prefix(tenant) + response_id
         data = await self._call(self._redis.get(key))
-        return decode_stored(data, response_id) if data is not None else None
+        return read_encoded(data, response_id) if data is not None else None
 
     async def delete(self, tenant: TenantId, response_id: str) -> bool:
         if not is_response_id(response_id):

@@ -24,13 +24,16 @@ from router.responses.background_responses import BackgroundResponses
 from router.responses.chat_errors import translate_error
 from router.responses.chat_request import ChatRequest, build_chat
 from router.responses.conversation import ConversationReader
+from router.responses.encoded_items import EncodedItems, encode_items
 from router.responses.encoder import ResponsesEncoder
 from router.responses.input_items import complete_items, to_items
 from router.responses.item_ids import RESPONSE_PREFIX
 from router.responses.output_items import OutputOptions
 from router.responses.response_fields import response_fields
-from router.responses.response_store import ResponseStore, StoredResponse
+from router.responses.response_json import not_encodable
+from router.responses.response_store import ResponseStore
 from router.responses.schema import InputTokensBody, ResponsesBody
+from router.responses.stored_response import StoredResponse
 
 log = structlog.get_logger(__name__)
 
@@ -57,7 +60,9 @@ class _ChatSource(RequestHandler):
         self._is_parsed = True
         context = self._context
         max_bytes = context.config.max_body_bytes
-        reader = ConversationReader(self._store, tenant, max_bytes, raw.charge)
+        reader = ConversationReader(
+            self._store, tenant, max_bytes, raw.charge, context.resources.offload_executor
+        )
         history = await reader.read(body.previous_response_id)
         items = await reader.resolve_references(to_items(body.input))
         request = await context.resources.offload_executor.run(
@@ -94,6 +99,7 @@ class ResponsesHandler(_ChatSource, ChatHandler):
     ) -> None:
         super().__init__(context, store)
         self._background = background
+        self._encoded_items: EncodedItems | None = None
 
     async def _read_body(self, raw: RawBody, tenant: TenantId) -> ChatBody | CompletionBody:
         body = await self._parse(ResponsesBody, raw, tenant)
@@ -160,12 +166,12 @@ class ResponsesHandler(_ChatSource, ChatHandler):
         generate = partial(self._generate_in_background, choices, answers, encoder, body)
         response = await self._background.start(
             self._admission.tenant.id,
-            self._with_input(encoder.queued_response),
+            await self._with_input(encoder.queued_response),
             generate,
             self._detach(),
         )
         headers = JSON_HEADERS | self._response_headers
-        await writer.respond(200, headers, orjson.dumps(response))
+        await writer.respond(200, headers, response)
 
     async def _generate_in_background(
         self,
@@ -182,7 +188,7 @@ class ResponsesHandler(_ChatSource, ChatHandler):
                 await self._generate(choices, answers, encoder, body)
         except (BatonError, ApiError) as error:
             raise self._translate(to_api_error(error)) from error
-        return self._with_input(encoder.response)
+        return await self._with_input(encoder.response)
 
     async def _on_complete(self, encoder: AnswerEncoder) -> None:
         """Store the response, complete or failed. If it can't be stored, the client still gets its
@@ -190,20 +196,35 @@ class ResponsesHandler(_ChatSource, ChatHandler):
         if self._store is None or not self._is_stored:
             return
         assert isinstance(encoder, ResponsesEncoder)
-        stored = self._with_input(encoder.response)
-        tenant = self._admission.tenant.id
+        response, tenant = encoder.response, self._admission.tenant.id
         try:
-            await self._store.put(tenant, stored)
+            await self._store.put(tenant, await self._with_input(response))
         except BatonError as error:
             log.warning(
-                "response_not_stored", response_id=stored.id, tenant=tenant, error=str(error)
+                "response_not_stored", response_id=response["id"], tenant=tenant, error=str(error)
             )
 
-    def _with_input(self, response: Mapping[str, Any]) -> StoredResponse:
-        return StoredResponse(response, complete_items(self._input_items, response["id"]))
+    async def _with_input(self, response: Mapping[str, Any]) -> StoredResponse:
+        """Return the response with the input. Raises Invalid if the input can't be encoded."""
+        if self._encoded_items is None:
+            items = self._input_items
+            self._encoded_items = await self._context.resources.offload_executor.run(
+                self._admission.tenant.id,
+                self._raw.size_bytes,
+                lambda: _encode_input(items, response["id"]),
+            )
+            self._input_items = ()
+        return StoredResponse(response, self._encoded_items)
 
     def encode_error_event(self, error: ApiError) -> bytes:
         return super().encode_error_event(self._translate(error))
+
+
+def _encode_input(items: Sequence[Any], response_id: str) -> EncodedItems:
+    try:
+        return encode_items(complete_items(items, response_id))
+    except orjson.JSONEncodeError as error:
+        raise not_encodable(error) from error
 
 
 class InputTokensHandler(_ChatSource):

@@ -7,9 +7,10 @@ from baton.core.ids import TenantId
 from baton.errors import Invalid
 from router.errors import ApiError
 from router.responses.background_responses import BackgroundResponses
+from router.responses.response_json import EncodedResponse, encode_stored, read_encoded
 from router.responses.response_lease import LeaseKey, ResponseLeases
-from router.responses.response_status import is_background, is_unfinished, router_ended
-from router.responses.response_store import ResponseStore, StoredResponse
+from router.responses.response_status import is_unfinished, router_ended
+from router.responses.response_store import ResponseStore
 
 CANCEL_SECONDS = 5.0
 """How long a cancellation waits until the router that generates the response has stored its final
@@ -35,7 +36,7 @@ class ResponseService:
         self._leases = leases
         self._clock = clock
 
-    async def get(self, tenant: TenantId, response_id: str) -> StoredResponse:
+    async def get(self, tenant: TenantId, response_id: str) -> EncodedResponse:
         """Return a response. An unfinished response whose router has died becomes a failed one."""
         stored = await self._read(tenant, response_id)
         if not is_unfinished(stored):
@@ -44,11 +45,7 @@ class ResponseService:
             return stored
         # Its router may have stored its end just before it released its lease.
         stored = await self._read(tenant, response_id)
-        if is_unfinished(stored):
-            stored = router_ended(stored)
-            with suppress(Invalid):  # it has just been read, so it hardly exceeds a limit
-                await self.store.replace(tenant, stored)
-        return stored
+        return await self._end(tenant, stored) if is_unfinished(stored) else stored
 
     async def delete(self, tenant: TenantId, response_id: str) -> None:
         """Delete a response. If it is still being generated, its generation is cancelled."""
@@ -57,12 +54,12 @@ class ResponseService:
         if is_unfinished(stored):
             await self._request_cancellation(LeaseKey(tenant, response_id))
 
-    async def cancel(self, tenant: TenantId, response_id: str) -> StoredResponse:
+    async def cancel(self, tenant: TenantId, response_id: str) -> EncodedResponse:
         """Cancel a background response, and return it with its final status, or with its current
         status if its router needs longer than CANCEL_SECONDS. Raises ApiError (400) for a response
         that was not generated in the background."""
         stored = await self.get(tenant, response_id)
-        if not is_background(stored):
+        if not stored.is_background:
             message = "only responses that were created with background: true can be cancelled"
             raise ApiError(400, message, param="response_id")
         if not is_unfinished(stored):
@@ -78,9 +75,25 @@ class ResponseService:
         if not self.background.cancel(key):
             await self._leases.cancel(key)
 
-    async def _read(self, tenant: TenantId, response_id: str) -> StoredResponse:
+    async def _end(self, tenant: TenantId, stored: EncodedResponse) -> EncodedResponse:
+        """Store an unfinished response, whose router has died, as a failed one, and return it."""
+        decoded = stored.decode()
+        if decoded is None:
+            raise response_not_found(stored.id)
+        ended = router_ended(decoded)
+        with suppress(Invalid):  # it has just been read, so it hardly exceeds a limit
+            await self.store.replace(tenant, ended)
+        encoded = read_encoded(encode_stored(ended), ended.id)
+        assert encoded is not None, "it has just been encoded"
+        return encoded
+
+    async def _read(self, tenant: TenantId, response_id: str) -> EncodedResponse:
         stored = await self.store.get(tenant, response_id)
         if stored is None:
-            message = f"Response with id {response_id!r} not found."
-            raise ApiError(404, message, param="response_id", code="not_found")
+            raise response_not_found(response_id)
         return stored
+
+
+def response_not_found(response_id: str) -> ApiError:
+    message = f"Response with id {response_id!r} not found."
+    return ApiError(404, message, param="response_id", code="not_found")

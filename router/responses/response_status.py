@@ -8,7 +8,8 @@ from typing import Any
 
 from baton.errors import DeadlineExceeded
 from router.errors import ApiError, to_api_error
-from router.responses.response_store import StoredResponse
+from router.responses.response_json import EncodedResponse
+from router.responses.stored_response import StoredResponse
 
 QUEUED, IN_PROGRESS, CANCELLED, FAILED = "queued", "in_progress", "cancelled", "failed"
 
@@ -24,12 +25,8 @@ ERROR_CODES: Mapping[int, str] = MappingProxyType(
 ``server_error``."""
 
 
-def is_unfinished(stored: StoredResponse) -> bool:
-    return stored.response.get("status") in UNFINISHED_STATUSES
-
-
-def is_background(stored: StoredResponse) -> bool:
-    return stored.response.get("background") is True
+def is_unfinished(stored: StoredResponse | EncodedResponse) -> bool:
+    return stored.status in UNFINISHED_STATUSES
 
 
 def with_status(stored: StoredResponse, status: str, **fields: Any) -> StoredResponse:

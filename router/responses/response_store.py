@@ -1,32 +1,11 @@
 """The store of responses, from which ``previous_response_id`` and ``GET /v1/responses/ID`` are
 served."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from baton.core.ids import TenantId
-
-
-@dataclass(frozen=True, slots=True)
-class StoredResponse:
-    """A response and the input that it answers.
-
-    ``response`` is the JSON object that the client got, with its ``id``, ``status``, ``output`` and
-    ``previous_response_id``. ``input_items`` are the items of this request alone, in the form in
-    which ``GET /v1/responses/ID/input_items`` lists them; the items of earlier turns belong to
-    earlier responses."""
-
-    response: Mapping[str, Any]
-    input_items: tuple[Mapping[str, Any], ...]
-
-    @property
-    def id(self) -> str:
-        return str(self.response["id"])
-
-    @property
-    def previous_id(self) -> str | None:
-        return self.response.get("previous_response_id")
+from router.responses.response_json import EncodedResponse
+from router.responses.stored_response import StoredResponse
 
 
 class ResponseStore(Protocol):
@@ -45,7 +24,7 @@ class ResponseStore(Protocol):
         does not come back."""
         ...
 
-    async def get(self, tenant: TenantId, response_id: str) -> StoredResponse | None:
+    async def get(self, tenant: TenantId, response_id: str) -> EncodedResponse | None:
         """Return a response, or None if the tenant has no response with this id (any more)."""
         ...
 

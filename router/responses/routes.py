@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request
@@ -14,19 +12,11 @@ from router.errors import ApiError
 from router.http.api_key_header import api_key_header
 from router.http.item_list import list_page
 from router.openai.context import RouterContext
-from router.responses.response_service import ResponseService
+from router.responses.response_json import EncodedResponse, log_damage
+from router.responses.response_service import ResponseService, response_not_found
 
 MAX_INPUT_ITEMS = 100
 """The largest ``limit`` for a list of input items, as in OpenAI's API."""
-
-
-@dataclass(frozen=True, slots=True)
-class _InputItem:
-    json: Mapping[str, Any]
-
-    @property
-    def id(self) -> str:
-        return str(self.json.get("id"))
 
 
 def add_response_routes(
@@ -38,18 +28,18 @@ def add_response_routes(
     async def get_response(request: Request, response_id: str) -> Response:
         _check_get_query(dict(request.query_params))
         with _admitted_tenant(context, request) as tenant:
-            return _json((await _required(service).get(tenant, response_id)).response)
+            return _encoded((await _required(service).get(tenant, response_id)).response_json)
 
     @app.delete("/v1/responses/{response_id}")
     async def delete_response(request: Request, response_id: str) -> Response:
         with _admitted_tenant(context, request) as tenant:
             await _required(service).delete(tenant, response_id)
-        return _json({"id": response_id, "object": "response", "deleted": True})
+        return _encoded(orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
 
     @app.post("/v1/responses/{response_id}/cancel")
     async def cancel_response(request: Request, response_id: str) -> Response:
         with _admitted_tenant(context, request) as tenant:
-            return _json((await _required(service).cancel(tenant, response_id)).response)
+            return _encoded((await _required(service).cancel(tenant, response_id)).response_json)
 
     @app.get("/v1/responses/{response_id}/input_items")
     async def list_input_items(request: Request, response_id: str) -> Response:
@@ -58,8 +48,24 @@ def add_response_routes(
         is_ascending = _pop_order(query) == "asc"
         with _admitted_tenant(context, request) as tenant:
             stored = await _required(service).get(tenant, response_id)
-        items = [_InputItem(item) for item in stored.input_items]
-        return _json(list_page(items if is_ascending else items[::-1], query, MAX_INPUT_ITEMS))
+            page = await context.resources.offload_executor.run(
+                tenant,
+                stored.size_bytes,
+                lambda: _encode_page(stored, query, is_ascending=is_ascending),
+            )
+            return _encoded(page)
+
+
+def _encode_page(stored: EncodedResponse, query: Mapping[str, str], *, is_ascending: bool) -> bytes:
+    """Return the JSON of the page of input items that the query selects. Raises ApiError (400), or
+    ApiError (404) if the response is damaged."""
+    try:
+        items = stored.input_items.split()
+    except ValueError as error:
+        log_damage(stored.id, stored.size_bytes)
+        raise response_not_found(stored.id) from error
+    page = list_page(items if is_ascending else items[::-1], query, MAX_INPUT_ITEMS)
+    return orjson.dumps(page)
 
 
 def _required(service: ResponseService | None) -> ResponseService:
@@ -111,5 +117,5 @@ def _admitted_tenant(context: RouterContext, request: Request) -> Iterator[Tenan
         yield tenant
 
 
-def _json(value: object) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
+def _encoded(data: bytes) -> Response:
+    return Response(data, media_type="application/json")

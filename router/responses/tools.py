@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router.errors import ApiError
-from router.openai.schema.tool import FUNCTION_NAME, Tool
+from router.openai.schema.tool import FUNCTION_NAME, MAX_TOOLS, Tool
 from router.responses.object_reader import ObjectReader
 
 HOSTED_TOOLS = frozenset(
@@ -163,6 +163,8 @@ def _allowed_tools(choice: dict[str, Any], offered: OfferedTools) -> dict[str, A
     mode, tools = reader.text("mode"), reader.optional_list("tools")
     if mode not in ("auto", "required"):
         raise reader.error("mode", f"{mode!r} must be auto or required")
+    if len(tools) > MAX_TOOLS:
+        raise reader.error("tools", f"the list may have at most {MAX_TOOLS} tools")
     named = [
         _named_function(tool, offered, f"tool_choice.tools[{number}]")
         for number, tool in enumerate(tools)

@@ -13,16 +13,20 @@ from baton.clock import SystemClock
 from baton.core.ids import TenantId
 from router.responses import background_responses, response_service
 from router.responses.background_responses import BackgroundResponses
+from router.responses.encoded_items import encode_items
 from router.responses.redis_response_leases import RedisResponseLeases
 from router.responses.redis_response_store import RedisResponseStore
+from router.responses.response_json import EncodedResponse
 from router.responses.response_limits import ResponseLimits
 from router.responses.response_service import ResponseService
-from router.responses.response_store import StoredResponse
+from router.responses.stored_response import StoredResponse
 from router.tenants.tenant_directory import TenantDirectory
 
 ALICE = TenantId("alice")
-QUEUED = StoredResponse({"id": "resp_1", "status": "queued", "background": True}, ())
-COMPLETED = StoredResponse({"id": "resp_1", "status": "completed", "background": True}, ())
+QUEUED = StoredResponse({"id": "resp_1", "status": "queued", "background": True}, encode_items([]))
+COMPLETED = StoredResponse(
+    {"id": "resp_1", "status": "completed", "background": True}, encode_items([])
+)
 LEASE_SECONDS = 0.5
 
 
@@ -48,9 +52,9 @@ class Router:
         self.task.cancel()
         await asyncio.wait([self.task])
 
-    async def wait_for(self, status: str) -> StoredResponse:
+    async def wait_for(self, status: str) -> EncodedResponse:
         async with asyncio.timeout(5):
-            while (found := await self.service.get(ALICE, "resp_1")).response["status"] != status:
+            while (found := await self.service.get(ALICE, "resp_1")).status != status:
                 await asyncio.sleep(0.01)
         return found
 
@@ -86,9 +90,9 @@ async def test_another_router_reads_the_response(routers: tuple[Router, Router])
     await owner.start()
     await other.wait_for("in_progress")
     await asyncio.sleep(2 * LEASE_SECONDS)
-    assert (await other.service.get(ALICE, "resp_1")).response["status"] == "in_progress"
+    assert (await other.service.get(ALICE, "resp_1")).status == "in_progress"
     owner.released.set()
-    assert await other.wait_for("completed") == COMPLETED
+    assert (await other.wait_for("completed")).decode() == COMPLETED
 
 
 async def test_another_router_cancels_the_response(routers: tuple[Router, Router]) -> None:
@@ -96,7 +100,7 @@ async def test_another_router_cancels_the_response(routers: tuple[Router, Router
     await owner.start()
     await other.wait_for("in_progress")
     cancelled = await other.service.cancel(ALICE, "resp_1")
-    assert cancelled.response["status"] == "cancelled"
+    assert cancelled.status == "cancelled"
     assert owner.was_cancelled
 
 
@@ -120,7 +124,7 @@ async def test_another_router_notices_the_death_of_its_router(
     await other.wait_for("in_progress")
     await owner.kill()
     failed = await other.wait_for("failed")
-    assert failed.response["error"]["code"] == "server_error"
+    assert failed.decode_response()["error"]["code"] == "server_error"
 
 
 async def test_a_shutdown_is_noticed_at_once(routers: tuple[Router, Router]) -> None:
@@ -129,4 +133,4 @@ async def test_a_shutdown_is_noticed_at_once(routers: tuple[Router, Router]) -> 
     await other.wait_for("in_progress")
     await owner.kill()
     await owner.service.background.stop()
-    assert (await other.service.get(ALICE, "resp_1")).response["status"] == "failed"
+    assert (await other.service.get(ALICE, "resp_1")).status == "failed"

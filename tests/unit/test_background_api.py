@@ -2,7 +2,8 @@
 over in-memory workers."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,7 +15,9 @@ from openai.types.responses import Response
 from baton.core.ids import TenantId
 from baton.text.tokenizer import Tokenizer
 from router.http import raw_body
-from router.responses import background_responses
+from router.openai import offload_executor
+from router.responses import background_responses, request_handler
+from router.responses.encoded_items import EncodedItems, encode_items
 from router.tenants.tenant import Tenant, TenantLimits
 from router.tenants.tenant_directory import TenantDirectory
 from tests import router_harness
@@ -80,6 +83,25 @@ async def test_a_background_response_is_generated_and_continued(tokenizer: Token
         body = asking(background=False, previous_response_id=queued["id"], max_output_tokens=1)
         answer = await client.post(RESPONSES, json=body)
         assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(("limit", "is_offloaded"), [(100, True), (1000, False)])
+async def test_the_input_of_a_background_response_is_encoded_once(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, limit: int, is_offloaded: bool
+) -> None:
+    """It is stored three times: queued, in progress, and completed."""
+    threads: list[threading.Thread] = []
+
+    def noting(items: Sequence[Mapping[str, Any]]) -> EncodedItems:
+        threads.append(threading.current_thread())
+        return encode_items(items)
+
+    monkeypatch.setattr(request_handler, "encode_items", noting)
+    monkeypatch.setattr(offload_executor, "MIN_OFFLOAD_BYTES", limit)
+    async with serving(tokenizer) as (_, client):
+        queued = await start(client, metadata={"a": "x" * 100})
+        assert (await wait_for_end(client, queued))["status"] == "completed"
+    assert [thread is not threading.main_thread() for thread in threads] == [is_offloaded]
 
 
 async def test_openais_client_polls(tokenizer: Tokenizer) -> None:

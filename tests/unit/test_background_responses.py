@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
+import orjson
 import pytest
 from structlog.testing import capture_logs
 
@@ -15,12 +16,13 @@ from baton.errors import Invalid, Overloaded, Unavailable
 from router.errors import ApiError
 from router.responses import background_responses
 from router.responses.background_responses import BackgroundResponses
+from router.responses.encoded_items import encode_items
 from router.responses.memory_response_leases import MemoryResponseLeases
 from router.responses.memory_response_store import MemoryResponseStore
 from router.responses.response_lease import LEASE_SECONDS, LeaseKey, LeaseState
 from router.responses.response_limits import ResponseLimits
 from router.responses.response_service import ResponseService
-from router.responses.response_store import StoredResponse
+from router.responses.stored_response import StoredResponse
 from router.tenants.rate_limit_errors import RateLimited
 from router.tenants.tenant_directory import TenantDirectory
 
@@ -29,7 +31,7 @@ ALICE, BOB = TenantId("alice"), TenantId("bob")
 
 def queued(name: str = "1", **fields: Any) -> StoredResponse:
     response = {"id": f"resp_{name}", "status": "queued", "background": True, "output": []}
-    return StoredResponse({**response, **fields}, ({"id": "msg_1"},))
+    return StoredResponse({**response, **fields}, encode_items([{"id": "msg_1"}]))
 
 
 def completed(name: str = "1", text: str = "Hi") -> StoredResponse:
@@ -65,7 +67,7 @@ class Shared:
             await settle()
 
     async def status(self, router: ResponseService, name: str = "1") -> object:
-        return (await router.get(ALICE, f"resp_{name}")).response["status"]
+        return (await router.get(ALICE, f"resp_{name}")).status
 
 
 async def settle() -> None:
@@ -117,7 +119,7 @@ async def test_a_response_goes_from_queued_to_completed() -> None:
             answer = await router.background.start(
                 ALICE, queued(), generations.generate, held.pop_all()
             )
-            assert answer == queued().response
+            assert answer == orjson.dumps(queued().response)
             assert await shared.status(other) == "queued"
             await settle()
             assert await shared.status(other) == "in_progress"
@@ -125,10 +127,10 @@ async def test_a_response_goes_from_queued_to_completed() -> None:
             assert await shared.status(other) == "in_progress"
             generations.released.set()
             await settle()
-            assert (await other.get(ALICE, "resp_1")) == completed()
+            assert (await other.get(ALICE, "resp_1")).decode() == completed()
             assert closed == ["closed"]
             assert router.background.num_running == 0
-    assert (await other.get(ALICE, "resp_1")) == completed()
+    assert (await other.get(ALICE, "resp_1")).decode() == completed()
 
 
 FAILURES: list[tuple[BaseException, str, str]] = [
@@ -153,7 +155,7 @@ async def test_an_error_makes_the_response_fail(
         with capture_logs() as logs:
             await router.background.start(ALICE, queued(), generations.generate)
             await settle()
-        response = (await router.get(ALICE, "resp_1")).response
+        response = (await router.get(ALICE, "resp_1")).decode_response()
         assert (response["status"], response["error"]["code"]) == ("failed", code)
         assert message in response["error"]["message"]
         crashes = [line["event"] for line in logs]
@@ -170,10 +172,10 @@ async def test_a_cancellation_ends_the_generation(through: str) -> None:
         asked = router if through == "own" else other
         cancelling = asyncio.create_task(asked.cancel(ALICE, "resp_1"))
         await shared.elapse(1.5)
-        assert (await cancelling).response["status"] == "cancelled"
+        assert (await cancelling).status == "cancelled"
         assert generations.num_cancelled == 1
         again = await asked.cancel(ALICE, "resp_1")
-        assert again.response == {**queued().response, "status": "cancelled"}
+        assert again.decode_response() == {**queued().response, "status": "cancelled"}
         assert router.background.num_running == 0
 
 
@@ -195,13 +197,15 @@ async def test_a_cancellation_waits_only_for_a_while() -> None:
     await shared.leases.renew([LeaseKey(ALICE, "resp_1")])  # by a router that is frozen
     cancelling = asyncio.create_task(router.cancel(ALICE, "resp_1"))
     await shared.elapse(5.5)
-    assert (await cancelling).response["status"] == "queued"
+    assert (await cancelling).status == "queued"
 
 
 async def test_only_background_responses_can_be_cancelled() -> None:
     shared = Shared()
     router = shared.make_router()
-    await shared.store.put(ALICE, StoredResponse({"id": "resp_1", "status": "completed"}, ()))
+    await shared.store.put(
+        ALICE, StoredResponse({"id": "resp_1", "status": "completed"}, encode_items([]))
+    )
     with pytest.raises(ApiError, match="background: true") as error:
         await router.cancel(ALICE, "resp_1")
     assert error.value.status == 400
@@ -247,7 +251,7 @@ async def test_a_response_fails_when_its_router_dies() -> None:
     assert await shared.status(other) == "in_progress"
     await shared.elapse(2)
     for _ in range(2):
-        response = (await other.get(ALICE, "resp_1")).response
+        response = (await other.get(ALICE, "resp_1")).decode_response()
         assert (response["status"], response["error"]) == (
             "failed",
             {"code": "server_error", "message": "the router that generated this response ended"},
@@ -296,7 +300,7 @@ async def test_a_shutdown_stores_what_was_not_generated_as_failed() -> None:
     async with running(router):
         await router.background.start(ALICE, queued(), generations.generate)
         await settle()
-    response = (await other.get(ALICE, "resp_1")).response
+    response = (await other.get(ALICE, "resp_1")).decode_response()
     assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
     assert generations.num_cancelled == 1
     with pytest.raises(Unavailable):
@@ -344,7 +348,7 @@ async def test_an_answer_that_is_too_large_fails() -> None:
     async with running(router):
         await router.background.start(ALICE, queued(), generate)
         await settle()
-        response = (await router.get(ALICE, "resp_1")).response
+        response = (await router.get(ALICE, "resp_1")).decode_response()
         assert (response["status"], response["output"]) == ("failed", [])
         assert "store" in response["error"]["message"]
 

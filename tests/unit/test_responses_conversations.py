@@ -8,15 +8,19 @@ import orjson
 import pytest
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
+from structlog.testing import capture_logs
 
 from baton.core.ids import TenantId
 from baton.text.tokenizer import Tokenizer
 from router.http import raw_body
 from router.openai import offload_executor
+from router.openai.offload_executor import OffloadExecutor
 from router.responses import conversation, request_handler
 from router.responses.chat_request import build_chat
 from router.responses.conversation import ConversationReader
-from router.responses.response_store import StoredResponse
+from router.responses.encoded_items import EncodedItems, encode_items
+from router.responses.response_json import EncodedResponse, encode_stored, read_encoded
+from router.responses.stored_response import StoredResponse
 from tests.responses_harness import (
     RESPOND,
     DictStore,
@@ -97,18 +101,18 @@ async def test_stored_input_items_are_complete(reader: Tokenizer) -> None:
     async with open_harness(reader, response_store=store) as (_, client):
         response_of(await client.post(RESPOND, json={"input": items}))
         response_of(await client.post(RESPOND, json={"input": "D"}))
-    first, second = (stored.input_items for stored in store.stored.values())
+    first, second = (stored.input_items.decode() for stored in store.stored.values())
     for item in (*first, *second):
         ITEM.validate_python(item, strict=True)
     assert [item["id"] for item in first] == [
         "msg_0_in0", "msg_0_in1", "msg_7", "fc_0_in3", "fco_0_in4",
     ]  # fmt: skip
-    assert second == (
+    assert second == [
         {
             "id": "msg_1_in0", "type": "message", "role": "user", "status": "completed",
             "content": [{"type": "input_text", "text": "D"}],
         },
-    )  # fmt: skip
+    ]  # fmt: skip
 
 
 async def test_references_to_items(reader: Tokenizer) -> None:
@@ -126,7 +130,7 @@ async def test_references_to_items(reader: Tokenizer) -> None:
     prompt = bytes(router.prefill.submitted[1].spec.token_ids)
     assert prompt == b"<user>A|<assistant>Yes|<user>B|>"
     assert missing["param"] == "input[0].id" and missing["code"] == "item_not_found"
-    ids = [item["id"] for item in store.stored[ANONYMOUS, "resp_1"].input_items]
+    ids = [item["id"] for item in store.stored[ANONYMOUS, "resp_1"].input_items.decode()]
     assert ids == ["msg_0_in0", "msg_0_0", "msg_1_in2"]
 
 
@@ -184,7 +188,9 @@ async def test_conversations_have_bounds(
         error = wrong_error(await client.post(RESPOND, json=body))
         assert error["code"] == "context_length_exceeded"
         long = {"type": "message", "role": "user", "content": "x" * 3000, "id": "msg_long"}
-        big = StoredResponse({"id": "resp_big", "output": []}, (long,))
+        big = StoredResponse(
+            {"id": "resp_big", "status": "completed", "output": []}, encode_items([long])
+        )
         await store.put(ANONYMOUS, big)
         body["previous_response_id"] = "resp_big"
         error = wrong_error(await client.post(RESPOND, json=body))
@@ -197,7 +203,7 @@ async def test_conversations_have_bounds(
 async def test_unfinished_response_can_not_be_continued(reader: Tokenizer) -> None:
     store = DictStore()
     waiting = {"id": "resp_x", "status": "in_progress", "output": []}
-    await store.put(ANONYMOUS, StoredResponse(waiting, ()))
+    await store.put(ANONYMOUS, StoredResponse(waiting, encode_items([])))
     async with open_harness(reader, response_store=store) as (_, client):
         body = {"input": "A", "previous_response_id": "resp_x"}
         assert "not complete" in wrong_error(await client.post(RESPOND, json=body))["message"]
@@ -236,9 +242,9 @@ class TracingStore(DictStore):
                  "status": "completed", "content": [{"type": "input_text", "text": "A"}]}
                 for number in range(20)
             )  # fmt: skip
-            self.stored[ANONYMOUS, f"resp_{name}"] = StoredResponse(response, items)
+            self.stored[ANONYMOUS, f"resp_{name}"] = StoredResponse(response, encode_items(items))
 
-    async def get(self, tenant: TenantId, response_id: str) -> StoredResponse | None:
+    async def get(self, tenant: TenantId, response_id: str) -> EncodedResponse | None:
         self.reads.append(response_id)
         return await super().get(tenant, response_id)
 
@@ -277,13 +283,46 @@ async def test_long_conversations_are_worked_on_in_threads(
 
         return note
 
-    monkeypatch.setattr(offload_executor, "MIN_OFFLOAD_BYTES", 4000)
+    monkeypatch.setattr(offload_executor, "MIN_OFFLOAD_BYTES", 2000)
     monkeypatch.setattr(request_handler, "build_chat", noting("build_chat", build_chat))
+    monkeypatch.setattr(EncodedItems, "decode", noting("decode", EncodedItems.decode))
+    monkeypatch.setattr(request_handler, "encode_items", noting("encode_items", encode_items))
     monkeypatch.setattr(reader, "encode", noting("encode", reader.encode))
     async with open_harness(reader, "Yes", response_store=TracingStore()) as (_, client):
         assert (await client.post(path, json=body)).status_code == 200
-    assert threads.keys() == {"build_chat", "encode"}
+    stores_answer = path == RESPOND
+    expected = {"decode", "build_chat", "encode"} | ({"encode_items"} if stores_answer else set())
+    assert threads.keys() == expected
     assert threading.main_thread() not in threads.values()
+
+
+@pytest.mark.parametrize("part", ["response", "index", "items"])
+async def test_a_damaged_turn_is_not_found(
+    reader: Tokenizer, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    store = TracingStore()
+    stored = store.stored[ANONYMOUS, "resp_new"]
+    data = encode_stored(stored)
+    original = {
+        "response": orjson.dumps(stored.response),
+        "index": stored.input_items.index,
+        "items": stored.input_items.data,
+    }[part]
+    damaged = data.replace(original, b" " * len(original))
+
+    async def get(tenant: TenantId, response_id: str) -> EncodedResponse | None:
+        return read_encoded(damaged, response_id)
+
+    monkeypatch.setattr(store, "get", get)
+    async with open_harness(reader, "Yes", response_store=store) as (_, client):
+        with capture_logs() as logs:
+            error = wrong_error(await client.post(RESPOND, json=CONTINUED))
+    assert (error["param"], error["code"]) == (
+        "previous_response_id", "previous_response_not_found",
+    )  # fmt: skip
+    assert [line["event"] for line in logs if line["event"] == "damaged_response"] == [
+        "damaged_response"
+    ]
 
 
 @SMALL_REQUESTS
@@ -310,9 +349,9 @@ async def test_items_are_charged_once_per_reference() -> None:
     """A stored item is charged once for each reference to it. The other items of its response are
     neither kept nor charged."""
     store, charges = TracingStore(), list[int]()
-    item = store.stored[ANONYMOUS, "resp_old"].input_items[3]
+    item = store.stored[ANONYMOUS, "resp_old"].input_items.decode()[3]
     size = len(orjson.dumps(item))
-    items = ConversationReader(store, ANONYMOUS, 10**6, charges.append)
+    items = ConversationReader(store, ANONYMOUS, 10**6, charges.append, OffloadExecutor())
     text = {"role": "user", "content": "B"}
     found = await items.resolve_references([{"id": "msg_old_3"}, text, {"id": "msg_old_3"}])
     assert (found, charges, store.reads) == ([item, text, item], [2 * size], ["resp_old"])
@@ -323,11 +362,12 @@ async def test_items_of_the_history_are_charged_again_for_references() -> None:
     them is charged in addition. If several turns have an item with that id, the newest is meant."""
     store, charges = TracingStore(), list[int]()
     old, new = store.stored[ANONYMOUS, "resp_old"], store.stored[ANONYMOUS, "resp_new"]
-    changed = {**old.input_items[3], "content": "newer"}
-    repeated = (*old.input_items[:3], changed)
-    await store.put(ANONYMOUS, StoredResponse(new.response, repeated))
-    items = ConversationReader(store, ANONYMOUS, 10**6, charges.append)
-    assert await items.read("resp_new") == [*old.input_items, *repeated]
+    old_items = old.input_items.decode()
+    changed = {**old_items[3], "content": "newer"}
+    repeated = [*old_items[:3], changed]
+    await store.put(ANONYMOUS, StoredResponse(new.response, encode_items(repeated)))
+    items = ConversationReader(store, ANONYMOUS, 10**6, charges.append, OffloadExecutor())
+    assert await items.read("resp_new") == [*old_items, *repeated]
     assert await items.resolve_references([{"id": "msg_old_3"}]) == [changed]
-    assert charges == [len(orjson.dumps(taken)) for taken in (repeated, old.input_items, changed)]
+    assert charges == [len(orjson.dumps(taken)) for taken in (repeated, old_items, changed)]
     assert store.reads == ["resp_new", "resp_old"]

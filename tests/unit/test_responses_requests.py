@@ -275,6 +275,10 @@ def test_all_hosted_tools_are_known() -> None:
         ({"tools": [FUNCTION], "tool_choice": {
             "type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}},
          "tool_choice.tools"),
+        ({"tools": [FUNCTION], "tool_choice": {
+            "type": "allowed_tools", "mode": "auto",
+            "tools": [{"type": "function", "name": "f"}] * 129}},
+         "tool_choice.tools"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"background": True}, "background"),

@@ -26,7 +26,8 @@ from baton.serve.lifecycle import Lifecycle
 from baton.text.tokenizer import Tokenizer
 from router.openai.request_handler import CompletionHandler
 from router.program import RouterProgram
-from router.responses.response_store import StoredResponse
+from router.responses.encoded_items import encode_items
+from router.responses.stored_response import StoredResponse
 from router.tenants.quota_share import UNSHARED
 from router.tenants.tenant import Tenant, TenantLimits, TokenPrices
 from router.tenants.tenant_directory import build_tenant_directory
@@ -139,7 +140,7 @@ async def test_refusal_of_a_long_prompt_in_a_short_body_does_not_affect_shorter_
     store, long = DictStore(), "x" * 600
     message = {"type": "message", "id": "msg_1", "role": "user", "content": long}
     stored = {"id": "resp_1", "status": "completed", "output": []}
-    await store.put(TenantId("a"), StoredResponse(stored, (message,)))
+    await store.put(TenantId("a"), StoredResponse(stored, encode_items([message])))
 
     async def parts() -> AsyncIterator[bytes]:
         yield json.dumps({"prompt": long, "max_tokens": 4}).encode()

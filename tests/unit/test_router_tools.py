@@ -13,7 +13,10 @@ from pydantic import BaseModel
 
 from baton.core.grammar import GrammarKind
 from baton.text.tokenizer import Tokenizer
+from router.openai.context import RouterContext
 from router.openai.parsers.strict_schema import forbid_extra_properties
+from router.openai.schema import chat as chat_schema
+from router.openai.schema.tool import MAX_TOOLS, resolve_tool_choice
 from tests import router_harness
 from tests.router_harness import (
     CHAT,
@@ -234,6 +237,48 @@ async def test_allowed_tools_restrict_prompt_and_grammar(hermes: Tokenizer) -> N
     auto, required = router.prefill.submitted
     assert bytes(auto.spec.token_ids) == bytes(required.spec.token_ids) == b"[f ]<user>Hi|>"
     assert auto.spec.sampling.grammar is None and required.spec.sampling.grammar is not None
+
+
+async def test_allowed_tools_are_limited(hermes: Tokenizer) -> None:
+    async with open_harness(hermes, "x") as (_, client):
+        allowed: dict[str, Any] = {"mode": "auto", "tools": [NAMED] * (MAX_TOOLS + 1)}
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
+        body = chat(tools=[TOOL], tool_choice=choice)
+        error = wrong_error(await client.post(CHAT, json=body))
+        assert error["param"] == "tool_choice"
+        assert error["message"] == "tool_choice: allowed_tools may have at most 128 tools"
+        allowed["tools"].pop()
+        assert message_of(await client.post(CHAT, json=body))["content"] == "x"
+
+
+@pytest.mark.parametrize("num_answers", [1, 3])
+async def test_tool_choice_is_resolved_once_for_all_answers(
+    hermes: Tokenizer, monkeypatch: pytest.MonkeyPatch, num_answers: int
+) -> None:
+    """While the streams of the answers are created, the choice is resolved twice: once for the
+    offered tools, and once for whether a call is forced."""
+    allowed = {"mode": "auto", "tools": [NAMED] * MAX_TOOLS}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    calls: list[Any] = []
+
+    def resolve(choice: Any, tools: Any) -> Any:
+        calls.append(choice)
+        return resolve_tool_choice(choice, tools)
+
+    create_choice_streams = RouterContext.create_choice_streams
+
+    def create(*args: Any) -> Any:
+        monkeypatch.setattr(chat_schema, "resolve_tool_choice", resolve)
+        return create_choice_streams(*args)
+
+    monkeypatch.setattr(RouterContext, "create_choice_streams", create)
+
+    async with open_harness(hermes, "x") as (router, client):
+        body = chat(tools=[TOOL, OTHER], tool_choice=choice, n=num_answers)
+        answer = (await client.post(CHAT, json=body)).json()
+    assert [each["message"]["content"] for each in answer["choices"]] == ["x"] * num_answers
+    assert calls == [choice, choice]
+    assert bytes(router.prefill.submitted[0].spec.token_ids) == b"[f ]<user>Hi|>"
 
 
 async def test_template_without_tools_rejects_them_unless_forced(tmp_path: Path) -> None:

@@ -1,21 +1,27 @@
 """Tests the routes of stored responses: GET, DELETE, cancel and input items."""
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import jsonschema
+import orjson
 import pytest
+from structlog.testing import capture_logs
 
 from baton.core.ids import TenantId
 from baton.errors import Unavailable
 from baton.text.tokenizer import Tokenizer
 from router.api_document.document import build_document
+from router.openai import offload_executor
+from router.responses.encoded_items import EncodedItems, encode_items
+from router.responses.response_json import EncodedResponse
 from router.responses.response_lease import LeaseKey
 from router.responses.response_limits import ResponseLimits
 from router.responses.response_service import ResponseService
-from router.responses.response_store import StoredResponse
+from router.responses.stored_response import StoredResponse
 from tests import router_harness
 from tests.router_harness import RouterHarness, open_harness, wrong_error
 
@@ -32,7 +38,7 @@ def stored(**fields: Any) -> StoredResponse:
         "status": "completed", "output": [], "usage": None, "error": None,
         "incomplete_details": None, "previous_response_id": None, **fields,
     }  # fmt: skip
-    items = tuple({"id": f"msg_{number}", "type": "message"} for number in range(30))
+    items = encode_items([{"id": f"msg_{number}", "type": "message"} for number in range(30)])
     return StoredResponse(response, items)
 
 
@@ -115,6 +121,69 @@ async def test_input_items_come_in_pages(tokenizer: Tokenizer) -> None:
             assert error["param"] == next(iter(query))
 
 
+def refuse_to_decode(*args: Any) -> Any:
+    raise AssertionError("a stored response is decoded")
+
+
+async def test_stored_responses_are_sent_without_being_decoded(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoding a large response would hold the interpreter lock for long, in any thread."""
+    monkeypatch.setattr(EncodedResponse, "decode_response", refuse_to_decode)
+    monkeypatch.setattr(EncodedItems, "decode", refuse_to_decode)
+    async with serving(tokenizer) as (router, client):
+        assert router.response_service is not None
+        ended = stored(background=True, metadata={"a": "\u00fc\n"})
+        await router.response_service.store.put(ALICE, ended)
+        sent = orjson.dumps(ended.response)
+        assert (await client.get(PATH)).content == sent
+        assert (await client.post(f"{PATH}/cancel")).content == sent
+        page = await client.get(f"{PATH}/input_items", params={"limit": 1, "after": "msg_8"})
+        assert page.content == (
+            b'{"object":"list","data":[{"id":"msg_7","type":"message"}],"first_id":"msg_7",'
+            b'"last_id":"msg_7","has_more":true}'
+        )
+        assert (await client.delete(PATH)).status_code == 200
+
+
+@pytest.mark.parametrize(("limit", "is_offloaded"), [(1000, True), (10_000, False)])
+async def test_pages_of_large_responses_are_made_in_threads(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, limit: int, is_offloaded: bool
+) -> None:
+    threads: list[threading.Thread] = []
+    split = EncodedItems.split
+
+    def noting(items: EncodedItems) -> Any:
+        threads.append(threading.current_thread())
+        return split(items)
+
+    monkeypatch.setattr(EncodedItems, "split", noting)
+    monkeypatch.setattr(offload_executor, "MIN_OFFLOAD_BYTES", limit)
+    async with serving(tokenizer) as (_, client):
+        assert (await client.get(f"{PATH}/input_items")).status_code == 200
+        error = wrong_error(await client.get(f"{PATH}/input_items", params={"limit": 0}))
+        assert error["param"] == "limit"
+    assert [thread is not threading.main_thread() for thread in threads] == [is_offloaded] * 2
+
+
+DAMAGED_INDEXES = [
+    b"{}", b"[]", b"{", b'{"ids":["a"],"sizes":[1]}', b'{"ids":["a"],"sizes":[2,1]}',
+    b'{"ids":[1],"sizes":[2]}', b'{"ids":["a","b"],"sizes":[3,-1]}', b'{"ids":["a"],"sizes":[2.0]}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("index", DAMAGED_INDEXES)
+async def test_damaged_input_items_are_not_found(tokenizer: Tokenizer, index: bytes) -> None:
+    async with serving(tokenizer) as (router, client):
+        assert router.response_service is not None
+        damaged = StoredResponse(stored().response, EncodedItems(index, b"{}"))
+        await router.response_service.store.put(ALICE, damaged)
+        with capture_logs() as logs:
+            error = wrong_error(await client.get(f"{PATH}/input_items"), 404)
+        assert error["message"] == "Response with id 'resp_1' not found."
+        assert [line["event"] for line in logs] == ["damaged_response"]
+
+
 async def test_a_response_is_cancelled(tokenizer: Tokenizer) -> None:
     async with serving(tokenizer) as (router, client):
         service = router.response_service
@@ -135,7 +204,7 @@ async def test_a_store_that_is_gone_is_unavailable(
 ) -> None:
     async with serving(tokenizer) as (router, client):
 
-        async def get(tenant: TenantId, response_id: str) -> StoredResponse | None:
+        async def get(tenant: TenantId, response_id: str) -> EncodedResponse | None:
             raise Unavailable("the call to Redis failed")
 
         assert router.response_service is not None

@@ -10,6 +10,7 @@ from router.http.unknown_fields import UnsupportedField
 from router.openai.schema.strict_model import drop_unknown_keys, validation_error
 
 MAX_TOOLS = 128
+"""The maximum number of tools, and of tools that a choice of tools names, as in OpenAI's API."""
 
 TOOL_KEYS = frozenset({"type", "function"})
 FUNCTION_KEYS = frozenset({"name", "description", "parameters", "strict"})
@@ -81,6 +82,8 @@ def _check_choice(choice: Any) -> Any:
             )
         if not isinstance(allowed.get("tools"), list) or not allowed["tools"]:
             raise validation_error("the tools of allowed_tools must be a list that is not empty")
+        if len(allowed["tools"]) > MAX_TOOLS:
+            raise validation_error(f"allowed_tools may have at most {MAX_TOOLS} tools")
         for tool in allowed["tools"]:
             _function_name(tool)
         return choice

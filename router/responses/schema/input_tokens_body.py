@@ -11,11 +11,11 @@ from router.openai.schema.strict_model import (
     unsupported_field,
     validation_error,
 )
+from router.openai.schema.tool import MAX_TOOLS
 from router.responses.schema.reasoning_config import ReasoningConfig
 from router.responses.schema.text_config import TextConfig
 
 MAX_ITEMS = 16_384
-MAX_TOOLS = 128
 MAX_ID_CHARACTERS = 128
 
 
