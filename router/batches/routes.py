@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 
 from baton.core.ids import TenantId
-from router.batches.file_store import FileUpload
+from router.batches.file_store import FileStore, FileUpload
 from router.batches.schema import CreateBatchBody, ExpiresAfter
 from router.batches.service import BatchService
 from router.errors import ApiError
@@ -48,12 +48,11 @@ def _add_file_routes(app: FastAPI, context: RouterContext, service: BatchService
     async def list_files(request: Request) -> Response:
         query = dict(request.query_params)
         with _admitted_tenant(context, request) as tenant:
-            files = await service.run_in_thread(tenant, service.file_store(tenant).list_files)
-        purpose = query.pop("purpose", None)
-        wanted = [file for file in files if purpose in (None, file.purpose)]
-        if query.pop("order", "desc") == "desc":
-            wanted.reverse()
-        return _json(list_page(wanted, query, 10_000))
+            # In the thread, since a page may have 10,000 files.
+            data = await service.run_in_thread(
+                tenant, _encode_file_list, service.file_store(tenant), query
+            )
+        return Response(data, media_type="application/json")
 
     @app.get("/v1/files/{file_id}")
     async def get_file(request: Request, file_id: str) -> Response:
@@ -224,6 +223,16 @@ def _admitted_tenant(context: RouterContext, request: Request) -> Iterator[Tenan
     tenant = tenants.authenticator.tenant_of(request.headers.get("authorization"))
     with tenants.admission.hold_slots(tenants.authenticator.directory.tenant(tenant), 1):
         yield tenant
+
+
+def _encode_file_list(store: FileStore, query: dict[str, str]) -> bytes:
+    """Return the JSON of the page of files that the query parameters select. Raises ApiError
+    (400)."""
+    purpose = query.pop("purpose", None)
+    wanted = [file for file in store.list_files() if purpose in (None, file.purpose)]
+    if query.pop("order", "desc") == "desc":
+        wanted.reverse()
+    return orjson.dumps(list_page(wanted, query, 10_000))
 
 
 def _json(value: object) -> Response:

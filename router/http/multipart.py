@@ -21,6 +21,10 @@ from router.errors import ApiError
 MAX_PARTS = 16
 MAX_HEADER_BYTES = 4096
 MAX_FIELD_BYTES = 4096
+MAX_FILENAME_CHARACTERS = 255
+"""The longest name of a file in most file systems. The list of a tenant's files repeats the names
+of up to 10,000 files."""
+
 MAX_BOUNDARY_CHARACTERS = 70
 """The longest boundary that RFC 2046 allows."""
 
@@ -97,9 +101,9 @@ class MultipartParser:
     def _in_headers(self) -> bool:
         # Keep the line break after the boundary, so that a part may have no headers at all.
         end = self._held.find(b"\r\n\r\n")
+        if (len(self._held) if end < 0 else end) > MAX_HEADER_BYTES:
+            raise _malformed_form(f"a part's headers have more than {MAX_HEADER_BYTES} bytes")
         if end < 0:
-            if len(self._held) > MAX_HEADER_BYTES:
-                raise _malformed_form(f"a part's headers have more than {MAX_HEADER_BYTES} bytes")
             return False
         self._begin_part(self._held[:end].decode(errors="replace"))
         self._held = self._held[end + 4 :]
@@ -148,6 +152,10 @@ class MultipartParser:
             if self.filename is not None:
                 raise _malformed_form("the form has more than one file")
             self.filename = filename[1] if filename is not None else "file"
+            if len(self.filename) > MAX_FILENAME_CHARACTERS:
+                raise _malformed_form(
+                    f"the file's name has more than {MAX_FILENAME_CHARACTERS} characters"
+                )
             self._sink = self._open_file(self.filename)
 
     def _consume(self, data: bytes) -> None:

@@ -68,6 +68,9 @@ from router.tenants.admission import (
     num_reserved_tokens,
 )
 
+BYTES_PER_TOKEN = 8
+"""The approximate size of the JSON for the text of one token of an answer."""
+
 BYTES_PER_TOKEN_ENTRY = 64
 """The approximate size of the JSON for one token with its logprob, or one alternative to it."""
 
@@ -373,6 +376,7 @@ class GenerationHandler(RequestHandler):
         usage = response_usage(choices, body.num_candidates)
         num_entries = sum(len(each.prompt_token_entries) + len(each.token_entries) for each in best)
         size = num_entries * _entry_size(body) + sum(len(each.prompt_text) for each in best)
+        size += usage.completion_tokens * BYTES_PER_TOKEN
         if body.return_token_ids:
             size += sum(len(each.prompt_token_ids) for each in best) * BYTES_PER_TOKEN_ID
         tenant = self._admission.tenant.id
@@ -417,7 +421,7 @@ class GenerationHandler(RequestHandler):
         await self._context.run_choices(choices, send, inline_writer)
         usage = response_usage(choices, body.num_candidates)
         # In the Responses API, the last events repeat the whole answer.
-        size = usage.completion_tokens * _entry_size(body)
+        size = usage.completion_tokens * (_entry_size(body) + BYTES_PER_TOKEN)
         end = await self._context.resources.offload_executor.run(
             self._admission.tenant.id, size, lambda: encoder.encode_end(usage)
         )

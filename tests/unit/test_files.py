@@ -10,7 +10,7 @@ from baton.core.ids import TenantId
 from baton.text.tokenizer import Tokenizer
 from router.batches.file_limits import FileLimits
 from router.errors import ApiError
-from router.http.multipart import MultipartParser, parse_boundary
+from router.http.multipart import MAX_HEADER_BYTES, FileSink, MultipartParser, parse_boundary
 from router.tenants.tenants_file import parse_tenants_file
 from tests import router_harness
 from tests.router_harness import wrong_error
@@ -77,6 +77,36 @@ async def test_invalid_uploads_leave_no_files(tokenizer: Tokenizer, tmp_path: Pa
             wrong_error(await client.get("/v1/files", params=query))
     assert stored_files(tmp_path) == []
     assert batch_router.router.service.tenants.request_limiter.num_in_use == 0
+
+
+def form(headers: str) -> bytes:
+    return f"--b\r\n{headers}\r\n\r\nx\r\n--b--".encode()
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        (f"x: {'y' * MAX_HEADER_BYTES}", "a part's headers have more than 4096 bytes"),
+        (
+            'content-disposition: form-data; name="file"; filename="' + "é" * 256 + '"',
+            "the file's name has more than 255 characters",
+        ),
+    ],
+)
+def test_long_headers_are_refused_however_they_arrive(headers: str, message: str) -> None:
+    for size in (1, 4096, 10_000):
+        files: list[str] = []
+
+        def open_file(name: str, files: list[str] = files) -> FileSink:
+            files.append(name)
+            raise AssertionError("the file must not be opened")
+
+        parser = MultipartParser(b"b", open_file)
+        data = form(headers)
+        with pytest.raises(ApiError, match=f"the form is malformed: {message}"):
+            for start in range(0, len(data), size):
+                parser.push(data[start : start + size])
+        assert files == []
 
 
 async def test_unusable_folder_fails_only_the_files_api(
