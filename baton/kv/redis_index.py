@@ -15,9 +15,18 @@ from baton.registry.redis_client import call_redis, connect_redis
 
 ENTRY_SECONDS = 24 * 3600
 BATCH_KEYS = 1024
+"""Number of keys in one call, which takes some 10 ms of the event loop."""
 
 _PLACE = re.compile(rb"([0-9]{1,20}) ([12])")
 """The form of a value in an entry's hash: generation (64 bits) and tier. Others are ignored."""
+
+# KEYS: entries. ARGV: node, its place, lifetime of an entry in seconds.
+_ADD = """
+for _, entry in ipairs(KEYS) do
+  redis.call('HSET', entry, ARGV[1], ARGV[2])
+  redis.call('EXPIRE', entry, ARGV[3])
+end
+"""
 
 # KEYS: entries. ARGV: node, generation and a space.
 _REMOVE = """
@@ -38,18 +47,10 @@ class RedisKvIndex:
         self._greetings = f"baton:{cluster}:kv-holder:"
 
     async def add(self, holder: KvHolder, keys: Sequence[BlockKey], tier: Tier) -> None:
-        for start in range(0, len(keys), BATCH_KEYS):
-            pipeline = self._redis.pipeline(transaction=False)
-            for key in keys[start : start + BATCH_KEYS]:
-                pipeline.hset(self._entry(key), holder.node, f"{holder.generation} {tier:d}")
-                pipeline.expire(self._entry(key), ENTRY_SECONDS)
-            await self._call(pipeline.execute())
+        await self._run(_ADD, keys, holder.node, f"{holder.generation} {tier:d}", ENTRY_SECONDS)
 
     async def remove(self, holder: KvHolder, keys: Sequence[BlockKey]) -> None:
-        for start in range(0, len(keys), BATCH_KEYS):
-            entries = [self._entry(key) for key in keys[start : start + BATCH_KEYS]]
-            prefix = f"{holder.generation} "
-            await self._call(self._redis.eval(_REMOVE, len(entries), *entries, holder.node, prefix))
+        await self._run(_REMOVE, keys, holder.node, f"{holder.generation} ")
 
     async def longest_prefix(self, keys: Sequence[BlockKey]) -> PrefixHit:
         return await bisect_prefix(keys, self.holders)
@@ -75,6 +76,12 @@ class RedisKvIndex:
 
     async def close(self) -> None:
         await self._redis.aclose()
+
+    async def _run(self, script: str, keys: Sequence[BlockKey], *arguments: str | int) -> None:
+        """Run a script over the entries of ``keys``, in batches."""
+        for start in range(0, len(keys), BATCH_KEYS):
+            entries = [self._entry(key) for key in keys[start : start + BATCH_KEYS]]
+            await self._call(self._redis.eval(script, len(entries), *entries, *arguments))
 
     def _entry(self, key: BlockKey) -> bytes:
         return self._prefix + key
