@@ -1,20 +1,21 @@
 """Leases of blocks in DRAM: each keeps the blocks that a worker reads until it has read them."""
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from baton.errors import Invalid, Overloaded
 from kvstore.dram_block import BlockReferences, DramBlock
 
 MAX_LEASES = 65_536
+
+MAX_LEASED_REFERENCES = 4_194_304
+"""Limit of the blocks of all leases, about 32 MB. A block counts once for each of its leases."""
+
 MAX_LEASE_SECONDS = 60.0
 
-
-@dataclass(frozen=True, slots=True)
-class _Lease:
-    slots: tuple[DramBlock, ...]
-    until_seconds: float
+MIN_EXPIRIES = 1024
+"""The number of expiries up to which those of released leases are kept."""
 
 
 class DramLeases:
@@ -22,8 +23,12 @@ class DramLeases:
 
     def __init__(self, references: BlockReferences) -> None:
         self._references = references
-        self._leases: OrderedDict[str, _Lease] = OrderedDict()
+        self._leases: dict[str, tuple[DramBlock, ...]] = {}
+        self._expiries: list[tuple[float, str]] = []
+        """A heap of (time, lease), also of leases that were released before."""
         self._num_granted = 0
+        self._num_references = 0
+        self._leases_per_offset = Counter[int]()
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -31,12 +36,12 @@ class DramLeases:
     @property
     def num_blocks(self) -> int:
         """The number of different blocks that are leased."""
-        return len({slot.key for lease in self._leases.values() for slot in lease.slots})
+        return len(self._leases_per_offset)
 
     def grant(self, slots: Sequence[DramBlock], seconds: float, now: float) -> str:
         """Reference sealed blocks until :meth:`release` is called or ``seconds`` have passed; the
         caller keeps its own references. Return the lease's id. Raises Invalid if ``seconds`` is out
-        of range, and Overloaded if there are too many leases."""
+        of range, and Overloaded if there are too many leases, or too many blocks in leases."""
         if not 0 < seconds <= MAX_LEASE_SECONDS:
             raise Invalid(
                 f"a lease of {seconds:g} s was requested; it must last more than 0 and up to "
@@ -44,25 +49,49 @@ class DramLeases:
             )
         if len(self._leases) >= MAX_LEASES:
             raise Overloaded(f"{MAX_LEASES} leases are active, which is the maximum")
+        if self._num_references + len(slots) > MAX_LEASED_REFERENCES:
+            raise Overloaded(
+                f"the active leases have {self._num_references} blocks; with {len(slots)} more "
+                f"they would have more than {MAX_LEASED_REFERENCES}, the maximum"
+            )
         for slot in slots:
             self._references.add_reference(slot)
+            self._leases_per_offset[slot.offset] += 1
+        self._num_references += len(slots)
         self._num_granted += 1
         lease_id = str(self._num_granted)
-        self._leases[lease_id] = _Lease(tuple(slots), now + seconds)
+        self._leases[lease_id] = tuple(slots)
+        self._schedule_expiry(lease_id, now + seconds)
         return lease_id
 
     def release(self, lease_id: str) -> None:
         """End a lease. An unknown lease is ignored, since it has already expired."""
-        lease = self._leases.pop(lease_id, None)
-        if lease is not None:
-            self._references.release_references(lease.slots)
+        slots = self._leases.pop(lease_id, None)
+        if slots is None:
+            return
+        self._num_references -= len(slots)
+        for slot in slots:
+            self._leases_per_offset[slot.offset] -= 1
+            if not self._leases_per_offset[slot.offset]:
+                del self._leases_per_offset[slot.offset]
+        self._references.release_references(slots)
 
     def expire(self, now: float) -> None:
         """End the leases that have expired."""
-        expired = [name for name, lease in self._leases.items() if lease.until_seconds <= now]
-        for lease_id in expired:
-            self.release(lease_id)
+        while self._expiries and self._expiries[0][0] <= now:
+            self.release(heappop(self._expiries)[1])
 
     def references_by_offset(self) -> Counter[int]:
-        """Return how many leases hold each slot, by the slot's offset."""
-        return Counter(slot.offset for lease in self._leases.values() for slot in lease.slots)
+        """Return how many leases hold each slot, by the slot's offset. Raises AssertionError if the
+        counts are inconsistent."""
+        found = Counter(slot.offset for slots in self._leases.values() for slot in slots)
+        assert found == self._leases_per_offset, "leases per block"
+        assert found.total() == self._num_references, "leased references"
+        assert self._leases.keys() <= {lease_id for _, lease_id in self._expiries}, "expiries"
+        return found
+
+    def _schedule_expiry(self, lease_id: str, at: float) -> None:
+        heappush(self._expiries, (at, lease_id))
+        if len(self._expiries) > max(2 * len(self._leases), MIN_EXPIRIES):
+            self._expiries = [each for each in self._expiries if each[1] in self._leases]
+            heapify(self._expiries)

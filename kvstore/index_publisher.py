@@ -1,7 +1,7 @@
 """Publishes a store node's contents to the KV index, in the background."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import structlog
 
@@ -16,6 +16,10 @@ RETRY_SECONDS = 1.0
 REGISTRATION_CHECK_SECONDS = 5.0
 """Interval between checks that the index still lists the node, since the index may have been
 flushed."""
+
+MAX_MERGED_KEYS = 65_536
+"""Maximum number of keys of merged changes. After an outage of the index, up to 1,048,576 keys are
+published; if a call fails, only the keys of its merged changes are sent again."""
 
 log = structlog.get_logger(__name__)
 
@@ -70,14 +74,16 @@ class IndexPublisher:
             self._published_number = number
 
 
-def _merge(changes: Iterable[StoreChange]) -> list[tuple[int, Tier, list[BlockKey]]]:
-    """Merge consecutive changes of the same tier into tuples (number of the last change, tier,
-    keys)."""
-    merged: list[tuple[int, Tier, list[BlockKey]]] = []
+def _merge(changes: Iterable[StoreChange]) -> Iterator[tuple[int, Tier, list[BlockKey]]]:
+    """Merge consecutive changes of the same tier. Yield tuples (number of the last change, tier,
+    keys), each with at most ``MAX_MERGED_KEYS`` keys, or with those of one change that has more."""
+    number, tier, keys = 0, Tier.NONE, list[BlockKey]()
     for change in changes:
-        if merged and merged[-1][1] is change.tier:
-            _, tier, keys = merged.pop()
-            merged.append((change.number, tier, [*keys, *change.keys]))
-        else:
-            merged.append((change.number, change.tier, list(change.keys)))
-    return merged
+        is_full = len(keys) + len(change.keys) > MAX_MERGED_KEYS
+        if keys and (is_full or change.tier is not tier):
+            yield number, tier, keys
+            keys = []
+        number, tier = change.number, change.tier
+        keys.extend(change.keys)
+    if keys:
+        yield number, tier, keys

@@ -137,6 +137,7 @@ class ClusterStoreClient:
     async def count_stored(self, node: Member, keys: Sequence[BlockKey]) -> int:
         """Return how many leading ``keys`` the node has, without leasing them. Raises the same
         errors as :meth:`lease`."""
+        await self._close_retired()
         return await self._count(self._node(node), keys, self._codecs)
 
     async def lease(
@@ -190,6 +191,7 @@ class ClusterStoreClient:
     async def count_stored_at_put_target(self, keys: Sequence[BlockKey]) -> int:
         """Return how many leading ``keys`` are stored on the node to which :meth:`put` would send
         blocks, in whatever codecs. Raises the same errors as :meth:`put`."""
+        await self._close_retired()
         return await self._count(self._target(), keys, ALL_CODECS)
 
     async def put(
@@ -206,6 +208,7 @@ class ClusterStoreClient:
         """Put blocks on a node. They follow the blocks ``preceding_keys`` of the same chain, which
         the node already has. ``layout`` and ``exact``: see :class:`PutRequest`. Raises Unavailable
         if no node is usable, and the node's errors."""
+        await self._close_retired()
         entry = self._target()
         same_host = entry.member.host == self._host
         name = choose_transport(tuple(self._transports), entry.member.transports, same_host)

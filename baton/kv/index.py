@@ -32,7 +32,8 @@ class KvIndex(Protocol):
 
     async def add(self, holder: KvHolder, keys: Sequence[BlockKey], tier: Tier) -> None:
         """Record that ``holder`` has the blocks ``keys`` in ``tier``. This replaces the entries
-        that the holder's node has for these blocks, in whichever generation."""
+        that the holder's node has for these blocks, in whichever generation, and may remove those
+        of other holders that are not registered."""
         ...
 
     async def remove(self, holder: KvHolder, keys: Sequence[BlockKey]) -> None:

@@ -1,6 +1,8 @@
 """The index in Redis. Each block has a hash that maps nodes to their generation and tier.
 
-An entry expires 24 hours after it was last added, so that entries of dead nodes disappear.
+A hash expires 24 hours after a node was last added to it, and nodes that have left are removed from
+it when another node is added. A registration lasts 24 hours; a node that still runs then registers
+again and adds all its blocks.
 """
 
 import re
@@ -15,9 +17,36 @@ from baton.registry.redis_client import call_redis, connect_redis
 
 ENTRY_SECONDS = 24 * 3600
 BATCH_KEYS = 1024
+"""Number of keys in one call, which takes some 10 ms of the event loop."""
 
 _PLACE = re.compile(rb"([0-9]{1,20}) ([12])")
 """The form of a value in an entry's hash: generation (64 bits) and tier. Others are ignored."""
+
+# KEYS: entries. ARGV: node, its place, lifetime of an entry in seconds, prefix of registrations.
+# Of each entry, up to 4 random fields are checked, so that the time does not depend on the number
+# of nodes. A node whose registration has expired adds its blocks again when it registers.
+_ADD = """
+local registered = {}
+local function is_registered(node, place)
+  local name = node .. ':' .. (string.match(place, '^%d+') or '')
+  if registered[name] == nil then
+    registered[name] = redis.call('EXISTS', ARGV[4] .. name) == 1
+  end
+  return registered[name]
+end
+for _, entry in ipairs(KEYS) do
+  redis.call('HSET', entry, ARGV[1], ARGV[2])
+  redis.call('EXPIRE', entry, ARGV[3])
+  if redis.call('HLEN', entry) > 1 then
+    local fields = redis.call('HRANDFIELD', entry, 4, 'WITHVALUES')
+    for i = 1, #fields, 2 do
+      if fields[i] ~= ARGV[1] and not is_registered(fields[i], fields[i + 1]) then
+        redis.call('HDEL', entry, fields[i])
+      end
+    end
+  end
+end
+"""
 
 # KEYS: entries. ARGV: node, generation and a space.
 _REMOVE = """
@@ -35,21 +64,14 @@ class RedisKvIndex:
         self._url = url
         self._redis = connect_redis(url)
         self._prefix = f"baton:{cluster}:kv:".encode()
-        self._greetings = f"baton:{cluster}:kv-holder:"
+        self._registrations = f"baton:{cluster}:kv-holder:"
 
     async def add(self, holder: KvHolder, keys: Sequence[BlockKey], tier: Tier) -> None:
-        for start in range(0, len(keys), BATCH_KEYS):
-            pipeline = self._redis.pipeline(transaction=False)
-            for key in keys[start : start + BATCH_KEYS]:
-                pipeline.hset(self._entry(key), holder.node, f"{holder.generation} {tier:d}")
-                pipeline.expire(self._entry(key), ENTRY_SECONDS)
-            await self._call(pipeline.execute())
+        place = f"{holder.generation} {tier:d}"
+        await self._run(_ADD, keys, holder.node, place, ENTRY_SECONDS, self._registrations)
 
     async def remove(self, holder: KvHolder, keys: Sequence[BlockKey]) -> None:
-        for start in range(0, len(keys), BATCH_KEYS):
-            entries = [self._entry(key) for key in keys[start : start + BATCH_KEYS]]
-            prefix = f"{holder.generation} "
-            await self._call(self._redis.eval(_REMOVE, len(entries), *entries, holder.node, prefix))
+        await self._run(_REMOVE, keys, holder.node, f"{holder.generation} ")
 
     async def longest_prefix(self, keys: Sequence[BlockKey]) -> PrefixHit:
         return await bisect_prefix(keys, self.holders)
@@ -70,11 +92,17 @@ class RedisKvIndex:
         return holders
 
     async def register_holder(self, holder: KvHolder) -> bool:
-        name = f"{self._greetings}{holder.node}:{holder.generation}"
+        name = f"{self._registrations}{holder.node}:{holder.generation}"
         return not await self._call(self._redis.set(name, 1, nx=True, ex=ENTRY_SECONDS))
 
     async def close(self) -> None:
         await self._redis.aclose()
+
+    async def _run(self, script: str, keys: Sequence[BlockKey], *arguments: str | int) -> None:
+        """Run a script over the entries of ``keys``, in batches."""
+        for start in range(0, len(keys), BATCH_KEYS):
+            entries = [self._entry(key) for key in keys[start : start + BATCH_KEYS]]
+            await self._call(self._redis.eval(script, len(entries), *entries, *arguments))
 
     def _entry(self, key: BlockKey) -> bytes:
         return self._prefix + key

@@ -29,6 +29,10 @@ RETRY_SECONDS = 10.0
 """An adapter that could not be loaded is tried again after this time: its folder may have been
 incomplete, or another adapter may have been unloaded."""
 
+MAX_RETRY_SECONDS = 600.0
+"""Each time that an adapter was read in vain, the time until the next attempt doubles up to this
+limit, since reading and preparing an adapter takes seconds of a core."""
+
 UNLOAD_DELAY_SECONDS = 5.0
 """Time between the end of an adapter's announcement and the refusal of new requests for it, so that
 routers and conductors have learnt of it and send none."""
@@ -42,6 +46,7 @@ log = structlog.get_logger(__name__)
 class _Failure:
     entry: AdapterEntry
     error: str
+    delay_seconds: float
     retry_at_seconds: float
 
 
@@ -165,7 +170,10 @@ class WorkerAdapters:
         return self._clock.monotonic() >= failure.retry_at_seconds
 
     async def _load_one(self, entry: AdapterEntry) -> None:
+        delay_seconds = RETRY_SECONDS
         try:
+            await self._engine.call(lambda engine: engine.adapters.check_room(entry.digest))
+            delay_seconds = self._next_delay(entry)
             adapter = await run_in_thread(partial(self._load, Path(entry.path)))
             if entry.digest not in (UNKNOWN_DIGEST, adapter.digest):
                 raise Invalid(
@@ -173,7 +181,7 @@ class WorkerAdapters:
                 )
             await self._engine.call(lambda engine: engine.add_adapter(adapter))
         except (BatonError, OSError, MemoryError, RuntimeError) as error:
-            self._record_failure(entry, error)
+            self._record_failure(entry, error, delay_seconds)
             return
         self._books.failures.pop(entry.name, None)
         if entry.name in self._books.loaded:
@@ -187,14 +195,21 @@ class WorkerAdapters:
         self._books.unload_at.pop(adapter.digest, None)
         log.info("adapter_loaded", adapter=entry.name, rank=adapter.rank, bytes=adapter.size_bytes)
 
-    def _record_failure(self, entry: AdapterEntry, error: Exception) -> None:
+    def _next_delay(self, entry: AdapterEntry) -> float:
+        """Return after how many seconds to try again if reading the adapter fails now."""
+        failure = self._books.failures.get(entry.name)
+        if failure is None or failure.entry != entry:
+            return RETRY_SECONDS
+        return min(2 * failure.delay_seconds, MAX_RETRY_SECONDS)
+
+    def _record_failure(self, entry: AdapterEntry, error: Exception, delay_seconds: float) -> None:
         """Announce that an adapter can't be loaded. Other weights that were loaded under its name
         stay in use."""
         self.stats.num_load_failures += 1
         message = str(error)[:MAX_ADAPTER_ERROR] or type(error).__name__
         before = self._books.failures.get(entry.name)
-        retry_at = self._clock.monotonic() + RETRY_SECONDS
-        self._books.failures[entry.name] = _Failure(entry, message, retry_at)
+        retry_at = self._clock.monotonic() + delay_seconds
+        self._books.failures[entry.name] = _Failure(entry, message, delay_seconds, retry_at)
         if before is None or before.error != message:
             log.warning("adapter_not_loaded", adapter=entry.name, error=str(error))
             self._on_change()

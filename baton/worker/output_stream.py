@@ -3,6 +3,7 @@ and the worker sends outputs."""
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from baton.core.ids import Epoch, RequestId
 from baton.core.kv_transfer import WorkerRef
@@ -11,11 +12,16 @@ from baton.core.task import Task
 from baton.errors import Overloaded
 
 MAX_UNREAD_OUTPUTS = 65_536
-"""Limit of unread outputs, about 20 MB. A router with so many unread outputs is gone or hopelessly
-behind."""
+"""Limit of unread outputs, about 25 MB without logprobs. A router with so many unread outputs is
+gone or hopelessly behind."""
 
-MAX_UNREAD_PROMPT_LOGPROBS = 16 * MAX_PROMPT_LOGPROBS
-"""Limit of prompt tokens whose logprobs are unread; they take a few hundred bytes each."""
+MAX_UNREAD_LOGPROBS = 8 * MAX_PROMPT_LOGPROBS
+"""Limit of the logprobs in unread outputs, alternatives included, about 80 MB: as many as a router
+requests for all its prompts at once."""
+
+MAX_MESSAGE_WEIGHT = 4_096
+"""Limit of the outputs and logprobs in one message, which takes up to some 10 ms to encode and has
+some 200 kB. A single output may have more logprobs, up to those of one request's prompt."""
 
 OnSubmit = Callable[["OutputStream", RequestSpec, Task, WorkerRef | None], None]
 OnCancel = Callable[[RequestId, Epoch], None]
@@ -33,6 +39,8 @@ class OutputStream:
         self._on_close = on_close
         self._unread: list[RequestOutput] = []
         self._num_unread_logprobs = 0
+        self._has_rest = False
+        """Whether the last message left outputs unread."""
         self._ready = asyncio.Event()
         self.closed = False
 
@@ -52,22 +60,29 @@ class OutputStream:
         if self.closed:
             return
         self._unread.append(output)
-        self._num_unread_logprobs += len(output.prompt_logprobs)
+        if output.logprobs or output.prompt_logprobs:
+            self._num_unread_logprobs += _num_logprobs(output)
         self._ready.set()
         if (
             len(self._unread) > MAX_UNREAD_OUTPUTS
-            or self._num_unread_logprobs > MAX_UNREAD_PROMPT_LOGPROBS
+            or self._num_unread_logprobs > MAX_UNREAD_LOGPROBS
         ):
             self.close()
 
     async def next_outputs(self) -> Sequence[RequestOutput]:
+        """Wait for outputs, and return those for one message. Raises Overloaded if the stream is
+        closed."""
+        if self._has_rest:
+            await asyncio.sleep(0)  # other tasks run between messages
         await self._ready.wait()
         if self.closed:
             raise Overloaded("the router left too many outputs unread")
-        count = _num_fitting(self._unread)
+        count = MAX_MESSAGE_WEIGHT if not self._num_unread_logprobs else _num_fitting(self._unread)
         unread, self._unread = self._unread[:count], self._unread[count:]
-        self._num_unread_logprobs -= sum(len(output.prompt_logprobs) for output in unread)
-        if not self._unread:
+        if self._num_unread_logprobs:
+            self._num_unread_logprobs -= sum(map(_num_logprobs, unread))
+        self._has_rest = bool(self._unread)
+        if not self._has_rest:
             self._ready.clear()
         return unread
 
@@ -79,12 +94,15 @@ class OutputStream:
 
 
 def _num_fitting(outputs: Sequence[RequestOutput]) -> int:
-    """Return how many outputs fit into one message: all of them, unless they have many prompt
-    logprobs, but at least one."""
+    """Return how many outputs fit into one message, at least one."""
     total = 0
     for index, output in enumerate(outputs):
-        if output.prompt_logprobs:
-            total += len(output.prompt_logprobs) * (1 + len(output.prompt_logprobs[0].top))
-            if total > MAX_PROMPT_LOGPROBS and index > 0:
-                return index
+        total += 1 + _num_logprobs(output)
+        if total > MAX_MESSAGE_WEIGHT and index > 0:
+            return index
     return len(outputs)
+
+
+def _num_logprobs(output: RequestOutput) -> int:
+    """Return how many logprobs an output has, alternatives included."""
+    return sum(1 + len(entry.top) for entry in chain(output.logprobs, output.prompt_logprobs))

@@ -49,6 +49,7 @@ async def test_the_longest_prefix_is_found_at_every_length(index: KvIndex) -> No
 
 async def test_the_holders_of_a_prefix_are_those_of_its_last_block(index: KvIndex) -> None:
     keys = chain(4)
+    await index.register_holder(holder("b"))
     await index.add(holder("b"), keys, Tier.DRAM)
     await index.add(holder("a"), keys[:2], Tier.DRAM)
     assert await index.longest_prefix(keys) == PrefixHit(4, (holder("b"),))
@@ -88,6 +89,8 @@ async def test_prefixes_are_searched_not_scanned() -> None:
 
 async def test_holders_are_returned_with_their_tiers(index: KvIndex) -> None:
     keys = chain(2)
+    await index.register_holder(holder("a"))
+    await index.register_holder(holder("b"))
     await index.add(holder("a"), keys, Tier.DRAM)
     await index.add(holder("b"), keys[:1], Tier.DISK)
     await index.add(holder("a"), keys[:1], Tier.DISK)
@@ -104,6 +107,29 @@ async def test_entries_expire(valkey_url: str) -> None:
         assert 0 < client.ttl(b"baton:bounded:kv:" + key[0]) <= ENTRY_SECONDS
         await index.remove(holder("a"), key)
         assert not client.exists(b"baton:bounded:kv:" + key[0])
+    await index.close()
+
+
+async def test_nodes_that_have_left_are_removed_from_entries(valkey_url: str) -> None:
+    index = RedisKvIndex(valkey_url, "left")
+    keys = chain(2)
+    present, left, earlier = holder("present"), holder("left"), holder("restarted", 1)
+    for each in (present, left, earlier):
+        await index.register_holder(each)
+        await index.add(each, keys, Tier.DISK)
+    await index.add(holder("a"), keys[:1], Tier.DRAM)
+    assert set(await index.holders(keys[0])) == {holder("a"), present, left, earlier}
+    with redis.Redis.from_url(valkey_url) as client:
+        client.hset(b"baton:left:kv:" + keys[0], b"malformed", b"not a place")
+        client.delete("baton:left:kv-holder:left:1", "baton:left:kv-holder:restarted:1")
+    await index.register_holder(holder("restarted", 2))
+    for _ in range(100):  # each call checks four of five fields
+        await index.add(holder("a"), keys[:1], Tier.DRAM)
+    with redis.Redis.from_url(valkey_url) as client:
+        assert sorted(client.hkeys(b"baton:left:kv:" + keys[0])) == [b"a", b"present"]
+    assert set(await index.holders(keys[1])) == {present, left, earlier}
+    await index.add(present, keys[1:], Tier.DRAM)
+    assert await index.holders(keys[1]) == {present: Tier.DRAM}
     await index.close()
 
 

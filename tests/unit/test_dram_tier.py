@@ -149,6 +149,59 @@ def test_leases_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     tier.check_integrity()
 
 
+def test_blocks_of_leases_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dram_leases, "MAX_LEASED_REFERENCES", 7)
+    tier = DramTier(16, 16)
+    slots = filled(tier, "abc")
+    first = tier.leases.grant(slots, 1.0, now=0.0)
+    tier.leases.grant(slots, 9.0, now=0.0)
+    with pytest.raises(Overloaded) as error:
+        tier.leases.grant(slots[:2], 1.0, now=0.5)
+    assert str(error.value) == (
+        "the active leases have 6 blocks; with 2 more they would have more than 7, the maximum"
+    )
+    tier.check_integrity()
+    tier.leases.grant(slots[:1], 2.0, now=0.5)
+    tier.leases.release(first)
+    assert (len(tier.leases), tier.leases.num_blocks) == (2, 3)
+    tier.check_integrity()
+    tier.expire(2.5)
+    assert len(tier.leases) == 1
+    assert tier.leases.references_by_offset() == {slot.offset: 1 for slot in slots}
+    tier.expire(9.0)
+    assert (len(tier.leases), tier.leases.num_blocks) == (0, 0)
+    tier.check_integrity()
+
+
+def test_leases_expire_in_any_order() -> None:
+    tier = DramTier(16, 16)
+    slots = filled(tier, "abcd")
+    for slot, seconds in zip(slots, (3.0, 1.0, 4.0, 1.0), strict=True):
+        tier.leases.grant([slot], seconds, now=0.0)
+    held = []
+    for now in (0.9, 1.0, 3.0, 4.0):
+        tier.expire(now)
+        held.append(names([slot for slot in slots if slot.num_references]))
+    assert held == ["abcd", "ac", "c", ""]
+
+
+def test_released_leases_leave_few_expiries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dram_leases, "MIN_EXPIRIES", 4)
+    tier = DramTier(16, 16)
+    slots = filled(tier, "a")
+    for _ in range(3):
+        tier.leases.grant(slots, 1.0, now=0.0)
+    lengths = set()
+    for _ in range(100):
+        tier.leases.release(tier.leases.grant(slots, 9.0, now=0.0))
+        lengths.add(len(tier.leases._expiries))
+    assert lengths == {4, 5, 6, 7, 8}
+    tier.check_integrity()
+    tier.expire(1.0)
+    assert tier.leases.num_blocks == 0
+    tier.check_integrity()
+
+
 def test_quota_evicts_the_tenants_oldest_blocks() -> None:
     tier = DramTier(32, 16, "lru", tenant_bytes=12)
     filled(tier, "ab", tenant=b"1")

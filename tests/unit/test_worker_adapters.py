@@ -180,6 +180,23 @@ async def test_failed_load_is_announced_and_tried_again() -> None:
     assert bench.adapters.stats.num_load_failures == 1
 
 
+async def test_broken_adapter_is_read_less_and_less_often_until_its_entry_changes() -> None:
+    bench = Bench()
+    bench.broken = {"v1", "v2"}
+    for folder in ("v1", "v2"):
+        start, read_at = bench.clock.monotonic(), []
+        for _ in range(200):
+            bench.loads.clear()
+            await bench.refresh(entry("a", folder))
+            if bench.loads:
+                read_at.append(bench.clock.monotonic() - start)
+            bench.clock.advance(RETRY_SECONDS)
+        assert read_at == [0, 10, 30, 70, 150, 310, 630, 1230, 1830]
+    bench.broken = set()
+    await bench.refresh()
+    assert await bench.refresh(entry("a", "v2")) == (WorkerAdapter("a", digest("v2")),)
+
+
 async def test_folder_with_other_weights_than_announced_is_refused() -> None:
     bench = Bench()
     (announced,) = await bench.refresh(AdapterEntry("a", "a", digest("changed"), MODEL))
@@ -190,6 +207,24 @@ async def test_too_many_adapters_are_refused() -> None:
     bench = Bench(max_adapters=2)
     errors = [each.error for each in await bench.refresh(entry("a"), entry("b"), entry("c"))]
     assert errors == ["", "", "2 adapters are loaded, the maximum (max_adapters)"]
+
+
+async def test_adapter_without_room_is_not_read() -> None:
+    bench = Bench(max_adapters=2)
+    for _ in range(10):
+        await bench.refresh(entry("a"), entry("b"), entry("c"))
+        bench.clock.advance(RETRY_SECONDS)
+    assert bench.loads == ["a", "b"]
+    await bench.refresh(entry("b"), entry("c"), entry("same", "b"))
+    assert bench.loads == ["a", "b", "b"]  # needs no room
+    bench.clock.advance(RETRY_SECONDS)  # the latest attempt to load c was before a was unloaded
+    await bench.refresh(entry("b"), entry("c"))
+    bench.clock.advance(RETRY_SECONDS)
+    assert await bench.refresh(entry("b"), entry("c")) == (
+        WorkerAdapter("b", digest("b")),
+        WorkerAdapter("c", digest("c")),
+    )
+    assert bench.loads == ["a", "b", "b", "c"]
 
 
 async def test_outage_of_the_registry_changes_nothing() -> None:

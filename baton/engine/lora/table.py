@@ -33,17 +33,18 @@ class AdapterTable:
         self._loaded: dict[bytes, LoadedAdapter] = {}
         self._retiring: set[bytes] = set()
 
+    def check_room(self, digest: bytes) -> None:
+        """Raise Overloaded if an adapter can't be added because there are ``max_adapters``
+        others."""
+        if digest not in self._loaded and len(self._loaded) >= self.max_adapters:
+            raise Overloaded(f"{len(self._loaded)} adapters are loaded, the maximum (max_adapters)")
+
     def add(self, adapter: LoadedAdapter) -> None:
-        """Add an adapter, or keep it if it was retiring. Raises Overloaded if there are
-        ``max_adapters`` others."""
-        digest = adapter.digest
-        if digest not in self._loaded:
-            if len(self._loaded) >= self.max_adapters:
-                raise Overloaded(
-                    f"{len(self._loaded)} adapters are loaded, the maximum (max_adapters)"
-                )
-            self._loaded[digest] = adapter
-        self._retiring.discard(digest)
+        """Add an adapter, or keep it if it was retiring. Raises Overloaded as :meth:`check_room`
+        does."""
+        self.check_room(adapter.digest)
+        self._loaded.setdefault(adapter.digest, adapter)
+        self._retiring.discard(adapter.digest)
 
     def retire(self, digest: bytes) -> None:
         """Refuse new requests for an adapter from now on."""
