@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 
+from baton.text import stop_strings
 from baton.text.stop_strings import StopStrings
 
 
@@ -51,6 +52,14 @@ def test_stop_strings_in_every_text_and_split(stops: list[str]) -> None:
             expected = cut(text, stops)
             for pieces in splits(text):
                 assert run(pieces, stops) == expected, (pieces, stops)
+
+
+def test_forgotten_steps_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop_strings, "MAX_CACHED_STEPS", 3)
+    stops = ["abcab", "bcd", "cabd"]
+    for letters in itertools.product("abcd", repeat=6):
+        text = "".join(letters)
+        assert run([*text], stops) == cut(text, stops), text
 
 
 def test_only_a_possible_stop_string_prefix_is_held_back() -> None:
