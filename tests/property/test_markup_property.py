@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.openai.parsers.held_whitespace import MAX_HELD_WHITESPACE
 from router.openai.parsers.hermes import HermesToolParser
 from router.openai.parsers.llama3 import Llama3ToolParser
 from router.openai.parsers.mistral import MistralToolParser
@@ -45,6 +46,9 @@ FRAGMENTS = [
 ]  # fmt: skip
 
 texts = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=4), max_size=12).map("".join)
+long_spaces = st.sampled_from(
+    [" " * length for length in (1, MAX_HELD_WHITESPACE, MAX_HELD_WHITESPACE + 1)]
+)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
@@ -97,6 +101,22 @@ def test_splitting_an_output_does_not_change_the_result(
     whole = parse(parser(), [text])
     assert parse(parser(), split(text, cuts)) == whole
     assert parse(parser(), list(text)) == whole
+
+
+@given(
+    st.sampled_from(sorted(PARSERS)),
+    st.sampled_from([None, False, True]),
+    st.lists(st.sampled_from(FRAGMENTS) | long_spaces, max_size=12).map("".join),
+    st.lists(st.integers(0, 4 * MAX_HELD_WHITESPACE), max_size=20),
+)
+def test_splitting_an_output_with_much_white_space_does_not_change_the_result(
+    family: str, inside: bool | None, text: str, cuts: list[int]
+) -> None:
+    def parser() -> OutputParser:
+        reasoning = None if inside is None else ReasoningParser(in_reasoning=inside)
+        return OutputParser(reasoning, PARSERS[family]())
+
+    assert parse(parser(), split(text, cuts)) == parse(parser(), [text])
 
 
 @given(texts)

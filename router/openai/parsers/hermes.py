@@ -7,6 +7,7 @@
 
 import string
 
+from router.openai.parsers.held_whitespace import excess_whitespace
 from router.openai.parsers.json_call_reader import MAX_HELD_CHARACTERS, JsonCallReader
 from router.openai.parsers.qwen3_coder import FUNCTION, Schemas, parse_xml_call
 from router.openai.parsers.tool_call_parser import ToolCallParser
@@ -27,6 +28,11 @@ class HermesToolParser(ToolCallParser):
         self._searched = 0
 
     def _after_marker(self) -> bool:
+        """Read the start of a call. After more than MAX_HELD_WHITESPACE characters of white space,
+        the marker is text."""
+        if excess_whitespace(self._held_text):
+            self._emit_as_text("", self._held_text)
+            return True
         rest = self._held_text.lstrip()
         if rest.startswith("{"):
             self._opening += self._held_text[: -len(rest)]
@@ -42,8 +48,9 @@ class HermesToolParser(ToolCallParser):
         return True
 
     def _after_object(self) -> bool:
-        """Skip to the end tag. Some models write one closing brace too many."""
-        rest = self._held_text.lstrip(string.whitespace + "}")
+        """Skip to the end tag. Some models write one closing brace too many; any number of braces
+        and of white space is dropped as it arrives."""
+        rest = self._held_text = self._held_text.lstrip(string.whitespace + "}")
         if rest.startswith(TOOL_CALL_END):
             return self._end_calls(rest.removeprefix(TOOL_CALL_END))
         return False if TOOL_CALL_END.startswith(rest) else self._end_calls(rest)

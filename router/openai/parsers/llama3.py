@@ -6,6 +6,7 @@
 import string
 from collections.abc import Set
 
+from router.openai.parsers.held_whitespace import excess_whitespace
 from router.openai.parsers.json_call_reader import JsonCallReader
 from router.openai.parsers.tool_call_parser import ToolCallParser
 
@@ -24,6 +25,7 @@ class Llama3ToolParser(ToolCallParser):
         self._has_tag = False
 
     def _at_start(self) -> bool:
+        self._emit_excess_whitespace()
         rest = self._held_text.lstrip()
         if not rest:
             return False
@@ -34,8 +36,10 @@ class Llama3ToolParser(ToolCallParser):
         return True
 
     def _after_marker(self) -> bool:
+        """Read the start of a call. White space before it, or before text, is dropped."""
         rest = self._held_text.lstrip()
         if not rest:
+            self._held_text = self._held_text[excess_whitespace(self._held_text) :]
             return False
         self._has_tag = True
         if not rest.startswith("{"):
@@ -45,9 +49,9 @@ class Llama3ToolParser(ToolCallParser):
         return self._open_object(JsonCallReader())
 
     def _after_object(self) -> bool:
-        rest = self._held_text.lstrip(string.whitespace + ";")
+        rest = self._held_text = self._held_text.lstrip(string.whitespace + ";")
         if rest.startswith("{"):
-            self._opening, self._held_text = "", rest
+            self._opening = ""
             return self._open_object(JsonCallReader(None if self._has_tag else self._names))
         return False if not rest else self._end_calls(rest)
 

@@ -7,13 +7,14 @@
 import re
 import string
 
+from router.openai.parsers.held_whitespace import excess_whitespace
 from router.openai.parsers.json_call_reader import JsonCallReader, JsonValueScanner
 from router.openai.parsers.tool_call_parser import ToolCallParser
 
 _HEAD = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
 
 MAX_HEAD_CHARACTERS = 256
-"""The maximum length of a call's name and id together, which precede its arguments."""
+"""The maximum length of what precedes a call's arguments: its name, its id, and white space."""
 
 
 class MistralToolParser(ToolCallParser):
@@ -31,22 +32,23 @@ class MistralToolParser(ToolCallParser):
             self._state = self._after_object
             return True
         head = _HEAD.match(rest)
-        if head is not None:
+        if head is not None and head.end() <= MAX_HEAD_CHARACTERS:
             self._emit_call_start(head[1])
             self._value = JsonValueScanner()
             self._held_text = rest[head.end() :]
             self._state = self._in_arguments
             return True
         if len(rest) <= MAX_HEAD_CHARACTERS and "{" not in rest:
+            self._held_text = self._held_text[excess_whitespace(self._held_text) :]
             return False
         self._emit_as_text("", rest)
         return True
 
     def _after_object(self) -> bool:
         """Read what follows a call in the list: a comma, or the end of the list."""
-        rest = self._held_text.lstrip(string.whitespace + ",")
+        rest = self._held_text = self._held_text.lstrip(string.whitespace + ",")
         if rest.startswith("{"):
-            self._opening, self._held_text = "" if self.num_calls else "[", rest
+            self._opening = "" if self.num_calls else "["
             return self._open_object(JsonCallReader())
         return self._end_calls(rest.removeprefix("]")) if rest else False
 

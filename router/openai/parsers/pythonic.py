@@ -10,14 +10,16 @@ import string
 from collections.abc import Set
 from typing import Any
 
+from router.openai.parsers.held_whitespace import MAX_HELD_WHITESPACE
 from router.openai.parsers.json_call_reader import MAX_HELD_CHARACTERS
 from router.openai.parsers.tool_call_parser import ToolCallParser
 
 MAX_DEPTH = 60
 """The maximum depth of nested values; Python's parser accepts no more than a few hundred levels."""
 
-_HEAD = re.compile(r"\s*([\w.-]+)\s*\(")
-_MAY_BE_HEAD = re.compile(r"\s*[\w.-]{0,64}\s*")
+_GAP = rf"\s{{0,{MAX_HELD_WHITESPACE}}}+"
+_HEAD = re.compile(rf"{_GAP}([\w.-]++){_GAP}\(")
+_MAY_BE_HEAD = re.compile(rf"{_GAP}(?:[\w.-]{{1,64}}+{_GAP})?")
 _WORDS = {"true": True, "false": False, "null": None}
 _SPACE = string.whitespace
 
@@ -66,6 +68,7 @@ class PythonicToolParser(ToolCallParser):
         self._scanned = 0
 
     def _at_start(self) -> bool:
+        self._emit_excess_whitespace()
         rest = self._held_text.lstrip()
         if not rest or (rest.startswith("[") and _MAY_BE_HEAD.fullmatch(rest, 1)):
             return False
@@ -91,12 +94,12 @@ class PythonicToolParser(ToolCallParser):
 
     def _after_object(self) -> bool:
         """Read what follows a call: a comma, or the end of the list."""
-        rest = self._held_text.lstrip(_SPACE + ",")
+        rest = self._held_text = self._held_text.lstrip(_SPACE + ",")
         if not rest:
             return False
         if rest.startswith("]"):
             return self._end_calls(rest[1:])
-        self._held_text, self._state = rest, self._in_list
+        self._state = self._in_list
         return True
 
     def _in_list(self) -> bool:

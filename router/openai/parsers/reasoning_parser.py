@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from router.openai.parsers.held_whitespace import excess_whitespace, strip_held_whitespace
 from router.openai.parsers.output_parts import OutputPart, ReasoningPart, TextPart
 from router.openai.parsers.tool_call_parser import partial_marker_length
 
@@ -10,7 +11,9 @@ THINK_START, THINK_END = "<think>", "</think>"
 
 class ReasoningParser:
     """Splits reasoning from the answer. If ``in_reasoning`` is True, the prompt has already opened
-    the reasoning. White space next to the tags is dropped."""
+    the reasoning. White space next to the tags is dropped; before a tag, this applies to the
+    last MAX_HELD_WHITESPACE characters of it. An answer that begins with more white space has no
+    reasoning, unless the prompt has opened it."""
 
     def __init__(self, *, in_reasoning: bool) -> None:
         self._held = ""
@@ -38,9 +41,12 @@ class ReasoningParser:
 
     def _at_start(self) -> bool:
         rest = self._held.lstrip()
-        if rest.startswith(THINK_START):
+        if self.in_reasoning:
+            self._held = rest
+        may_open = not excess_whitespace(self._held)
+        if may_open and rest.startswith(THINK_START):
             self._held, self.in_reasoning = rest.removeprefix(THINK_START), True
-        elif THINK_START.startswith(rest):
+        elif may_open and THINK_START.startswith(rest):
             return False
         self._state = self._in_reasoning if self.in_reasoning else self._in_answer
         return True
@@ -50,7 +56,7 @@ class ReasoningParser:
             self._held = self._held.lstrip()
         before, found, rest = self._held.partition(THINK_END)
         held_back = 0 if found else partial_marker_length(before, THINK_END)
-        reasoning = before[: len(before) - held_back].rstrip()
+        reasoning = strip_held_whitespace(before[: len(before) - held_back])
         if reasoning:
             self._begun = True
             self._pieces.append(ReasoningPart(reasoning))

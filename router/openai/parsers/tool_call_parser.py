@@ -4,6 +4,7 @@ while it arrives."""
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from router.openai.parsers.held_whitespace import excess_whitespace, strip_held_whitespace
 from router.openai.parsers.json_call_reader import JsonCallReader, NotAToolCall
 from router.openai.parsers.output_parts import (
     OutputPart,
@@ -17,8 +18,10 @@ class ToolCallParser(ABC):
     """Splits an answer into text and tool calls. The concatenated output does not depend on how the
     input is split into pushes. Only text that may still become markup is held back.
 
-    White space around calls belongs to the markup. Text that begins like a call and turns out not
-    to be one stays text; a call whose arguments have begun stays a call, however it ends.
+    White space around calls belongs to the markup. At most MAX_HELD_WHITESPACE characters of it are
+    held back at one place: what precedes them is text before a call, and is dropped after a call
+    and after a special marker. Text that begins like a call and turns out not to be one stays text;
+    a call whose arguments have begun stays a call, however it ends.
     """
 
     marker: str
@@ -62,14 +65,14 @@ class ToolCallParser(ABC):
             self._after_call = not self._held_text
         before, found, rest = self._held_text.partition(self.marker)
         if found:
-            text = before.rstrip()
+            text = strip_held_whitespace(before)
             self._emit_text(text)
             self._opening = before[len(text) :] + ("" if self.is_special else found)
             self._held_text = rest
             self._state = self._after_marker
             return True
         held_back = partial_marker_length(self._held_text, self.marker)
-        text = self._held_text[: len(self._held_text) - held_back].rstrip()
+        text = strip_held_whitespace(self._held_text[: len(self._held_text) - held_back])
         self._emit_text(text)
         self._held_text = self._held_text[len(text) :]
         return False
@@ -127,6 +130,12 @@ class ToolCallParser(ABC):
         self._held_text, self._after_call = rest, True
         self._state = self._outside
         return True
+
+    def _emit_excess_whitespace(self) -> None:
+        """Emit the excess of the white space at the start of the held text as text."""
+        excess = excess_whitespace(self._held_text)
+        self._emit_text(self._held_text[:excess])
+        self._held_text = self._held_text[excess:]
 
     def _emit_text(self, text: str) -> None:
         if not text:
