@@ -1,7 +1,7 @@
 """Turns a request body into token ids and sampling parameters. This does no I/O, and takes so long
 for long prompts that it runs in a thread."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -10,6 +10,8 @@ import orjson
 from baton.core.grammar import Grammar
 from baton.core.ids import BlockKey, TokenId
 from baton.core.request import MAX_PROMPT_LOGPROBS, SamplingParams
+from baton.errors import Invalid
+from baton.text.grammar.to_lark import check_grammar_text
 from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
 from router.generation.block_key_hasher import BlockKeyHasher
@@ -17,7 +19,7 @@ from router.generation.prefix_pinner import PrefixPin
 from router.http.json_limits import max_json_values
 from router.openai.cache_breakpoints import find_prefix_pins
 from router.openai.chat_renderer import ChatRenderer
-from router.openai.grammar_validator import grammar_rule_for
+from router.openai.grammar_validator import TOOLS_FIELD, grammar_error, grammar_rule_for
 from router.openai.parsers.model_output_format import ModelOutputFormat
 from router.openai.schema import (
     ChatBody,
@@ -272,7 +274,9 @@ def _with_response_format(dialect: ModelOutputFormat, prompt: Prompt, body: Chat
     if rule is None:
         return prompt
     return _with_grammar(
-        dialect.answer_grammar(rule, in_reasoning=prompt.starts_in_reasoning), prompt
+        prompt,
+        field,
+        lambda: dialect.answer_grammar(rule, in_reasoning=prompt.starts_in_reasoning),
     )
 
 
@@ -280,13 +284,26 @@ def _with_tool_call_grammar(dialect: ModelOutputFormat, prompt: Prompt, body: Ch
     """Set the grammar of the answer. If tool calls are forced, the answer must consist of calls;
     otherwise it may contain calls, and calls of strict tools must follow the tools' schemas."""
     build = dialect.forced_call_grammar if body.forces_tool_call else dialect.offered_call_grammar
-    call_grammar = build(
-        body.offered_tools, in_reasoning=prompt.starts_in_reasoning, max_calls=body.max_tool_calls
+    return _with_grammar(
+        prompt,
+        TOOLS_FIELD,
+        lambda: build(
+            body.offered_tools,
+            in_reasoning=prompt.starts_in_reasoning,
+            max_calls=body.max_tool_calls,
+        ),
     )
-    return _with_grammar(call_grammar, prompt)
 
 
-def _with_grammar(grammar: Grammar, prompt: Prompt) -> Prompt:
+def _with_grammar(prompt: Prompt, field: str, build: Callable[[], Grammar]) -> Prompt:
+    """Set the grammar of the answer. Raises ApiError (400), which names ``field``, if it can't be
+    built or is too large: :class:`~router.openai.grammar_validator.GrammarValidator`, which hashes
+    grammars in the event loop, gets only small ones."""
+    try:
+        grammar = build()
+        check_grammar_text(grammar.text)
+    except Invalid as error:
+        raise grammar_error(field, str(error)) from error
     return replace(prompt, sampling=replace(prompt.sampling, grammar=grammar))
 
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
 from baton.core.grammar import GrammarKind
+from baton.text.grammar.to_lark import MAX_GRAMMAR_BYTES
 from baton.text.tokenizer import Tokenizer
 from router.openai.context import RouterContext
 from router.openai.parsers.strict_schema import forbid_extra_properties
@@ -42,6 +44,12 @@ TOOL = {
 }  # fmt: skip
 OTHER = {"type": "function", "function": {"name": "g"}}
 JSON_OBJECT = {"type": "json_object"}
+GRAMMAR_TOO_LARGE = {
+    "message": "tools: a grammar may have at most 65536 bytes",
+    "type": "invalid_request_error",
+    "param": "tools",
+    "code": "invalid_value",
+}
 NAMED = {"type": "function", "function": {"name": "f"}}
 
 TEMPLATE = (
@@ -226,6 +234,74 @@ async def test_forced_tool_calls_have_a_grammar(hermes: Tokenizer) -> None:
         r'call_0: "{\"name\": \"f\", \"arguments\": " arguments_0 "}"',
     ]
     assert bytes(router.prefill.submitted[1].spec.token_ids) == b"[f ]<user>Hi|>"
+
+
+@pytest.mark.parametrize("tool_parser", ["hermes", "llama3", "mistral", "pythonic", "none"])
+async def test_grammars_of_tools_have_a_largest_size(hermes: Tokenizer, tool_parser: str) -> None:
+    async with open_harness(hermes, "x", tool_parser=tool_parser) as (router, client):
+
+        async def send(description: str) -> httpx.Response:
+            schema = {"type": "object", "properties": {"x": {"description": description}}}
+            tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+            return await client.post(CHAT, json=chat(tools=[tool], tool_choice=NAMED))
+
+        await send("")
+        [empty] = [job.spec.sampling.grammar for job in router.prefill.submitted]
+        assert empty is not None
+        longest = MAX_GRAMMAR_BYTES - len(empty.text)
+        message_of(await send("a" * longest))
+        largest = router.prefill.submitted[1].spec.sampling.grammar
+        assert largest is not None and len(largest.text) == MAX_GRAMMAR_BYTES
+        refused = await send("a" * (longest + 1))
+        assert len(router.model.text.grammar_validator._verdicts) == 2, "a large one was hashed"
+    assert wrong_error(refused) == GRAMMAR_TOO_LARGE
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_definitions_are_not_repeated_beyond_the_largest_grammar(
+    hermes: Tokenizer, monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
+    """The format with keyword arguments repeats the schema's definitions in each argument's rule:
+    here, 1,000 times 20 KB."""
+    dumped: list[int] = []
+
+    def dumps(value: Any, **options: Any) -> str:
+        text = json.dumps(value, **options)
+        dumped.append(len(text))
+        return text
+
+    counting = SimpleNamespace(dumps=dumps)
+    monkeypatch.setattr("router.openai.parsers.tool_call_format.json", counting)
+    schema = {
+        "type": "object",
+        "properties": {f"p{number}": {"$ref": "#/$defs/d"} for number in range(1000)},
+        "$defs": {"d": {"description": "a" * 20_000}},
+    }
+    function = {"name": "f", "parameters": schema, "strict": strict}
+    body = chat(tools=[{"type": "function", "function": function}])
+    if not strict:
+        body["tool_choice"] = "required"
+    async with open_harness(hermes, "x", tool_parser="pythonic") as (_, client):
+        refused = await client.post(CHAT, json=body)
+    assert wrong_error(refused) == GRAMMAR_TOO_LARGE
+    assert [size for size in dumped if size > 20_000] == [20_151] * 4
+
+
+@pytest.mark.parametrize(
+    ("schema", "wrong"),
+    [
+        ({"properties": [1]}, "`properties` of a function's parameters must be an object"),
+        ({"required": 1}, "`required` of a function's parameters must be a list of names"),
+        ({"required": [[]]}, "`required` of a function's parameters must be a list of names"),
+    ],
+)
+async def test_malformed_parameters_are_refused_by_keyword_calls(
+    hermes: Tokenizer, schema: dict[str, Any], wrong: str
+) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    async with open_harness(hermes, "x", tool_parser="pythonic") as (_, client):
+        error = wrong_error(await client.post(CHAT, json=chat(tools=[tool], tool_choice=NAMED)))
+    assert (error["message"], error["param"]) == (f"tools: {wrong}", "tools")
 
 
 async def test_allowed_tools_restrict_prompt_and_grammar(hermes: Tokenizer) -> None:
