@@ -38,6 +38,11 @@ MAX_REPEATED_PROMPT_BYTES = 16 * 2**20
 """The maximum size of a request's prompts in its answer, where ``echo`` and ``return_token_ids``
 repeat a prompt in each of its choices. Without it, 128 choices would repeat 8 MB to 1 GiB."""
 
+MAX_CHARACTERS_PER_TOKEN = 16
+"""A chat's prompt may have this many characters per token that one request may have. Text has 4 on
+average. Without this limit, a template that indents JSON would turn nested lists into many times
+the size of the body."""
+
 BYTES_PER_TOKEN_ID = 8
 """The approximate size of a token id in JSON."""
 
@@ -74,6 +79,11 @@ class ModelLimits:
         tokenise."""
         return max_json_values(self.context_tokens)
 
+    @property
+    def max_chat_characters(self) -> int:
+        """The maximum number of characters in the prompt of a chat."""
+        return MAX_CHARACTERS_PER_TOKEN * self.max_request_tokens
+
 
 class Preprocessor:
     """The CPU-bound part of handling one request. ``hasher`` is None while there are no workers;
@@ -98,7 +108,7 @@ class Preprocessor:
         model's context is reduced to the rest of the context instead of being refused. Raises
         ApiError or Invalid, which name the invalid field."""
         tools = body.offered_tools
-        text = render_chat(body, tools, self._tokenizer, self._output_format)
+        text = render_chat(body, tools, self._tokenizer, self._output_format, self._limits)
         all_ids = self._encode(
             text,
             "messages",
@@ -138,7 +148,13 @@ class Preprocessor:
             return ()
         tokenizer, block_tokens = self._tokenizer, self._hasher.block_size_tokens
         return find_prefix_pins(
-            body, tools, tokenizer, prompt.token_ids, prompt.block_keys, block_tokens
+            body,
+            tools,
+            tokenizer,
+            prompt.token_ids,
+            prompt.block_keys,
+            block_tokens,
+            self._limits.max_chat_characters,
         )
 
     def prepare_completion(self, body: CompletionBody) -> list[Prompt]:
@@ -308,7 +324,11 @@ def _with_grammar(prompt: Prompt, field: str, build: Callable[[], Grammar]) -> P
 
 
 def render_chat(
-    body: ChatBody, tools: Sequence[Tool], tokenizer: Tokenizer, output_format: ModelOutputFormat
+    body: ChatBody,
+    tools: Sequence[Tool],
+    tokenizer: Tokenizer,
+    output_format: ModelOutputFormat,
+    limits: ModelLimits,
 ) -> str:
     """Return the text of a chat's prompt. Raises ApiError or Invalid, which name the invalid
     field."""
@@ -317,7 +337,7 @@ def render_chat(
             "the model's chat template does not support tools; use tool_choice to force a call"
         )
         raise ApiError(400, message, param="tools", code="unsupported_parameter")
-    return ChatRenderer(tokenizer).render(body, tools)
+    return ChatRenderer(tokenizer).render(body, tools, limits.max_chat_characters)
 
 
 def count_prompt_tokens(
@@ -325,7 +345,7 @@ def count_prompt_tokens(
 ) -> int:
     """Return the number of tokens in a chat's prompt. Raises ApiError or Invalid, which name the
     invalid field."""
-    text = render_chat(body, body.offered_tools, tokenizer, output_format)
+    text = render_chat(body, body.offered_tools, tokenizer, output_format, limits)
     special = bool(body.add_special_tokens)
     return len(_encode_within_limit(text, "messages", special, tokenizer, limits))
 
@@ -338,7 +358,8 @@ def encode_tokenize_response(
     if body.messages is None:
         text, param, special = body.prompt or "", "prompt", body.add_special_tokens is not False
     else:
-        text, param = ChatRenderer(tokenizer).render(body, body.tools or ()), "messages"
+        renderer, param = ChatRenderer(tokenizer), "messages"
+        text = renderer.render(body, body.tools or (), limits.max_chat_characters)
         special = bool(body.add_special_tokens)
     ids = _encode_within_limit(text, param, special, tokenizer, limits)
     return orjson.dumps({"count": len(ids), "max_model_len": limits.context_tokens, "tokens": ids})

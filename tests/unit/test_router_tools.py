@@ -1,6 +1,7 @@
 """Tests tool calls, reasoning and continued answers over HTTP, with exact answers and chunks."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from tests.router_harness import (
     CHAT,
     COMPLETE,
     EOS,
+    RESPOND,
     USER,
     chat,
     events,
@@ -302,6 +304,98 @@ async def test_malformed_parameters_are_refused_by_keyword_calls(
     async with open_harness(hermes, "x", tool_parser="pythonic") as (_, client):
         error = wrong_error(await client.post(CHAT, json=chat(tools=[tool], tool_choice=NAMED)))
     assert (error["message"], error["param"]) == (f"tools: {wrong}", "tools")
+
+
+def nested(levels: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        value = {"x": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (CHAT, lambda schema: chat(tools=[function_tool(schema)]), "tools[0]"),
+        ("/tokenize", lambda schema: chat(tools=[function_tool(schema)]), "tools[0]"),
+        (
+            RESPOND,
+            lambda schema: {
+                "input": "Hi", "store": False,
+                "tools": [{"type": "function", "name": "f", "parameters": schema}],
+            },
+            "tools[0]",
+        ),
+        (
+            "/v1/messages",
+            lambda schema: {
+                "messages": USER, "max_tokens": 4, "tools": [{"name": "f", "input_schema": schema}],
+            },
+            "tools.0",
+        ),
+    ],
+)  # fmt: skip
+async def test_nesting_of_parameters_is_limited(
+    hermes: Tokenizer, path: str, body: Callable[[Any], Any], field: str
+) -> None:
+    async with open_harness(hermes, "x") as (_, client):
+        deepest = await client.post(path, json=body({"type": "object", **nested(32)}))
+        refused = await client.post(path, json=body({"type": "object", **nested(33)}))
+    assert deepest.status_code == 200, deepest.text
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["message"] == f"{field}: a tool's parameters may be nested at most 32 levels deep"
+    assert error.get("param", field) == field  # Anthropic's errors have no param
+
+
+def function_tool(schema: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": schema}}
+
+
+@pytest.mark.parametrize("convert", [dict, json.dumps])
+@pytest.mark.parametrize("key", ["arguments", "more"])
+async def test_nesting_of_earlier_calls_is_limited(
+    hermes: Tokenizer, convert: Callable[[Any], Any], key: str
+) -> None:
+    """A function's unknown fields are given to the template, too; text in them is not parsed."""
+
+    def body(levels: int) -> dict[str, Any]:
+        function = {"name": "f", "arguments": "{}", key: convert(nested(levels))}
+        call = {"id": "c1", "type": "function", "function": function}
+        return {"messages": [*USER, {"role": "assistant", "tool_calls": [call]}]}
+
+    async with open_harness(hermes, "x") as (_, client):
+        message_of(await client.post(CHAT, json=body(32)))
+        response = await client.post(CHAT, json=body(33))
+    if (key, convert) == ("more", json.dumps):
+        message_of(response)
+        return
+    assert wrong_error(response) == {
+        "message": "messages: the arguments of a tool call may be nested at most 32 levels deep",
+        "type": "invalid_request_error",
+        "param": "messages",
+        "code": "invalid_value",
+    }
+
+
+async def test_text_of_a_chat_is_limited(tmp_path: Path) -> None:
+    """A template may repeat the tools: here, once for each message."""
+    source = "{% for m in messages %}{{ tools | tojson }}{% endfor %}"
+    tokenizer = load_tokenizer(tmp_path, source)
+    size = len('[{"type": "function", "function": {"name": "f", "description": ""}}]')
+    description = "a" * (20_000 - size)
+    tool = {"type": "function", "function": {"name": "f", "description": description}}
+    limit = 16 * (262_144 + 2 * 512)
+    messages = USER * (limit // 20_000 + 1)
+    async with open_harness(tokenizer, "x") as (_, client):
+        for path in (CHAT, "/tokenize"):
+            body = {"messages": messages, "tools": [tool]}
+            error = wrong_error(await client.post(path, json=body))
+            assert error["message"] == (
+                f"the chat template makes a text of more than {limit} characters from the messages "
+                "and tools, the limit of one request; send fewer or shorter ones"
+            )
+            assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
 
 
 async def test_allowed_tools_restrict_prompt_and_grammar(hermes: Tokenizer) -> None:
