@@ -1,7 +1,7 @@
 """Renders a model's chat template in a sandbox, with the extensions of Hugging Face templates."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +13,10 @@ from baton.clock import Clock
 from baton.errors import Invalid
 
 Message = Mapping[str, Any]
+
+JSON_LIMIT = "baton json limit"
+"""The template variable with the limit of the JSON that one rendering makes. Templates can't name
+it, since it contains spaces."""
 
 
 class ChatTemplate:
@@ -39,29 +43,60 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
         variables: Mapping[str, Any] | None = None,
+        *,
+        max_characters: int,
     ) -> str:
         """Render messages. ``variables`` are options that the template defines for its users; they
-        can't override the variables that every template gets: the other arguments of this method,
-        ``documents`` and the special tokens. Raises Invalid when the template rejects the messages,
-        or fails on them."""
+        can't override the variables that every template gets: the first three arguments of this
+        method, ``documents`` and the special tokens. Raises Invalid when the template rejects the
+        messages, or fails on them, or as soon as the text, or the JSON that the template makes, has
+        more than ``max_characters``."""
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if "developer" not in self._sources[name]:
             messages = [_as_system(message) for message in messages]
+        pieces = self._templates[name].generate(
+            {
+                **(variables or {}),
+                "messages": messages,
+                "tools": tools,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+                **self._variables,
+                JSON_LIMIT: _TextLimit(max_characters),
+            }
+        )
         try:
-            return self._templates[name].render(
-                {
-                    **(variables or {}),
-                    "messages": messages,
-                    "tools": tools,
-                    "documents": None,
-                    "add_generation_prompt": add_generation_prompt,
-                    **self._variables,
-                }
-            )
+            return _TextLimit(max_characters).join(pieces)
+        except Invalid:
+            raise
         # A template is a program by the model's author. With unexpected messages it may raise
         # anything (TemplateError, TypeError, IndexError, …).
         except Exception as error:
             raise Invalid(f"the chat template failed: {error}", param="messages") from error
+
+
+class _TextLimit:
+    """Limits the number of characters of several texts together."""
+
+    def __init__(self, max_characters: int) -> None:
+        self._max_characters = max_characters
+        self._num_left = max_characters
+
+    def join(self, pieces: Iterable[str]) -> str:
+        """Join pieces, and count them. Raises Invalid at the piece that exceeds the limit."""
+        taken: list[str] = []
+        for piece in pieces:
+            self._num_left -= len(piece)
+            if self._num_left < 0:
+                raise Invalid(
+                    "the chat template makes a text of more than "
+                    f"{self._max_characters} characters from the messages and tools, the limit of "
+                    "one request; send fewer or shorter ones",
+                    param="messages",
+                    code="context_length_exceeded",
+                )
+            taken.append(piece)
+        return "".join(taken)
 
 
 def _as_system(message: Message) -> Message:
@@ -101,18 +136,20 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
+@jinja2.pass_context
 def _tojson(
+    context: jinja2.runtime.Context,
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Render JSON without HTML escapes, unlike Jinja's own filter."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+    """Render JSON without HTML escapes, unlike Jinja's own filter. Indented JSON is made in pieces,
+    since it may be many times as long as the value."""
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    pieces = [encoder.encode(value)] if indent is None else encoder.iterencode(value)
+    limit: _TextLimit = context[JSON_LIMIT]
+    return limit.join(pieces)

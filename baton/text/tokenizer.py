@@ -138,12 +138,16 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        *,
+        max_characters: int,
     ) -> str:
-        """Render messages to a prompt. Raises Invalid when the model has no template, or its
-        template fails."""
+        """Render messages to a prompt of at most ``max_characters``. Raises Invalid when the model
+        has no template, its template fails, or the prompt is longer."""
         if self._chat_template is None:
             raise Invalid("the model has no chat template; use /v1/completions", param="messages")
-        return self._chat_template.render(messages, tools, add_generation_prompt, variables)
+        return self._chat_template.render(
+            messages, tools, add_generation_prompt, variables, max_characters=max_characters
+        )
 
     def make_detokenizer(
         self, visible_special_ids: frozenset[int] = frozenset()

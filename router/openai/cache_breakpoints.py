@@ -23,12 +23,14 @@ def find_prefix_pins(
     token_ids: Sequence[int],
     keys: Sequence[BlockKey],
     block_tokens: int,
+    max_characters: int,
 ) -> tuple[PrefixPin, ...]:
     """Return the prefixes of the prompt to pin: for each time to live, the longest prefix that ends
     at a breakpoint, in whole blocks. A prefix is left out if a prefix with a longer time to live
-    covers it. Raises ApiError for too many breakpoints."""
+    covers it. Raises ApiError for too many breakpoints, or Invalid for a prompt of more than
+    ``max_characters``."""
     longest: dict[float, str] = {}
-    for prefix, seconds in _prefixes(body, tools, ChatRenderer(tokenizer)):
+    for prefix, seconds in _prefixes(body, tools, ChatRenderer(tokenizer), max_characters):
         longest[seconds] = prefix
     pins: list[PrefixPin] = []
     special = bool(body.add_special_tokens)
@@ -43,7 +45,7 @@ def find_prefix_pins(
 
 
 def _prefixes(
-    body: ChatBody, tools: Sequence[Tool], renderer: ChatRenderer
+    body: ChatBody, tools: Sequence[Tool], renderer: ChatRenderer, max_characters: int
 ) -> list[tuple[str, float]]:
     """Return, for each breakpoint in order, the prompt's text before it and the time to live of
     this prefix in seconds.
@@ -58,7 +60,8 @@ def _prefixes(
         raise ApiError(400, message, param="messages", code="invalid_value")
     marker = make_unique_marker(message.content for message in body.messages)
     marked = [_with_marker(message, marker) for message in body.messages]
-    pieces = renderer.render(body.model_copy(update={"messages": marked}), tools).split(marker)
+    marked_body = body.model_copy(update={"messages": marked})
+    pieces = renderer.render(marked_body, tools, max_characters).split(marker)
     if len(pieces) != len(ttls) + 1:
         return []
     return [("".join(pieces[: index + 1]), seconds) for index, seconds in enumerate(ttls)]

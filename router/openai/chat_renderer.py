@@ -12,13 +12,17 @@ from baton.text.tokenizer import SPECIAL_TOKEN_NAMES, Tokenizer
 from router.errors import ApiError
 from router.http.ignored_fields import IgnoredFields
 from router.http.json_limits import check_json_size
+from router.http.nesting import is_nested_deeper
 from router.http.unknown_fields import closest_name
 from router.openai.schema import ChatBody, Message, TokenizeBody
-from router.openai.schema.tool import Tool
+from router.openai.schema.tool import MAX_TOOL_NESTING, Tool
 from router.openai.unique_marker import make_unique_marker
 
 RESERVED_TEMPLATE_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 RESERVED_TEMPLATE_VARIABLES |= frozenset(SPECIAL_TOKEN_NAMES)
+
+CALL_LEVELS = 3
+"""The levels around the arguments of tool calls: the list, the call and its function."""
 
 _NAME = re.compile(r"\b[a-zA-Z_]\w{2,63}\b")
 
@@ -31,7 +35,10 @@ class ChatRenderer:
         self._tokenizer = tokenizer
         self._source = tokenizer.chat_template_source
 
-    def render(self, body: ChatBody | TokenizeBody, tools: Sequence[Tool]) -> str:
+    def render(
+        self, body: ChatBody | TokenizeBody, tools: Sequence[Tool], max_characters: int
+    ) -> str:
+        """Return the text of the prompt, which may have at most ``max_characters``."""
         _check_arguments(body.messages or ())
         messages = [_template_message(message) for message in body.messages or ()]
         marker = ""
@@ -43,6 +50,7 @@ class ChatRenderer:
             list(tools) or None,
             add_generation_prompt=body.add_generation_prompt is not False,
             variables=self._variables(body),
+            max_characters=max_characters,
         )
         return _text_before_marker(marker, text) if marker else text
 
@@ -117,8 +125,18 @@ def _template_message(message: Message) -> Mapping[str, Any]:
     fields = message.model_dump(exclude_none=True, exclude={"refusal", "cache_control"})
     fields["content"] = message.content or message.refusal or ""
     if message.tool_calls is not None:
-        fields["tool_calls"] = [_template_tool_call(call) for call in message.tool_calls]
+        fields["tool_calls"] = _template_tool_calls(message.tool_calls)
     return fields
+
+
+def _template_tool_calls(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the tool calls of a message for the template. Raises ApiError (400) for arguments that
+    are nested too deeply."""
+    converted = [_template_tool_call(call) for call in calls]
+    if is_nested_deeper(converted, CALL_LEVELS + MAX_TOOL_NESTING):
+        text = f"the arguments of a tool call may be nested at most {MAX_TOOL_NESTING} levels deep"
+        raise ApiError(400, f"messages: {text}", param="messages", code="invalid_value")
+    return converted
 
 
 def _check_arguments(messages: Sequence[Message]) -> None:

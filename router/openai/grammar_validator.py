@@ -49,7 +49,7 @@ class GrammarValidator:
             return
         complaint = await self._find_error(grammar, tenant)
         if complaint:
-            raise ApiError(400, f"{field}: {complaint}", param=field, code="invalid_value")
+            raise grammar_error(field, complaint)
 
     async def _find_error(self, grammar: Grammar, tenant: str) -> str:
         """Return what is wrong with the grammar; empty if it is valid."""
@@ -91,4 +91,9 @@ def grammar_rule_for(grammar: Grammar, field: str) -> str | None:
     try:
         return to_lark_rule(grammar)
     except Invalid as error:
-        raise ApiError(400, f"{field}: {error}", param=field, code="invalid_value") from error
+        raise grammar_error(field, str(error)) from error
+
+
+def grammar_error(field: str, complaint: str) -> ApiError:
+    """Return the error (400) for an invalid grammar that was built from a request's ``field``."""
+    return ApiError(400, f"{field}: {complaint}", param=field, code="invalid_value")

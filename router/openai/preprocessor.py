@@ -1,7 +1,7 @@
 """Turns a request body into token ids and sampling parameters. This does no I/O, and takes so long
 for long prompts that it runs in a thread."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -10,6 +10,8 @@ import orjson
 from baton.core.grammar import Grammar
 from baton.core.ids import BlockKey, TokenId
 from baton.core.request import MAX_PROMPT_LOGPROBS, SamplingParams
+from baton.errors import Invalid
+from baton.text.grammar.to_lark import check_grammar_text
 from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
 from router.generation.block_key_hasher import BlockKeyHasher
@@ -17,7 +19,7 @@ from router.generation.prefix_pinner import PrefixPin
 from router.http.json_limits import max_json_values
 from router.openai.cache_breakpoints import find_prefix_pins
 from router.openai.chat_renderer import ChatRenderer
-from router.openai.grammar_validator import grammar_rule_for
+from router.openai.grammar_validator import TOOLS_FIELD, grammar_error, grammar_rule_for
 from router.openai.parsers.model_output_format import ModelOutputFormat
 from router.openai.schema import (
     ChatBody,
@@ -35,6 +37,11 @@ DEFAULT_COMPLETION_TOKENS = 16
 MAX_REPEATED_PROMPT_BYTES = 16 * 2**20
 """The maximum size of a request's prompts in its answer, where ``echo`` and ``return_token_ids``
 repeat a prompt in each of its choices. Without it, 128 choices would repeat 8 MB to 1 GiB."""
+
+MAX_CHARACTERS_PER_TOKEN = 16
+"""A chat's prompt may have this many characters per token that one request may have. Text has 4 on
+average. Without this limit, a template that indents JSON would turn nested lists into many times
+the size of the body."""
 
 BYTES_PER_TOKEN_ID = 8
 """The approximate size of a token id in JSON."""
@@ -72,6 +79,11 @@ class ModelLimits:
         tokenise."""
         return max_json_values(self.context_tokens)
 
+    @property
+    def max_chat_characters(self) -> int:
+        """The maximum number of characters in the prompt of a chat."""
+        return MAX_CHARACTERS_PER_TOKEN * self.max_request_tokens
+
 
 class Preprocessor:
     """The CPU-bound part of handling one request. ``hasher`` is None while there are no workers;
@@ -96,7 +108,7 @@ class Preprocessor:
         model's context is reduced to the rest of the context instead of being refused. Raises
         ApiError or Invalid, which name the invalid field."""
         tools = body.offered_tools
-        text = render_chat(body, tools, self._tokenizer, self._output_format)
+        text = render_chat(body, tools, self._tokenizer, self._output_format, self._limits)
         all_ids = self._encode(
             text,
             "messages",
@@ -136,7 +148,13 @@ class Preprocessor:
             return ()
         tokenizer, block_tokens = self._tokenizer, self._hasher.block_size_tokens
         return find_prefix_pins(
-            body, tools, tokenizer, prompt.token_ids, prompt.block_keys, block_tokens
+            body,
+            tools,
+            tokenizer,
+            prompt.token_ids,
+            prompt.block_keys,
+            block_tokens,
+            self._limits.max_chat_characters,
         )
 
     def prepare_completion(self, body: CompletionBody) -> list[Prompt]:
@@ -272,7 +290,9 @@ def _with_response_format(dialect: ModelOutputFormat, prompt: Prompt, body: Chat
     if rule is None:
         return prompt
     return _with_grammar(
-        dialect.answer_grammar(rule, in_reasoning=prompt.starts_in_reasoning), prompt
+        prompt,
+        field,
+        lambda: dialect.answer_grammar(rule, in_reasoning=prompt.starts_in_reasoning),
     )
 
 
@@ -280,18 +300,35 @@ def _with_tool_call_grammar(dialect: ModelOutputFormat, prompt: Prompt, body: Ch
     """Set the grammar of the answer. If tool calls are forced, the answer must consist of calls;
     otherwise it may contain calls, and calls of strict tools must follow the tools' schemas."""
     build = dialect.forced_call_grammar if body.forces_tool_call else dialect.offered_call_grammar
-    call_grammar = build(
-        body.offered_tools, in_reasoning=prompt.starts_in_reasoning, max_calls=body.max_tool_calls
+    return _with_grammar(
+        prompt,
+        TOOLS_FIELD,
+        lambda: build(
+            body.offered_tools,
+            in_reasoning=prompt.starts_in_reasoning,
+            max_calls=body.max_tool_calls,
+        ),
     )
-    return _with_grammar(call_grammar, prompt)
 
 
-def _with_grammar(grammar: Grammar, prompt: Prompt) -> Prompt:
+def _with_grammar(prompt: Prompt, field: str, build: Callable[[], Grammar]) -> Prompt:
+    """Set the grammar of the answer. Raises ApiError (400), which names ``field``, if it can't be
+    built or is too large: :class:`~router.openai.grammar_validator.GrammarValidator`, which hashes
+    grammars in the event loop, gets only small ones."""
+    try:
+        grammar = build()
+        check_grammar_text(grammar.text)
+    except Invalid as error:
+        raise grammar_error(field, str(error)) from error
     return replace(prompt, sampling=replace(prompt.sampling, grammar=grammar))
 
 
 def render_chat(
-    body: ChatBody, tools: Sequence[Tool], tokenizer: Tokenizer, output_format: ModelOutputFormat
+    body: ChatBody,
+    tools: Sequence[Tool],
+    tokenizer: Tokenizer,
+    output_format: ModelOutputFormat,
+    limits: ModelLimits,
 ) -> str:
     """Return the text of a chat's prompt. Raises ApiError or Invalid, which name the invalid
     field."""
@@ -300,7 +337,7 @@ def render_chat(
             "the model's chat template does not support tools; use tool_choice to force a call"
         )
         raise ApiError(400, message, param="tools", code="unsupported_parameter")
-    return ChatRenderer(tokenizer).render(body, tools)
+    return ChatRenderer(tokenizer).render(body, tools, limits.max_chat_characters)
 
 
 def count_prompt_tokens(
@@ -308,7 +345,7 @@ def count_prompt_tokens(
 ) -> int:
     """Return the number of tokens in a chat's prompt. Raises ApiError or Invalid, which name the
     invalid field."""
-    text = render_chat(body, body.offered_tools, tokenizer, output_format)
+    text = render_chat(body, body.offered_tools, tokenizer, output_format, limits)
     special = bool(body.add_special_tokens)
     return len(_encode_within_limit(text, "messages", special, tokenizer, limits))
 
@@ -321,7 +358,8 @@ def encode_tokenize_response(
     if body.messages is None:
         text, param, special = body.prompt or "", "prompt", body.add_special_tokens is not False
     else:
-        text, param = ChatRenderer(tokenizer).render(body, body.tools or ()), "messages"
+        renderer, param = ChatRenderer(tokenizer), "messages"
+        text = renderer.render(body, body.tools or (), limits.max_chat_characters)
         special = bool(body.add_special_tokens)
     ids = _encode_within_limit(text, param, special, tokenizer, limits)
     return orjson.dumps({"count": len(ids), "max_model_len": limits.context_tokens, "tokens": ids})

@@ -28,7 +28,7 @@ def answer_to(messages: Any, tool: str = "") -> str:
     """Return the answer to a request that offers no tool, or the one named ``tool``."""
     template = ChatTemplate({"default": CHAT_TEMPLATE}, {}, SystemClock())
     tools = [{"type": "function", "function": {"name": tool}}] if tool else None
-    rendered = template.render(messages, tools, add_generation_prompt=True)
+    rendered = template.render(messages, tools, add_generation_prompt=True, max_characters=10_000)
     return rendered.rpartition("<|answer:")[2].removesuffix("|>")
 
 

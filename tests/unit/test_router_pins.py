@@ -31,6 +31,7 @@ from tests.router_harness import CHAT, StaticMembers, member, open_harness
 tokenizer = router_harness.tokenizer
 SHORT = {"type": "ephemeral"}
 LONG = {"type": "ephemeral", "ttl": "1h"}
+LIMIT = 10_000
 KEYS = [BlockKey(bytes([number]) * 16) for number in range(64)]
 
 
@@ -41,12 +42,12 @@ def part(text: str, control: Any = None) -> dict[str, Any]:
 def pins(tokenizer: Tokenizer, *messages: dict[str, Any]) -> tuple[PrefixPin, ...]:
     body = parse_body(ChatBody, orjson.dumps({"messages": messages}))
     ids = tokenizer.encode(_rendered(tokenizer, body), add_special_tokens=False)
-    return find_prefix_pins(body, (), tokenizer, ids, KEYS, 4)
+    return find_prefix_pins(body, (), tokenizer, ids, KEYS, 4, LIMIT)
 
 
 def _rendered(tokenizer: Tokenizer, body: ChatBody) -> str:
     messages = [{"role": each.role, "content": each.content} for each in body.messages]
-    return tokenizer.apply_chat_template(messages, None, add_generation_prompt=True)
+    return tokenizer.apply_chat_template(messages, None, max_characters=LIMIT)
 
 
 def test_breakpoint_lies_after_its_part(tokenizer: Tokenizer) -> None:

@@ -1,6 +1,8 @@
 """Tests tokenizer, chat template and incremental detokenizer, with small tokenizers built here."""
 
 import json
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,11 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from baton.clock import ManualClock
 from baton.errors import Invalid
+from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
 
+USER = [{"role": "user", "content": "Hi"}]
+LIMIT = 10_000
 CORPUS = ["the quick brown fox jumps over the lazy dog", "größer façade naïve 日本語 🎉🎊"] * 4
 CHATML = (
     "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}"
@@ -123,7 +128,7 @@ def test_token_bytes_add_up_to_the_text(byte_level_tokenizer: Tokenizer) -> None
 def test_chat_template_is_rendered(byte_level_tokenizer: Tokenizer) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     begin = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
-    apply = byte_level_tokenizer.apply_chat_template
+    apply = partial(byte_level_tokenizer.apply_chat_template, max_characters=LIMIT)
     assert apply(messages) == begin + "<|im_start|>assistant\n"
     assert apply(messages, None, False) == begin
     messages[0]["role"] = "developer"
@@ -134,7 +139,7 @@ def render(folder: Path, template: Any, **extra: Any) -> str:
     config = {"chat_template": template, **extra}
     loaded = Tokenizer.load(write(folder, byte_level(), config), ManualClock(86_400 * 365))
     tools = [{"type": "function", "function": {"name": "größe <b>"}}]
-    return loaded.apply_chat_template([{"role": "user", "content": "Hi"}], tools)
+    return loaded.apply_chat_template(USER, tools, max_characters=LIMIT)
 
 
 def test_templates_may_use_tokens_tools_and_extensions(tmp_path: Path) -> None:
@@ -177,7 +182,58 @@ def test_template_that_does_not_compile_is_invalid(tmp_path: Path) -> None:
 def test_missing_template_is_reported(byte_fallback_tokenizer: Tokenizer) -> None:
     assert not byte_fallback_tokenizer.has_chat_template
     with pytest.raises(Invalid, match="no chat template"):
-        byte_fallback_tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}])
+        byte_fallback_tokenizer.apply_chat_template(USER, max_characters=LIMIT)
+
+
+REPEATING = "{% for m in messages %}{{ m.content }}{% endfor %}"
+INDENTING = "{{ tools[0] | tojson(indent=4) }}"
+DISCARDING = "{% set text %}{% for m in messages %}{{ m.content | tojson }}{% endfor %}{% endset %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "size"),
+    [
+        (REPEATING, 2 * 30),
+        (INDENTING, len('{\n    "a": [\n        1,\n        2\n    ]\n}')),
+        (DISCARDING, 2 * len('""') + 2 * 30),
+        ("{{ messages | map(attribute='content') | map('tojson') | join }}", 2 * len('""') + 60),
+    ],
+)
+def test_text_and_json_of_a_template_are_limited(source: str, size: int) -> None:
+    template = ChatTemplate({"default": source}, {}, ManualClock())
+    messages = [{"role": "user", "content": "a" * 30}] * 2
+    tools = [{"a": [1, 2]}]
+    rendered = template.render(messages, tools, False, max_characters=size)
+    assert len(rendered) == (0 if source == DISCARDING else size)
+    with pytest.raises(Invalid) as error:
+        template.render(messages, tools, False, max_characters=size - 1)
+    assert str(error.value) == (
+        f"the chat template makes a text of more than {size - 1} characters from the messages and "
+        "tools, the limit of one request; send fewer or shorter ones"
+    )
+    assert (error.value.param, error.value.code) == ("messages", "context_length_exceeded")
+
+
+def test_indented_json_is_not_made_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The JSON of 1,000 values 100 levels deep would have 400 characters per value."""
+    made: list[int] = []
+    make = json.JSONEncoder.iterencode
+
+    def count(encoder: json.JSONEncoder, value: Any) -> Iterator[str]:
+        for piece in make(encoder, value):
+            made.append(len(piece))
+            yield piece
+
+    monkeypatch.setattr(json.JSONEncoder, "iterencode", count)
+    value: list[Any] = [1] * 1000
+    for _ in range(99):
+        value = [value]
+    template = ChatTemplate({"default": "{{ tools | tojson(indent=4) }}"}, {}, ManualClock())
+    with pytest.raises(Invalid, match="more than 50000 characters"):
+        template.render(USER, value, False, max_characters=50_000)
+    before_values = sum(1 + 1 + 4 * level for level in range(1, 101))
+    per_value = len(",\n" + " " * 400 + "1")
+    assert sum(made) == before_values + len("1") + 74 * per_value
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff\xfe", b'{"model": 3}'])

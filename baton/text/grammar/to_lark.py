@@ -74,6 +74,11 @@ def check_grammar_text(text: str) -> None:
         size_bytes = len(text.encode())
     except UnicodeEncodeError as error:
         raise Invalid("the grammar has an unpaired surrogate") from error
+    check_grammar_size(size_bytes)
+
+
+def check_grammar_size(size_bytes: int) -> None:
+    """Raise Invalid for a grammar of this size, or with a part of this size, if it is too large."""
     if size_bytes > MAX_GRAMMAR_BYTES:
         raise Invalid(f"a grammar may have at most {MAX_GRAMMAR_BYTES} bytes")
 

@@ -1,10 +1,12 @@
 """The formats of tool calls, and grammar rules for one call in each of them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+from baton.errors import Invalid
+from baton.text.grammar.to_lark import check_grammar_size
 from router.openai.parsers.markup_tokens import MarkupTokens
 
 ARGUMENT_WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -30,16 +32,29 @@ def tool_call_rules(
     form: ToolCallFormat, functions: Sequence[Function], marks: MarkupTokens
 ) -> list[str]:
     """Return grammar rules that define ``call``: a call of any of ``functions``, with arguments
-    that follow the function's schema."""
-    rules = ["call: " + " | ".join(f"call_{number}" for number in range(len(functions)))]
+    that follow the function's schema. Raises Invalid for a malformed schema, and as soon as the
+    rules are larger than a grammar may be, since they may be many times as large as the
+    functions."""
+    rules: list[str] = []
+    size_bytes = 0
+    for rule in _call_rules(form, functions, marks):
+        size_bytes += len(rule)
+        check_grammar_size(size_bytes)
+        rules.append(rule)
+    return rules
+
+
+def _call_rules(
+    form: ToolCallFormat, functions: Sequence[Function], marks: MarkupTokens
+) -> Iterator[str]:
+    yield "call: " + " | ".join(f"call_{number}" for number in range(len(functions)))
     for number, function in enumerate(functions):
         if form is ToolCallFormat.PYTHONIC:
-            rules += _python_call_rules(number, function)
+            yield from _python_call_rules(number, function)
         elif form is ToolCallFormat.MISTRAL and has_name_first_calls(marks):
-            rules += _name_first_call_rules(number, function, marks)
+            yield from _name_first_call_rules(number, function, marks)
         else:
-            rules += _json_call_rules(form, number, function)
-    return rules
+            yield from _json_call_rules(form, number, function)
 
 
 def has_name_first_calls(marks: MarkupTokens) -> bool:
@@ -48,12 +63,10 @@ def has_name_first_calls(marks: MarkupTokens) -> bool:
     return "[ARGS]" in marks.ids
 
 
-def _name_first_call_rules(number: int, function: Function, marks: MarkupTokens) -> list[str]:
+def _name_first_call_rules(number: int, function: Function, marks: MarkupTokens) -> Iterator[str]:
     name = json.dumps(function["name"])
-    return [
-        f"call_{number}: {name} {marks.rule('[ARGS]')} arguments_{number}",
-        _arguments(f"arguments_{number}", function),
-    ]
+    yield f"call_{number}: {name} {marks.rule('[ARGS]')} arguments_{number}"
+    yield _arguments(f"arguments_{number}", function)
 
 
 def _arguments(name: str, function: Function) -> str:
@@ -61,23 +74,24 @@ def _arguments(name: str, function: Function) -> str:
     return f"{name}: %json {json.dumps(schema)}"
 
 
-def _json_call_rules(form: ToolCallFormat, number: int, function: Function) -> list[str]:
+def _json_call_rules(form: ToolCallFormat, number: int, function: Function) -> Iterator[str]:
     key = "parameters" if form is ToolCallFormat.LLAMA3 else "arguments"
     head = f'{{"name": {json.dumps(function["name"])}, "{key}": '
-    return [
-        f'call_{number}: {json.dumps(head, ensure_ascii=False)} arguments_{number} "}}"',
-        _arguments(f"arguments_{number}", function),
-    ]
+    yield f'call_{number}: {json.dumps(head, ensure_ascii=False)} arguments_{number} "}}"'
+    yield _arguments(f"arguments_{number}", function)
 
 
-def _python_call_rules(number: int, function: Function) -> list[str]:
-    """Return grammar rules for a call like ``f(x=1, y="a")``: keyword arguments in the schema's
-    order, with values written as in JSON."""
+def _python_call_rules(number: int, function: Function) -> Iterator[str]:
+    """Yield grammar rules for a call like ``f(x=1, y="a")``: keyword arguments in the schema's
+    order, with values written as in JSON. The rule of each argument repeats the schema's
+    definitions."""
     schema: Mapping[str, Any] = function.get("parameters") or EMPTY_PARAMETERS
-    properties: Mapping[str, Any] = schema.get("properties") or {}
-    required, defs = schema.get("required") or (), schema.get("$defs")
+    properties, defs = schema.get("properties") or {}, schema.get("$defs")
+    required = _required_names(schema)
+    if not isinstance(properties, dict):
+        raise Invalid("`properties` of a function's parameters must be an object")
     prefix = f"call_{number}"
-    rules = [f'{prefix}: {json.dumps(function["name"] + "(")} {prefix}_first_0 ")"']
+    yield f'{prefix}: {json.dumps(function["name"] + "(")} {prefix}_first_0 ")"'
     for index, (name, value) in enumerate(properties.items()):
         value = value if isinstance(value, dict) else {}
         value = {**value, **({"$defs": defs} if defs else {}), "x-guidance": ARGUMENT_WHITESPACE}
@@ -85,8 +99,15 @@ def _python_call_rules(number: int, function: Function) -> list[str]:
         is_optional = name not in required
         for kind, comma in (("first", ""), ("next", '", " ')):
             skip = f" | {prefix}_{kind}_{index + 1}" if is_optional else ""
-            rules.append(f"{prefix}_{kind}_{index}: {comma}{given} {prefix}_next_{index + 1}{skip}")
-        rules.append(f"{given}: {json.dumps(name + '=')} {given}_value")
-        rules.append(f"{given}_value: %json {json.dumps(value)}")
-    end = len(properties)
-    return [*rules, *(f'{prefix}_{kind}_{end}: ""' for kind in ("first", "next"))]
+            yield f"{prefix}_{kind}_{index}: {comma}{given} {prefix}_next_{index + 1}{skip}"
+        yield f"{given}: {json.dumps(name + '=')} {given}_value"
+        yield f"{given}_value: %json {json.dumps(value)}"
+    for kind in ("first", "next"):
+        yield f'{prefix}_{kind}_{len(properties)}: ""'
+
+
+def _required_names(schema: Mapping[str, Any]) -> frozenset[str]:
+    names = schema.get("required") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise Invalid("`required` of a function's parameters must be a list of names")
+    return frozenset(names)

@@ -6,11 +6,17 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
+from router.http.nesting import is_nested_deeper
 from router.http.unknown_fields import UnsupportedField
 from router.openai.schema.strict_model import drop_unknown_keys, validation_error
 
 MAX_TOOLS = 128
 """The maximum number of tools, and of tools that a choice of tools names, as in OpenAI's API."""
+
+MAX_TOOL_NESTING = 32
+"""The deepest nesting of a tool's parameters and of a call's arguments, in objects and lists.
+Templates that indent JSON repeat the indentation of each level for each value. Schemas in use have
+up to 15 levels."""
 
 TOOL_KEYS = frozenset({"type", "function"})
 FUNCTION_KEYS = frozenset({"name", "description", "parameters", "strict"})
@@ -39,6 +45,10 @@ def _check_tool(tool: Tool, info: ValidationInfo) -> Tool:
     ):
         if not isinstance(function.get(key), kind | None):
             raise validation_error(f"a tool's {key} must be {noun}")
+    if is_nested_deeper(function.get("parameters"), MAX_TOOL_NESTING):
+        raise validation_error(
+            f"a tool's parameters may be nested at most {MAX_TOOL_NESTING} levels deep"
+        )
     return _known_part(tool, function, info)
 
 
