@@ -40,7 +40,7 @@ class OutputStream:
         self._unread: list[RequestOutput] = []
         self._num_unread_logprobs = 0
         self._has_rest = False
-        """Whether the last message left outputs unread."""
+        """True if the last message left outputs unread."""
         self._ready = asyncio.Event()
         self.closed = False
 

@@ -1,11 +1,8 @@
 """A request's body as it arrives, and a memory budget for the bodies of all requests."""
 
-from collections.abc import Callable
-from types import TracebackType
-from typing import Self
-
 from baton.core.ids import TenantId
 from router.tenants.fair_limiter import FairLimiter
+from router.tenants.limiter_share import LimiterShare
 
 UNMETERED_BYTES = 32 * 1024
 """This many bytes of each request do not count against the budget, so that small requests are
@@ -33,30 +30,16 @@ class BodyBudget:
         return RawBody(self._limiter, tenant, weight, shared)
 
 
-class RawBody:
+class RawBody(LimiterShare):
     """A body that counts against a budget. :meth:`add` the data, then :meth:`take` it once. Leaving
     the ``with`` block, or :meth:`release`, returns its bytes to the budget. ``size_bytes`` is the
     size of the decompressed body and of all that was added with :meth:`charge`."""
 
-    __slots__ = (
-        "_counted_bytes",
-        "_data",
-        "_is_detached",
-        "_limiter",
-        "_shared",
-        "_tenant",
-        "_weight",
-        "size_bytes",
-    )
+    __slots__ = ("_data", "size_bytes")
 
     def __init__(self, limiter: FairLimiter, tenant: TenantId, weight: float, shared: bool) -> None:
-        self._limiter = limiter
-        self._tenant = tenant
-        self._weight = weight
-        self._shared = shared
+        super().__init__(limiter, tenant, weight, shared)
         self._data: bytes | bytearray = b""
-        self._counted_bytes = 0
-        self._is_detached = False
         self.size_bytes = 0
 
     def add(self, data: bytes) -> None:
@@ -74,9 +57,7 @@ class RawBody:
         conversation that it continues. Call before :meth:`release`. Raises Overloaded when the
         budget is exhausted."""
         self.size_bytes += num_bytes
-        more = max(self.size_bytes - UNMETERED_BYTES, 0) - self._counted_bytes
-        self._limiter.acquire(more, self._tenant, self._weight, self._shared)
-        self._counted_bytes += more
+        self._acquire(max(self.size_bytes - UNMETERED_BYTES, 0) - self._num_held)
 
     def take(self) -> bytes:
         """Return the data and drop this object's reference to it. The bytes count against the
@@ -87,25 +68,5 @@ class RawBody:
     def release(self, kept_bytes: int = 0) -> None:
         """Return the counted bytes to the budget, except for ``kept_bytes`` bytes that are still in
         use, and drop the data."""
-        kept = min(max(kept_bytes - UNMETERED_BYTES, 0), self._counted_bytes)
-        self._limiter.release(self._counted_bytes - kept, self._tenant)
-        self._counted_bytes = kept
+        self._keep(min(max(kept_bytes - UNMETERED_BYTES, 0), self._num_held))
         self._data = b""
-
-    def detach(self) -> Callable[[], None]:
-        """Keep the bytes charged to the budget after the ``with`` block. Return a function that
-        gives them back."""
-        self._is_detached = True
-        return self.release
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if not self._is_detached:
-            self.release()

@@ -1,13 +1,13 @@
 """A limit on the logprobs that a router keeps in memory for its requests."""
 
-from collections.abc import Callable, Iterable
-from typing import Self
+from collections.abc import Iterable
 
 from baton.core.ids import TenantId
 from baton.core.request import MAX_PROMPT_LOGPROBS, count_logprobs
 from baton.errors import Invalid, Overloaded
 from router.openai.token_entry import TokenEntry
 from router.tenants.fair_limiter import FairLimiter
+from router.tenants.limiter_share import LimiterShare
 
 MAX_KEPT_LOGPROBS = 8 * MAX_PROMPT_LOGPROBS
 """The maximum number of logprobs of all requests in flight, alternatives included: 24,966 tokens
@@ -47,20 +47,11 @@ class LogprobsBudget:
         return KeptLogprobs(self._limiter, self._request_limit, tenant, weight, param, shared)
 
 
-class KeptLogprobs:
+class KeptLogprobs(LimiterShare):
     """The logprobs that one request keeps, which count against a budget. Leaving the ``with``
     block, or :meth:`release`, returns them to the budget."""
 
-    __slots__ = (
-        "_is_detached",
-        "_limit",
-        "_limiter",
-        "_num_kept",
-        "_param",
-        "_shared",
-        "_tenant",
-        "_weight",
-    )
+    __slots__ = ("_limit", "_param")
 
     def __init__(
         self,
@@ -71,14 +62,9 @@ class KeptLogprobs:
         param: str,
         shared: bool,
     ) -> None:
-        self._limiter = limiter
+        super().__init__(limiter, tenant, weight, shared)
         self._limit = limit
-        self._tenant = tenant
-        self._weight = weight
         self._param = param
-        self._shared = shared
-        self._num_kept = 0
-        self._is_detached = False
 
     def keep(self, entries: Iterable[TokenEntry]) -> None:
         """Count the logprobs of these tokens. Raises the errors of :meth:`charge`."""
@@ -87,7 +73,7 @@ class KeptLogprobs:
     def charge(self, count: int) -> None:
         """Count ``count`` more logprobs. Raises Overloaded when the budget is exhausted, and
         Invalid if the request has too many logprobs by itself; nothing is counted then."""
-        if self._num_kept + count > self._limit:
+        if self._num_held + count > self._limit:
             raise Invalid(
                 f"{self._param}: the request has more than {self._limit} logprobs, alternatives "
                 "included, which is the most that is kept for one request; ask for fewer answers, "
@@ -96,7 +82,7 @@ class KeptLogprobs:
                 param=self._param,
             )
         try:
-            self._limiter.acquire(count, self._tenant, self._weight, self._shared)
+            self._acquire(count)
         except Overloaded as error:
             raise Overloaded(
                 f"{error}; retry later, ask for fewer alternatives (top_logprobs, logprobs, "
@@ -104,21 +90,3 @@ class KeptLogprobs:
                 "answer are kept",
                 retry_after_seconds=error.retry_after_seconds,
             ) from error
-        self._num_kept += count
-
-    def release(self) -> None:
-        self._limiter.release(self._num_kept, self._tenant)
-        self._num_kept = 0
-
-    def detach(self) -> Callable[[], None]:
-        """Keep the logprobs charged to the budget after the ``with`` block. Return a function that
-        gives them back."""
-        self._is_detached = True
-        return self.release
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if not self._is_detached:
-            self.release()

@@ -116,7 +116,8 @@ def log_damage(response_id: str, size_bytes: int) -> None:
 
 
 def _is_header(header: Any, response_id: str, size_bytes: int) -> bool:
-    """Whether this is the header of the response with this id, followed by ``size_bytes``."""
+    """Return whether this is the header of the response with this id, followed by ``size_bytes``
+    bytes."""
     if not isinstance(header, dict):
         return False
     sizes = header.get("sizes")

@@ -18,7 +18,7 @@ class AnswerEncoder(ABC):
     the last delta of all choices, or :meth:`encode_failure` if the stream fails."""
 
     keeps_logprobs = False
-    """Whether the logprobs of a stream are kept until its end, which repeats them."""
+    """True if the logprobs of a stream are kept until its end, which repeats them."""
 
     @abstractmethod
     def encode_opening(self, answer: ChoiceResult, usage: Usage) -> bytes:
