@@ -27,6 +27,7 @@ from baton.pools.kubernetes.pod_watch import PodWatch
 from baton.pools.kubernetes.pools import KubernetesPools
 from baton.pools.leader_election import LeaderElection
 from tests.contract.kubernetes_pools.rig import FakeWorkerAdmin, QuickClock
+from tests.contract.pod_watches import end_watch
 from tests.helm.chart import NAMESPACE as HOME
 from tests.helm.chart import Release, make_values, render
 from tests.kube.accounts import unused_permissions
@@ -180,7 +181,7 @@ async def test_the_role_grants_all_that_a_conductor_needs_and_no_more(
     # No controller deletes a pod in this test, so the pools backend has to.
     await conductor.pools.remove(WorkerId("another"))
     assert deletions.get(timeout=SECONDS)
-    watch.stop()
+    end_watch(watch, server)
     conductor.client.close()
     assert conductor.unused_permissions() == []
 
@@ -196,7 +197,7 @@ async def test_without_the_right_to_resize_a_conductor_only_watches(
     await _watch_begun(server)
     server.api.delete(POD, HOME, conductor.deployments[0]["metadata"]["name"] + "-0", {})
     assert deletions.get(timeout=SECONDS)
-    watch.stop()
+    end_watch(watch, server)
     with pytest.raises(Unauthorized, match="not allowed to get deployments/scale"):
         await conductor.pools.scale({Role.DECODE: 1})
     conductor.client.close()

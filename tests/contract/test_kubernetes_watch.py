@@ -21,6 +21,7 @@ from baton.pools.kubernetes.lease import KubernetesLease
 from baton.pools.kubernetes.pod_watch import PodWatch
 from baton.pools.leader_election import NO_HOLDER, LeaderElection, LeaseRecord
 from tests.contract.fake_kubernetes import labels_of
+from tests.contract.pod_watches import end_watch
 from tests.kube.api import Api
 from tests.kube.failures import Refused
 from tests.kube.kinds import NAMESPACE, POD
@@ -69,7 +70,7 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchHa
     with server.running(tmp_path):
         harness = WatchHarness(server, tmp_path)
         yield harness
-        harness.watch.stop()
+        end_watch(harness.watch, server)
         harness.kubernetes.close()
 
 

@@ -78,6 +78,7 @@ class KubeServer:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         certificates = Path(__file__).parent / "certificates"
         context.load_cert_chain(certificates / "server.crt", certificates / "server.key")
+        context.sslsocket_class = _SelfClosingSocket
         server.context = context
         self.url = f"https://{address}:{server.server_port}"
         write_kubeconfig(folder, self.url)
@@ -157,6 +158,14 @@ def write_kubeconfig(folder: Path, url: str) -> None:
     path = folder / "kubeconfig"
     path.touch(mode=0o600)
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
+
+
+class _SelfClosingSocket(ssl.SSLSocket):
+    """Closes itself if nothing refers to it any more. The ssl module of Python 3.11.7 drops a
+    socket unclosed if its client has disconnected before the TLS handshake."""
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class _Server(ThreadingHTTPServer):

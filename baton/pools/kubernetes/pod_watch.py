@@ -52,17 +52,25 @@ class PodWatch:
         self._on_change = on_change
         self._ending: TerminatingWorkers = frozenset()
         self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pod-watch", daemon=True)
         self._stream: Watch | None = None
         self._last_failure = ""
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="pod-watch", daemon=True).start()
+        self._thread.start()
 
     def stop(self) -> None:
         """Stop the watch without waiting for the thread, which may be in a call; it is a daemon."""
         self._stopped.set()
         if self._stream is not None:
             self._stream.stop()  # type: ignore[no-untyped-call]
+
+    def join(self, timeout_seconds: float) -> bool:
+        """Wait after :meth:`stop` until the thread has ended, and return whether it has. It ends
+        with the next event of its watch, or when its watch ends."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
 
     # -- the thread ------------------------------------------------------------------------
 
