@@ -40,7 +40,7 @@ def content_blocks(
 ) -> list[dict[str, Any]]:
     """Return the blocks of an answer. ``call_id`` makes a tool call's id from the index of the
     call."""
-    parts: Iterable[OutputPart] = answer.parts or map(TextPart, answer.text_pieces)
+    parts: Iterable[OutputPart] = answer.parts or [TextPart(answer.text)]
     blocks: list[dict[str, Any]] = []
     pieces: list[list[str]] = []
     for part in parts:

@@ -1,6 +1,7 @@
 """The generation of one answer, from placement to its last token, over as many workers as
 needed."""
 
+from array import array
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
@@ -62,7 +63,7 @@ class Generation:
         self._spec = spec
         self._hasher = hasher
         self._block_keys = prompt_block_keys
-        self._emitted: list[TokenId] = []
+        self._emitted = array("q")  # token ids, 8 bytes each
         self._search = PlacementSearch(context, tenant, model, session, record)
         self._isolation = RequestIsolation(context.quarantine, context.clock, spec, tenant, record)
         self._kv_source: WorkerRef | None = None
@@ -187,12 +188,14 @@ class Generation:
             **self.record.log_fields,
         )
 
-    async def _begin_epoch(self, emitted: Sequence[TokenId]) -> None:
+    async def _begin_epoch(self, emitted: Sequence[int]) -> None:
         """Start a new epoch, whose prefill computes the prompt and the ``emitted`` tokens of the
         answer."""
         prompt = self._spec.token_ids[: self._spec.num_prompt_tokens]
         self._spec = replace(
-            self._spec, epoch=Epoch(self._spec.epoch + 1), token_ids=prompt + tuple(emitted)
+            self._spec,
+            epoch=Epoch(self._spec.epoch + 1),
+            token_ids=(*prompt, *map(TokenId, emitted)),
         )
         self._block_keys = await compute_block_keys(self._hasher, self._spec.token_ids)
 

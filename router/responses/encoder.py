@@ -66,7 +66,7 @@ class ResponsesEncoder(AnswerEncoder):
         if answer.parts:
             self._add_parts(answer)
         else:
-            item, text = self._output.take(TextPart("".join(answer.text_pieces)))
+            item, text = self._output.take(TextPart(answer.text))
             item.append(text)
             self._add_logprobs(item, text, answer.token_entries, newest=False)
         items = self._output.items
@@ -78,7 +78,7 @@ class ResponsesEncoder(AnswerEncoder):
         """Add the answer's parts to the items. As in a stream, a part's logprobs are searched for
         only among the tokens that had arrived when the part ended."""
         start = 0
-        for part, end in zip(answer.parts, answer.part_ends, strict=True):
+        for part, end in answer.parts.with_ends():
             item, text = self._output.take(part)
             if text:
                 item.append(text)

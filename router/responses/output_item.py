@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from router.openai.text_buffer import TextBuffer
 from router.responses.encrypted_reasoning import encode_reasoning
 from router.responses.text_logprobs import without_bytes
 from router.responses.tool_arguments import decode_custom_arguments
@@ -25,14 +26,14 @@ class OutputItem(ABC):
 
     def __init__(self, item_id: str) -> None:
         self.id = item_id
-        self._pieces: list[str] = []
+        self._text = TextBuffer()
 
     def append(self, text: str) -> None:
-        self._pieces.append(text)
+        self._text.append(text)
 
     @property
     def text(self) -> str:
-        return "".join(self._pieces)
+        return self._text.text
 
     @abstractmethod
     def json(self, status: ItemStatus) -> dict[str, Any]:

@@ -90,15 +90,14 @@ class ChatEncoder(OpenAIEncoder):
         return data
 
     def _choice(self, answer: ChoiceResult) -> dict[str, Any]:
-        content = "".join(answer.text_pieces)
+        content, reasoning, calls = answer.text, answer.reasoning, answer.tool_calls
         message: dict[str, Any] = {"role": "assistant", "content": content}
-        if answer.reasoning_pieces:
-            message["reasoning_content"] = "".join(answer.reasoning_pieces)
-        if answer.tool_calls:
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
             message["content"] = content or None
             message["tool_calls"] = [
-                self._call(answer.index, ToolCallStart(number, name), "".join(arguments))
-                for number, (name, arguments) in enumerate(answer.tool_calls)
+                self._call(answer.index, call, arguments) for call, arguments in calls
             ]
         choice = {
             "index": answer.index,

@@ -44,7 +44,7 @@ class CompletionEncoder(OpenAIEncoder):
         entries = [*self._echoed_entries(answer), *answer.token_entries]
         choice = {
             "index": answer.index,
-            "text": answer.prompt_text + "".join(answer.text_pieces),
+            "text": answer.prompt_text + answer.text,
             "logprobs": self._logprobs(entries) if self._with_logprobs else None,
             "finish_reason": answer.finish_reason,
         }

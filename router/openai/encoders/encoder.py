@@ -148,5 +148,5 @@ class OpenAIEncoder(AnswerEncoder):
     def _with_ids(self, choice: dict[str, Any], answer: ChoiceResult) -> dict[str, Any]:
         if self._metadata.return_token_ids:
             choice["prompt_token_ids"] = answer.prompt_token_ids
-            choice["token_ids"] = answer.token_ids
+            choice["token_ids"] = answer.token_ids.tolist()
         return choice

@@ -160,7 +160,7 @@ class JsonCallReader:
             return self._end_value(_decoded(self._value_text)) and self._after_value(character)
         if self._streams_value:
             self._new_arguments.append(character)
-        else:
+        elif not self.has_begun:  # later values are ignored, however long they are
             self._value_text.append(character)
         if not self._value.push(character):
             return True
