@@ -38,16 +38,13 @@ from router.http.cors import Cors
 from router.http.frontend import HttpFrontend, open_access_log
 from router.http.peer_routers import PEER_HEADER, explain_path
 from router.http.unsupported_paths import unsupported_reason
+from router.openai.chat_handler import ChatHandler
+from router.openai.completion_handler import CompletionHandler
 from router.openai.context import RouterContext
 from router.openai.model_description import describe_adapter, describe_model, describe_models
-from router.openai.request_handler import (
-    ChatHandler,
-    CompletionHandler,
-    DetokenizeHandler,
-    RequestHandler,
-    TokenizeHandler,
-)
+from router.openai.request_handler import RequestHandler
 from router.openai.served_model import ServedModel
+from router.openai.tokenize_handlers import DetokenizeHandler, TokenizeHandler
 from router.responses.request_handler import InputTokensHandler, ResponsesHandler
 from router.responses.response_service import ResponseService
 from router.responses.routes import add_response_routes

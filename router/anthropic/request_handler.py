@@ -14,9 +14,10 @@ from router.anthropic.usage import CacheBreakpoints
 from router.errors import ApiError
 from router.http.raw_body import RawBody
 from router.http.response_writer import JSON_HEADERS, REQUEST_ID_KEY, ResponseWriter
+from router.openai.chat_handler import ChatHandler
 from router.openai.encoders import AnswerEncoder, ResponseMetadata
 from router.openai.preprocessor import Preprocessor, Prompt, count_prompt_tokens
-from router.openai.request_handler import ChatHandler, RequestHandler
+from router.openai.request_handler import RequestHandler
 from router.openai.schema import ChatBody, CompletionBody
 
 CALL_ID_PREFIX = "toolu_"

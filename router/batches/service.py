@@ -18,8 +18,10 @@ from router.batches.file_limits import FileLimits, UploadAdmission
 from router.batches.file_store import FileStore, FileUpload, StoredFile
 from router.errors import ApiError
 from router.http.json_limits import max_json_values
+from router.openai.chat_handler import ChatHandler
+from router.openai.completion_handler import CompletionHandler
 from router.openai.context import RouterContext
-from router.openai.request_handler import ChatHandler, CompletionHandler, GenerationHandler
+from router.openai.generation_handler import GenerationHandler
 from router.responses.request_handler import ResponsesHandler
 from router.tenants.fair_thread_pool import FairThreadPool
 

@@ -1,7 +1,7 @@
 """OpenAI's API: request bodies, chat templates, parsers of model output, response encoders.
 
 - :class:`~router.openai.request_handler.RequestHandler` handles one HTTP request: authentication,
-  admission, body, errors. :class:`~router.openai.request_handler.GenerationHandler` is its
+  admission, body, errors. :class:`~router.openai.generation_handler.GenerationHandler` is its
   subclass for requests that generate answers, such as chat completions.
 - :class:`~router.openai.context.RouterContext` has all components of a router that handlers need.
 - :class:`~router.openai.preprocessor.Preprocessor` turns a body into prompts: chat template, token

@@ -13,12 +13,13 @@ from baton.errors import BatonError
 from router.errors import ApiError, to_api_error
 from router.http.raw_body import RawBody
 from router.http.response_writer import JSON_HEADERS, ResponseWriter
+from router.openai.chat_handler import ChatHandler
 from router.openai.choice_result import ChoiceResult
 from router.openai.choice_stream import ChoiceStream
 from router.openai.context import RouterContext
 from router.openai.encoders import AnswerEncoder, ResponseMetadata
 from router.openai.preprocessor import count_prompt_tokens
-from router.openai.request_handler import ChatHandler, RequestHandler
+from router.openai.request_handler import RequestHandler
 from router.openai.schema import ChatBody, CompletionBody
 from router.responses.background_responses import BackgroundResponses
 from router.responses.chat_errors import translate_error

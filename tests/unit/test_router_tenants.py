@@ -24,7 +24,7 @@ from baton.errors import Invalid, Unavailable
 from baton.registry.memory import MemoryRegistry
 from baton.serve.lifecycle import Lifecycle
 from baton.text.tokenizer import Tokenizer
-from router.openai.request_handler import CompletionHandler
+from router.openai.completion_handler import CompletionHandler
 from router.program import RouterProgram
 from router.responses.encoded_items import encode_items
 from router.responses.stored_response import StoredResponse

@@ -37,10 +37,10 @@ from router.http.response_writer import (
 )
 from router.http.server import HttpServer
 from router.openai.choice_stream import ChoiceStream
+from router.openai.completion_handler import CompletionHandler
 from router.openai.context import RouterContext
 from router.openai.encoders import ChoiceResult as Worded
 from router.openai.encoders import CompletionEncoder, ResponseMetadata
-from router.openai.request_handler import CompletionHandler
 from router.openai.request_resources import RequestResources
 from router.openai.schema import CompletionBody
 from tests.sim.whole import peers
