@@ -14,11 +14,11 @@ from router.generation.fakes import FakeWorker
 from tests import router_harness
 from tests.anthropic_harness import CALL, MESSAGES, TOOL, events, message_of, request
 from tests.router_harness import EOS, eventually, model_saying, open_harness
-from tests.unit import test_router_tools
+from tests.unit import small_chats
 
-hermes = test_router_tools.hermes
-thinker = test_router_tools.thinker
-room_for_calls = test_router_tools.room_for_calls
+hermes = small_chats.hermes
+thinker = small_chats.thinker
+room_for_calls = small_chats.room_for_calls
 
 PING = {"type": "ping"}
 END = {"type": "message_stop"}

@@ -10,11 +10,11 @@ import pytest
 from baton.text.tokenizer import Tokenizer
 from tests.anthropic_harness import CALL, TOOL
 from tests.router_harness import RouterHarness, open_harness, serve_over_tcp
-from tests.unit import test_router_tools
+from tests.unit import small_chats
 
-hermes = test_router_tools.hermes
-thinker = test_router_tools.thinker
-room_for_calls = test_router_tools.room_for_calls
+hermes = small_chats.hermes
+thinker = small_chats.thinker
+room_for_calls = small_chats.room_for_calls
 
 FIELDS: Any = {
     "model": "demo",

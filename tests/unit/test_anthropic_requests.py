@@ -24,12 +24,12 @@ from tests.anthropic_harness import (
     user,
 )
 from tests.router_harness import USER, open_harness
-from tests.unit import test_router_tools
-from tests.unit.test_router_tools import load_tokenizer
+from tests.unit import small_chats
+from tests.unit.small_chats import load_tokenizer
 
-hermes = test_router_tools.hermes
-thinker = test_router_tools.thinker
-room_for_calls = test_router_tools.room_for_calls
+hermes = small_chats.hermes
+thinker = small_chats.thinker
+room_for_calls = small_chats.room_for_calls
 
 SHORT = {"cache_control": {"type": "ephemeral"}}
 LONG = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
@@ -87,7 +87,7 @@ async def test_late_system_message_is_moved_if_the_template_refuses_it(tmp_path:
         "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
         "{{ raise_exception('late') }}{% endif %}{% endfor %}"
     )
-    tokenizer = load_tokenizer(tmp_path, guard + test_router_tools.TEMPLATE)
+    tokenizer = load_tokenizer(tmp_path, guard + small_chats.TEMPLATE)
     late = {"role": "system", "content": "Be brief"}
     body = request(*USER, late, system="a")
     async with open_harness(tokenizer, "x") as (router, client):

@@ -14,7 +14,7 @@ from router.responses.text_logprobs import TextLogprobs
 from tests import router_harness
 from tests.responses_harness import RESPOND, response_events, response_of, summarize
 from tests.router_harness import EOS, eventually, model_saying, open_harness, wrong_error
-from tests.unit.test_router_tools import TEMPLATE, load_tokenizer
+from tests.unit.small_chats import TEMPLATE, load_tokenizer
 
 tokenizer = router_harness.tokenizer
 

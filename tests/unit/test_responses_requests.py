@@ -14,7 +14,7 @@ from router.responses.tools import HOSTED_TOOLS
 from tests import router_harness
 from tests.responses_harness import RESPOND, response_of
 from tests.router_harness import open_harness, wrong_error
-from tests.unit.test_router_tools import TEMPLATE, load_tokenizer
+from tests.unit.small_chats import TEMPLATE, load_tokenizer
 
 tokenizer = router_harness.tokenizer
 

@@ -28,9 +28,8 @@ from router.openai.parsers.output_parts import (
     ToolCallStart,
 )
 from router.openai.parsers.tool_call_format import ToolCallFormat
-from tests.router_harness import CHAT, chat, open_harness
-from tests.unit.test_router_tools import load_tokenizer as load_template
-from tests.unit.test_router_tools import wrong_error
+from tests.router_harness import CHAT, chat, open_harness, wrong_error
+from tests.unit.small_chats import load_tokenizer as load_template
 
 EOS = 256
 FAMILIES = (
