@@ -89,7 +89,7 @@ class CountTokensHandler(AnthropicHandler):
         count = await context.resources.offload_executor.tokenize(
             self._model.name,
             tenant,
-            raw.size_bytes,
+            text.tokenizing_bytes(raw.size_bytes),
             lambda: body.build(
                 lambda chat: count_prompt_tokens(chat, text.tokenizer, text.output_format, limits)
             ),

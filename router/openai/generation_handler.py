@@ -63,7 +63,7 @@ class GenerationHandler(RequestHandler):
         prompts = await context.resources.offload_executor.tokenize(
             self._model.name,
             tenant,
-            raw.size_bytes,
+            self._model.text.tokenizing_bytes(raw.size_bytes),
             lambda: self._build_prompts(preprocessor, body),
         )
         num_tokens = sum(len(prompt.token_ids) for prompt in prompts)

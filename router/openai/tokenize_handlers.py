@@ -21,7 +21,7 @@ class TokenizeHandler(RequestHandler):
         answer = await context.resources.offload_executor.tokenize(
             self._model.name,
             tenant,
-            raw.size_bytes,
+            self._model.text.tokenizing_bytes(raw.size_bytes),
             lambda: encode_tokenize_response(body, tokenizer, limits),
         )
         await writer.respond(200, JSON_HEADERS | self._response_headers, answer)

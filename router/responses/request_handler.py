@@ -241,7 +241,7 @@ class InputTokensHandler(_ChatSource):
         count = await context.resources.offload_executor.tokenize(
             self._model.name,
             tenant,
-            raw.size_bytes,
+            text.tokenizing_bytes(raw.size_bytes),
             lambda: count_prompt_tokens(request.chat, text.tokenizer, text.output_format, limits),
         )
         answer = orjson.dumps({"object": "response.input_tokens", "input_tokens": count})
