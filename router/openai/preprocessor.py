@@ -12,6 +12,7 @@ from baton.core.ids import BlockKey, TokenId
 from baton.core.request import MAX_PROMPT_LOGPROBS, SamplingParams
 from baton.errors import Invalid
 from baton.text.grammar.to_lark import check_grammar_text
+from baton.text.shared_token_ids import share_token_ids
 from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
 from router.generation.block_key_hasher import BlockKeyHasher
@@ -226,7 +227,7 @@ class Preprocessor:
         if (body.min_tokens or 0) > max_tokens:
             message = f"min_tokens is {body.min_tokens}, above max_tokens, which is {max_tokens}"
             raise ApiError(400, message, param="min_tokens", code="invalid_value")
-        token_ids = cast(tuple[TokenId, ...], tuple(ids))
+        token_ids = share_token_ids(ids, self._limits.vocab_size)
         is_cacheable = self._hasher is not None and body.num_prompt_logprobs is None
         keys = (
             self._hasher.compute_keys(token_ids)
