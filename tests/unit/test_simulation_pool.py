@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -173,7 +174,8 @@ def test_the_end_does_not_wait_for_what_nobody_needs(trace: Trace, config: Clust
 
 
 CTRL_C = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
 from simulator.simulation_pool import SimulationPool
 from tests.unit.test_simulation_pool import hanging_simulations, short_trace
 
@@ -192,11 +194,23 @@ def hanging_simulations(folder: str) -> list[Simulation[None]]:
     return [Simulation(label=f"run {n}", config=config, judge=judge) for n in range(3)]
 
 
+@contextmanager
+def simulations_that_hang(folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start a process whose children write files named by their process ids to ``folder``, and then
+    hang. Whatever is left of them is killed at the end."""
+    command = [sys.executable, "-c", CTRL_C, str(folder)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
 @pytest.mark.timeout(60)
 def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
     """The terminal sends SIGINT to all of them, and only the parent handles it."""
-    command = [sys.executable, "-c", CTRL_C, str(tmp_path)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as process:
+    with simulations_that_hang(tmp_path) as process:
         while len(list(tmp_path.iterdir())) < 2:
             assert process.poll() is None
         children = [psutil.Process(int(path.name)) for path in tmp_path.iterdir()]
@@ -208,8 +222,7 @@ def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
 
 
 def test_a_killed_parent_takes_its_processes_with_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", CTRL_C, str(tmp_path)]
-    with subprocess.Popen(command, start_new_session=True) as process:
+    with simulations_that_hang(tmp_path) as process:
         while len(list(tmp_path.iterdir())) < 2:
             assert process.poll() is None
         children = [psutil.Process(int(path.name)) for path in tmp_path.iterdir()]
