@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from baton.network.pinned_tls import pinned_tls_context
 from baton.registry.member_list import MemberList
 from command_line.explain import render_explanation
 from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
+from orchestrator.process_log import ProcessLog
 
 REFRESH_SECONDS = 1.0
 POLL_SECONDS = 0.2
@@ -166,7 +168,7 @@ def show_log(name: str, process: str) -> None:
         raise NotFound(
             f"process {process!r} has no log; there are logs of: {', '.join(names) or 'none'}"
         )
-    print(path.read_text(errors="replace"), end="")
+    ProcessLog(path).write_to(sys.stdout)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from orchestrator.child_process import baton_command
 from orchestrator.cluster_state import SUPERVISOR_LOG, ClusterFolder
 from orchestrator.control_server import start_control_server
 from orchestrator.preflight import check_port
+from orchestrator.process_log import ProcessLog
 from orchestrator.supervisor import Supervisor
 
 POLL_SECONDS = 0.05
@@ -64,11 +65,16 @@ async def _supervise(settings: Settings, folder: ClusterFolder) -> None:
                 # Install them again, since Ray may have replaced them.
                 _install_signal_handlers(stop, stop_now)
                 control = await start_control_server(folder.control_socket, supervisor.pools)
-                watching = asyncio.ensure_future(_watch_settings(settings, supervisor))
+                own_log = ProcessLog(folder.logs / SUPERVISOR_LOG)
+                background = [
+                    asyncio.ensure_future(_watch_settings(settings, supervisor)),
+                    asyncio.ensure_future(own_log.keep_limited(SystemClock())),
+                ]
                 try:
                     await supervisor.run(stop, stop_now)
                 finally:
-                    watching.cancel()
+                    for task in background:
+                        task.cancel()
                     control.close()
     finally:
         folder.release()
@@ -110,7 +116,8 @@ def _detach(settings: Settings, folder: ClusterFolder) -> None:
     folder.create()
     in_file = Settings.model_fields.keys() - pinned_settings(settings) if config_file() else ()
     log_path = folder.logs / SUPERVISOR_LOG
-    with log_path.open("wb") as log_file:
+    log_path.unlink(missing_ok=True)
+    with ProcessLog(log_path).open() as log_file:
         process = subprocess.Popen(
             baton_command("up"),
             env=child_environment(to_environment(settings, in_file), config_environment()),

@@ -24,6 +24,7 @@ from baton.serve.status_pipe import (
 )
 from baton.system.child_guard import CHILD_GUARD
 from orchestrator.cluster_state import ProcessState
+from orchestrator.process_log import ProcessLog
 
 BACKOFF_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)
 """The delays before the first restart, the second, …; the last delay applies to all later
@@ -83,6 +84,7 @@ class ChildProcess:
     ) -> None:
         self.spec = spec
         self.state = ProcessState(spec.id, spec.role, 0, "starting")
+        self._log = ProcessLog(spec.log)
         self._clock = clock
         self._on_change = on_change
         self._drain_timeout_seconds = drain_timeout_seconds
@@ -122,7 +124,7 @@ class ChildProcess:
         finally:
             self._ended.set()
             if self.has_failed_to_start and not self.state.message:
-                self.state.message = last_log_line(self.spec.log)
+                self.state.message = self._log.last_line()
             self._set_state("stopped" if self.is_stopping else "failed")
 
     async def stop(self) -> None:
@@ -194,6 +196,7 @@ class ChildProcess:
                 self._read_reports(reports) if self.spec.probe is None else self._run_probes()
             )
             watching = asyncio.ensure_future(self._kill_if_hung())
+            limiting = asyncio.ensure_future(self._log.keep_limited(self._clock))
             try:
                 return await self._process.wait()
             except asyncio.CancelledError:
@@ -203,13 +206,14 @@ class ChildProcess:
             finally:
                 CHILD_GUARD.forget(self._process.pid)
                 watching.cancel()
+                limiting.cancel()
                 timeout = FINAL_REPORTS_SECONDS if self.spec.probe is None else 0.0
                 await asyncio.wait([listening], timeout=timeout)
                 listening.cancel()
-                await asyncio.wait([listening, watching])
+                await asyncio.wait([listening, watching, limiting])
 
     async def _spawn(self, write_end: int) -> asyncio.subprocess.Process:
-        with self.spec.log.open("ab") as log_file:
+        with self._log.open() as log_file:
             return await asyncio.create_subprocess_exec(
                 *self.spec.command,
                 *(("--status-fd", str(write_end)) if self.spec.probe is None else ()),
@@ -295,15 +299,6 @@ class ChildProcess:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
-
-
-def last_log_line(log_file: Path) -> str:
-    """Return the last line of a process's log. If the log is empty, return a text with its path."""
-    try:
-        lines = log_file.read_text(errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
-    return lines[-1].removeprefix("baton: ") if lines else f"it logged nothing; see {log_file}"
 
 
 def baton_command(*arguments: str) -> tuple[str, ...]:

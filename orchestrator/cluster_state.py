@@ -11,6 +11,7 @@ from typing import Any
 
 from baton.core.credentials import ClusterCredentials
 from baton.errors import Invalid, NotFound
+from orchestrator.process_log import ProcessLog
 
 LOCK_ATTEMPTS, LOCK_RETRY_SECONDS = 10, 0.01
 """A process that only tests the lock holds it for some microseconds; so one attempt may fail."""
@@ -104,6 +105,7 @@ class ClusterFolder:
         for log in self.logs.glob("*.log"):
             if log.name != SUPERVISOR_LOG:
                 log.replace(log.with_suffix(".log.old"))
+                ProcessLog(log).remove_earlier()
 
     def create(self) -> None:
         self.logs.mkdir(parents=True, exist_ok=True)

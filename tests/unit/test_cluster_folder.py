@@ -82,9 +82,10 @@ def test_new_owner_keeps_the_previous_logs(tmp_path: Path) -> None:
     folder.create()
     folder.write_state(state())
     (folder.logs / "router.log").write_text("old")
+    (folder.logs / "router.log.1").write_text("earlier")
     folder.acquire()
     assert (folder.logs / "router.log.old").read_text() == "old"
-    assert not (folder.logs / "router.log").exists()
+    assert [path.name for path in folder.logs.iterdir()] == ["router.log.old"]
     assert folder.read_state() is None
     folder.release()
 
