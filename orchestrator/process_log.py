@@ -64,7 +64,7 @@ class ProcessLog:
         return True
 
     def _copy_to(self, copy: Path) -> None:
-        """Copy the text. A process that writes faster than this copies does not make the copy longer
+        """Copy the text. However fast the process writes meanwhile, the copy does not become longer
         than twice the limit."""
         with self.path.open("rb") as source, copy.open("wb") as target:
             while target.tell() < 2 * self._max_bytes:
