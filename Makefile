@@ -7,7 +7,7 @@
 PYTHON ?= python3
 TORCH_INDEX ?=
 ARGS ?=
-JOBS ?= 2
+JOBS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -124,7 +124,7 @@ down: setup  ## Stop it from elsewhere
 
 # The tests start hundreds of programs, which would otherwise compile every module again.
 test: export PYTHONDONTWRITEBYTECODE =
-test: setup  ## All tests (ARGS=…, JOBS=2 at a time)
+test: setup  ## All tests (ARGS=…, JOBS=3 at a time)
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope $(ARGS)
 
 # Without what only Linux has, as on macOS: starting, killed processes, KV transfer, the store.
