@@ -11,11 +11,20 @@ from pydantic import BaseModel, TypeAdapter
 
 from baton.core.ids import TenantId
 from baton.errors import Unavailable
+from router.openai.stored_bytes import StoredBytesBudget, StoredBytesShare
 from router.responses.response_json import EncodedResponse, encode_stored, read_encoded
 from router.responses.stored_response import StoredResponse
 from tests.router_harness import RESPOND
 
-__all__ = ["RESPOND", "DictStore", "FailingStore", "response_events", "response_of", "summarize"]
+__all__ = [
+    "RESPOND",
+    "DictStore",
+    "FailingStore",
+    "enough_memory",
+    "response_events",
+    "response_of",
+    "summarize",
+]
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 EXTENSIONS = {"obfuscation", "store"}
@@ -39,6 +48,10 @@ class DictStore:
         stored = self.stored.get((tenant, response_id))
         return read_encoded(encode_stored(stored), response_id) if stored is not None else None
 
+    async def size_bytes(self, tenant: TenantId, response_id: str) -> int:
+        stored = self.stored.get((tenant, response_id))
+        return len(encode_stored(stored)) if stored is not None else 0
+
     async def delete(self, tenant: TenantId, response_id: str) -> bool:
         return self.stored.pop((tenant, response_id), None) is not None
 
@@ -46,6 +59,11 @@ class DictStore:
 class FailingStore(DictStore):
     async def put(self, tenant: TenantId, stored: StoredResponse) -> None:
         raise Unavailable("the response store is unavailable")
+
+
+def enough_memory() -> StoredBytesShare:
+    """Return the share of a request that has the memory for stored responses for itself."""
+    return StoredBytesBudget().new_share(TenantId("reader"), 1.0, shared=False)
 
 
 def response_of(answer: httpx.Response) -> dict[str, Any]:

@@ -22,6 +22,9 @@ STREAM_HEADERS = {
 JSON_TYPE = "application/json"
 FORM_TYPES = frozenset({"text/plain", "application/x-www-form-urlencoded"})
 BROWSER_HEADERS = (b"origin", b"sec-fetch-site")
+PIECE_BYTES = 64 * 1024
+"""So much of a large body is sent at a time; then its client must have read what came before."""
+
 CLIENT_CLOSED_REQUEST = 499
 MAX_LENGTH_DIGITS = 20
 INLINE_WRITER_KEY = "baton.push"
@@ -62,6 +65,7 @@ class ResponseWriter:
         self._send = send
         self.inline_body = inline_body
         self.status = 0
+        self._has_length = False
 
     @property
     def has_started(self) -> bool:
@@ -80,20 +84,36 @@ class ResponseWriter:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def respond(self, status: int, headers: Mapping[str, str], data: bytes) -> None:
+        """Send a whole response. Returns when the client has read all of it but what fits into the
+        connection's buffers, so that what the request holds bounds what waits for slow clients."""
+        self._has_length = True
         await self.start(status, {**headers, "content-length": str(len(data))})
-        await self.end(data)
+        await send_body(self._send, data)
 
     async def send_error(
         self, error: ApiError, headers: Mapping[str, str], encoder: "ErrorEncoder | None" = None
     ) -> None:
-        """Send an error: as the response, or as the last event of a stream that has begun. Without
-        ``encoder``, the error has OpenAI's form."""
+        """Send an error: as the response, or as the last event of a stream that has begun. A
+        response of known length that has begun can't become an error; the server closes its
+        connection, since the response is not complete. Without ``encoder``, the error has OpenAI's
+        form."""
         encoder = encoder or OpenAIErrorEncoder()
+        if self.has_started and self._has_length:
+            return
         if self.has_started:
             await self.end(encoder.encode_error_event(error))
         else:
             merged = {**JSON_HEADERS, **headers, **error.headers}
             await self.respond(error.status, merged, encoder.encode_error(error))
+
+
+async def send_body(send: Send, data: bytes) -> None:
+    """Send the whole body of a response whose length is known, as fast as the client reads it."""
+    start_of_last = max(len(data) - 1, 0) // PIECE_BYTES * PIECE_BYTES
+    for start in range(0, start_of_last, PIECE_BYTES):
+        piece = data[start : start + PIECE_BYTES]
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": data[start_of_last:], "more_body": False})
 
 
 class ErrorEncoder(Protocol):

@@ -36,6 +36,7 @@ from router.openai.prompt_logprobs import build_prompt_token_entries
 from router.openai.request_resources import RequestResources
 from router.openai.schema import ChatBody, CompletionBody
 from router.openai.served_model import ModelDirectory, ServedModel
+from router.openai.stored_bytes import StoredBytesShare
 from router.telemetry.router_telemetry import RouterTelemetry
 from router.tenants.authentication import Authenticator
 from router.tenants.quota_store import QuotaStore
@@ -185,6 +186,14 @@ class RouterContext:
         """Return an empty body, to be filled with the bytes that this tenant sends."""
         weight = self.tenants.authenticator.directory.tenant(tenant_id).weight
         return self.resources.body_budget.new_body(
+            tenant_id, weight, shared=self.tenants.admission.is_shared
+        )
+
+    def stored_bytes(self, tenant_id: TenantId) -> StoredBytesShare:
+        """Return an object that will count the stored responses that one of the tenant's requests
+        has in memory."""
+        weight = self.tenants.authenticator.directory.tenant(tenant_id).weight
+        return self.resources.stored_bytes.new_share(
             tenant_id, weight, shared=self.tenants.admission.is_shared
         )
 

@@ -11,10 +11,11 @@ import orjson
 from baton.core.ids import TenantId
 from router.errors import ApiError
 from router.openai.offload_executor import OffloadExecutor
+from router.openai.stored_bytes import StoredBytesShare
 from router.responses.item_ids import response_id_of
 from router.responses.response_json import EncodedResponse, log_damage
 from router.responses.response_status import is_unfinished
-from router.responses.response_store import ResponseStore
+from router.responses.response_store import ResponseStore, read_response
 
 MAX_RESPONSES = 256
 """The maximum number of stored responses that one request may read. Each takes one call to the
@@ -29,7 +30,8 @@ class ConversationReader:
     """Reads the conversation of one request. ``store`` is None if responses are not stored.
     ``max_bytes`` bounds the size of all that the request takes from the store, as JSON. ``charge``
     is called with the size of each part of it, before the next response is read; it raises
-    Overloaded if there is no memory for the part. Large responses are decoded by ``executor``."""
+    Overloaded if there is no memory for the part. ``new_memory`` returns the memory for a response
+    until it is decoded. Large responses are decoded by ``executor``."""
 
     def __init__(
         self,
@@ -37,12 +39,14 @@ class ConversationReader:
         tenant: TenantId,
         max_bytes: int,
         charge: Callable[[int], None],
+        new_memory: Callable[[], StoredBytesShare],
         executor: OffloadExecutor,
     ) -> None:
         self._store = store
         self._tenant = tenant
         self._max_bytes = max_bytes
         self._charge = charge
+        self._new_memory = new_memory
         self._executor = executor
         self._size_bytes = 0
         self._history: Sequence[Item] = ()
@@ -60,13 +64,7 @@ class ConversationReader:
         turns: list[Sequence[Item]] = []
         next_id = previous_id
         while next_id is not None:
-            stored = await self._get(next_id, PREVIOUS_ID)
-            if stored is None:
-                raise _previous_not_found(previous_id or next_id, next_id)
-            if is_unfinished(stored):
-                message = f"{PREVIOUS_ID}: the response {next_id!r} is not complete yet"
-                raise ApiError(400, message, param=PREVIOUS_ID, code="invalid_value")
-            turn = await self._decode(stored)
+            turn = await self._read_turn(next_id, PREVIOUS_ID, is_finished=True)
             if turn is None:
                 raise _previous_not_found(previous_id or next_id, next_id)
             turns.append(turn.items)
@@ -88,8 +86,7 @@ class ConversationReader:
     async def _resolve(self, item_id: str, path: str) -> Item:
         response_id = response_id_of(item_id)
         if item_id not in self._referenced and response_id not in self._read_ids:
-            stored = await self._get(response_id, path)
-            turn = await self._decode(stored) if stored is not None else None
+            turn = await self._read_turn(response_id, path)
             if turn is not None:
                 self._keep_referenced(turn.items, path)
         item = self._referenced.get(item_id)
@@ -98,16 +95,25 @@ class ConversationReader:
             raise ApiError(404, message, param=path, code="item_not_found")
         return item
 
-    async def _get(self, response_id: str, path: str) -> EncodedResponse | None:
+    async def _read_turn(
+        self, response_id: str, path: str, *, is_finished: bool = False
+    ) -> "_Turn | None":
+        """Read and decode a response. Returns None if there is none with this id, or if it is
+        damaged. Raises ApiError (400) if it must be finished and is not."""
         if self._store is None:
             return None
         if len(self._read_ids) == MAX_RESPONSES:
             raise _too_long(f"the conversation has more than {MAX_RESPONSES} responses", path)
         self._read_ids.add(response_id)
-        return await self._store.get(self._tenant, response_id)
-
-    async def _decode(self, stored: EncodedResponse) -> "_Turn | None":
-        return await self._executor.run(self._tenant, stored.size_bytes, partial(_turn, stored))
+        with self._new_memory() as memory:
+            stored = await read_response(self._store, self._tenant, response_id, memory)
+            if stored is None:
+                return None
+            if is_finished and is_unfinished(stored):
+                message = f"{path}: the response {response_id!r} is not complete yet"
+                raise ApiError(400, message, param=path, code="invalid_value")
+            decode = partial(_turn, stored)
+            return await self._executor.run(self._tenant, stored.size_bytes, decode)
 
     def _keep_referenced(self, items: Sequence[Item], path: str) -> None:
         """Keep those of the items to which the input refers, and count the bytes of each once per

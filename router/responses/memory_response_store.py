@@ -65,6 +65,10 @@ class MemoryResponseStore:
         await self.put(tenant, stored)
         return True
 
+    async def size_bytes(self, tenant: TenantId, response_id: str) -> int:
+        entry = self._find(tenant, response_id)
+        return len(entry.data) if entry is not None else 0
+
     async def get(self, tenant: TenantId, response_id: str) -> EncodedResponse | None:
         entry = self._find(tenant, response_id)
         return read_encoded(entry.data, response_id) if entry is not None else None

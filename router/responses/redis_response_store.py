@@ -97,6 +97,12 @@ class RedisResponseStore:
     async def replace(self, tenant: TenantId, stored: StoredResponse) -> bool:
         return await self._put(tenant, stored, must_exist=True)
 
+    async def size_bytes(self, tenant: TenantId, response_id: str) -> int:
+        if not is_response_id(response_id):
+            return 0
+        key = self._value_prefix(tenant) + response_id
+        return int(await self._call(self._redis.strlen(key)))
+
     async def get(self, tenant: TenantId, response_id: str) -> EncodedResponse | None:
         if not is_response_id(response_id):
             return None

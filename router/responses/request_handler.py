@@ -62,7 +62,12 @@ class _ChatSource(RequestHandler):
         context = self._context
         max_bytes = context.config.max_body_bytes
         reader = ConversationReader(
-            self._store, tenant, max_bytes, raw.charge, context.resources.offload_executor
+            self._store,
+            tenant,
+            max_bytes,
+            raw.charge,
+            partial(context.stored_bytes, tenant),
+            context.resources.offload_executor,
         )
         history = await reader.read(body.previous_response_id)
         items = await reader.resolve_references(to_items(body.input))

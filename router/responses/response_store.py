@@ -4,6 +4,7 @@ served."""
 from typing import Protocol
 
 from baton.core.ids import TenantId
+from router.openai.stored_bytes import StoredBytesShare
 from router.responses.response_json import EncodedResponse
 from router.responses.stored_response import StoredResponse
 
@@ -24,6 +25,11 @@ class ResponseStore(Protocol):
         does not come back."""
         ...
 
+    async def size_bytes(self, tenant: TenantId, response_id: str) -> int:
+        """Return the size of a stored response with its input, or 0 if the tenant has no response
+        with this id (any more)."""
+        ...
+
     async def get(self, tenant: TenantId, response_id: str) -> EncodedResponse | None:
         """Return a response, or None if the tenant has no response with this id (any more)."""
         ...
@@ -31,3 +37,15 @@ class ResponseStore(Protocol):
     async def delete(self, tenant: TenantId, response_id: str) -> bool:
         """Remove a response. Returns False if the tenant has no response with this id."""
         ...
+
+
+async def read_response(
+    store: ResponseStore, tenant: TenantId, response_id: str, memory: StoredBytesShare
+) -> EncodedResponse | None:
+    """Return a response, or None if the tenant has no response with this id (any more). ``memory``
+    holds room for it before it is read. Raises Overloaded if there is none, or Unavailable."""
+    memory.require(await store.size_bytes(tenant, response_id))
+    stored = await store.get(tenant, response_id)
+    if stored is not None:
+        memory.require(stored.size_bytes)  # it may have been replaced by a larger one
+    return stored

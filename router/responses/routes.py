@@ -10,8 +10,10 @@ from fastapi.responses import Response
 from baton.core.ids import TenantId
 from router.errors import ApiError
 from router.http.api_key_header import api_key_header
+from router.http.held_response import HeldResponse
 from router.http.item_list import list_page
 from router.openai.context import RouterContext
+from router.openai.stored_bytes import StoredBytesShare
 from router.responses.response_json import EncodedResponse, log_damage
 from router.responses.response_service import ResponseService, response_not_found
 
@@ -27,33 +29,36 @@ def add_response_routes(
     @app.get("/v1/responses/{response_id}")
     async def get_response(request: Request, response_id: str) -> Response:
         _check_get_query(dict(request.query_params))
-        with _admitted_tenant(context, request) as tenant:
-            return _encoded((await _required(service).get(tenant, response_id)).response_json)
+        with _admitted(context, request) as (tenant, memory):
+            stored = await _required(service).get(tenant, response_id, memory)
+            return HeldResponse(stored.response_json, memory.detach())
 
     @app.delete("/v1/responses/{response_id}")
     async def delete_response(request: Request, response_id: str) -> Response:
-        with _admitted_tenant(context, request) as tenant:
-            await _required(service).delete(tenant, response_id)
-        return _encoded(orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
+        with _admitted(context, request) as (tenant, memory):
+            await _required(service).delete(tenant, response_id, memory)
+        data = orjson.dumps({"id": response_id, "object": "response", "deleted": True})
+        return Response(data, media_type="application/json")
 
     @app.post("/v1/responses/{response_id}/cancel")
     async def cancel_response(request: Request, response_id: str) -> Response:
-        with _admitted_tenant(context, request) as tenant:
-            return _encoded((await _required(service).cancel(tenant, response_id)).response_json)
+        with _admitted(context, request) as (tenant, memory):
+            stored = await _required(service).cancel(tenant, response_id, memory)
+            return HeldResponse(stored.response_json, memory.detach())
 
     @app.get("/v1/responses/{response_id}/input_items")
     async def list_input_items(request: Request, response_id: str) -> Response:
         query = dict(request.query_params)
         _refuse_include(query)
         is_ascending = _pop_order(query) == "asc"
-        with _admitted_tenant(context, request) as tenant:
-            stored = await _required(service).get(tenant, response_id)
+        with _admitted(context, request) as (tenant, memory):
+            stored = await _required(service).get(tenant, response_id, memory)
             page = await context.resources.offload_executor.run(
                 tenant,
                 stored.size_bytes,
                 lambda: _encode_page(stored, query, is_ascending=is_ascending),
             )
-            return _encoded(page)
+            return HeldResponse(page, memory.detach())
 
 
 def _encode_page(stored: EncodedResponse, query: Mapping[str, str], *, is_ascending: bool) -> bytes:
@@ -108,14 +113,13 @@ def _pop_order(query: dict[str, str]) -> str:
 
 
 @contextmanager
-def _admitted_tenant(context: RouterContext, request: Request) -> Iterator[TenantId]:
-    """Authenticate the client, and hold a slot of the request limiter during the ``with`` block.
-    Raises ApiError (401) or Overloaded."""
+def _admitted(
+    context: RouterContext, request: Request
+) -> Iterator[tuple[TenantId, StoredBytesShare]]:
+    """Authenticate the client. Hold a slot of the request limiter and a share of the memory for
+    stored responses during the ``with`` block. Raises ApiError (401) or Overloaded."""
     tenants = context.tenants
     tenant = tenants.authenticator.tenant_of(api_key_header(request.scope))
-    with tenants.admission.hold_slots(tenants.authenticator.directory.tenant(tenant), 1):
-        yield tenant
-
-
-def _encoded(data: bytes) -> Response:
-    return Response(data, media_type="application/json")
+    slots = tenants.admission.hold_slots(tenants.authenticator.directory.tenant(tenant), 1)
+    with slots, context.stored_bytes(tenant) as memory:
+        yield tenant, memory

@@ -21,6 +21,7 @@ from router.responses.response_limits import ResponseLimits
 from router.responses.response_service import ResponseService
 from router.responses.stored_response import StoredResponse
 from router.tenants.tenant_directory import TenantDirectory
+from tests.responses_harness import enough_memory
 
 ALICE = TenantId("alice")
 QUEUED = StoredResponse({"id": "resp_1", "status": "queued", "background": True}, encode_items([]))
@@ -54,7 +55,9 @@ class Router:
 
     async def wait_for(self, status: str) -> EncodedResponse:
         async with asyncio.timeout(5):
-            while (found := await self.service.get(ALICE, "resp_1")).status != status:
+            while (
+                found := await self.service.get(ALICE, "resp_1", enough_memory())
+            ).status != status:
                 await asyncio.sleep(0.01)
         return found
 
@@ -90,7 +93,7 @@ async def test_another_router_reads_the_response(routers: tuple[Router, Router])
     await owner.start()
     await other.wait_for("in_progress")
     await asyncio.sleep(2 * LEASE_SECONDS)
-    assert (await other.service.get(ALICE, "resp_1")).status == "in_progress"
+    assert (await other.service.get(ALICE, "resp_1", enough_memory())).status == "in_progress"
     owner.released.set()
     assert (await other.wait_for("completed")).decode() == COMPLETED
 
@@ -99,7 +102,7 @@ async def test_another_router_cancels_the_response(routers: tuple[Router, Router
     owner, other = routers
     await owner.start()
     await other.wait_for("in_progress")
-    cancelled = await other.service.cancel(ALICE, "resp_1")
+    cancelled = await other.service.cancel(ALICE, "resp_1", enough_memory())
     assert cancelled.status == "cancelled"
     assert owner.was_cancelled
 
@@ -108,7 +111,7 @@ async def test_another_router_deletes_the_response(routers: tuple[Router, Router
     owner, other = routers
     await owner.start()
     await other.wait_for("in_progress")
-    await other.service.delete(ALICE, "resp_1")
+    await other.service.delete(ALICE, "resp_1", enough_memory())
     async with asyncio.timeout(5):
         while owner.service.background.num_running:
             await asyncio.sleep(0.01)
@@ -133,4 +136,4 @@ async def test_a_shutdown_is_noticed_at_once(routers: tuple[Router, Router]) -> 
     await other.wait_for("in_progress")
     await owner.kill()
     await owner.service.background.stop()
-    assert (await other.service.get(ALICE, "resp_1")).status == "failed"
+    assert (await other.service.get(ALICE, "resp_1", enough_memory())).status == "failed"

@@ -85,7 +85,10 @@ async def test_a_response_comes_back_as_it_was_stored(stores: Stores) -> None:
     response = stored("1", "ü\u2028\x00", previous_response_id="resp_0")
     await store.put(A, response)
     assert await read(store, A, "resp_1") == response
+    assert await store.size_bytes(A, "resp_1") == len(encode_stored(response))
     assert await store.get(A, "resp_2") is None
+    for tenant, missing in ((A, "resp_2"), (B, "resp_1"), (A, "resp:1")):
+        assert await store.size_bytes(tenant, missing) == 0
 
 
 async def test_a_response_is_replaced(stores: Stores) -> None:

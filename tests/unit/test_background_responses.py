@@ -25,6 +25,7 @@ from router.responses.response_service import ResponseService
 from router.responses.stored_response import StoredResponse
 from router.tenants.rate_limit_errors import RateLimited
 from router.tenants.tenant_directory import TenantDirectory
+from tests.responses_harness import enough_memory
 
 ALICE, BOB = TenantId("alice"), TenantId("bob")
 
@@ -67,7 +68,7 @@ class Shared:
             await settle()
 
     async def status(self, router: ResponseService, name: str = "1") -> object:
-        return (await router.get(ALICE, f"resp_{name}")).status
+        return (await router.get(ALICE, f"resp_{name}", enough_memory())).status
 
 
 async def settle() -> None:
@@ -127,10 +128,10 @@ async def test_a_response_goes_from_queued_to_completed() -> None:
             assert await shared.status(other) == "in_progress"
             generations.released.set()
             await settle()
-            assert (await other.get(ALICE, "resp_1")).decode() == completed()
+            assert (await other.get(ALICE, "resp_1", enough_memory())).decode() == completed()
             assert closed == ["closed"]
             assert router.background.num_running == 0
-    assert (await other.get(ALICE, "resp_1")).decode() == completed()
+    assert (await other.get(ALICE, "resp_1", enough_memory())).decode() == completed()
 
 
 FAILURES: list[tuple[BaseException, str, str]] = [
@@ -155,7 +156,7 @@ async def test_an_error_makes_the_response_fail(
         with capture_logs() as logs:
             await router.background.start(ALICE, queued(), generations.generate)
             await settle()
-        response = (await router.get(ALICE, "resp_1")).decode_response()
+        response = (await router.get(ALICE, "resp_1", enough_memory())).decode_response()
         assert (response["status"], response["error"]["code"]) == ("failed", code)
         assert message in response["error"]["message"]
         crashes = [line["event"] for line in logs]
@@ -170,11 +171,11 @@ async def test_a_cancellation_ends_the_generation(through: str) -> None:
         await router.background.start(ALICE, queued(), generations.generate)
         await settle()
         asked = router if through == "own" else other
-        cancelling = asyncio.create_task(asked.cancel(ALICE, "resp_1"))
+        cancelling = asyncio.create_task(asked.cancel(ALICE, "resp_1", enough_memory()))
         await shared.elapse(1.5)
         assert (await cancelling).status == "cancelled"
         assert generations.num_cancelled == 1
-        again = await asked.cancel(ALICE, "resp_1")
+        again = await asked.cancel(ALICE, "resp_1", enough_memory())
         assert again.decode_response() == {**queued().response, "status": "cancelled"}
         assert router.background.num_running == 0
 
@@ -195,7 +196,7 @@ async def test_a_cancellation_waits_only_for_a_while() -> None:
     router = shared.make_router()
     await shared.store.put(ALICE, queued())
     await shared.leases.renew([LeaseKey(ALICE, "resp_1")])  # by a router that is frozen
-    cancelling = asyncio.create_task(router.cancel(ALICE, "resp_1"))
+    cancelling = asyncio.create_task(router.cancel(ALICE, "resp_1", enough_memory()))
     await shared.elapse(5.5)
     assert (await cancelling).status == "queued"
 
@@ -207,10 +208,10 @@ async def test_only_background_responses_can_be_cancelled() -> None:
         ALICE, StoredResponse({"id": "resp_1", "status": "completed"}, encode_items([]))
     )
     with pytest.raises(ApiError, match="background: true") as error:
-        await router.cancel(ALICE, "resp_1")
+        await router.cancel(ALICE, "resp_1", enough_memory())
     assert error.value.status == 400
     with pytest.raises(ApiError, match="not found"):
-        await router.cancel(BOB, "resp_1")
+        await router.cancel(BOB, "resp_1", enough_memory())
 
 
 @pytest.mark.parametrize("through", ["own", "other"])
@@ -220,7 +221,7 @@ async def test_a_deleted_response_does_not_come_back(through: str) -> None:
     async with running(router):
         await router.background.start(ALICE, queued(), generations.generate)
         await settle()
-        await (router if through == "own" else other).delete(ALICE, "resp_1")
+        await (router if through == "own" else other).delete(ALICE, "resp_1", enough_memory())
         await shared.elapse(1.5)
         assert generations.num_cancelled == 1
     assert await shared.store.get(ALICE, "resp_1") is None
@@ -251,7 +252,7 @@ async def test_a_response_fails_when_its_router_dies() -> None:
     assert await shared.status(other) == "in_progress"
     await shared.elapse(2)
     for _ in range(2):
-        response = (await other.get(ALICE, "resp_1")).decode_response()
+        response = (await other.get(ALICE, "resp_1", enough_memory())).decode_response()
         assert (response["status"], response["error"]) == (
             "failed",
             {"code": "server_error", "message": "the router that generated this response ended"},
@@ -300,7 +301,7 @@ async def test_a_shutdown_stores_what_was_not_generated_as_failed() -> None:
     async with running(router):
         await router.background.start(ALICE, queued(), generations.generate)
         await settle()
-    response = (await other.get(ALICE, "resp_1")).decode_response()
+    response = (await other.get(ALICE, "resp_1", enough_memory())).decode_response()
     assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
     assert generations.num_cancelled == 1
     with pytest.raises(Unavailable):
@@ -348,7 +349,7 @@ async def test_an_answer_that_is_too_large_fails() -> None:
     async with running(router):
         await router.background.start(ALICE, queued(), generate)
         await settle()
-        response = (await router.get(ALICE, "resp_1")).decode_response()
+        response = (await router.get(ALICE, "resp_1", enough_memory())).decode_response()
         assert (response["status"], response["output"]) == ("failed", [])
         assert "store" in response["error"]["message"]
 

@@ -25,6 +25,7 @@ from tests.responses_harness import (
     RESPOND,
     DictStore,
     FailingStore,
+    enough_memory,
     response_events,
     response_of,
 )
@@ -351,7 +352,9 @@ async def test_items_are_charged_once_per_reference() -> None:
     store, charges = TracingStore(), list[int]()
     item = store.stored[ANONYMOUS, "resp_old"].input_items.decode()[3]
     size = len(orjson.dumps(item))
-    items = ConversationReader(store, ANONYMOUS, 10**6, charges.append, OffloadExecutor())
+    items = ConversationReader(
+        store, ANONYMOUS, 10**6, charges.append, enough_memory, OffloadExecutor()
+    )
     text = {"role": "user", "content": "B"}
     found = await items.resolve_references([{"id": "msg_old_3"}, text, {"id": "msg_old_3"}])
     assert (found, charges, store.reads) == ([item, text, item], [2 * size], ["resp_old"])
@@ -366,7 +369,9 @@ async def test_items_of_the_history_are_charged_again_for_references() -> None:
     changed = {**old_items[3], "content": "newer"}
     repeated = [*old_items[:3], changed]
     await store.put(ANONYMOUS, StoredResponse(new.response, encode_items(repeated)))
-    items = ConversationReader(store, ANONYMOUS, 10**6, charges.append, OffloadExecutor())
+    items = ConversationReader(
+        store, ANONYMOUS, 10**6, charges.append, enough_memory, OffloadExecutor()
+    )
     assert await items.read("resp_new") == [*old_items, *repeated]
     assert await items.resolve_references([{"id": "msg_old_3"}]) == [changed]
     assert charges == [len(orjson.dumps(taken)) for taken in (repeated, old_items, changed)]
