@@ -1,8 +1,8 @@
 """The routes of ``/v1/files`` and ``/v1/batches``, as in OpenAI's API."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import BinaryIO
 
 import orjson
@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from baton.core.ids import TenantId
 from router.batches.file_store import FileStore, FileUpload
@@ -17,6 +18,7 @@ from router.batches.schema import CreateBatchBody, ExpiresAfter
 from router.batches.service import BatchService
 from router.errors import ApiError
 from router.http.body_parser import parse_body
+from router.http.held_response import HeldResponse
 from router.http.item_list import list_page
 from router.http.multipart import MultipartParser, parse_boundary
 from router.http.response_writer import content_length
@@ -47,12 +49,13 @@ def _add_file_routes(app: FastAPI, context: RouterContext, service: BatchService
     @app.get("/v1/files")
     async def list_files(request: Request) -> Response:
         query = dict(request.query_params)
-        with _admitted_tenant(context, request) as tenant:
+        with _admitted_tenant(context, request) as tenant, context.stored_bytes(tenant) as memory:
             # In the thread, since a page may have 10,000 files.
             data = await service.run_in_thread(
                 tenant, _encode_file_list, service.file_store(tenant), query
             )
-        return Response(data, media_type="application/json")
+            memory.require(len(data))
+            return HeldResponse(data, memory.detach())
 
     @app.get("/v1/files/{file_id}")
     async def get_file(request: Request, file_id: str) -> Response:
@@ -63,12 +66,13 @@ def _add_file_routes(app: FastAPI, context: RouterContext, service: BatchService
 
     @app.get("/v1/files/{file_id}/content")
     async def content(request: Request, file_id: str) -> Response:
-        with _admitted_tenant(context, request) as tenant:
+        with _admitted_tenant(context, request) as tenant, ExitStack() as held:
+            held.callback(service.begin_download(tenant))
             record, file = await service.run_in_thread(
                 tenant, service.file_store(tenant).open, file_id
             )
-        headers = {"content-length": str(record.bytes)}
-        return StreamingResponse(_chunks(file), 200, headers, "application/octet-stream")
+            held.enter_context(file)
+            return _Download(file, record.bytes, held.pop_all().close)
 
     @app.delete("/v1/files/{file_id}")
     async def delete_file(request: Request, file_id: str) -> Response:
@@ -191,11 +195,24 @@ def _check_form(form: MultipartParser, upload: FileUpload) -> ExpiresAfter | Non
     return ExpiresAfter.of_form(form.fields)
 
 
+class _Download(StreamingResponse):
+    """Sends a file. ``end`` is called at its end, or when the client disconnects."""
+
+    def __init__(self, file: BinaryIO, size_bytes: int, end: Callable[[], None]) -> None:
+        headers = {"content-length": str(size_bytes)}
+        super().__init__(_chunks(file), 200, headers, "application/octet-stream")
+        self._end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
+
+
 async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
-    """Read a file in chunks. Close it at the end, or when the client disconnects."""
-    with file:
-        while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
-            yield data
+    while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
+        yield data
 
 
 async def _read_small_body(request: Request, context: RouterContext) -> bytes:

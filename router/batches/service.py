@@ -14,6 +14,7 @@ from router.batches.batch_runner import BatchRunner
 from router.batches.batch_store import BatchStore
 from router.batches.concurrency import RouterLoad, num_allowed_batch_requests
 from router.batches.disk_quota import DiskQuota
+from router.batches.download_admission import DownloadAdmission
 from router.batches.file_limits import FileLimits, UploadAdmission
 from router.batches.file_store import FileStore, FileUpload, StoredFile
 from router.errors import ApiError
@@ -60,6 +61,7 @@ class BatchService:
         self._uploads = UploadAdmission(
             context.clock, lambda: context.cluster.num_routers, context.tenants.usage_recorder
         )
+        self._downloads = DownloadAdmission()
         self._threads = FairThreadPool(DISK_THREADS, "files")
         self._runner = BatchRunner(
             store,
@@ -86,6 +88,17 @@ class BatchService:
         """Admit an upload for the duration of a ``with`` block; call on the event loop. Raises
         RateLimited."""
         return self._uploads.admit(tenant, self.file_limits(tenant))
+
+    def begin_download(self, tenant: TenantId) -> Callable[[], None]:
+        """Admit a download, and return a function that ends it; call both on the event loop. Raises
+        Overloaded."""
+        tenants = self._context.tenants
+        weight = tenants.authenticator.directory.tenant(tenant).weight
+        return self._downloads.begin(tenant, weight, shared=tenants.admission.is_shared)
+
+    @property
+    def num_downloads(self) -> int:
+        return self._downloads.num_downloads
 
     def file_limits(self, tenant: TenantId) -> FileLimits:
         return self._file_limits.with_tenant_limits(

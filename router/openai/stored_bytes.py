@@ -1,4 +1,4 @@
-"""A limit on the stored responses that a router has in memory."""
+"""A limit on the stored responses, and the lists of files, that a router has in memory."""
 
 from baton.core.ids import TenantId
 from router.tenants.fair_limiter import FairLimiter
@@ -13,13 +13,13 @@ UNMETERED_BYTES = 32 * 1024
 
 
 class StoredBytesBudget:
-    """Limits how many bytes of stored responses are in memory for requests: from before they are
-    read until they are decoded, or until the client has read them, which a client can delay for
-    hours. The limit holds in total and per tenant (weighted max-min fairness, see
-    :class:`FairLimiter`). Not thread-safe: use it on one event loop."""
+    """Limits how many bytes of stored responses and of lists of files are in memory for requests:
+    from before a response is read until it is decoded, or until the client has read it, which a
+    client can delay for hours. The limit holds in total and per tenant (weighted max-min fairness,
+    see :class:`FairLimiter`). Not thread-safe: use it on one event loop."""
 
     def __init__(self, limit_bytes: int = MAX_READ_BYTES) -> None:
-        self._limiter = FairLimiter(limit_bytes, "bytes of stored responses")
+        self._limiter = FairLimiter(limit_bytes, "bytes of stored responses and lists of files")
 
     @property
     def num_bytes(self) -> int:
