@@ -49,7 +49,7 @@ class ProcessLog:
         try:
             if self.path.stat().st_size <= self._max_bytes:
                 return False
-        except FileNotFoundError:
+        except OSError:  # the process has not begun to write
             return False
         copy = self._earlier.with_name(f"{self._earlier.name}.part")
         try:

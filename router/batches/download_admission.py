@@ -20,7 +20,9 @@ RETRY_SECONDS = 1.0
 class DownloadAdmission:
     """Admits downloads, in total and per tenant. Use it on one event loop."""
 
-    def __init__(self, limit: int = MAX_DOWNLOADS, tenant_limit: int = MAX_TENANT_DOWNLOADS):
+    def __init__(
+        self, limit: int = MAX_DOWNLOADS, tenant_limit: int = MAX_TENANT_DOWNLOADS
+    ) -> None:
         self._limiter = FairLimiter(limit, "downloads")
         self._tenant_limit = tenant_limit
         self._num_by_tenant: dict[TenantId, int] = {}
