@@ -11,7 +11,6 @@ from typing import Any
 
 from baton.core.credentials import ClusterCredentials
 from baton.errors import Invalid, NotFound
-from orchestrator.process_log import ProcessLog
 
 LOCK_ATTEMPTS, LOCK_RETRY_SECONDS = 10, 0.01
 """A process that only tests the lock holds it for some microseconds; so one attempt may fail."""
@@ -102,10 +101,11 @@ class ClusterFolder:
         self._lock_file = file
         self._state.unlink(missing_ok=True)
         self.control_socket.unlink(missing_ok=True)
+        for earlier_part in self.logs.glob("*.log.1"):
+            earlier_part.unlink(missing_ok=True)
         for log in self.logs.glob("*.log"):
             if log.name != SUPERVISOR_LOG:
                 log.replace(log.with_suffix(".log.old"))
-                ProcessLog(log).remove_earlier()
 
     def create(self) -> None:
         self.logs.mkdir(parents=True, exist_ok=True)

@@ -40,9 +40,6 @@ class ProcessLog:
         process goes on at the beginning of a truncated file."""
         return self.path.open("ab")
 
-    def remove_earlier(self) -> None:
-        self._earlier.unlink(missing_ok=True)
-
     def limit(self) -> bool:
         """Move the text to the earlier part if there is too much of it, and return whether it was.
         If the disk is full, the text is dropped."""

@@ -5,7 +5,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from load_generator.result import GeneratorUsage, LatencyTargets, summarize
 from load_generator.server_probe import fit_to_context
 from load_generator.table import warnings
 from load_generator.target import parse_target
-from tests.unit.openai_server import KEY, fake_server
+from tests.unit.openai_server import KEY, FakeServer, fake_server
 
 Ask = Callable[..., tuple[int, str, str]]
 LENGTHS = RequestLengths(
@@ -58,6 +59,21 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return int(ended.value.code or 0), out, err
 
     return run_command
+
+
+@contextmanager
+def interrupt_after(server: FakeServer, num_requests: int) -> Iterator[None]:
+    """Press Ctrl-C once the server has got so many requests of the load."""
+
+    def interrupt() -> None:
+        while len(server.load_requests) < num_requests:
+            server.released.wait(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    hand = threading.Thread(target=interrupt, daemon=True)
+    hand.start()
+    yield
+    hand.join()
 
 
 def json_result(answer: tuple[int, str, str]) -> dict[str, Any]:
@@ -368,13 +384,14 @@ def test_plots_get_latencies_and_rates(tmp_path: Path, monkeypatch: pytest.Monke
 def test_closed_loop_by_duration_repeats_its_requests_with_new_prompts(
     ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The load has 3 requests. It is ended when the 8th has arrived, after at least 6 answers."""
     monkeypatch.setattr("load_generator.load_spec.CLOSED_REQUESTS", 3)
-    with fake_server() as server:
-        found = json_result(ask("--url", server.url, "--concurrency", "2", "--duration", "3",
-                         "--output-tokens", "2", "--json"))  # fmt: skip
+    with fake_server() as server, interrupt_after(server, 8):
+        found = json_result(ask("--url", server.url, "--concurrency", "2", "--duration", "600",
+                         "--warm-up", "0", "--output-tokens", "2", "--json"))  # fmt: skip
         contents = [body["messages"][0]["content"] for body in server.load_requests]
-    assert found["completed"] > 4
-    assert len(set(contents)) == len(contents) > 6
+    assert found["interrupted"] and found["completed"] >= 6
+    assert len(set(contents)) == len(contents) >= 8
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the server's thread is ours
@@ -431,18 +448,9 @@ def test_request_that_exceeds_its_timeout_is_an_error(ask: Ask) -> None:
 
 def test_interrupted_run_reports_what_it_has(ask: Ask) -> None:
     """Requests in flight count neither as completed nor as failed."""
-    with fake_server("hanging") as server:
-
-        def interrupt() -> None:
-            while len(server.load_requests) < 4:
-                server.released.wait(0.01)
-            os.kill(os.getpid(), signal.SIGINT)
-
-        hand = threading.Thread(target=interrupt)
-        hand.start()
+    with fake_server("hanging") as server, interrupt_after(server, 4):
         found = json_result(ask("--url", server.url, "--rate", "100", "--requests", "4", "--json",
                          "--warm-up", "0", "--output-tokens", "2"))  # fmt: skip
-        hand.join()
     assert (found["interrupted"], found["failed_ratio"]) == (True, 0.0)
     assert found["completed"] <= 2
 
