@@ -1,8 +1,11 @@
 """The store of all files and batches of a cluster, in one folder that its routers share."""
 
+import fcntl
 import hashlib
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -31,11 +34,23 @@ class BatchStore:
         self.root = root
 
     def file_store(self, tenant: TenantId) -> FileStore:
-        return FileStore(self._tenant_folder(tenant) / "files")
+        return FileStore(self._tenant_folder(tenant) / "files", self.lock)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder's lock for the duration of a ``with`` block; all routers and threads that
+        reserve space, move files or create batches wait for it. It can't be held twice. Raises
+        OSError."""
+        path = make_folder(self.root) / "space.lock"
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        with os.fdopen(os.open(path, flags, 0o600), "r+b") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def used_bytes(self, tenant: TenantId | None = None) -> int:
         """Return the total size of the files of all tenants, or of one tenant if ``tenant`` is
-        given. This includes uploads and batch output in progress."""
+        given. This includes uploads and batch output in progress. Without the lock, a file that is
+        moved meanwhile may be missed."""
         home = "*" if tenant is None else self._tenant_folder(tenant).name
         patterns = (f"{home}/files/*", f"{home}/batches/*.output", f"{home}/batches/*.error")
         return sum(size_bytes(path) for pattern in patterns for path in self.root.glob(pattern))
@@ -48,7 +63,7 @@ class BatchStore:
     def delete_expired(self, now: float) -> None:
         """Delete all expired files."""
         for folder in self.root.glob("*/files"):
-            FileStore(folder).delete_expired(now)
+            FileStore(folder, self.lock).delete_expired(now)
 
     def create(self, batch: Batch) -> None:
         """Save a new batch. Raises ApiError (429) if the tenant has too many unfinished batches."""

@@ -1,16 +1,13 @@
 """Reserves disk space for uploaded files before their data is written. All routers that share the
 folder respect the reservations."""
 
-import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from baton.core.ids import TenantId
 from router.batches.batch_store import BatchStore
 from router.batches.file_limits import FileLimits
-from router.batches.json_files import make_folder, size_bytes
+from router.batches.json_files import size_bytes
 from router.errors import ApiError
 
 
@@ -29,7 +26,7 @@ class DiskQuota:
         """Resize the existing file at ``path`` to ``wanted`` bytes, or to fewer if the limits allow
         no more, and return its new size. Raises ApiError (413) if the limits allow less than
         ``least`` bytes, or if the tenant has too many files."""
-        with self.lock():
+        with self._store.lock():
             if self._store.num_files(tenant) > limits.files:
                 message = f"there are already {limits.files} files, the maximum; delete some"
                 raise ApiError(413, message, code="too_many_files")
@@ -42,16 +39,6 @@ class DiskQuota:
             granted = min(wanted, room)
             os.truncate(path, granted)
             return granted
-
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold the folder's lock for the duration of a ``with`` block; all routers and threads that
-        reserve space or create batches wait for it. Raises OSError."""
-        path = make_folder(self._store.root) / "space.lock"
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        with os.fdopen(os.open(path, flags, 0o600), "r+b") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
 
 
 def _no_space_error(room: int, limits: FileLimits, *, is_own: bool) -> ApiError:

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -95,10 +96,12 @@ class FileUpload:
 
 class FileStore:
     """Stores the files of one tenant. A file exists once its record is written. It may be deleted
-    while it is being read."""
+    while it is being read. Files are moved while ``lock`` is held, so that whoever adds up their
+    sizes under the lock misses none."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lock: Callable[[], AbstractContextManager[None]]) -> None:
         self._folder = folder
+        self._lock = lock
 
     def upload(self, name: str, max_bytes: int, expected: int, reserve: Reserve) -> FileUpload:
         """Begin an upload into the file ``{name}.part``; no other upload of the tenant may have the
@@ -108,11 +111,12 @@ class FileStore:
 
     def add(self, record: StoredFile, data: Path) -> None:
         """Move the file at ``data`` into the store and save its record. Idempotent: the file may
-        already have been moved."""
+        already have been moved. Takes the lock."""
         make_folder(self._folder)
-        if data.exists():
-            data.replace(self.data_path(record.id))
-        write_json(self._folder / f"{record.id}.json", asdict(record))
+        with self._lock():
+            if data.exists():
+                data.replace(self.data_path(record.id))
+            write_json(self._folder / f"{record.id}.json", asdict(record))
 
     def list_files(self) -> Sequence[StoredFile]:
         """Return the records of all files, oldest first."""

@@ -171,7 +171,7 @@ class BatchService:
             f"batch_{self._context.ids.new_id()}", tenant, endpoint, input_file_id, self.now,
             metadata, output_seconds,
         )  # fmt: skip
-        with self._disk_quota.lock():
+        with self._store.lock():
             self._store.create(batch)
         return batch
 

@@ -1,6 +1,8 @@
 """Tests the files API over HTTP: uploads, lists, limits, and isolation of tenants."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from openai.types import FileObject
 from baton.core.ids import TenantId
 from baton.text.tokenizer import Tokenizer
 from router.batches.file_limits import FileLimits
+from router.batches.file_store import FileStore, StoredFile
 from router.errors import ApiError
 from router.http.multipart import MAX_HEADER_BYTES, FileSink, MultipartParser, parse_boundary
 from router.tenants.tenants_file import parse_tenants_file
@@ -143,6 +146,25 @@ async def test_concurrent_uploads_share_the_free_space(
         assert wrong_error(refused, 413)["code"] == "no_space"
     assert 3000 < sum(path.stat().st_size for path in stored_files(tmp_path)) <= 20_000
     assert all(path.suffix != ".part" for path in stored_files(tmp_path))
+
+
+def test_files_are_moved_while_nobody_adds_up_their_sizes(tmp_path: Path) -> None:
+    """A scan that has passed the new name, and does not find the old one any more, would miss a
+    file. So the limits could be exceeded by what was moved meanwhile."""
+    steps: list[tuple[str, bool]] = []
+    data = tmp_path / "1.part"
+    data.write_bytes(b"x")
+
+    @contextmanager
+    def lock() -> Iterator[None]:
+        steps.append(("locked", data.exists()))
+        yield
+        steps.append(("released", files.data_path("file-1").exists()))
+
+    files = FileStore(tmp_path, lock)
+    files.add(StoredFile("file-1", 1, 0, "x", "batch"), data)
+    assert steps == [("locked", True), ("released", True)]
+    assert files.get("file-1").bytes == 1 and not data.exists()
 
 
 def test_upload_space_is_reserved_before_it_is_used(tokenizer: Tokenizer, tmp_path: Path) -> None:
