@@ -24,6 +24,7 @@ __all__ = [
     "response_events",
     "response_of",
     "summarize",
+    "unknown_fields",
 ]
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -93,16 +94,17 @@ def response_events(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 def check(value: BaseModel) -> None:
-    assert unknown(value) <= EXTENSIONS
+    assert unknown_fields(value) <= EXTENSIONS
 
 
-def unknown(value: Any) -> set[str]:
+def unknown_fields(value: Any) -> set[str]:
+    """Return the names of all fields, at any depth, that the types of the client lack."""
     if isinstance(value, BaseModel):
         found = set(value.model_extra or ())
         for name in type(value).model_fields:
-            found |= unknown(getattr(value, name))
+            found |= unknown_fields(getattr(value, name))
         return found
-    return set().union(*map(unknown, value)) if isinstance(value, list) else set()
+    return set().union(*map(unknown_fields, value)) if isinstance(value, list) else set()
 
 
 def summarize(events: list[dict[str, Any]]) -> list[Any]:

@@ -15,7 +15,8 @@ class ChatHandler(GenerationHandler):
     endpoint = "chat"
     id_prefix = "chatcmpl-"
     caps_max_tokens = False
-    """Whether a ``max_tokens`` beyond the context is reduced to the rest of the context."""
+    """If this is True, a ``max_tokens`` beyond the context is reduced to the rest of the context;
+    otherwise it is refused."""
 
     async def _read_body(self, raw: RawBody, tenant: TenantId) -> ChatBody | CompletionBody:
         return await self._parse(ChatBody, raw, tenant)

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from baton.text.tokenizer import Tokenizer
 from tests import router_harness
+from tests.responses_harness import unknown_fields
 from tests.router_harness import (
     events,
     write_tokenizer,
@@ -86,18 +87,9 @@ def checked(model: type[BaseModel], data: Any) -> None:
     """Validate ``data`` strictly by ``model``, a type of OpenAI's client: correct types, and no
     unknown field apart from the listed extensions."""
     model.model_validate(data, strict=True)
-    assert unknown(model.model_validate(data)) <= {
+    assert unknown_fields(model.model_validate(data)) <= {
         "reasoning_content", "token_ids", "prompt_token_ids", "obfuscation",
     }  # fmt: skip
-
-
-def unknown(value: Any) -> set[str]:
-    if isinstance(value, BaseModel):
-        found = set(value.model_extra or ())
-        for name in type(value).model_fields:
-            found |= unknown(getattr(value, name))
-        return found
-    return set().union(*map(unknown, value)) if isinstance(value, list) else set()
 
 
 def deltas(response: httpx.Response) -> list[dict[str, Any]]:

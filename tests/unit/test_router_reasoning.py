@@ -69,7 +69,8 @@ async def test_reasoning_effort_unknown_to_the_template_is_ignored(hermes: Token
 async def test_any_reasoning_effort_is_accepted(thinker: Tokenizer) -> None:
     async with open_harness(thinker, "Hm</think>Yes") as (_, client):
         for effort in ("some", "", "maximal"):
-            message_of(await client.post(CHAT, json=chat(reasoning_effort=effort)))
+            message = message_of(await client.post(CHAT, json=chat(reasoning_effort=effort)))
+            assert (message["reasoning_content"], message["content"]) == ("Hm", "Yes")
 
 
 async def test_reasoning_of_earlier_turns_is_rendered(hermes: Tokenizer) -> None:
