@@ -9,6 +9,8 @@ import sys
 import typer
 
 from baton.errors import BatonError, Invalid
+from baton.system.home_folder import complete_user_environment
+from baton.system.python_process import exclude_working_folder
 from command_line import (
     bench,
     generate_options,
@@ -56,6 +58,14 @@ app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
+    """Prepare this process's environment for the libraries that it will use, and run the command
+    line."""
+    exclude_working_folder()
+    complete_user_environment()
+    run_command_line()
+
+
+def run_command_line() -> None:
     """Run the command line. If the command raises a BatonError, print its message in one line on
     stderr, and exit with 2 if the error is Invalid, else with 1."""
     try:

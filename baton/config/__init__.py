@@ -16,7 +16,6 @@ valid. Unknown names are ignored only in a YAML file that was written for a newe
 
 from baton.checkpoint import DEMO_MODEL
 from baton.config.environment import (
-    baton_home,
     child_environment,
     config_environment,
     config_file,
@@ -32,6 +31,7 @@ from baton.config.setting_scopes import Reader, live_settings, restarting_settin
 from baton.config.setting_warning import SettingWarning
 from baton.config.settings import LOOPBACK, Settings
 from baton.config.sources import read_config_bytes
+from baton.system.home_folder import baton_home
 
 __all__ = [
     "DEMO_MODEL",

@@ -1,5 +1,5 @@
-"""Environment variables: Baton's home folder, the settings of child processes, and variables that
-other libraries read."""
+"""Environment variables: the settings of child processes, and variables that other libraries
+read."""
 
 import json
 import os
@@ -13,20 +13,15 @@ from baton.config.settings import Settings
 from baton.config.sources import (
     CONFIG_ENVIRONMENT_VARIABLE,
     ENVIRONMENT_PREFIX,
-    HOME_ENVIRONMENT_VARIABLE,
     variable_name,
 )
 from baton.system.cpu_cores import usable_cores
+from baton.system.home_folder import HOME_ENVIRONMENT_VARIABLE
 from baton.system.process_folder import make_process_folder
 
 MAX_FOLDER_BYTES = 50
 """Maximum length of the path of the temporary folder in which vLLM's sockets are placed. A Unix
 socket's path may have 107 bytes, and those of vLLM have 57 bytes below that folder."""
-
-
-def baton_home() -> Path:
-    """Return the folder of local clusters' state and logs: ``BATON_HOME``, or ``~/.baton``."""
-    return Path(os.environ.get(HOME_ENVIRONMENT_VARIABLE) or Path.home() / ".baton")
 
 
 def config_file() -> Path | None:

@@ -22,9 +22,10 @@ from baton.config.config_version import without_newer_settings
 from baton.config.renamed_settings import RENAMED_SETTINGS, use_new_names
 from baton.config.setting_warning import OnWarning
 from baton.errors import Invalid
+from baton.system.home_folder import HOME_ENVIRONMENT_VARIABLE
 
 ENVIRONMENT_PREFIX = "BATON_"
-CONFIG_ENVIRONMENT_VARIABLE, HOME_ENVIRONMENT_VARIABLE = "BATON_CONFIG", "BATON_HOME"
+CONFIG_ENVIRONMENT_VARIABLE = "BATON_CONFIG"
 SECRETS_ENVIRONMENT_VARIABLE = "BATON_SECRETS_DIRECTORY"
 NOT_SETTINGS = (
     CONFIG_ENVIRONMENT_VARIABLE,
