@@ -9,8 +9,7 @@ import sys
 import typer
 
 from baton.errors import BatonError, Invalid
-from baton.system.home_folder import complete_user_environment
-from baton.system.python_process import exclude_working_folder
+from baton.system.process_environment import prepare_environment
 from command_line import (
     bench,
     generate_options,
@@ -58,10 +57,8 @@ app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
-    """Prepare this process's environment for the libraries that it will use, and run the command
-    line."""
-    exclude_working_folder()
-    complete_user_environment()
+    """Prepare the environment variables, and run the command line."""
+    prepare_environment()
     run_command_line()
 
 

@@ -27,7 +27,12 @@ from baton.config.environment import (
     to_environment,
 )
 from baton.config.loading import load_ops_settings, load_settings, pinned_settings, reload_settings
-from baton.config.setting_scopes import Reader, live_settings, restarting_settings
+from baton.config.setting_scopes import (
+    Reader,
+    foreign_secrets,
+    live_settings,
+    restarting_settings,
+)
 from baton.config.setting_warning import SettingWarning
 from baton.config.settings import LOOPBACK, Settings
 from baton.config.sources import read_config_bytes
@@ -43,6 +48,7 @@ __all__ = [
     "child_environment",
     "config_environment",
     "config_file",
+    "foreign_secrets",
     "live_settings",
     "load_ops_settings",
     "load_settings",

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from baton.system.portability import uses_linux
-from baton.system.python_process import helper_environment, python_command
+from baton.system.process_environment import helper_environment
+from baton.system.python_process import python_command
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)

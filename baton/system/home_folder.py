@@ -1,6 +1,5 @@
 """The folders in which a user's programs keep state: Baton's own, and the home folder."""
 
-import getpass
 import os
 from pathlib import Path
 
@@ -37,16 +36,3 @@ def require_home() -> Path:
     if home is None:
         raise Invalid(NO_HOME)
     return home
-
-
-def complete_user_environment() -> None:
-    """Set what libraries want to know of the user, if the system doesn't know it: ``HOME``, in
-    which they keep caches, to ``BATON_HOME``, unless the user has a writable home; and a user name
-    (``USER``), without which ``getpass.getuser`` fails."""
-    given, home = os.environ.get(HOME_ENVIRONMENT_VARIABLE), user_home()
-    if given and (home is None or not os.access(home, os.W_OK | os.X_OK)):
-        os.environ["HOME"] = str(Path(given).absolute())
-    try:
-        getpass.getuser()
-    except (KeyError, OSError):
-        os.environ["USER"] = f"user-{os.getuid()}"

@@ -21,7 +21,8 @@ from baton.core.grammar import Grammar, GrammarKind
 from baton.errors import Invalid, Unavailable
 from baton.system.memory_watch import MemoryWatch
 from baton.system.portability import uses_linux
-from baton.system.python_process import helper_environment, python_command
+from baton.system.process_environment import helper_environment
+from baton.system.python_process import python_command
 from baton.text.grammar.helper_process import (
     CPU_SECONDS,
     LENGTH_BYTES,
