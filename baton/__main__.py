@@ -1,6 +1,10 @@
 """``python -m baton`` runs the command ``baton``."""
 
-from command_line.main import main
+import sys
 
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the working folder, see baton.system.python_process
+    from command_line.main import main
+
     main()

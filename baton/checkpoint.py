@@ -21,6 +21,7 @@ from baton.decoder_traits import (
 from baton.errors import Invalid, Unavailable
 from baton.json_file import JsonFile
 from baton.rope_config import RopeConfig, load_rope, max_position
+from baton.system.home_folder import require_home
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -114,8 +115,10 @@ def resolve_model(model: str | Path) -> Path:
         raise Invalid(
             f"model is {name!r}; it must be a directory or a hub id of the form owner/name"
         )
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
 
+    if constants.HF_HUB_CACHE.startswith("~"):  # it is in the home folder, and there is none
+        require_home()
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except Exception as error:  # the hub's client raises a dozen unrelated types

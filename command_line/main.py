@@ -9,6 +9,7 @@ import sys
 import typer
 
 from baton.errors import BatonError, Invalid
+from baton.system.process_environment import prepare_environment
 from command_line import (
     bench,
     generate_options,
@@ -56,6 +57,12 @@ app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
+    """Prepare the environment variables, and run the command line."""
+    prepare_environment()
+    run_command_line()
+
+
+def run_command_line() -> None:
     """Run the command line. If the command raises a BatonError, print its message in one line on
     stderr, and exit with 2 if the error is Invalid, else with 1."""
     try:

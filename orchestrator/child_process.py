@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from baton.serve.status_pipe import (
     parse_settings,
 )
 from baton.system.child_guard import CHILD_GUARD
+from baton.system.python_process import python_command
 from orchestrator.cluster_state import ProcessState
 from orchestrator.process_log import ProcessLog
 
@@ -302,4 +302,4 @@ class ChildProcess:
 
 
 def baton_command(*arguments: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "baton", *arguments)
+    return python_command("baton", *arguments)

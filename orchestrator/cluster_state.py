@@ -5,12 +5,14 @@ import json
 import os
 import select
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from baton.core.credentials import ClusterCredentials
-from baton.errors import Invalid, NotFound
+from baton.errors import Invalid, NotFound, Unavailable
 
 LOCK_ATTEMPTS, LOCK_RETRY_SECONDS = 10, 0.01
 """A process that only tests the lock holds it for some microseconds; so one attempt may fail."""
@@ -108,8 +110,21 @@ class ClusterFolder:
                 log.replace(log.with_suffix(".log.old"))
 
     def create(self) -> None:
-        self.logs.mkdir(parents=True, exist_ok=True)
-        self.path.chmod(0o700)
+        """Create the folder for this user alone. Raises Unavailable if that is not possible."""
+        with self._explain_refusal():
+            self.logs.mkdir(parents=True, exist_ok=True)
+            self.path.chmod(0o700)
+
+    @contextmanager
+    def _explain_refusal(self) -> Iterator[None]:
+        """Turn the system's refusal to create or read a file of the folder into Unavailable."""
+        try:
+            yield
+        except OSError as error:
+            raise Unavailable(
+                f"{error.filename}: {error.strerror}; set BATON_HOME to a folder in which this "
+                "user may create files"
+            ) from error
 
     def already_running_error(self) -> Invalid:
         name = self.path.name
@@ -126,10 +141,11 @@ class ClusterFolder:
 
     def is_locked(self) -> bool:
         """Whether a supervisor is running."""
-        try:
-            file = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
+        with self._explain_refusal():
+            try:
+                file = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return False
         try:
             return not _try_to_lock(file, fcntl.LOCK_SH, attempts=1)
         finally:

@@ -6,7 +6,6 @@ Requests and responses are JSON objects, one per line. Only the user may connect
 
 import asyncio
 import json
-import os
 import socket
 from dataclasses import asdict
 from pathlib import Path
@@ -32,14 +31,17 @@ async def start_control_server(path: Path, pools: ModelPools) -> asyncio.Server:
         finally:
             writer.close()
 
+    return await asyncio.start_unix_server(handle, sock=_bind(path), limit=MAX_LINE_BYTES)
+
+
+def _bind(path: Path) -> socket.socket:
+    """Return a socket that is bound to ``path`` and to which only this user may connect. It does
+    not listen yet, so nobody connects before its mode is set."""
     listener = socket.socket(socket.AF_UNIX)
-    mask = os.umask(0o177)
-    try:
-        with short_socket_path(path) as name:
-            listener.bind(name)
-    finally:
-        os.umask(mask)
-    return await asyncio.start_unix_server(handle, sock=listener, limit=MAX_LINE_BYTES)
+    with short_socket_path(path) as name:
+        listener.bind(name)
+    path.chmod(0o600)
+    return listener
 
 
 async def _respond(pools: ModelPools, line: bytes) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Checks that the Python interpreter that runs the workers has a vLLM that Baton supports."""
 
 import subprocess
-import sys
 
 from baton.config import Settings
 from baton.errors import Invalid
+from baton.system.python_process import python_command
 
 PROBE_SECONDS = 60.0
 """Time within which ``engine_python`` must say which vLLM it has. It takes about a second."""
@@ -13,10 +13,11 @@ PROBE_SECONDS = 60.0
 def probe_vllm(settings: Settings) -> str:
     """Return the Python interpreter that runs the workers. Raises Invalid if it can't be started,
     has no vLLM, or has a version of vLLM that Baton was not tested with."""
-    python = settings.engine_python or sys.executable
+    own_python, *arguments = python_command("baton.vllm_engine.versions")
+    python = settings.engine_python or own_python
     try:
         probe = subprocess.run(
-            [python, "-m", "baton.vllm_engine.versions"],
+            [python, *arguments],
             capture_output=True,
             text=True,
             timeout=PROBE_SECONDS,

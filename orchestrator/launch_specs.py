@@ -1,9 +1,8 @@
 """The commands, settings and environments with which a local cluster's processes are started."""
 
 import copy
-import os
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,12 +13,14 @@ from baton.config import (
     Settings,
     child_environment,
     config_environment,
+    foreign_secrets,
     live_settings,
     pinned_settings,
     thread_environment,
     to_environment,
 )
 from baton.core.states import WORKER_ROLES, Role
+from baton.system.process_environment import helper_environment
 from orchestrator.child_process import ChildProcessSpec, baton_command
 from orchestrator.cluster_state import ClusterFolder
 from orchestrator.preflight import free_port, is_redis_reachable
@@ -125,7 +126,7 @@ class LaunchSpecs:
             "redis",
             Role.REDIS.value,
             (str(get_binary_path()), str(config)),
-            dict(os.environ),
+            helper_environment(),
             self._folder.logs / "redis.log",
             address=f"{self._redis_host}:{self._embedded_port}",
             probe=lambda: is_redis_reachable(self.redis_url),
@@ -175,7 +176,7 @@ class LaunchSpecs:
             worker_id,
             role.value,
             list(self._command(role)[1:]),
-            self._without_demo_model(self._settings_of(worker_id)),
+            self._without_demo_model(self._settings_of(role, worker_id)),
             self._settings.threads,
             str(self._folder.home),
             str(self._log(worker_id).relative_to(self._folder.home)),
@@ -209,7 +210,7 @@ class LaunchSpecs:
         config = config_environment()
         live = live_settings(Reader.of_role(role)) if config else frozenset[str]()
         unpinned = live - pinned_settings(self._settings)
-        named = self._settings_of(child_id, unpinned) | (overrides or {})
+        named = self._settings_of(role, child_id, unpinned) | (overrides or {})
         return ChildProcessSpec(
             child_id,
             role.value,
@@ -218,11 +219,14 @@ class LaunchSpecs:
             self._log(child_id),
         )
 
-    def _settings_of(self, child_id: str, unpinned: Collection[str] = ()) -> dict[str, str]:
-        """Return a process's settings by name, without those in ``unpinned``. Every port is 0, so
-        that each process gets free ports; :meth:`routers` then sets the HTTP host and port."""
+    def _settings_of(
+        self, role: Role, child_id: str, unpinned: frozenset[str] = frozenset()
+    ) -> dict[str, str]:
+        """Return a process's settings by name, without those in ``unpinned``, and without secrets
+        that its program does not read. Every port is 0, so that each process gets free ports;
+        :meth:`routers` then sets the HTTP host and port."""
         return {
-            **to_environment(self._settings, unpinned),
+            **to_environment(self._settings, unpinned | foreign_secrets(Reader.of_role(role))),
             "id": child_id,
             "redis_url": self.redis_url,
             "grpc_port": "0",

@@ -16,7 +16,6 @@ valid. Unknown names are ignored only in a YAML file that was written for a newe
 
 from baton.checkpoint import DEMO_MODEL
 from baton.config.environment import (
-    baton_home,
     child_environment,
     config_environment,
     config_file,
@@ -28,10 +27,16 @@ from baton.config.environment import (
     to_environment,
 )
 from baton.config.loading import load_ops_settings, load_settings, pinned_settings, reload_settings
-from baton.config.setting_scopes import Reader, live_settings, restarting_settings
+from baton.config.setting_scopes import (
+    Reader,
+    foreign_secrets,
+    live_settings,
+    restarting_settings,
+)
 from baton.config.setting_warning import SettingWarning
 from baton.config.settings import LOOPBACK, Settings
 from baton.config.sources import read_config_bytes
+from baton.system.home_folder import baton_home
 
 __all__ = [
     "DEMO_MODEL",
@@ -43,6 +48,7 @@ __all__ = [
     "child_environment",
     "config_environment",
     "config_file",
+    "foreign_secrets",
     "live_settings",
     "load_ops_settings",
     "load_settings",

@@ -1,5 +1,5 @@
-"""Environment variables: Baton's home folder, the settings of child processes, and variables that
-other libraries read."""
+"""Environment variables: the settings of child processes, and variables that other libraries
+read."""
 
 import json
 import os
@@ -10,23 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from baton.config.settings import Settings
-from baton.config.sources import (
-    CONFIG_ENVIRONMENT_VARIABLE,
-    ENVIRONMENT_PREFIX,
-    HOME_ENVIRONMENT_VARIABLE,
-    variable_name,
-)
+from baton.config.sources import variable_name
 from baton.system.cpu_cores import usable_cores
+from baton.system.home_folder import HOME_ENVIRONMENT_VARIABLE
+from baton.system.process_environment import CONFIG_ENVIRONMENT_VARIABLE, ENVIRONMENT_PREFIX
 from baton.system.process_folder import make_process_folder
 
 MAX_FOLDER_BYTES = 50
 """Maximum length of the path of the temporary folder in which vLLM's sockets are placed. A Unix
 socket's path may have 107 bytes, and those of vLLM have 57 bytes below that folder."""
-
-
-def baton_home() -> Path:
-    """Return the folder of local clusters' state and logs: ``BATON_HOME``, or ``~/.baton``."""
-    return Path(os.environ.get(HOME_ENVIRONMENT_VARIABLE) or Path.home() / ".baton")
 
 
 def config_file() -> Path | None:
@@ -50,12 +42,11 @@ def child_environment(settings: dict[str, str], extra: dict[str, str]) -> dict[s
     return {**inherited, **named, **extra}
 
 
-def to_environment(settings: Settings, unpinned: Collection[str] = ()) -> dict[str, str]:
-    """Return the text of each setting except those in ``unpinned``, by its name, for
-    :func:`child_environment`. The child reads the ``unpinned`` settings from this process's config
-    file, so that it follows changes of that file."""
+def to_environment(settings: Settings, left_out: Collection[str] = ()) -> dict[str, str]:
+    """Return the text of each setting except those in ``left_out``, by its name, for
+    :func:`child_environment`."""
     values = settings.model_dump(exclude_none=True)
-    return {name: setting_text(value) for name, value in values.items() if name not in unpinned}
+    return {name: setting_text(value) for name, value in values.items() if name not in left_out}
 
 
 def config_environment() -> dict[str, str]:

@@ -14,7 +14,6 @@ from baton.config.renamed_settings import rename_warnings, use_new_names
 from baton.config.setting_warning import OnWarning, SettingWarning
 from baton.config.settings import SECRET_SETTINGS, Settings
 from baton.config.sources import (
-    CONFIG_ENVIRONMENT_VARIABLE,
     SecretFiles,
     check_environment,
     check_name,
@@ -25,6 +24,7 @@ from baton.config.sources import (
 from baton.config.validation import check_combinations, check_exposure, check_private_network
 from baton.errors import Invalid
 from baton.system.portability import set_portable
+from baton.system.process_environment import CONFIG_ENVIRONMENT_VARIABLE
 
 OPS_SETTINGS = ("ops_host", "ops_port", "drain_timeout_seconds")
 """The settings that :func:`load_ops_settings` needs."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from baton.config.settings import Settings
+from baton.config.settings import SECRET_SETTINGS, Settings
 from baton.core.states import WORKER_ROLES, Role
 
 
@@ -146,6 +146,11 @@ SETTING_SCOPES: Mapping[str, SettingScope] = MappingProxyType(_scopes())
 def live_settings(reader: Reader) -> frozenset[str]:
     """Return the names of the settings that can change while the program ``reader`` runs."""
     return frozenset(name for name, scope in SETTING_SCOPES.items() if reader in scope.live)
+
+
+def foreign_secrets(reader: Reader) -> frozenset[str]:
+    """Return the names of the secret settings that the program ``reader`` does not read."""
+    return frozenset(n for n in SECRET_SETTINGS if reader not in SETTING_SCOPES[n].readers)
 
 
 def restarting_settings(reader: Reader, names: Iterable[str]) -> list[str]:

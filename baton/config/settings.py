@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import PrivateAttr
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -15,11 +16,18 @@ from pydantic_settings import (
 from baton.config.autoscaling_settings import AutoscalingSettings
 from baton.config.cluster_settings import ClusterSettings
 from baton.config.router_settings import RouterSettings
-from baton.config.sources import ENVIRONMENT_PREFIX, ConfigFile, RenamedVariables, SecretFiles
+from baton.config.sources import (
+    ConfigFile,
+    RenamedVariables,
+    SecretFiles,
+    environment_values,
+    variable_name,
+)
 from baton.config.worker_settings import WorkerSettings
 from baton.core.credentials import ClusterCredentials
 from baton.core.kv_codec import KvCodecName
 from baton.errors import Invalid
+from baton.system.process_environment import ENVIRONMENT_PREFIX
 from baton.values import MODEL_NAME
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -160,5 +168,9 @@ class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSetti
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources in order of precedence: flags, then the environment, then secret
         files, then the YAML file."""
+        assert isinstance(env_settings, EnvSettingsSource)
+        env_settings.env_vars = {
+            variable_name(name).lower(): value for name, value in environment_values().items()
+        }
         renamed, file = RenamedVariables(settings_cls), ConfigFile(settings_cls)
         return init_settings, env_settings, renamed, SecretFiles(settings_cls), file

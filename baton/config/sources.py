@@ -20,18 +20,15 @@ from pydantic_settings import PydanticBaseSettingsSource
 
 from baton.config.config_version import without_newer_settings
 from baton.config.renamed_settings import RENAMED_SETTINGS, use_new_names
+from baton.config.service_variables import is_service_variable
 from baton.config.setting_warning import OnWarning
 from baton.errors import Invalid
-
-ENVIRONMENT_PREFIX = "BATON_"
-CONFIG_ENVIRONMENT_VARIABLE, HOME_ENVIRONMENT_VARIABLE = "BATON_CONFIG", "BATON_HOME"
-SECRETS_ENVIRONMENT_VARIABLE = "BATON_SECRETS_DIRECTORY"
-NOT_SETTINGS = (
+from baton.system.process_environment import (
     CONFIG_ENVIRONMENT_VARIABLE,
-    HOME_ENVIRONMENT_VARIABLE,
+    ENVIRONMENT_PREFIX,
     SECRETS_ENVIRONMENT_VARIABLE,
+    settings_variables,
 )
-"""Variables with the prefix of settings that are none: they say where settings and state are."""
 
 MAX_CONFIG_BYTES = 2**20
 """The size limit of a config file, which running programs read every few seconds. A ConfigMap has
@@ -211,11 +208,12 @@ def read_secret_files(folder: str | None, known: Collection[str]) -> dict[str, s
 
 
 def environment_values() -> dict[str, str]:
-    """Return the values of this process's ``BATON_…`` variables, keyed by the setting's name."""
+    """Return the values of this process's ``BATON_…`` variables, keyed by the setting's name,
+    without those that Kubernetes sets for Services."""
     return {
         variable.removeprefix(ENVIRONMENT_PREFIX).lower(): value
-        for variable, value in os.environ.items()
-        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in NOT_SETTINGS
+        for variable, value in settings_variables().items()
+        if not is_service_variable(variable, value)
     }
 
 

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from baton.system.portability import uses_linux
+from baton.system.process_environment import helper_environment
+from baton.system.python_process import python_command
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
@@ -54,7 +56,8 @@ class ChildGuard:
     def _open_pipe(self) -> int:
         if self._guard is None or self._guard.poll() is not None:
             self._guard = subprocess.Popen(
-                [sys.executable, "-m", "baton.system.child_guard"],
+                python_command("baton.system.child_guard"),
+                env=helper_environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the parent

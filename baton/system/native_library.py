@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from baton.errors import Unavailable
+from baton.system.home_folder import user_home
 
 COMPILERS = ("g++", "c++", "clang++")
 MACHINES = ("x86_64", "AMD64")
@@ -28,8 +29,11 @@ machine."""
 
 
 def library_folders(sources: Path) -> list[Path]:
-    """Return the folders where a library may be: beside its source, and in the user's cache."""
-    return [sources.parent / "built", Path.home() / ".cache" / "baton" / "native"]
+    """Return the folders where a library may be: beside its source, and in the cache of a user who
+    has a home folder."""
+    home = user_home()
+    cache = [] if home is None else [home / ".cache" / "baton" / "native"]
+    return [sources.parent / "built", *cache]
 
 
 def source_digest(sources: Path, flags: Sequence[str]) -> str:

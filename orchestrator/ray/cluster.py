@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
+from ray.job_config import JobConfig
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -104,7 +105,12 @@ class RayCluster:
 
     def _connect(self) -> None:
         address = self._settings.ray_address
-        quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+        options = {
+            "log_to_driver": False,
+            "logging_level": logging.CRITICAL,
+            # Otherwise Ray would put the working folder first in the sys.path of its workers.
+            "job_config": JobConfig(_client_job=True),
+        }
         if address is None:
             # Ray makes its folder accessible to everybody (0777): create it in a private one.
             self.private_folder = tempfile.mkdtemp(prefix="baton-ray-")
@@ -114,11 +120,11 @@ class RayCluster:
                 object_store_memory=OBJECT_STORE_BYTES,
                 # A short path, since socket paths are limited to 107 bytes.
                 _temp_dir=str(Path(self.private_folder) / "r"),
-                **quiet,
+                **options,
             )
         else:
             _check_reachable(address)
-            ray.init(address, **quiet)
+            ray.init(address, **options)
         self._read_nodes()
 
     def _read_nodes(self) -> None:

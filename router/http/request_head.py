@@ -26,6 +26,7 @@ NON_REPEATABLE_HEADERS = frozenset(
         b"host",
         b"origin",
         b"transfer-encoding",
+        b"x-api-key",
     }
 )
 """Headers that may occur only once. If one is repeated, some programs use the first, others the

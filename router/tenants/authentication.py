@@ -48,7 +48,7 @@ class Authenticator:
         if not self.directory.needs_keys:
             return DEFAULT_TENANT
         # Looked up by digest, so that the time of the look-up reveals nothing about valid keys.
-        tenant = self.directory.keys.get(api_key_digest(_bearer(authorization)))
+        tenant = self.directory.keys.get(api_key_digest(bearer_key(authorization)))
         if tenant is None:
             raise unauthorized_error(
                 "an API key is needed" if not authorization else "the API key is unknown"
@@ -89,14 +89,16 @@ class Authenticator:
         the client does not send it, 403 if no admin key is configured and the client is not
         local."""
         if self._admin_key is not None:
-            given_key = _bearer(authorization).encode()
+            given_key = bearer_key(authorization).encode()
             if not hmac.compare_digest(given_key, self._admin_key.encode()):
                 raise unauthorized_error("the admin key is missing or wrong")
         elif not _is_loopback(client_host):
             raise ApiError(403, "without an admin key, the admin API serves local clients only")
 
 
-def _bearer(authorization: str | None) -> str:
+def bearer_key(authorization: str | None) -> str:
+    """Return the key in an ``Authorization`` header of the form ``Bearer KEY``; otherwise an empty
+    text."""
     value = authorization or ""
     return value[len(_SCHEME) :].strip() if value.lower().startswith(_SCHEME) else ""
 

@@ -49,7 +49,7 @@ def test_remote_spec_is_plain_json_without_paths_of_this_machine(
 ) -> None:
     found = order(tmp_path, threads=3, prefill=2)
     assert (found.id, found.role, found.threads) == ("decode-0", "decode", 3)
-    assert found.command == ["-m", "baton", "serve", "decode"]
+    assert found.command == ["-P", "-m", "baton", "serve", "decode"]
     assert found.log == "clusters/test/logs/decode-0.log"
     # Every installation has its own copy of the demo model.
     assert "model" not in found.settings

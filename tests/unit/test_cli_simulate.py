@@ -12,7 +12,7 @@ import pytest
 
 from baton.traces.files import write_trace
 from baton.traces.synthetic import TRACE_GENERATORS
-from command_line.main import main
+from command_line.main import run_command_line
 from conductor.policy.policies import PLACEMENT_POLICIES
 
 Ask = Callable[..., tuple[int, str, str]]
@@ -27,7 +27,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     def run_command(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["baton", *arguments])
         with pytest.raises(SystemExit) as ended:
-            main()
+            run_command_line()
         out, err = capsys.readouterr()
         return int(ended.value.code or 0), out, err
 

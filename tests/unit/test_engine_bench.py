@@ -42,7 +42,7 @@ from baton.engine.plan import Plan
 from baton.errors import Invalid
 from command_line.bench_engine.config import parse_counts
 from command_line.bench_engine.roofline_plot import attainable_flops_per_second
-from command_line.main import main
+from command_line.main import run_command_line
 from simulator.cost_table import costs_from_table
 from tests.model_zoo import make_model
 from tests.unit.native_helpers import needs_kernels
@@ -77,7 +77,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     def run_command(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["baton", *arguments])
         with pytest.raises(SystemExit) as ended:
-            main()
+            run_command_line()
         out, err = capsys.readouterr()
         return int(ended.value.code or 0), out, err
 

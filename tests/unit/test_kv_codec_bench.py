@@ -11,7 +11,7 @@ from baton.kv_codec.block_format import BlockFormat
 from baton.kv_codec.registry import open_codecs
 from command_line.bench_kv_codec.codec_speed import measure_speeds
 from command_line.bench_kv_codec.run import _random_blocks
-from command_line.main import main
+from command_line.main import run_command_line
 
 FORMAT = BlockFormat("bfloat16", 1, 16, 2, 64)
 DEMO = str(Path(__file__).parents[2] / "baton" / "models" / "demo")
@@ -35,7 +35,7 @@ def test_result_has_qualities_and_the_lossless_codec_changes_nothing(
     arguments = ["bench", "kv-codec", "--model", DEMO, "--text", README, *SHORT, "--json", "-"]
     monkeypatch.setattr(sys, "argv", ["baton", *arguments])
     with pytest.raises(SystemExit) as ended:
-        main()
+        run_command_line()
     assert not ended.value.code
     result = json.loads(capsys.readouterr().out)
     assert result["format"] == "baton-bench-kv-codec-1"

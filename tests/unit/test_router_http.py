@@ -302,3 +302,24 @@ async def test_a_key_may_come_in_anthropics_header(tokenizer: Tokenizer) -> None
             assert accepted.status_code == 200
             refused = await client.request(method, path, json=body, headers={"x-api-key": "key-b"})
             assert refused.status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"authorization": "Bearer key-a", "x-api-key": "key-a"}, 200),
+        ({"authorization": "Bearer key-a", "x-api-key": "key-b"}, 400),
+        ({"authorization": "Bearer key-b", "x-api-key": "key-a"}, 400),
+        ({"authorization": "Basic key-a", "x-api-key": "key-a"}, 401),
+    ],
+)
+async def test_two_keys_must_be_equal(
+    tokenizer: Tokenizer, headers: dict[str, str], status: int
+) -> None:
+    async with open_harness(tokenizer, api_keys={"key-a": "a", "key-b": "b"}) as (_, client):
+        for answer in (
+            await client.post(CHAT, json=chat(), headers=headers),
+            await client.get("/v1/models", headers=headers),
+        ):
+            assert answer.status_code == status
+            assert (status == 400) == ("have different keys; send only one" in answer.text)

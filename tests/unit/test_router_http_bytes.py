@@ -72,6 +72,7 @@ INVALID_REQUESTS = {
     "many spaces": (GET + b"a:" + b" " * 12_000 + b"b\r\n\r\n", 431),
     "headers that mean one thing": (GET + b"origin: http://a\r\norigin: http://b\r\n\r\n", 400),
     "two keys": (GET + b"authorization: Bearer a\r\nauthorization: Bearer b\r\n\r\n", 400),
+    "two of Anthropic's keys": (GET + b"x-api-key: a\r\nX-Api-Key: b\r\n\r\n", 400),
     "another expectation": (POST + b"expect: cake\r\ncontent-length: 3\r\n\r\nabc", 417),
     # Where a body ends (6)
     "a length and chunks": (POST + b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n", 400),

@@ -18,7 +18,7 @@ import pytest
 from baton.errors import BatonError, Invalid
 from baton.traces.synthetic import TRACE_GENERATORS
 from baton.traces.trace import Trace
-from command_line.main import main
+from command_line.main import run_command_line
 from simulator.cluster import SimulatedCluster
 from simulator.cluster_config import ClusterConfig
 from simulator.goodput import highest_rate
@@ -248,7 +248,7 @@ def test_a_plan_is_the_same_with_several_processes(
                    "--processes", num_processes]  # fmt: skip
         monkeypatch.setattr(sys, "argv", command)
         with pytest.raises(SystemExit, match="0"):
-            main()
+            run_command_line()
         outputs.append(capsys.readouterr().out)
     assert outputs[0] == outputs[1]
     assert len({each["rate_rps"] for each in json.loads(outputs[0])["highest_rates"]}) == 3

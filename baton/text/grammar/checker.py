@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -22,6 +21,8 @@ from baton.core.grammar import Grammar, GrammarKind
 from baton.errors import Invalid, Unavailable
 from baton.system.memory_watch import MemoryWatch
 from baton.system.portability import uses_linux
+from baton.system.process_environment import helper_environment
+from baton.system.python_process import python_command
 from baton.text.grammar.helper_process import (
     CPU_SECONDS,
     LENGTH_BYTES,
@@ -148,7 +149,8 @@ class GrammarHelperProcess:
     def __init__(self, arguments: Sequence[str]) -> None:
         limit = str(MEMORY_BYTES if uses_linux() else 0)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "baton.text.grammar.helper_process", limit, *arguments],
+            python_command("baton.text.grammar.helper_process", limit, *arguments),
+            env=helper_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

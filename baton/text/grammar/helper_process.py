@@ -54,6 +54,9 @@ def main(arguments: list[str]) -> None:
     if int(memory_bytes):
         limit = _virtual_bytes() + int(memory_bytes) + STACK_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    # From here on it opens no file: neither one with secrets, such as the environment of the parent
+    # in /proc, nor a socket.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
     threading.stack_size(STACK_BYTES)
     while (job := read_message(sys.stdin.buffer)) is not None:
         # One thread per job, so that its stack is returned to the system afterwards.

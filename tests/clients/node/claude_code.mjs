@@ -6,7 +6,8 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { model, run, url } from "./cases.mjs";
 
-const program = fileURLToPath(new URL("../node_modules/.bin/claude", import.meta.url));
+// Starts the native program; `claude` itself is put in place by an install script, which is not run.
+const wrapper = fileURLToPath(new URL("../node_modules/@anthropic-ai/claude-code/cli-wrapper.cjs", import.meta.url));
 const options = ["-p", "Say hello with echo.", "--allowedTools", "Bash", "--output-format", "stream-json", "--verbose"];
 const variables = {
   ANTHROPIC_BASE_URL: url,
@@ -21,7 +22,7 @@ function ask() {
     const [home, cwd] = [join(folder, "home"), join(folder, "work")];
     [home, cwd].forEach((each) => mkdirSync(each));
     const env = { ...process.env, ...variables, HOME: home };
-    const finished = spawnSync(program, options, { cwd, env, encoding: "utf8", input: "", timeout: 120_000 });
+    const finished = spawnSync(process.execPath, [wrapper, ...options], { cwd, env, encoding: "utf8", input: "", timeout: 120_000 });
     if (finished.status !== 0) throw new Error(finished.stdout + finished.stderr);
     return summarize(finished.stdout.trim().split("\n").map((line) => JSON.parse(line)));
   } finally {

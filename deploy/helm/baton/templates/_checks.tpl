@@ -7,10 +7,17 @@ template named …Problems writes one line per problem.
 {{- range list "baton.poolProblems" "baton.ownerProblems" "baton.replicaConflicts" "baton.replicaLosses" "baton.quantityProblems" "baton.memoryProblems" "baton.redisProblems"
       "baton.authProblems" "baton.networkProblems" "baton.fabricProblems" "baton.accountProblems" "baton.missingProblems"
       "baton.claimProblems" "baton.diskProblems" "baton.clusterProblems" "baton.classProblems"
-      "baton.quotaProblems" "baton.crdProblems" -}}
-{{- range include . $ | splitList "\n" -}}
-{{- with trim . -}}{{- $problems = append $problems . -}}{{- end -}}
+      "baton.quotaProblems" "baton.crdProblems" "baton.commonProblems" -}}
+{{- $problems = append $problems (include . $) -}}
 {{- end -}}
+{{- include "baton.failWith" (join "\n" $problems) -}}
+{{- end -}}
+
+{{/* Fails if there are problems: one per line, among empty lines. */}}
+{{- define "baton.failWith" -}}
+{{- $problems := list -}}
+{{- range splitList "\n" . -}}
+{{- with trim . -}}{{- $problems = append $problems . -}}{{- end -}}
 {{- end -}}
 {{- if $problems -}}
 {{- fail (printf "\n\nThese values can't work:\n  - %s\n" (join "\n  - " $problems)) -}}

@@ -10,26 +10,13 @@ The pod template that all Baton roles share. Its context:
   settings, env, volumes, mounts, ports   this role's own, in addition to the common ones
 */}}
 {{- define "baton.podTemplate" -}}
+{{- $annotations := printf "kubectl.kubernetes.io/default-container: baton\nchecksum/config: %s" (include "baton.restartingConfig" . | sha256sum) -}}
+{{- $spec := include "baton.podSpec" . -}}
+{{- include "baton.failWith" (include "baton.specProblems" (merge (dict "spec" $spec) .)) -}}
 metadata:
-  labels:
-    {{- include "baton.podLabels" . | nindent 4 }}
-    {{- with .v.podLabels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
-  annotations:
-    kubectl.kubernetes.io/default-container: baton
-    checksum/config: {{ include "baton.restartingConfig" . | sha256sum }}
-    {{- with .checksums }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
-    {{- with include "baton.fabricAnnotation" . }}
-    {{- . | nindent 4 }}
-    {{- end }}
-    {{- with .v.podAnnotations }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+  {{- include "baton.podMetadata" (merge (dict "annotations" $annotations) .) | nindent 2 }}
 spec:
-  {{- include "baton.podSpec" . | nindent 2 }}
+  {{- $spec | nindent 2 }}
 {{- end -}}
 
 {{- define "baton.podSpec" -}}
@@ -77,8 +64,7 @@ volumes:
 {{- end -}}
 
 {{/*
-The ServiceAccount. Service links would put BATON_ variables into every pod's environment, which Baton refuses as
-unknown settings.
+The ServiceAccount. Service links would only put variables of every Service of the namespace into each pod's environment.
 */}}
 {{- define "baton.podIdentity" -}}
 serviceAccountName: {{ ternary (include "baton.conductorServiceAccountName" .root) (include "baton.serviceAccountName" .root) (eq .role "conductor") }}

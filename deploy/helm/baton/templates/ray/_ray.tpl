@@ -26,19 +26,7 @@ The total number of workers of a role in all pools. Takes root and role.
 {{/* Volumes that the containers of a Ray node share: Ray's sockets are in /tmp/ray, its objects in /dev/shm. */}}
 {{- define "baton.rayPod" -}}
 metadata:
-  labels:
-    {{- include "baton.podLabels" . | nindent 4 }}
-    {{- with .v.podLabels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
-  annotations:
-    checksum/config: {{ include "baton.config" .root | sha256sum }}
-    {{- with include "baton.fabricAnnotation" . }}
-    {{- . | nindent 4 }}
-    {{- end }}
-    {{- with .v.podAnnotations }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+  {{- include "baton.podMetadata" (merge (dict "annotations" (include "baton.config" .root | sha256sum | printf "checksum/config: %s")) .) | nindent 2 }}
 spec:
   {{- include "baton.podIdentity" . | nindent 2 }}
   {{- if .beside }}
