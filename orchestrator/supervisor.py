@@ -219,6 +219,8 @@ class Supervisor:
 
     async def _stop_all(self, stop_now: asyncio.Event) -> None:
         hurrying = asyncio.ensure_future(self._kill_all_on(stop_now))
+        for keeper in self._all_processes():
+            keeper.hold()
         for pools in self._pools.values():
             pools.close()
         try:

@@ -115,6 +115,9 @@ class RayWorkerProcess:
         finally:
             asking.cancel()
 
+    def hold(self) -> None:
+        """Do nothing: what signals all processes of this machine spares those of the others."""
+
     def kill(self) -> None:
         self._abandoned.set()
 

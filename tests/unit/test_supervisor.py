@@ -187,6 +187,35 @@ async def test_killed_program_is_restarted(cluster: ClusterHarness, name: str) -
         assert cluster.process(name).pid != before
 
 
+async def test_a_signal_to_one_program_makes_it_drain_and_start_again(
+    cluster: ClusterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_module, "LONE_SIGNAL_SECONDS", 0.0)
+    async with cluster.running():
+        os.kill(cluster.process("prefill-1").pid, signal.SIGTERM)
+        await cluster.wait_until(
+            lambda: cluster.process("prefill-1").restarts == 1 and cluster.state.ready
+        )
+        assert cluster.stopped() == ["prefill-1"]
+
+
+async def test_a_signal_to_all_programs_does_not_change_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The router is still draining when the other programs have reported the signal."""
+    monkeypatch.setattr(child_module, "LONE_SIGNAL_SECONDS", 0.0)
+    monkeypatch.setattr(child_module, "STOP_SECONDS", 0.0)
+    cluster = ClusterHarness(tmp_path, monkeypatch, drain_timeout_seconds=1)
+    cluster.misbehave(router="deaf")
+    async with cluster.running():
+        cluster.stop.set()
+        await cluster.wait_until(lambda: cluster.process("router").state == "draining")
+        for process in cluster.state.processes:
+            os.kill(process.pid, signal.SIGTERM)
+    assert cluster.stopped()[3:] == ["conductor", "kvstore"]
+    assert not any(process.restarts for process in cluster.state.processes)
+
+
 async def test_program_that_fails_to_start_fails_the_cluster(
     cluster: ClusterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
