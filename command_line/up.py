@@ -19,6 +19,7 @@ from baton.config import (
 )
 from baton.errors import BatonError, Invalid, NotFound, Unavailable
 from baton.obs.logs import configure_logging, set_log_level
+from baton.obs.lost_writes import tolerate_lost_output
 from baton.serve.process import single_error
 from baton.serve.settings_watcher import SettingsWatcher
 from baton.system.stop_signals import handle_stop_signals
@@ -46,6 +47,7 @@ def run_up(settings: Settings, detach: bool) -> None:
     if detach:
         _detach(settings, folder)
         return
+    tolerate_lost_output()
     try:
         asyncio.run(_supervise(settings, folder))
     except BaseExceptionGroup as group:

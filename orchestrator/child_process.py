@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import structlog
 
@@ -36,6 +37,9 @@ HEALTHY_SECONDS = 60.0
 
 START_ATTEMPTS = 3
 """The maximum number of attempts to start a process that has never served."""
+
+NOT_STARTED_EXIT_CODE = 126
+"""Stands for the exit code of a process that could not be started, as in shells."""
 
 USAGE_EXIT_CODE = 2
 """The exit code of a usage error, after which another attempt would fail in the same way."""
@@ -200,12 +204,14 @@ class ChildProcess:
 
     async def _run_once(self) -> int:
         """Start the process once and wait for it; return its exit code."""
-        read_end, write_end = os.pipe()
-        with os.fdopen(read_end, "rb", 0) as reports:
-            try:
-                self._process = await self._spawn(write_end)
-            finally:
-                os.close(write_end)
+        try:
+            opened = await self._spawn()
+        except OSError as error:
+            self.state.message = f"can't be started: {error}"
+            log.error("process_not_started", id=self.spec.id, error=str(error))
+            return NOT_STARTED_EXIT_CODE
+        with opened as reports:
+            assert self._process is not None
             self.state.pid = self._process.pid
             self.state.sockets, self.state.settings = [], {}
             self._expects_heartbeats = self._has_reported = False
@@ -236,7 +242,20 @@ class ChildProcess:
                 listening.cancel()
                 await asyncio.wait([listening, *others])
 
-    async def _spawn(self, write_end: int) -> asyncio.subprocess.Process:
+    async def _spawn(self) -> BinaryIO:
+        """Start the process, and return the file from which its reports are read."""
+        read_end, write_end = os.pipe()
+        reports = os.fdopen(read_end, "rb", 0)
+        try:
+            self._process = await self._execute(write_end)
+        except BaseException:
+            reports.close()
+            raise
+        finally:
+            os.close(write_end)
+        return reports
+
+    async def _execute(self, write_end: int) -> asyncio.subprocess.Process:
         guard = CHILD_GUARD.hook()
 
         def prepare_foreign_program() -> None:
