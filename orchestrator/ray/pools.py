@@ -116,7 +116,7 @@ class RayWorkerProcess:
             asking.cancel()
 
     def hold(self) -> None:
-        """Do nothing: what signals all processes of this machine spares those of the others."""
+        """Do nothing: a worker on Ray is started with these signals blocked, or elsewhere."""
 
     def kill(self) -> None:
         self._abandoned.set()
