@@ -251,7 +251,7 @@ def worker(path: Path, dtype: str, url: str, options: argparse.Namespace) -> Ite
     reading, writing = os.pipe()
     began = SYSTEM_CLOCK()
     command = [sys.executable, "-m", "baton", "serve", "decode", "--status-fd", str(writing)]
-    with subprocess.Popen([*command, *given], pass_fds=[writing]) as process:
+    with subprocess.Popen([*command, *given], stdin=subprocess.PIPE, pass_fds=[writing]) as process:
         os.close(writing)
         with os.fdopen(reading) as status:
             await_serving(status)
@@ -259,8 +259,7 @@ def worker(path: Path, dtype: str, url: str, options: argparse.Namespace) -> Ite
             try:
                 yield StartupCost(seconds, *used_by(process.pid))
             finally:
-                process.terminate()
-                process.wait()
+                process.communicate()  # it stops when its standard input is closed
 
 
 def await_serving(status: Iterator[str]) -> None:

@@ -23,6 +23,7 @@ from baton.core.states import WORKER_ROLES, Role
 from baton.errors import BatonError, Invalid
 from baton.network.browser_guard import BrowserGuard
 from baton.obs.logs import configure_logging, set_log_level
+from baton.obs.lost_writes import tolerate_lost_output
 from baton.serve.lifecycle import Program
 from baton.serve.ops_server import OpsServer
 from baton.serve.process import serve
@@ -50,6 +51,7 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
     the error that ended the program."""
     if role not in [known.value for known in PROGRAM_BUILDERS]:
         raise Invalid(f"unknown role {role!r}; known roles: {', '.join(PROGRAM_BUILDERS)}")
+    tolerate_lost_output()
     open_status_pipe(status_fd)
     log_level = ""
     try:

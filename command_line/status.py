@@ -76,18 +76,20 @@ def show_status(name: str, as_json: bool) -> None:
         open_console().print(_table(state, members))
         plans = asyncio.run(_pool_plan_lines(state, MemberList(members.values()).models))
         adapters = adapter_lines(members)
-        for line in [*engine_lines(members), *adapters, *plans, *settings_lines(state)]:
+        settings, lost = settings_lines(state), lost_write_lines(state)
+        for line in [*engine_lines(members), *adapters, *plans, *settings, *lost]:
             open_console().print(line, highlight=False, markup=False)
 
 
 def status_object(state: ClusterState | None) -> dict[str, Any]:
     """Return what ``baton status --json`` prints; scripts rely on its keys."""
     if state is None:
-        return {"ready": False, "url": "", "settings": {}, "processes": []}
+        return {"ready": False, "url": "", "settings": {}, "lost_writes": {}, "processes": []}
     return {
         "ready": state.ready,
         "url": state.url,
         "settings": state.settings,
+        "lost_writes": state.lost_writes,
         "processes": [_process_object(process) for process in state.processes],
     }
 
@@ -123,6 +125,12 @@ def settings_lines(state: ClusterState) -> list[str]:
     settings with which they were started."""
     by_id = {process.id: process.settings for process in state.processes}
     return describe_settings_by_id(by_id | {"baton up": state.settings})
+
+
+def lost_write_lines(state: ClusterState) -> list[str]:
+    """Describe what ``baton up`` could not write."""
+    lost = ", ".join(f"{file} {writes} times" for file, writes in state.lost_writes.items())
+    return [f"baton up could not write: {lost}"] if lost else []
 
 
 def describe_settings_by_id(statuses: Mapping[str, Mapping[str, Any]]) -> list[str]:

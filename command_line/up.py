@@ -19,8 +19,10 @@ from baton.config import (
 )
 from baton.errors import BatonError, Invalid, NotFound, Unavailable
 from baton.obs.logs import configure_logging, set_log_level
+from baton.obs.lost_writes import tolerate_lost_output
 from baton.serve.process import single_error
 from baton.serve.settings_watcher import SettingsWatcher
+from baton.system.stop_signals import handle_stop_signals
 from command_line.startup_view import StartupView
 from orchestrator.backends import check_backend, check_model, open_supervisor
 from orchestrator.child_process import baton_command
@@ -45,6 +47,7 @@ def run_up(settings: Settings, detach: bool) -> None:
     if detach:
         _detach(settings, folder)
         return
+    tolerate_lost_output()
     try:
         asyncio.run(_supervise(settings, folder))
     except BaseExceptionGroup as group:
@@ -72,6 +75,8 @@ async def _supervise(settings: Settings, folder: ClusterFolder) -> None:
                 ]
                 try:
                     await supervisor.run(stop, stop_now)
+                    if stop_now.is_set():
+                        raise Unavailable("stopped at once: answers under way were cut")
                 finally:
                     for task in background:
                         task.cancel()
@@ -104,9 +109,10 @@ async def _watch_settings(settings: Settings, supervisor: Supervisor) -> None:
 
 
 def _install_signal_handlers(stop: asyncio.Event, stop_now: asyncio.Event) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, lambda: (stop_now if stop.is_set() else stop).set())
+    """Set ``stop`` on the first signal, and ``stop_now`` on the second Ctrl-C."""
+    handle_stop_signals(
+        lambda is_interrupt: (stop_now if is_interrupt and stop.is_set() else stop).set()
+    )
 
 
 def _detach(settings: Settings, folder: ClusterFolder) -> None:

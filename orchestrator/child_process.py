@@ -4,10 +4,10 @@ stops it."""
 import asyncio
 import contextlib
 import os
-import signal
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import structlog
 
@@ -16,6 +16,7 @@ from baton.network.listeners import OpenListener
 from baton.serve.status_pipe import (
     HEARTBEAT_SECONDS,
     MAX_LINE_BYTES,
+    STOP_SIGNAL_LINE,
     StatusReport,
     parse_listener,
     parse_report,
@@ -23,6 +24,7 @@ from baton.serve.status_pipe import (
 )
 from baton.system.child_guard import CHILD_GUARD
 from baton.system.python_process import python_command
+from baton.system.stop_signals import block_stop_signals
 from orchestrator.cluster_state import ProcessState
 from orchestrator.process_log import ProcessLog
 
@@ -36,6 +38,9 @@ HEALTHY_SECONDS = 60.0
 START_ATTEMPTS = 3
 """The maximum number of attempts to start a process that has never served."""
 
+NOT_STARTED_EXIT_CODE = 126
+"""Stands for the exit code of a process that could not be started, as in shells."""
+
 USAGE_EXIT_CODE = 2
 """The exit code of a usage error, after which another attempt would fail in the same way."""
 
@@ -46,6 +51,11 @@ the time that the child allows itself for stopping."""
 MAX_SOCKETS = 4096
 """Maximum number of listening sockets that a process may report: a thousand mock workers have two
 each."""
+
+LONE_SIGNAL_SECONDS = 1.0
+"""If a child has received a signal to stop, and the supervisor receives none within this time, the
+signal was for this child only. Whatever stops a whole cluster sends its signals within
+milliseconds, to the children or to the supervisor first."""
 
 FINAL_REPORTS_SECONDS = 1.0
 PROBE_SECONDS = 0.02
@@ -58,8 +68,10 @@ log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class ChildProcessSpec:
     """How to start a process. If ``probe`` is None, ``--status-fd N`` is appended to ``command``,
-    and the process reports its state on that descriptor. Otherwise, ``probe``, which may block for
-    seconds, is called until it returns True; from then on, the process serves at ``address``."""
+    the process reports its state on that descriptor, and it stops when its standard input is
+    closed. Otherwise it is a program of others, which keeps nothing: ``probe``, which may block for
+    seconds, is called until it returns True; from then on, the process serves at ``address``. Stop
+    signals do not reach it, and it is killed to stop it."""
 
     id: str
     role: str
@@ -72,7 +84,8 @@ class ChildProcessSpec:
 
 class ChildProcess:
     """Keeps one process alive until it is stopped. A process that has served and then sends no
-    heartbeat for ``hang_timeout_seconds`` is killed and restarted; a timeout of 0 disables this."""
+    heartbeat for ``hang_timeout_seconds`` is killed and restarted; a timeout of 0 disables this. A
+    process that a signal asks to stop, and nothing else of the cluster, drains and is restarted."""
 
     def __init__(
         self,
@@ -91,9 +104,12 @@ class ChildProcess:
         self._hang_timeout_seconds = hang_timeout_seconds
         self._process: asyncio.subprocess.Process | None = None
         self._has_served = False
+        self._has_reported = False
         self._expects_heartbeats = False
         self._has_heartbeat = False
         self._num_attempts = 0
+        self._signalled = asyncio.Event()
+        self._is_held = False
         self._stop_requested = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -133,7 +149,7 @@ class ChildProcess:
         self._stop_requested.set()
         if not self._ended.is_set():
             self._set_state("draining")
-        self._signal(signal.SIGTERM)
+        self._request_stop()
         try:
             async with asyncio.timeout(self._drain_timeout_seconds + STOP_SECONDS):
                 await self._ended.wait()
@@ -142,8 +158,16 @@ class ChildProcess:
             self.kill()
             await self._ended.wait()
 
+    def hold(self) -> None:
+        """Let only :meth:`stop` and :meth:`kill` end the process from now on, and no signal from
+        elsewhere."""
+        self._is_held = True
+
     def kill(self) -> None:
-        self._signal(signal.SIGKILL)
+        if self._is_running:
+            assert self._process is not None
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
 
     def change_role(self, spec: ChildProcessSpec) -> None:
         """Use ``spec`` for the next start, and mark the running process as converting until it
@@ -180,23 +204,29 @@ class ChildProcess:
 
     async def _run_once(self) -> int:
         """Start the process once and wait for it; return its exit code."""
-        read_end, write_end = os.pipe()
-        with os.fdopen(read_end, "rb", 0) as reports:
-            try:
-                self._process = await self._spawn(write_end)
-            finally:
-                os.close(write_end)
+        try:
+            opened = await self._spawn()
+        except OSError as error:
+            self.state.message = f"can't be started: {error}"
+            log.error("process_not_started", id=self.spec.id, error=str(error))
+            return NOT_STARTED_EXIT_CODE
+        with opened as reports:
+            assert self._process is not None
             self.state.pid = self._process.pid
             self.state.sockets, self.state.settings = [], {}
-            self._expects_heartbeats = False
+            self._expects_heartbeats = self._has_reported = False
+            self._signalled.clear()
             self._set_state("starting")
             if self.is_stopping:
-                self._signal(signal.SIGTERM)
+                self._request_stop()
             listening = asyncio.ensure_future(
                 self._read_reports(reports) if self.spec.probe is None else self._run_probes()
             )
-            watching = asyncio.ensure_future(self._kill_if_hung())
-            limiting = asyncio.ensure_future(self._log.keep_limited(self._clock))
+            others = [
+                asyncio.ensure_future(self._kill_if_hung()),
+                asyncio.ensure_future(self._stop_if_signalled_alone()),
+                asyncio.ensure_future(self._log.keep_limited(self._clock)),
+            ]
             try:
                 return await self._process.wait()
             except asyncio.CancelledError:
@@ -205,26 +235,46 @@ class ChildProcess:
                 raise
             finally:
                 CHILD_GUARD.forget(self._process.pid)
-                watching.cancel()
-                limiting.cancel()
+                for other in others:
+                    other.cancel()
                 timeout = FINAL_REPORTS_SECONDS if self.spec.probe is None else 0.0
                 await asyncio.wait([listening], timeout=timeout)
                 listening.cancel()
-                await asyncio.wait([listening, watching, limiting])
+                await asyncio.wait([listening, *others])
 
-    async def _spawn(self, write_end: int) -> asyncio.subprocess.Process:
+    async def _spawn(self) -> BinaryIO:
+        """Start the process, and return the file from which its reports are read."""
+        read_end, write_end = os.pipe()
+        reports = os.fdopen(read_end, "rb", 0)
+        try:
+            self._process = await self._execute(write_end)
+        except BaseException:
+            reports.close()
+            raise
+        finally:
+            os.close(write_end)
+        return reports
+
+    async def _execute(self, write_end: int) -> asyncio.subprocess.Process:
+        guard = CHILD_GUARD.hook()
+
+        def prepare_foreign_program() -> None:
+            guard()
+            block_stop_signals()
+
+        is_ours = self.spec.probe is None
         with self._log.open() as log_file:
             return await asyncio.create_subprocess_exec(
                 *self.spec.command,
-                *(("--status-fd", str(write_end)) if self.spec.probe is None else ()),
+                *(("--status-fd", str(write_end)) if is_ours else ()),
                 env=self.spec.environment,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE if is_ours else asyncio.subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,
                 pass_fds=(write_end,),
                 # So Ctrl-C reaches the supervisor only, which drains the processes in order.
                 start_new_session=True,
-                preexec_fn=CHILD_GUARD.hook(),
+                preexec_fn=guard if is_ours else prepare_foreign_program,
             )
 
     async def _read_reports(self, reports: object) -> None:
@@ -239,6 +289,8 @@ class ChildProcess:
                 report = parse_report(text)
                 if report is not None:
                     self._apply_report(report)
+                elif text.rstrip() == STOP_SIGNAL_LINE:
+                    self._signalled.set()
                 elif listening := parse_listener(text):
                     self._add_socket(listening)
                 elif (settings := parse_settings(text)) is not None:
@@ -273,7 +325,15 @@ class ChildProcess:
             log.warning("killed", id=self.spec.id, reason="it sent no heartbeats")
             self.kill()
 
+    async def _stop_if_signalled_alone(self) -> None:
+        await self._signalled.wait()
+        await self._clock.sleep(LONE_SIGNAL_SECONDS)
+        if not (self._is_held or self.is_stopping):
+            log.info("stopped_by_signal", id=self.spec.id)
+            self._request_stop()
+
     def _apply_report(self, report: StatusReport) -> None:
+        self._has_reported = True
         if report.state == "serving" and report.what not in ("", self.state.role):
             return  # a late report, in which the process has its previous role
         self.state.loaded_bytes, self.state.total_bytes = report.done, report.total
@@ -295,10 +355,20 @@ class ChildProcess:
         self.state.state = "draining" if is_draining else state
         self._on_change(self)
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
+    @property
+    def _is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    def _request_stop(self) -> None:
+        """Make the process drain and exit. Kill it if it has nothing to drain: if it has not
+        begun to start its program, or keeps nothing."""
+        if not self._is_running:
+            return
+        assert self._process is not None
+        if self._process.stdin is not None and self._has_reported:
+            self._process.stdin.close()
+        else:
+            self.kill()
 
 
 def baton_command(*arguments: str) -> tuple[str, ...]:

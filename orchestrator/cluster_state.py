@@ -6,7 +6,7 @@ import os
 import select
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,8 @@ class ClusterState:
     ready: bool = False
     failure: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
+    lost_writes: dict[str, int] = field(default_factory=dict)
+    """How many writes of the supervisor failed, by file."""
     processes: list[ProcessState] = field(default_factory=list)
 
     @property
@@ -134,7 +136,8 @@ class ClusterFolder:
         )
 
     def release(self) -> None:
-        self.control_socket.unlink(missing_ok=True)
+        with suppress(OSError):  # of a disk that can't be written any more
+            self.control_socket.unlink(missing_ok=True)
         if self._lock_file is not None:
             os.close(self._lock_file)
             self._lock_file = None

@@ -10,6 +10,7 @@ from typing import BinaryIO, TextIO
 import structlog
 
 from baton.clock import Clock
+from baton.obs.lost_writes import LOST_WRITES
 
 MAX_LOG_BYTES = 64 * 2**20
 """Once a log is larger, its text becomes the earlier part, and the one before that is removed. So a
@@ -37,8 +38,16 @@ class ProcessLog:
 
     def open(self) -> BinaryIO:
         """Open the log for a process that writes it. It is opened for appending, so that the
-        process goes on at the beginning of a truncated file."""
-        return self.path.open("ab")
+        process goes on at the beginning of a truncated file. If the log can't be opened, return a
+        file that discards everything."""
+        try:
+            file = self.path.open("ab")
+        except OSError as error:
+            LOST_WRITES.record_loss(self.path.name)
+            log.error("log_not_opened", log=str(self.path), error=str(error))
+            return Path(os.devnull).open("ab")
+        LOST_WRITES.record_success(self.path.name)
+        return file
 
     def limit(self) -> bool:
         """Move the text to the earlier part if there is too much of it, and return whether it was.

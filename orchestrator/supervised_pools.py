@@ -46,6 +46,11 @@ class SupervisedProcess(Protocol):
         """Drain the worker; return when it has exited."""
         ...
 
+    def hold(self) -> None:
+        """Let only ``stop`` and ``kill`` end the worker from now on, and no signal from
+        elsewhere."""
+        ...
+
     def kill(self) -> None:
         """Kill the worker without draining it. ``run`` returns soon after."""
         ...

@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import structlog
+
 from baton.clock import Clock
 from baton.config import Settings
 from baton.core.pool_plan import PoolPlan
 from baton.core.states import WORKER_ROLES, Role
 from baton.errors import DeadlineExceeded, Unavailable
+from baton.obs.lost_writes import LOST_WRITES
 from baton.pools import autoscaler
 from baton.pools.model_pools import ModelPools
 from baton.rpc.conductor_client import fetch_pool_plan, fetch_ready_workers
@@ -30,9 +33,15 @@ from orchestrator.preflight import (
 from orchestrator.supervised_pools import SupervisedPools, SupervisedProcess
 
 READY_POLL_SECONDS = 0.05
+STATE_RETRY_SECONDS = 1.0
+"""A state that could not be written is written again after this time."""
+
+STATE_FILE = "state.json"
 STOPPED_AFTER_POOLS = (Role.CONDUCTOR, Role.KVSTORE, Role.REDIS)
 """The roles that stop after the routers and the workers, in this order, so that whatever a draining
 process needs is still running."""
+
+log = structlog.get_logger(__name__)
 
 
 class Supervisor:
@@ -74,6 +83,7 @@ class Supervisor:
         self._routers_ready = False
         self._failure = ""
         self._settings_status: dict[str, Any] = {}
+        self._state_retry: asyncio.TimerHandle | None = None
 
     @property
     def pools(self) -> ModelPools:
@@ -95,6 +105,7 @@ class Supervisor:
         """Start all processes and keep them running until ``stop`` is set. Then drain them; if
         ``stop_now`` is set, kill them instead. Raises Invalid or Unavailable if the cluster can't
         start; in this case no process is left running."""
+        self._check_folder()
         check_port(self._settings.host, self._settings.port)
         if not self._launch_specs.has_embedded_redis:
             await asyncio.to_thread(check_redis, self._launch_specs.redis_url)
@@ -109,6 +120,8 @@ class Supervisor:
                     await self._stop_all(stop_now)
         finally:
             self._publish_state()
+            if self._state_retry is not None:
+                self._state_retry.cancel()
         if self._failure:
             raise Unavailable(self._failure)
 
@@ -117,6 +130,15 @@ class Supervisor:
         """The sizes of each model's pools at the start, without the pools that stay empty."""
         sizes = {role: getattr(self._settings, role.value) for role in WORKER_ROLES}
         return {role: size for role, size in sizes.items() if size}
+
+    def _check_folder(self) -> None:
+        """Raise Unavailable if the cluster's state can't be written: ``baton`` commands would not
+        find the cluster."""
+        try:
+            self._folder.write_state(self._current_state())
+        except OSError as error:
+            reason = error.strerror or error
+            raise Unavailable(f"{self._folder.path} can't be written: {reason}") from error
 
     async def _check_capacity(self) -> None:
         """Raise Unavailable if the backend can't run all models' workers."""
@@ -219,6 +241,8 @@ class Supervisor:
 
     async def _stop_all(self, stop_now: asyncio.Event) -> None:
         hurrying = asyncio.ensure_future(self._kill_all_on(stop_now))
+        for keeper in self._all_processes():
+            keeper.hold()
         for pools in self._pools.values():
             pools.close()
         try:
@@ -285,7 +309,24 @@ class Supervisor:
         self._publish_state()
 
     def _publish_state(self) -> None:
-        state = ClusterState(
+        """Write the state to the folder, and show it. If it can't be written, try again later."""
+        state = self._current_state()
+        if self._state_retry is not None:
+            self._state_retry.cancel()
+        try:
+            self._folder.write_state(state)
+        except OSError as error:
+            if LOST_WRITES.record_loss(STATE_FILE):
+                log.error("state_not_written", error=str(error))
+            loop = asyncio.get_running_loop()
+            self._state_retry = loop.call_later(STATE_RETRY_SECONDS, self._publish_state)
+        else:
+            if LOST_WRITES.record_success(STATE_FILE):
+                log.warning("state_written")
+        self._on_change(state)
+
+    def _current_state(self) -> ClusterState:
+        return ClusterState(
             supervisor_pid=os.getpid(),
             url=http_url(
                 self._settings.host,
@@ -304,7 +345,6 @@ class Supervisor:
             ready=self.is_ready,
             failure=self._failure,
             settings=self._settings_status,
+            lost_writes=dict(LOST_WRITES.counts),
             processes=[keeper.state for keeper in self._all_processes()],
         )
-        self._folder.write_state(state)
-        self._on_change(state)

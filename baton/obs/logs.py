@@ -6,14 +6,26 @@ format.
 
 import logging
 import sys
+from typing import Any
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from baton.obs.lost_writes import LOST_WRITES
+
 
 class _Logger(structlog.make_filtering_bound_logger(logging.DEBUG)):  # type: ignore[misc]
     """The class of all loggers. :func:`set_log_level` replaces its methods, which changes the level
-    of loggers that modules have already used; a line below the level still costs nothing."""
+    of loggers that modules have already used; a line below the level still costs nothing. A line
+    is followed by others about writes that were lost until it, or until another file, could be
+    written again."""
+
+    def _proxy_to_logger(
+        self, method_name: str, event: str | None = None, *event_args: str, **event_kw: Any
+    ) -> Any:
+        super()._proxy_to_logger(method_name, event, *event_args, **event_kw)
+        for file, writes in LOST_WRITES.take_resumed().items():
+            super()._proxy_to_logger("warning", "writes_lost", file=file, writes=writes)
 
 
 def configure_logging(level: str, style: str, **fields: str) -> None:

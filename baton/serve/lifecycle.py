@@ -113,9 +113,12 @@ class Lifecycle:
         self._stop_requested = asyncio.Event()
         self._stop_now_requested = asyncio.Event()
 
-    def request_stop(self) -> None:
-        """Drain, then stop. A second call ends the drain, so that the program stops at once."""
-        (self._stop_now_requested if self._stop_requested.is_set() else self._stop_requested).set()
+    def request_stop(self, is_interrupt: bool = False) -> None:
+        """Drain, then stop. If a stop has been requested before, an interrupt (Ctrl-C) ends the
+        drain, so that the program stops at once; any other call has no effect."""
+        if is_interrupt and self._stop_requested.is_set():
+            self._stop_now_requested.set()
+        self._stop_requested.set()
         self._drain_requested.set()
 
     def request_drain(self) -> None:
@@ -181,7 +184,7 @@ class Lifecycle:
             await _cancel(running, *watching)
 
     async def _drain(self, running: "asyncio.Future[object]") -> None:
-        """Drain until all work is done, the program crashes, or a second stop request comes. If
+        """Drain until all work is done, the program crashes, or it is to stop at once. If
         the program has not crashed, and no stop has been requested by then, wait for a stop
         request. Once a stop is requested, the drain ends at most ``drain_timeout_seconds`` after it
         began. If the program crashed before the drain (``running`` is done), drain only briefly."""

@@ -30,13 +30,14 @@ from typing import Any
 
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from baton.errors import Unavailable
 from baton.network.address import host_port
 from baton.network.browser_guard import BrowserGuard
 from baton.network.listeners import NO_AUTHENTICATION, announce_listener
+from baton.obs.lost_writes import LOST_WRITES
 from baton.obs.renamed_metrics import render_metrics
 from baton.serve.process_health import ProcessHealth
 
@@ -165,6 +166,14 @@ class HealthCollector(Collector):
         loaded = GaugeMetricFamily("baton_loaded_bytes", "Bytes of the weights that are loaded.")
         loaded.add_metric([], loading.done_bytes if loading is not None else 0)
         yield loaded
+        lost = CounterMetricFamily(
+            "baton_lost_writes",
+            "Writes to the log and other output that failed, by file.",
+            labels=["file"],
+        )
+        for file, writes in {"stderr": 0, **LOST_WRITES.counts}.items():
+            lost.add_metric([file], writes)
+        yield lost
         pending = GaugeMetricFamily(
             "baton_settings_pending",
             "Settings in the config file that are not applied: the number that need a restart, and "

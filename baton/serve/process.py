@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import os
-import signal
 import sys
 
 from baton.errors import BatonError
@@ -12,6 +11,7 @@ from baton.serve.ops_server import OpsServer
 from baton.serve.settings_watcher import SettingsWatcher
 from baton.serve.status_pipe import STATUS
 from baton.serve.termination_message import report_fatal_error
+from baton.system.stop_signals import handle_stop_signals
 
 GC_THRESHOLD = 50_000
 """Number of objects, allocated but not freed, that triggers a garbage collection; they take some
@@ -25,17 +25,20 @@ def serve(
     ops_address: str = "",
     settings_watcher: SettingsWatcher | None = None,
 ) -> None:
-    """Run ``program`` in its own event loop until SIGTERM or SIGINT. ``ops`` serves its probes and
-    metrics; ``settings_watcher`` is None if there is no config file. Raises BatonError for expected
-    errors; any other exception is a bug."""
+    """Run ``program`` in its own event loop until it is stopped: by its supervisor, if it has one,
+    else by a signal. ``ops`` serves its probes and metrics; ``settings_watcher`` is None if there
+    is no config file. Raises BatonError for expected errors; any other exception is a bug."""
     import uvloop
 
     lifecycle = Lifecycle(program, drain_timeout_seconds, ops_address, settings_watcher)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, lifecycle.request_stop)
+        if STATUS.is_supervised:
+            STATUS.call_when_stopped(lifecycle.request_stop)
+            handle_stop_signals(lambda is_interrupt: STATUS.send_stop_signal())
+        else:
+            handle_stop_signals(lifecycle.request_stop)
 
         def drain() -> None:
             loop.call_soon_threadsafe(lifecycle.request_drain)

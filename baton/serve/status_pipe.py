@@ -1,11 +1,17 @@
-"""A program's status reports to the process that started it: lines of JSON over a pipe.
+"""A program's connection to the supervisor that started it: status reports, and the request to
+stop.
 
-The supervisor passes the pipe's file descriptor as ``--status-fd``; without one, reports are
-dropped.
+Reports are lines of JSON over a pipe, whose file descriptor the supervisor passes as
+``--status-fd``; without one, reports are dropped. The supervisor stops the program by closing its
+standard input, and not by a signal: signals also come from elsewhere, for example from systemd to
+all processes of a cluster at once, and only the supervisor knows the order in which they stop. So a
+supervised program only reports such a signal.
 """
 
+import asyncio
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,6 +19,11 @@ from baton.network.listeners import OpenListener, set_listener_hook
 from baton.serve.process_health import ProcessHealth
 
 MAX_LINE_BYTES = 16 * 1024
+CONTROL_FILE_DESCRIPTOR = 0
+"""Standard input, which a supervisor closes to stop the program."""
+
+STOP_SIGNAL_LINE = '{"signalled": true}'
+
 HEARTBEAT_SECONDS = 1.0
 """Interval between two heartbeats of a program that serves."""
 
@@ -43,6 +54,7 @@ class StatusPipe:
 
     def __init__(self, file_descriptor: int = -1, health: ProcessHealth | None = None) -> None:
         self.health = health or ProcessHealth()
+        self.is_supervised = file_descriptor >= 0
         self._file_descriptor = file_descriptor
         self._last_percent = -1
 
@@ -53,6 +65,21 @@ class StatusPipe:
     def send_heartbeat(self) -> None:
         """Send a heartbeat: an empty line, so small that the pipe's buffer holds hours of them."""
         self._write("\n")
+
+    def send_stop_signal(self) -> None:
+        """Report that a signal asked the program to stop. The supervisor decides what follows."""
+        self._write(STOP_SIGNAL_LINE + "\n")
+
+    def call_when_stopped(self, on_stop: Callable[[], None]) -> None:
+        """Call ``on_stop`` once the supervisor asks this program to stop, or has ended."""
+        loop = asyncio.get_running_loop()
+
+        def read() -> None:
+            if not os.read(CONTROL_FILE_DESCRIPTOR, 1):
+                loop.remove_reader(CONTROL_FILE_DESCRIPTOR)
+                on_stop()
+
+        loop.add_reader(CONTROL_FILE_DESCRIPTOR, read)
 
     def send_load_progress(self, what: str, done: int, total: int) -> None:
         """Report how much of ``what`` is loaded, with at most one line per percent."""

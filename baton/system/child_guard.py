@@ -18,6 +18,7 @@ from typing import BinaryIO
 from baton.system.portability import uses_linux
 from baton.system.process_environment import helper_environment
 from baton.system.python_process import python_command
+from baton.system.stop_signals import ignore_stop_signals
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
@@ -72,6 +73,7 @@ CHILD_GUARD = ChildGuard()
 
 def main(pipe: BinaryIO) -> None:
     """Read ``+PID`` and ``-PID`` lines until the pipe is closed; then kill what is left."""
+    ignore_stop_signals()
     children: set[int] = set()
     for line in pipe:
         pid = int(line[1:])

@@ -16,6 +16,7 @@ from vllm.v1.outputs import SamplerOutput
 from baton.engine.plan import Row, SampledToken
 from baton.engine.prompt_logprobs import PromptLogprobs, score_row
 from baton.system.child_guard import die_with_parent
+from baton.system.stop_signals import ignore_stop_signals
 from baton.vllm_engine.rank_monitor import send_heartbeats
 
 Sampler = Callable[[torch.Tensor, Sequence[Row]], list[SampledToken | None]]
@@ -72,6 +73,7 @@ class SamplingWorker:
     def init_device(self) -> None:
         if multiprocessing.parent_process() is not None:  # this process is a rank
             die_with_parent()
+            ignore_stop_signals()
         super().init_device()  # type: ignore[misc]
         self._sampler = RowSampler(self._make_sampler())
 

@@ -31,6 +31,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from baton.config import LOOPBACK, Settings
 from baton.errors import Unavailable
+from baton.system.stop_signals import block_stop_signals
 from orchestrator.launch_specs import RemoteWorkerSpec
 from orchestrator.ray.actor import WorkerActor
 
@@ -74,7 +75,8 @@ class RayCluster:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
+        # A private Ray's processes inherit the blocked signals from the thread that starts them.
+        self._thread = ThreadPoolExecutor(1, "ray", initializer=block_stop_signals)
         self.private_folder = ""
         """The folder with the files and sockets of a private Ray, accessible only to the current
         user."""

@@ -115,6 +115,9 @@ class RayWorkerProcess:
         finally:
             asking.cancel()
 
+    def hold(self) -> None:
+        """Do nothing: a worker on Ray is started with these signals blocked, or elsewhere."""
+
     def kill(self) -> None:
         self._abandoned.set()
 

@@ -2,15 +2,16 @@
 
     python -m tests.unit.fake_program FOLDER ROLE [--status-fd N]
 
-It serves until SIGTERM, and appends its id to FOLDER/stopped before it exits. FOLDER/misbehave, a
-JSON object, maps the id of a process to ``fail`` (it exits with 1), ``wrongly`` (it exits with 2,
-as for an invalid command line), ``slow`` (it never serves), or ``deaf`` (it ignores SIGTERM). The
-process sends a heartbeat twenty times a second. SIGUSR1 makes it report that it has changed to the
-other pool.
+It serves until its standard input is closed, and appends its id to FOLDER/stopped before it exits.
+FOLDER/misbehave, a JSON object, maps the id of a process to ``fail`` (it exits with 1), ``wrongly``
+(it exits with 2, as for an invalid command line), ``slow`` (it never serves), or ``deaf`` (it does
+not stop). The process sends a heartbeat twenty times a second. It reports SIGTERM; SIGUSR1 makes it
+report that it has changed to the other pool.
 """
 
 import json
 import os
+import select
 import signal
 import sys
 from pathlib import Path
@@ -31,14 +32,17 @@ def main(folder: Path, role: str, status_fd: int) -> int:
         print(f"baton: {me} can't start", file=sys.stderr)
         return 2 if rule == "wrongly" else 1
     if rule == "slow":
-        signal.pause()
+        sys.stdin.read()
+        return 0
     signals = {signal.SIGTERM, signal.SIGUSR1}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     STATUS.send(StatusReport("serving", address=f"127.0.0.1:{1000 + len(role)}"))
     while True:
         got = signal.sigtimedwait(signals, BEAT_SECONDS)
-        if got is not None and got.si_signo == signal.SIGTERM and rule != "deaf":
+        if select.select([0], [], [], 0)[0] and rule != "deaf":
             break
+        if got is not None and got.si_signo == signal.SIGTERM:
+            STATUS.send_stop_signal()
         if got is not None and got.si_signo == signal.SIGUSR1:
             role = OTHER[role]
             report_role(role, f"127.0.0.1:{1000 + len(role)}")

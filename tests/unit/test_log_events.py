@@ -12,7 +12,7 @@ PACKAGES = (
 )  # fmt: skip
 LEVELS = {"debug", "info", "warning", "error", "exception"}
 COMPUTED_EVENTS = {
-    "newer_settings_ignored", "setting_renamed",
+    "newer_settings_ignored", "setting_renamed", "writes_lost",
     "disk_failed", "request_failed", "request_refused", "request_migrated", "request_rerouted",
 }  # fmt: skip
 """Events whose level or name is computed where they are logged."""

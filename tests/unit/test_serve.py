@@ -124,14 +124,17 @@ async def test_crash_while_draining_raises() -> None:
     assert program.calls[-1] == "stop"
 
 
-async def test_second_stop_request_ends_the_drain() -> None:
+async def test_only_a_second_interrupt_ends_the_drain() -> None:
     program = FakeProgram(drain=never)
     life = Lifecycle(program, 60.0)
     running = asyncio.create_task(life.run())
     await program.serving.wait()
     life.request_stop()
     await program.draining.wait()
-    life.request_stop()
+    life.request_stop()  # a repeated SIGTERM
+    await asyncio.sleep(0)
+    assert not running.done()
+    life.request_stop(is_interrupt=True)
     await running
     assert life.state is ProgramState.STOPPED
 

@@ -2,6 +2,7 @@
 shutdown."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -17,7 +18,9 @@ from baton.clock import SystemClock
 from baton.config import Settings, load_settings
 from baton.core.states import Role
 from baton.errors import Invalid, NotFound, Unavailable
+from baton.obs.lost_writes import LostWrites
 from orchestrator import child_process as child_module
+from orchestrator import process_log as process_log_module
 from orchestrator import supervisor as supervisor_module
 from orchestrator.child_process import ChildProcess, ChildProcessSpec
 from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
@@ -185,6 +188,95 @@ async def test_killed_program_is_restarted(cluster: ClusterHarness, name: str) -
             lambda: cluster.process(name).restarts == 1 and cluster.state.ready
         )
         assert cluster.process(name).pid != before
+
+
+async def test_a_signal_to_one_program_makes_it_drain_and_start_again(
+    cluster: ClusterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_module, "LONE_SIGNAL_SECONDS", 0.0)
+    async with cluster.running():
+        os.kill(cluster.process("prefill-1").pid, signal.SIGTERM)
+        await cluster.wait_until(
+            lambda: cluster.process("prefill-1").restarts == 1 and cluster.state.ready
+        )
+        assert cluster.stopped() == ["prefill-1"]
+
+
+async def test_a_signal_to_all_programs_does_not_change_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The router is still draining when the other programs have reported the signal."""
+    monkeypatch.setattr(child_module, "LONE_SIGNAL_SECONDS", 0.0)
+    monkeypatch.setattr(child_module, "STOP_SECONDS", 0.0)
+    cluster = ClusterHarness(tmp_path, monkeypatch, drain_timeout_seconds=1)
+    cluster.misbehave(router="deaf")
+    async with cluster.running():
+        cluster.stop.set()
+        await cluster.wait_until(lambda: cluster.process("router").state == "draining")
+        for process in cluster.state.processes:
+            os.kill(process.pid, signal.SIGTERM)
+    assert cluster.stopped()[3:] == ["conductor", "kvstore"]
+    assert not any(process.restarts for process in cluster.state.processes)
+
+
+async def test_a_full_disk_ends_nothing(
+    cluster: ClusterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While neither the cluster's state nor a program's log can be written, a killed program is
+    restarted. The state is written as soon as that is possible."""
+    monkeypatch.setattr(supervisor_module, "STATE_RETRY_SECONDS", 0.01)
+    lost = LostWrites()
+    monkeypatch.setattr(supervisor_module, "LOST_WRITES", lost)
+    monkeypatch.setattr(process_log_module, "LOST_WRITES", lost)
+    async with cluster.running():
+        before = cluster.process("decode-0").pid
+        full = cluster.cluster.path / "state.new"
+        full.symlink_to("/dev/full")
+        log = cluster.cluster.logs / "decode-0.log"
+        log.unlink()
+        log.mkdir()
+        os.kill(before, signal.SIGKILL)
+        await cluster.wait_until(
+            lambda: (
+                cluster.supervisor._current_state().processes[4].restarts == 1
+                and cluster.supervisor.is_ready
+            )
+        )
+        assert cluster.process("decode-0").pid == before  # an old state
+        full.unlink()
+        await cluster.wait_until(lambda: cluster.process("decode-0").pid != before)
+        assert cluster.state.ready
+        assert cluster.state.lost_writes == lost.counts
+        assert lost.counts["decode-0.log"] == 1 and lost.counts["state.json"] > 1
+
+
+async def test_a_cluster_whose_state_can_not_be_written_does_not_start(
+    cluster: ClusterHarness,
+) -> None:
+    (cluster.cluster.path / "state.new").symlink_to("/dev/full")
+    with pytest.raises(Unavailable, match=r"clusters/test can't be written: No space left on dev"):
+        await cluster.supervisor.run(cluster.stop, cluster.stop_now)
+    assert cluster.supervisor._current_state().processes == []
+
+
+async def test_a_program_that_can_not_be_started_again_yet_is_tried_later(
+    cluster: ClusterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_module, "BACKOFF_SECONDS", (0.0,))
+    start, refused = asyncio.create_subprocess_exec, []
+
+    async def refuse_twice(*arguments: object, **options: object) -> object:
+        if len(refused) < 2:
+            refused.append(arguments)
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return await start(*arguments, **options)  # type: ignore[arg-type]
+
+    async with cluster.running():
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse_twice)
+        os.kill(cluster.process("decode-0").pid, signal.SIGKILL)
+        await cluster.wait_until(
+            lambda: cluster.process("decode-0").restarts == 3 and cluster.state.ready
+        )
 
 
 async def test_program_that_fails_to_start_fails_the_cluster(

@@ -24,6 +24,7 @@ from llguidance import LLTokenizer
 from baton.core.grammar import Grammar, GrammarKind
 from baton.errors import Invalid
 from baton.system.heap import trim_heap
+from baton.system.stop_signals import ignore_stop_signals
 from baton.text.grammar.compilation import (
     MAX_MESSAGE,
     compile_grammar,
@@ -47,7 +48,7 @@ LENGTH_BYTES = 4
 
 
 def main(arguments: list[str]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the parent
+    ignore_stop_signals()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     memory_bytes, *vocabulary_of = arguments
     vocabulary, wrong = _load(*vocabulary_of) if vocabulary_of else (None, "")
