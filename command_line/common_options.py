@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from baton.errors import Invalid
+from baton.hub import short_name
 
 if TYPE_CHECKING:
     from baton.config import Settings
@@ -28,7 +29,9 @@ Deterministic = Annotated[
         help="Give bit-identical output in any batch; don't start if that is impossible.",
     ),
 ]
-ModelPath = Annotated[str | None, typer.Option(help="Model directory, or Hugging Face hub id.")]
+ModelPath = Annotated[
+    str | None, typer.Option(help="Model directory, or Hugging Face hub id (owner/name@REVISION).")
+]
 
 
 _NAMED_MODEL = r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)"
@@ -119,7 +122,7 @@ def model_settings(models: Sequence[str]) -> dict[str, Any]:
     named: dict[str, str] = {}
     for model in models:
         match = re.match(_NAMED_MODEL, model)
-        name, path = (match[1], match[2]) if match else (Path(model).name, model)
+        name, path = (match[1], match[2]) if match else (short_name(model), model)
         if name in named:
             raise Invalid(
                 f"two models are named {name!r}: give one of them another name, as in "

@@ -83,10 +83,11 @@ def show_status(name: str, as_json: bool) -> None:
 def status_object(state: ClusterState | None) -> dict[str, Any]:
     """Return what ``baton status --json`` prints; scripts rely on its keys."""
     if state is None:
-        return {"ready": False, "url": "", "settings": {}, "processes": []}
+        return {"ready": False, "url": "", "models": {}, "settings": {}, "processes": []}
     return {
         "ready": state.ready,
         "url": state.url,
+        "models": state.models,
         "settings": state.settings,
         "processes": [_process_object(process) for process in state.processes],
     }

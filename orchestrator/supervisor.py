@@ -303,6 +303,7 @@ class Supervisor:
             tls_certificate=self._settings.tls_certificate,
             ready=self.is_ready,
             failure=self._failure,
+            models=dict(self._settings.served_models),
             settings=self._settings_status,
             processes=[keeper.state for keeper in self._all_processes()],
         )
