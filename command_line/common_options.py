@@ -117,8 +117,10 @@ class TargetCluster:
 def model_settings(models: Sequence[str]) -> dict[str, Any]:
     """Return the settings for the models on the command line, each of which is a path or
     NAME=PATH. Raises Invalid if two models have the same name."""
-    if len(models) < 2 and not any(re.match(_NAMED_MODEL, model) for model in models):
-        return {"model": models[0] if models else None}
+    if not models:
+        return {"model": None}
+    if len(models) == 1 and not re.match(_NAMED_MODEL, models[0]):
+        return {"model": models[0], "models": {}}
     named: dict[str, str] = {}
     for model in models:
         match = re.match(_NAMED_MODEL, model)

@@ -48,7 +48,8 @@ class ProcessState:
 class ClusterState:
     """The cluster's state as the supervisor last wrote it, with the addresses and secrets that
     ``baton`` commands need; only the user's own account may read it. ``failure`` is the reason why
-    the supervisor gave up. ``models`` are the models by name: folders, or ``owner/name@COMMIT`` of
+    the supervisor gave up, ``obstacle`` the reason why the cluster is not ready although all
+    processes serve. ``models`` are the models by name: folders, or ``owner/name@COMMIT`` of
     the Hugging Face hub. ``settings`` describes how the supervisor's settings differ from those
     at its start, in the form of :attr:`ProcessState.settings`."""
 
@@ -65,6 +66,7 @@ class ClusterState:
     tls_certificate: str | None = None
     ready: bool = False
     failure: str = ""
+    obstacle: str = ""
     models: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     processes: list[ProcessState] = field(default_factory=list)

@@ -56,7 +56,8 @@ def test_branch_that_moves_and_a_hub_that_falls_silent_change_nothing(
             assert num_digests(cluster) == 1
             assert answer(cluster) == expected
             assert hub.requests == []
-        with local_cluster(Path(MODEL_ID), 0, 0, mixed=1) as cluster:
+        named = {"models": f"named={MODEL_ID}"}
+        with local_cluster(prefill=0, decode=0, mixed=1, settings=named) as cluster:
             assert hub.requests != []
-            assert cluster.status()["models"] == pinned
+            assert cluster.status()["models"] == {"named": pinned["tiny"]}
             assert answer(cluster) == expected
