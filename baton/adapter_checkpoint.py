@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from threading import Event
 from time import thread_time
 from typing import Any, NoReturn
 
@@ -32,9 +33,13 @@ MAX_ALPHA = 1_000_000
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 """The dtypes that weights may have, and the size of a number in bytes."""
 
-MAX_MATCHING_SECONDS = 2.0
+MAX_MATCHING_SECONDS = 1.0
 """CPU time within which all names and regular expressions in adapter_config.json must have been
-matched. A rank and an alpha for each module of a model with 560 modules take a fifth of it."""
+matched. A rank and an alpha for each module of a model with 560 modules take 0.4 s."""
+
+MATCHING_SLICE_SECONDS, MATCHING_PAUSE_SECONDS = 0.001, 0.004
+"""After each slice of CPU time, matching pauses, because it would delay the other threads of a
+process that serves: each would wait for the interpreter several times per step."""
 
 _READ = """
     alpha_pattern bias exclude_modules init_lora_weights layers_pattern layers_to_transform
@@ -312,6 +317,7 @@ class _AdapterConfig:
             raise Invalid(f"{path}: the file is not a JSON object")
         self._values = values
         self._stop_at = thread_time() + MAX_MATCHING_SECONDS
+        self._pause_at = thread_time() + MATCHING_SLICE_SECONDS
         self._reject_unsupported()
         self._rank_pattern = self._pattern("rank_pattern")
         self._alpha_pattern = self._pattern("alpha_pattern")
@@ -417,8 +423,13 @@ class _AdapterConfig:
         return default
 
     def _in_time(self, key: str) -> bool:
-        """Raise Invalid if matching has taken too long. Otherwise return True."""
-        if thread_time() >= self._stop_at:
+        """Raise Invalid if matching has taken too long. Otherwise return True, after a pause if it
+        is time for one."""
+        now = thread_time()
+        if now >= self._pause_at:
+            Event().wait(MATCHING_PAUSE_SECONDS)
+            self._pause_at = now + MATCHING_SLICE_SECONDS
+        if now >= self._stop_at:
             raise Invalid(
                 f"{self._path}: {key} has too many patterns: matching them with the model's layers "
                 f"takes more than {MAX_MATCHING_SECONDS:g} s"

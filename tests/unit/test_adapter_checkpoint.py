@@ -171,7 +171,7 @@ def test_configuration_is_refused(
         read(adapter, model)
 
 
-SLOW = ".*.*.*[a-z]*{}_"
+SLOW = ".*.*[a-z]*{}_"
 """A pattern that takes long for each name."""
 
 
@@ -187,7 +187,7 @@ SLOW = ".*.*.*[a-z]*{}_"
 def test_too_many_patterns_are_refused(
     adapter: Path, model: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: Any
 ) -> None:
-    """The limit of two seconds is lowered, because the tiny model has few layers."""
+    """The limit is lowered, because the tiny model has few layers."""
     monkeypatch.setattr(adapter_checkpoint, "MAX_MATCHING_SECONDS", 0.02)
     change_config(adapter, **{key: value})
     with pytest.raises(Invalid, match=rf"{key} has too many patterns: .* more than 0\.02 s$"):
@@ -210,7 +210,7 @@ def test_rank_for_each_layer_of_a_large_model_is_accepted() -> None:
         r".*\.(self_attn|mlp)\.(q|k|v|o|gate|up|down)_proj",
         r"^(?!.*lm_head).*(q_proj|v_proj)$",
         r"(model\.)?layers\.[0-9]+\.self_attn\.\w+_proj",
-        ".*" * 4,
+        ".*" * 3,
     ],
 )
 def test_usual_patterns_are_quick_to_match(pattern: str) -> None:
