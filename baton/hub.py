@@ -130,7 +130,7 @@ def _resolve_hub_model(model: HubModel) -> Path:
 def _cached_folder(model: HubModel) -> Path | None:
     """Return the folder of a model in the hub's cache; None if it is not there, or incomplete."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = snapshot_download(
@@ -138,6 +138,8 @@ def _cached_folder(model: HubModel) -> Path | None:
         )
     except LocalEntryNotFoundError:
         return None
+    except HFValidationError as error:
+        raise Invalid(f"model is {model.id!r}: {error}") from error
     return Path(folder) if _has_weights(Path(folder)) else None
 
 

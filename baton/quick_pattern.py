@@ -13,7 +13,7 @@ from typing import Any
 
 MAX_PATTERN = 256
 MAX_PATHS = 100_000
-"""Maximum number of ways to match a name. A way takes some ten nanoseconds."""
+"""Maximum number of ways to match a name. A way takes a tenth of a microsecond."""
 
 REPEAT_PATHS = 30
 """How many ways a repeated character counts. There are fewer ways than the product in which three

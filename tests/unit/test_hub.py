@@ -189,6 +189,11 @@ def test_name_that_is_neither_directory_nor_hub_id_is_rejected(name: str) -> Non
         resolve_model(name)
 
 
+def test_id_that_the_hub_does_not_allow_is_rejected() -> None:
+    with pytest.raises(Invalid, match=r"^model is 'a\.\.b/c': "):
+        resolve_model("a..b/c")
+
+
 class CountingClock:
     """A clock that advances by a second whenever it is read."""
 
