@@ -13,11 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from threading import Event
+from time import thread_time
 from typing import Any, NoReturn
 
 from baton.checkpoint import ModelConfig
 from baton.core.adapter import ADAPTER_DIGEST_BYTES
 from baton.errors import Invalid
+from baton.quick_pattern import is_quick_to_match
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -30,14 +33,13 @@ MAX_ALPHA = 1_000_000
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 """The dtypes that weights may have, and the size of a number in bytes."""
 
-MAX_PATTERN = 256
-MAX_QUANTIFIERS = 4
-"""Bounds on a regular expression in adapter_config.json. Python's engine backtracks, so a hostile
-expression could take forever; with these bounds, and no repeated group, matching a name takes
-milliseconds."""
+MAX_MATCHING_SECONDS = 1.0
+"""CPU time within which all names and regular expressions in adapter_config.json must have been
+matched. A rank and an alpha for each module of a model with 560 modules take 0.4 s."""
 
-_QUANTIFIER = re.compile(r"(?:[*+?]|\{)\??")
-_REPEATED_GROUP = re.compile(r"\)(?:[*+]|\{)")
+MATCHING_SLICE_SECONDS, MATCHING_PAUSE_SECONDS = 0.001, 0.004
+"""After each slice of CPU time, matching pauses, because it would delay the other threads of a
+process that serves: each would wait for the interpreter several times per step."""
 
 _READ = """
     alpha_pattern bias exclude_modules init_lora_weights layers_pattern layers_to_transform
@@ -173,15 +175,15 @@ def _digest(config: bytes, data: bytes) -> bytes:
 
 def _read_bounded(path: Path, max_bytes: int) -> bytes:
     """Read a whole regular file, so that later changes of the file don't matter."""
-    if not path.is_file():  # opening a FIFO would block
-        raise Invalid(f"{path}: the file is missing")
     try:
+        if not path.is_file():  # opening a FIFO would block
+            raise Invalid(f"{path}: the file is missing")
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size <= max_bytes:
                 return file.read(size)
     except OSError as error:
-        raise Invalid(f"{path}: {error}") from error
+        raise Invalid(f"{error.strerror}: {path}") from error
     raise Invalid(
         f"{path}: the file is larger than {max_bytes} bytes, the maximum for this model "
         "(see max_lora_rank)"
@@ -314,6 +316,8 @@ class _AdapterConfig:
         if not isinstance(values, dict):
             raise Invalid(f"{path}: the file is not a JSON object")
         self._values = values
+        self._stop_at = thread_time() + MAX_MATCHING_SECONDS
+        self._pause_at = thread_time() + MATCHING_SLICE_SECONDS
         self._reject_unsupported()
         self._rank_pattern = self._pattern("rank_pattern")
         self._alpha_pattern = self._pattern("alpha_pattern")
@@ -329,7 +333,7 @@ class _AdapterConfig:
         }
 
     def rank(self, module: str) -> int:
-        rank = _lookup(self._rank_pattern, module, self._values.get("r"))
+        rank = self._lookup("rank_pattern", self._rank_pattern, module, self._values.get("r"))
         if type(rank) is not int or rank < 1:
             self._fail("r", rank, "ranks must be positive integers")
         return int(rank)
@@ -337,7 +341,8 @@ class _AdapterConfig:
     def scaling(self, module: str) -> float:
         """Return the factor of a module's addition: alpha / rank or, with rank-stabilized LoRA
         (Kalajdzievski 2023), alpha / sqrt(rank)."""
-        alpha = _lookup(self._alpha_pattern, module, self._values.get("lora_alpha"))
+        default = self._values.get("lora_alpha")
+        alpha = self._lookup("alpha_pattern", self._alpha_pattern, module, default)
         if type(alpha) not in (int, float) or not abs(alpha) <= MAX_ALPHA:
             self._fail("lora_alpha", alpha, f"it must be a number up to {MAX_ALPHA}")
         rank = self.rank(module)
@@ -383,11 +388,13 @@ class _AdapterConfig:
         if isinstance(value, str):
             if value == "all-linear":
                 return set(modules)
-            return set(filter(self._compile(key, value).fullmatch, modules))
+            pattern = self._compile(key, value)
+            return {name for name in modules if self._in_time(key) and pattern.fullmatch(name)}
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             self._fail(key, value, "it must be a list of names or a regular expression")
         found: set[str] = set()
         for target in value:
+            self._in_time(key)
             matches = {name for name in modules if name == target or name.endswith("." + target)}
             if not matches and key == "target_modules":
                 self._fail(key, target, "this model has no such projection that can be adapted")
@@ -401,25 +408,41 @@ class _AdapterConfig:
         if not isinstance(values, dict):
             self._fail(key, values, "it must be an object")
         return [
-            (self._compile(key, each, prefix=r"(?:.*\.)?"), value) for each, value in values.items()
+            (self._compile(key, each, prefix=r"(?:.*\.)?"), value)
+            for each, value in values.items()
+            if self._in_time(key)
         ]
 
+    def _lookup(
+        self, key: str, patterns: Sequence[tuple[re.Pattern[str], Any]], module: str, default: Any
+    ) -> Any:
+        """Return the value of the first pattern that matches the module's name."""
+        for pattern, value in patterns:
+            if self._in_time(key) and pattern.fullmatch(module):
+                return value
+        return default
+
+    def _in_time(self, key: str) -> bool:
+        """Raise Invalid if matching has taken too long. Otherwise return True, after a pause if it
+        is time for one."""
+        now = thread_time()
+        if now >= self._pause_at:
+            Event().wait(MATCHING_PAUSE_SECONDS)
+            self._pause_at = now + MATCHING_SLICE_SECONDS
+        if now >= self._stop_at:
+            raise Invalid(
+                f"{self._path}: {key} has too many patterns: matching them with the model's layers "
+                f"takes more than {MAX_MATCHING_SECONDS:g} s"
+            )
+        return True
+
     def _compile(self, key: str, pattern: str, prefix: str = "") -> re.Pattern[str]:
-        quantifiers = len(_QUANTIFIER.findall(pattern.replace("(?", "(")))
-        if (
-            len(pattern) > MAX_PATTERN
-            or quantifiers > MAX_QUANTIFIERS
-            or _REPEATED_GROUP.search(pattern)
-        ):
-            self._fail(key, pattern, "the regular expression is too complex")
         try:
+            if not is_quick_to_match(pattern):
+                self._fail(key, pattern, "the regular expression is too complex")
             return re.compile(f"{prefix}(?:{pattern})")
         except (re.error, RecursionError, OverflowError) as error:
             raise Invalid(f"{self._path}: {key} is {pattern[:200]!r}: {error}") from error
 
     def _fail(self, key: str, value: Any, reason: str) -> NoReturn:
         raise Invalid(f"{self._path}: {key} is {json.dumps(value)[:200]}; {reason}")
-
-
-def _lookup(patterns: Sequence[tuple[re.Pattern[str], Any]], module: str, default: Any) -> Any:
-    return next((value for pattern, value in patterns if pattern.fullmatch(module)), default)

@@ -1,4 +1,4 @@
-"""Finds a Hugging Face model directory, reads its configuration, and computes its digest.
+"""Reads the configuration in a Hugging Face model directory, and computes the model's digest.
 
 This module doesn't import torch, because the router and the conductor use it, too.
 """
@@ -18,10 +18,9 @@ from baton.decoder_traits import (
     load_moe,
     load_traits,
 )
-from baton.errors import Invalid, Unavailable
+from baton.errors import Invalid
 from baton.json_file import JsonFile
 from baton.rope_config import RopeConfig, load_rope, max_position
-from baton.system.home_folder import require_home
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -34,7 +33,6 @@ ARCHITECTURES = {
 }
 DEMO_MODEL = Path(__file__).parent / "models" / "demo"
 DTYPES = ("float32", "bfloat16", "float16")
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 MIN_SCALE_BLOCK = 16
 """The sides of a block that shares a scale must be multiples of this, because the kernels multiply
 this many inputs at once."""
@@ -95,34 +93,6 @@ class ModelLimits:
     kv_window_tokens: int | None = None
     num_full_groups: int = 0
     num_windowed_groups: int = 1
-
-
-def resolve_model(model: str | Path) -> Path:
-    """Return the model's directory. A model that is given by its hub id, ``owner/name``, is fetched
-    from the Hugging Face hub. ``demo`` is the model that comes with Baton, unless there is a
-    directory of that name.
-
-    Raises Invalid if ``model`` is neither a directory nor a hub id, and Unavailable if the hub
-    can't be reached.
-    """
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    name = str(model)
-    if name == "demo":
-        return DEMO_MODEL
-    if path.is_absolute() or name.startswith(".") or name.count("/") != 1:
-        raise Invalid(
-            f"model is {name!r}; it must be a directory or a hub id of the form owner/name"
-        )
-    from huggingface_hub import constants, snapshot_download
-
-    if constants.HF_HUB_CACHE.startswith("~"):  # it is in the home folder, and there is none
-        require_home()
-    try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
-    except Exception as error:  # the hub's client raises a dozen unrelated types
-        raise Unavailable(f"can't fetch model {name!r} from the hub: {error}") from error
 
 
 def load_model_config(path: Path) -> ModelConfig:

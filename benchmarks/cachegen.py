@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from baton.checkpoint import resolve_model
 from baton.clock import SystemClock
 from baton.config import load_settings
 from baton.core.kv_codec import KvCodecName
 from baton.engine.runner import ModelRunner
 from baton.engine_settings import runner_options
+from baton.hub import resolve_model
 from baton.kv_codec.block_format import BlockFormat, parse_layout
 from baton.kv_codec.host_memory import bytes_at
 from baton.kv_codec.registry import open_codecs

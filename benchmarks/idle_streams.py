@@ -24,13 +24,14 @@ from typing import Any
 import psutil
 import uvloop
 
-from baton.checkpoint import load_model_config, resolve_model
+from baton.checkpoint import load_model_config
 from baton.clock import SystemClock
 from baton.config import DEMO_MODEL
 from baton.core.ids import Incarnation, TokenId, WorkerId
 from baton.core.member import Member
 from baton.core.request import RequestSpec
 from baton.core.states import Role, WorkerState
+from baton.hub import resolve_model
 from baton.text.tokenizer import Tokenizer
 from benchmarks.machine import SYSTEM_CLOCK, describe
 from router.app import build_app

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from baton.errors import Invalid
+from baton.hub import short_name
 
 if TYPE_CHECKING:
     from baton.config import Settings
@@ -28,7 +29,9 @@ Deterministic = Annotated[
         help="Give bit-identical output in any batch; don't start if that is impossible.",
     ),
 ]
-ModelPath = Annotated[str | None, typer.Option(help="Model directory, or Hugging Face hub id.")]
+ModelPath = Annotated[
+    str | None, typer.Option(help="Model directory, or Hugging Face hub id (owner/name@REVISION).")
+]
 
 
 _NAMED_MODEL = r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)"
@@ -114,12 +117,14 @@ class TargetCluster:
 def model_settings(models: Sequence[str]) -> dict[str, Any]:
     """Return the settings for the models on the command line, each of which is a path or
     NAME=PATH. Raises Invalid if two models have the same name."""
-    if len(models) < 2 and not any(re.match(_NAMED_MODEL, model) for model in models):
-        return {"model": models[0] if models else None}
+    if not models:
+        return {"model": None}
+    if len(models) == 1 and not re.match(_NAMED_MODEL, models[0]):
+        return {"model": models[0], "models": {}}
     named: dict[str, str] = {}
     for model in models:
         match = re.match(_NAMED_MODEL, model)
-        name, path = (match[1], match[2]) if match else (Path(model).name, model)
+        name, path = (match[1], match[2]) if match else (short_name(model), model)
         if name in named:
             raise Invalid(
                 f"two models are named {name!r}: give one of them another name, as in "

@@ -21,6 +21,7 @@ from baton.core.states import WORKER_ROLES, Role, WorkerState
 from baton.core.store import BlockFilter, LeaseRequest, StoredBlock, StoreStats
 from baton.core.tenant import tenant_salt, tenant_tag
 from baton.errors import Invalid, NotFound, Unavailable
+from baton.hub import short_name
 from baton.network.pinned_tls import pinned_tls_context
 from baton.registry.redis import RedisRegistry
 from baton.rpc.kvstore_client import KvStoreClient
@@ -232,7 +233,7 @@ async def _model_tag(state: ClusterState, model: str) -> bytes:
     if re.fullmatch(r"[0-9a-f]{32}([0-9a-f]{2})*", model):
         return bytes.fromhex(model)[:16]
     for member in await _ready_members(state, WORKER_ROLES):
-        if member.model in (model, Path(model).name):
+        if member.model in (model, short_name(model)):
             return bytes.fromhex(member.model_digest)[:16]
     raise NotFound(
         f"no worker serves {model!r}; a model that is not served must be named by its digest in hex"

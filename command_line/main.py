@@ -6,6 +6,7 @@ not wait for torch.
 
 import sys
 
+import structlog
 import typer
 
 from baton.errors import BatonError, Invalid
@@ -63,8 +64,10 @@ def main() -> None:
 
 
 def run_command_line() -> None:
-    """Run the command line. If the command raises a BatonError, print its message in one line on
-    stderr, and exit with 2 if the error is Invalid, else with 1."""
+    """Run the command line. Logs go to stderr, since results go to stdout. If the command raises a
+    BatonError, print its message in one line on stderr, and exit with 2 if the error is Invalid,
+    else with 1."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     try:
         app(prog_name="baton")
     except BatonError as error:

@@ -25,6 +25,7 @@ class StartupView:
         )
         self._bars: dict[str, TaskID] = {}
         self._lines: dict[str, str] = {}
+        self._obstacle = ""
 
     def __enter__(self) -> "StartupView":
         self._progress.start()
@@ -40,6 +41,9 @@ class StartupView:
             elif self._lines.get(process.id) != describe_progress(process, with_weights=False):
                 self._lines[process.id] = describe_progress(process, with_weights=False)
                 print(f"{process.id}: {self._lines[process.id]}", flush=True)
+        if state.obstacle not in ("", self._obstacle):
+            self._obstacle = state.obstacle
+            self._console.print(f"waiting: {state.obstacle}", markup=False, soft_wrap=True)
         if state.ready and not self.has_been_ready:
             self.has_been_ready = True
             self._lines = {

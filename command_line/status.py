@@ -56,7 +56,8 @@ def _check_not_failed(state: ClusterState) -> None:
 
 def _unready_processes(state: ClusterState) -> str:
     unready = [each for each in state.processes if each.state != "serving"]
-    return ", ".join(f"{each.id} is {each.state}" for each in unready) or "no router is ready"
+    waits = state.obstacle or "no router is ready"
+    return ", ".join(f"{each.id} is {each.state}" for each in unready) or waits
 
 
 def show_status(name: str, as_json: bool) -> None:
@@ -71,7 +72,7 @@ def show_status(name: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps(status_object(state)))
     elif state is not None:
-        print(f"{state.url}  {'ready' if state.ready else 'not ready'}")
+        print(f"{state.url}  {_readiness(state)}")
         members = asyncio.run(fetch_members(state))
         open_console().print(_table(state, members))
         plans = asyncio.run(_pool_plan_lines(state, MemberList(members.values()).models))
@@ -81,13 +82,26 @@ def show_status(name: str, as_json: bool) -> None:
             open_console().print(line, highlight=False, markup=False)
 
 
+def _readiness(state: ClusterState) -> str:
+    obstacle = f": {state.obstacle}" if state.obstacle else ""
+    return "ready" if state.ready else f"not ready{obstacle}"
+
+
 def status_object(state: ClusterState | None) -> dict[str, Any]:
     """Return what ``baton status --json`` prints; scripts rely on its keys."""
     if state is None:
-        return {"ready": False, "url": "", "settings": {}, "lost_writes": {}, "processes": []}
+        return {
+            "ready": False,
+            "url": "",
+            "models": {},
+            "settings": {},
+            "lost_writes": {},
+            "processes": [],
+        }
     return {
         "ready": state.ready,
         "url": state.url,
+        "models": state.models,
         "settings": state.settings,
         "lost_writes": state.lost_writes,
         "processes": [_process_object(process) for process in state.processes],

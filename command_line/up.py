@@ -24,7 +24,7 @@ from baton.serve.process import single_error
 from baton.serve.settings_watcher import SettingsWatcher
 from baton.system.stop_signals import handle_stop_signals
 from command_line.startup_view import StartupView
-from orchestrator.backends import check_backend, check_model, open_supervisor
+from orchestrator.backends import check_backend, check_models, open_supervisor
 from orchestrator.child_process import baton_command
 from orchestrator.cluster_state import SUPERVISOR_LOG, ClusterFolder
 from orchestrator.control_server import start_control_server
@@ -43,13 +43,14 @@ def run_up(settings: Settings, detach: bool) -> None:
         raise folder.already_running_error()
     check_port(settings.host, settings.port)
     check_backend(settings)
-    check_model(settings)
+    configure_logging("warning" if sys.stderr.isatty() else settings.log_level, settings.log_format)
+    pinned = check_models(settings)
     if detach:
-        _detach(settings, folder)
+        _detach(settings, pinned, folder)
         return
     tolerate_lost_output()
     try:
-        asyncio.run(_supervise(settings, folder))
+        asyncio.run(_supervise(settings, pinned, folder))
     except BaseExceptionGroup as group:
         error = single_error(group)
         if error is None:
@@ -57,14 +58,15 @@ def run_up(settings: Settings, detach: bool) -> None:
         raise error from group
 
 
-async def _supervise(settings: Settings, folder: ClusterFolder) -> None:
-    configure_logging("warning" if sys.stderr.isatty() else settings.log_level, settings.log_format)
+async def _supervise(settings: Settings, pinned: Settings, folder: ClusterFolder) -> None:
+    """Run the cluster with the settings ``pinned``, which are ``settings`` with the commits of hub
+    models."""
     folder.acquire()
     stop, stop_now = asyncio.Event(), asyncio.Event()
     _install_signal_handlers(stop, stop_now)
     try:
         with StartupView() as view:
-            async with open_supervisor(settings, folder, SystemClock(), view.show) as supervisor:
+            async with open_supervisor(pinned, folder, SystemClock(), view.show) as supervisor:
                 # Install them again, since Ray may have replaced them.
                 _install_signal_handlers(stop, stop_now)
                 control = await start_control_server(folder.control_socket, supervisor.pools)
@@ -115,18 +117,21 @@ def _install_signal_handlers(stop: asyncio.Event, stop_now: asyncio.Event) -> No
     )
 
 
-def _detach(settings: Settings, folder: ClusterFolder) -> None:
+def _detach(settings: Settings, pinned: Settings, folder: ClusterFolder) -> None:
     """Start the supervisor in a session of its own, and return when the cluster is ready. If there
-    is a config file, the supervisor reads it itself. Raises the error that prevents the cluster
-    from starting."""
+    is a config file, the supervisor reads it itself, but for the models that are pinned. Raises the
+    error that prevents the cluster from starting."""
     folder.create()
-    in_file = Settings.model_fields.keys() - pinned_settings(settings) if config_file() else ()
+    in_file: set[str] = set()
+    if config_file():
+        in_file = Settings.model_fields.keys() - pinned_settings(settings)
+        in_file = {name for name in in_file if getattr(settings, name) == getattr(pinned, name)}
     log_path = folder.logs / SUPERVISOR_LOG
     log_path.unlink(missing_ok=True)
     with ProcessLog(log_path).open() as log_file:
         process = subprocess.Popen(
             baton_command("up"),
-            env=child_environment(to_environment(settings, in_file), config_environment()),
+            env=child_environment(to_environment(pinned, in_file), config_environment()),
             stdin=subprocess.DEVNULL,
             stdout=log_file,
             stderr=subprocess.STDOUT,

@@ -8,10 +8,12 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from baton.checkpoint import load_model_config, load_model_limits, resolve_model
+from baton.checkpoint import load_model_config, load_model_limits
 from baton.clock import Clock
 from baton.config import Settings, set_ray_environment
 from baton.errors import Invalid
+from baton.hub import resolve_model
+from baton.pinned_models import pin_models
 from orchestrator.cluster_state import ClusterFolder, ClusterState
 from orchestrator.engine_probe import probe_vllm
 from orchestrator.launch_specs import LaunchSpecs
@@ -31,10 +33,12 @@ def check_backend(settings: Settings) -> None:
         raise Invalid("mock is true, but mock workers need on=local and autoscale=off")
 
 
-def check_model(settings: Settings) -> None:
-    """Raise Invalid if the engine can't run a model, or if the engine is vLLM and the workers'
-    Python has no supported vLLM. A model from the Hugging Face hub is downloaded here, so that not
-    every process downloads it."""
+def check_models(settings: Settings) -> Settings:
+    """Return the settings with the commit of each model from the Hugging Face hub. The cluster
+    keeps it until it is started again. The models are downloaded here, so that not every process
+    downloads them. Raises Invalid if the engine can't run a model, or if the engine is vLLM and the
+    workers' Python has no supported vLLM, and Unavailable if a model can't be downloaded."""
+    settings = pin_models(settings)
     for model in settings.served_models.values():
         path = resolve_model(model)
         if settings.engine == "baton":
@@ -43,6 +47,7 @@ def check_model(settings: Settings) -> None:
             load_model_limits(path)
     if settings.engine == "vllm":
         probe_vllm(settings)
+    return settings
 
 
 @asynccontextmanager

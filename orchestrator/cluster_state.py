@@ -50,7 +50,9 @@ class ProcessState:
 class ClusterState:
     """The cluster's state as the supervisor last wrote it, with the addresses and secrets that
     ``baton`` commands need; only the user's own account may read it. ``failure`` is the reason why
-    the supervisor gave up. ``settings`` describes how the supervisor's settings differ from those
+    the supervisor gave up, ``obstacle`` the reason why the cluster is not ready although all
+    processes serve. ``models`` are the models by name: folders, or ``owner/name@COMMIT`` of
+    the Hugging Face hub. ``settings`` describes how the supervisor's settings differ from those
     at its start, in the form of :attr:`ProcessState.settings`."""
 
     supervisor_pid: int
@@ -66,6 +68,8 @@ class ClusterState:
     tls_certificate: str | None = None
     ready: bool = False
     failure: str = ""
+    obstacle: str = ""
+    models: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     lost_writes: dict[str, int] = field(default_factory=dict)
     """How many writes of the supervisor failed, by file."""

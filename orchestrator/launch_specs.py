@@ -96,11 +96,9 @@ class LaunchSpecs:
         return {name: self._of_model(name, is_only=len(names) == 1) for name in names}
 
     def _of_model(self, name: str, *, is_only: bool) -> "LaunchSpecs":
-        if is_only:
-            return self
         specs = copy.copy(self)
         specs._settings = self._settings.for_model(name)
-        specs._id_prefix = f"{name}-"
+        specs._id_prefix = "" if is_only else f"{name}-"
         specs._next_numbers = dict.fromkeys(WORKER_ROLES, 0)
         return specs
 

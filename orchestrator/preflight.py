@@ -57,9 +57,9 @@ def is_redis_reachable(url: str) -> bool:
     return True
 
 
-def is_router_ready(host: str, port: int, certificate: str | None = None) -> bool:
-    """Whether a router accepts requests for all of its models, that is, ``/ready`` returns 200 and
-    names no model without workers. The request does not go through a proxy."""
+def router_obstacle(host: str, port: int, certificate: str | None = None) -> str:
+    """Return why a router does not accept requests for all of its models, that is, what ``/ready``
+    says; an empty text if it does. The request does not go through a proxy."""
     tls = pinned_tls_context(certificate)
     connection = (
         http.client.HTTPConnection(host, port, timeout=PROBE_TIMEOUT_SECONDS)
@@ -68,12 +68,15 @@ def is_router_ready(host: str, port: int, certificate: str | None = None) -> boo
     )
     try:
         connection.request("GET", "/ready")
-        response = connection.getresponse()
-        return response.status == http.HTTPStatus.OK and "models" not in json.load(response)
-    except (OSError, ValueError, http.client.HTTPException):
-        return False
+        answer = json.load(connection.getresponse())
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return f"a router does not respond: {error}"
     finally:
         connection.close()
+    without = [name for name, is_ready in answer.get("models", {}).items() if not is_ready]
+    if without:
+        return f"a router knows no ready worker of {', '.join(without)}"
+    return "" if answer["ready"] else f"a router is not ready: {answer['reason']}"
 
 
 def reachable_host(host: str) -> str:

@@ -3,7 +3,7 @@ order."""
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,8 +27,8 @@ from orchestrator.preflight import (
     check_port,
     check_redis,
     http_url,
-    is_router_ready,
     reachable_host,
+    router_obstacle,
 )
 from orchestrator.supervised_pools import SupervisedPools, SupervisedProcess
 
@@ -37,6 +37,10 @@ STATE_RETRY_SECONDS = 1.0
 """A state that could not be written is written again after this time."""
 
 STATE_FILE = "state.json"
+OBSTACLE_SECONDS = 5.0
+"""When all processes serve, the cluster is ready within a second or two. If it is not ready after
+this time, the supervisor says why."""
+
 STOPPED_AFTER_POOLS = (Role.CONDUCTOR, Role.KVSTORE, Role.REDIS)
 """The roles that stop after the routers and the workers, in this order, so that whatever a draining
 process needs is still running."""
@@ -82,6 +86,7 @@ class Supervisor:
         self._changed = asyncio.Event()
         self._routers_ready = False
         self._failure = ""
+        self._obstacle = ""
         self._settings_status: dict[str, Any] = {}
         self._state_retry: asyncio.TimerHandle | None = None
 
@@ -166,8 +171,11 @@ class Supervisor:
         for router in self._launch_specs.routers():
             self._start(router)
         await self._wait_until(self._all_serve, stop)
-        await self._wait_for_conductor(stop)
-        await self._wait_for_routers(stop)
+        await self._wait_until_clear(self._find_conductor_obstacle, stop)
+        await self._wait_until_clear(self._find_router_obstacle, stop)
+        if not (stop.is_set() or self._failure):
+            self._routers_ready = True
+            self._publish_state()
 
     async def _run_until(self, stop: asyncio.Event) -> None:
         """Keep the processes running until ``stop`` is set, or the cluster can't start. Run the
@@ -201,40 +209,45 @@ class Supervisor:
             return None
         return await fetch_pool_plan(address, self._settings.trust, model=model)
 
-    async def _wait_for_conductor(self, stop: asyncio.Event) -> None:
-        """Wait until the conductor knows every serving worker, ``stop`` is set, or the cluster
-        can't start. The conductor learns of a worker from the registry, some time after the worker
-        has begun to serve; until then the workers that it knows would get all requests."""
-        while not (stop.is_set() or self._failure or await self._is_every_worker_known()):
+    async def _wait_until_clear(
+        self, find_obstacle: Callable[[], Awaitable[str]], stop: asyncio.Event
+    ) -> None:
+        """Wait until ``find_obstacle`` returns an empty text, ``stop`` is set, or the cluster can't
+        start. Publish an obstacle that is there after ``OBSTACLE_SECONDS``."""
+        say_at = self._clock.monotonic() + OBSTACLE_SECONDS
+        while not (stop.is_set() or self._failure) and (obstacle := await find_obstacle()):
+            if self._clock.monotonic() >= say_at and obstacle != self._obstacle:
+                self._obstacle = obstacle
+                self._publish_state()
             await self._clock.sleep(READY_POLL_SECONDS)
+        self._obstacle = ""
 
-    async def _is_every_worker_known(self) -> bool:
+    async def _find_conductor_obstacle(self) -> str:
+        """Return which serving workers the conductor does not know. It learns of a worker from the
+        registry, some time after the worker has begun to serve; until then the workers that it
+        knows would get all requests."""
         address = self._children[Role.CONDUCTOR].state.address
-        if not address:  # it is being restarted
-            return False
+        if not address:
+            return "the conductor is being restarted"
         workers = [each for pools in self._pools.values() for each in await pools.workers()]
         try:
             known = await fetch_ready_workers(address, self._settings.trust)
-        except (Unavailable, DeadlineExceeded):
-            return False
-        return all(each.id in known for each in workers if each.state == "serving")
+        except (Unavailable, DeadlineExceeded) as error:
+            return f"the conductor does not respond: {error}"
+        unknown = [each.id for each in workers if each.state == "serving" and each.id not in known]
+        return f"the conductor does not know {', '.join(unknown)}" if unknown else ""
 
-    async def _wait_for_routers(self, stop: asyncio.Event) -> None:
-        """Wait until every router is ready, ``stop`` is set, or the cluster can't start. A router
-        is ready when it knows the workers, which is later than when it starts to serve."""
-        while not (stop.is_set() or self._failure):
-            if await asyncio.to_thread(self._are_routers_ready):
-                self._routers_ready = True
-                self._publish_state()
-                return
-            await self._clock.sleep(READY_POLL_SECONDS)
+    async def _find_router_obstacle(self) -> str:
+        return await asyncio.to_thread(self._query_routers)
 
-    def _are_routers_ready(self) -> bool:
-        """Whether every router is ready. Each router is queried on its own port, since on the
-        shared port any router may respond."""
+    def _query_routers(self) -> str:
+        """Return why a router is not ready. It is ready when it knows the workers, which is later
+        than when it starts to serve. Each router is queried on its own port, since on the shared
+        port any router may respond."""
         host, certificate = reachable_host(self._settings.host), self._settings.tls_certificate
         ports = [int(each.state.address.rpartition(":")[2] or 0) for each in self._routers()]
-        return all(is_router_ready(host, port, certificate) for port in ports)
+        obstacles = (router_obstacle(host, port, certificate) for port in ports)
+        return next(filter(None, obstacles), "")
 
     def _routers(self) -> list[ChildProcess]:
         return [child for child in self._children.values() if child.spec.role == Role.ROUTER]
@@ -344,6 +357,8 @@ class Supervisor:
             tls_certificate=self._settings.tls_certificate,
             ready=self.is_ready,
             failure=self._failure,
+            obstacle=self._obstacle,
+            models=dict(self._settings.served_models),
             settings=self._settings_status,
             lost_writes=dict(LOST_WRITES.counts),
             processes=[keeper.state for keeper in self._all_processes()],

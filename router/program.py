@@ -11,15 +11,17 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from baton.adapter_checkpoint import adapter_digest
-from baton.checkpoint import load_model_config, load_model_limits, resolve_model
+from baton.checkpoint import load_model_config, load_model_limits
 from baton.clock import Clock, SystemClock
 from baton.config import Settings, baton_home
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.core.worker_load import WorkerLoad
+from baton.hub import resolve_model, without_revision
 from baton.obs.span import SpanSink
 from baton.obs.tracing import SpanExport
+from baton.pinned_models import pin_models
 from baton.registry.adapters import RedisAdapterRegistry
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
@@ -118,9 +120,11 @@ class RouterProgram:
         self._conductor_placer = ConductorPlacer(self._cluster, self._clock, settings.trust)
         pin_client = GrpcPinClient(settings.trust)
         self._prefix_pinner = PrefixPinner(self._cluster, pin_client, self._clock)
+        pinned = await asyncio.to_thread(pin_models, settings)
+        self._model_paths = pinned.served_models
         models = [
             await asyncio.to_thread(self._load_model, name, path)
-            for name, path in settings.served_models.items()
+            for name, path in self._model_paths.items()
         ]
         await self._cluster.refresh()
         await self._wait_for_workers(models)
@@ -259,7 +263,7 @@ class RouterProgram:
             workers,
             generation_context,
             vocab_size=limits.vocab_size,
-            aliases=frozenset({path}),
+            aliases=frozenset({path, without_revision(path)}),
             tool_parser=settings.tool_parser,
             reasoning_parser=settings.reasoning_parser,
             grammar_validator=GrammarValidator(checker.check),
@@ -269,7 +273,7 @@ class RouterProgram:
     def _read_adapter_digest(self, model: str, path: Path) -> bytes:
         """Read and validate the LoRA adapter in the folder ``path`` for the model with this name,
         and return its digest. Raises Invalid."""
-        config = load_model_config(resolve_model(self._settings.served_models[model]))
+        config = load_model_config(resolve_model(self._model_paths[model]))
         return adapter_digest(path, config, self._settings.max_lora_rank)
 
     def _build_context(self, models: Sequence[ServedModel]) -> RouterContext:

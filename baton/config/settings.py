@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import PrivateAttr
@@ -27,6 +26,7 @@ from baton.config.worker_settings import WorkerSettings
 from baton.core.credentials import ClusterCredentials
 from baton.core.kv_codec import KvCodecName
 from baton.errors import Invalid
+from baton.hub import short_name
 from baton.system.process_environment import ENVIRONMENT_PREFIX
 from baton.values import MODEL_NAME
 
@@ -70,11 +70,11 @@ class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSetti
     @property
     def model_name(self) -> str:
         """The model's name in the API."""
-        return self.served_model_name or Path(self.model).name
+        return self.served_model_name or short_name(self.model)
 
     @property
     def served_models(self) -> Mapping[str, str]:
-        """The folders (or names on the Hugging Face hub) of all models that the cluster serves, by
+        """The folders (or ids on the Hugging Face hub) of all models that the cluster serves, by
         their names in the API. The first model is the default."""
         return self.models or {self.model_name: self.model}
 

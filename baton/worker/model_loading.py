@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from baton.checkpoint import ModelLimits, load_model_limits, resolve_model
+from baton.checkpoint import ModelLimits, load_model_limits
 from baton.clock import Clock, SystemClock
 from baton.config import Settings
 from baton.core.ids import TokenId
@@ -21,6 +21,7 @@ from baton.engine.loaded_runner import LoadedRunner
 from baton.engine.speculation.draft_source import DraftSource
 from baton.engine_settings import runner_options
 from baton.errors import Invalid
+from baton.hub import resolve_model
 from baton.kv_codec.base import BlockCodec
 from baton.serve.status_pipe import report_progress
 from baton.system.core_shares import CoreShares

@@ -24,6 +24,7 @@ from baton.kv_codec.base import BlockCodec
 from baton.kv_codec.block_format import parse_layout
 from baton.network.address import host_port
 from baton.obs.tracing import SpanExport
+from baton.pinned_models import pin_models
 from baton.registry.adapters import RedisAdapterRegistry
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
@@ -127,6 +128,7 @@ class WorkerProgram:
         """Start the worker. Return when it can serve. Raises Invalid, Unavailable."""
         self._crashed = asyncio.get_running_loop().create_future()
         await wait_for_registry(self._registry, self._clock, self._settings.redis_wait_seconds)
+        self._settings = await asyncio.to_thread(pin_models, self._settings)
         self._model = model = await asyncio.to_thread(load_model, self._settings)
         check_same_numerics(
             await self._registry.members(),

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from baton.checkpoint import resolve_model
 from baton.config.config_version import program_version
 from baton.console import open_console
 from baton.engine.bench.bench_runner import BenchRunner, num_blocks_for_step
@@ -21,6 +20,7 @@ from baton.engine.bench.stopwatch import Action, ElapsedTime, time_mean, time_on
 from baton.engine.native.processor import model_name
 from baton.engine.runner import ModelRunner, pick_dtype
 from baton.engine_settings import runner_options
+from baton.hub import resolve_model
 from command_line.bench_engine.config import EngineBenchConfig
 from command_line.bench_engine.profile_table import print_profile
 from simulator.cost_table import CostTable

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from baton.checkpoint import ModelConfig, load_model_config, resolve_model
+from baton.checkpoint import ModelConfig, load_model_config
 from baton.console import open_console
 from baton.engine.bench.bench_case import BenchCase, bench_cases
 from baton.engine.bench.bench_case_result import BenchCaseResult
@@ -23,6 +23,7 @@ from baton.engine.native.processor import model_name
 from baton.engine.runner import ModelRunner, pick_device, pick_dtype, pick_kv_dtype
 from baton.engine_settings import runner_options
 from baton.errors import Invalid
+from baton.hub import resolve_model
 from command_line.bench_engine import roofline_plot
 from command_line.bench_engine.config import EngineBenchConfig
 from command_line.bench_engine.profile import run_profile

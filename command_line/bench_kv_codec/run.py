@@ -11,13 +11,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from baton.checkpoint import resolve_model
 from baton.clock import SystemClock
 from baton.console import open_console
 from baton.engine.native.processor import model_name
 from baton.engine.runner import ModelRunner
 from baton.engine_settings import runner_options
 from baton.errors import Invalid
+from baton.hub import resolve_model
 from baton.kv_codec.block_format import BlockFormat, parse_layout
 from baton.kv_codec.registry import open_codecs
 from baton.text.tokenizer import Tokenizer

@@ -157,7 +157,7 @@ def loaded_ref(adapter: ServedAdapter) -> AdapterRef:
     it."""
     if adapter.loaded_on:
         return adapter.ref
-    reason = next(iter(adapter.errors.values()), "no worker has loaded it yet")
+    reason = "no worker can load it" if adapter.errors else "no worker has loaded it yet"
     raise ApiError(
         503,
         f"the adapter {adapter.ref.name} is not loaded: {reason}",

@@ -13,6 +13,8 @@ from helm_python import Chart
 CHART = Path(__file__).parents[2] / "deploy/helm/baton"
 OWN_VALUES = Path(__file__).with_name("values")
 RELEASE, NAMESPACE = "demo", "models"
+COMMIT = "89abcdef" * 5
+"""A revision of a model on the hub."""
 
 SCENARIOS: dict[str, Path | None] = {
     "demo": None,

@@ -11,7 +11,16 @@ import yaml
 from helm_python import Chart, Config, HelmError
 
 from baton.clock import SystemClock
-from tests.helm.chart import CHART, Object, Release, make_values, parse_release, render, with_value
+from tests.helm.chart import (
+    CHART,
+    COMMIT,
+    Object,
+    Release,
+    make_values,
+    parse_release,
+    render,
+    with_value,
+)
 from tests.kube.api import Api
 from tests.kube.definitions import define
 from tests.kube.instant import add_node
@@ -163,7 +172,8 @@ def test_a_secret_without_a_key_is_reported(kubernetes: Kubernetes) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (make_values(model__source="hub", model__hub={"id": "a/b", "existingSecret": "mine"}),
+        (make_values(model__source="hub",
+                     model__hub={"id": "a/b", "revision": COMMIT, "existingSecret": "mine"}),
          "model.hub.existingSecret: the Secret mine has no key token"),
         (make_values(tls__rpc={"enabled": True, "existingSecret": "mine"}),
          "tls.rpc.existingSecret: the Secret mine has no key ca.crt"),
@@ -183,7 +193,10 @@ def test_keys_of_other_secrets_are_checked(
     [
         (make_values(model__source="pvc", model__pvc__claimName="c"), "model.pvc.claimName"),
         (
-            make_values(model__source="hub", model__hub={"id": "a/b", "cache": {"claimName": "c"}}),
+            make_values(
+                model__source="hub",
+                model__hub={"id": "a/b", "revision": COMMIT, "cache": {"claimName": "c"}},
+            ),
             "model.hub.cache.claimName",
         ),
         (

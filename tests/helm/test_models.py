@@ -4,13 +4,16 @@ from typing import Any
 
 import pytest
 
-from tests.helm.chart import Object, make_values, render
+from tests.helm.chart import COMMIT, Object, make_values, render
 
 TWO = make_values(
     model__source="pvc",
     model__pvc__claimName="weights",
     model__path="llama/8b",
-    models__chat={"source": "hub", "hub": {"id": "Qwen/Qwen3-8B", "existingSecret": "token"}},
+    models__chat={
+        "source": "hub",
+        "hub": {"id": "Qwen/Qwen3-8B", "revision": COMMIT, "existingSecret": "token"},
+    },
     models__code={"source": "image", "path": "code", "image": {"reference": "models/code:1"}},
     **{
         f"pools__{role}-{name}": {"role": role, "modelName": name}
@@ -47,7 +50,7 @@ def mounts(spec: Object) -> dict[str, str]:
         ("decode", "/models/llama/8b", "", {"model": "/models"}),
         (
             "prefill-chat",
-            "Qwen/Qwen3-8B",
+            f"Qwen/Qwen3-8B@{COMMIT}",
             "chat",
             {"hub-cache": "/var/cache/huggingface", "hub-token": "/etc/baton-hub"},
         ),
@@ -70,7 +73,7 @@ def test_the_router_has_all_models() -> None:
     models = dict(each.split("=") for each in variables["BATON_MODELS"].split(","))
     assert list(models) == ["8b", "chat", "code"]  # the one without a name is the default
     assert models["8b"] == "/models/llama/8b"
-    assert models["chat"] == "Qwen/Qwen3-8B"
+    assert models["chat"] == f"Qwen/Qwen3-8B@{COMMIT}"
     assert models["code"] == "/other-models/code/code"
     assert "BATON_MODEL" not in variables
     folders = mounts(spec)
@@ -81,18 +84,23 @@ def test_the_router_has_all_models() -> None:
 
 def test_a_release_whose_pools_all_name_a_model_has_no_other() -> None:
     named: dict[str, Any] = {
-        "models__chat": {"source": "hub", "hub": {"id": "a/b"}},
+        "models__chat": {"source": "hub", "hub": {"id": "a/b", "revision": COMMIT}},
         "pools__prefill__modelName": "chat",
         "pools__decode__modelName": "chat",
     }
-    assert environment(pod(make_values(**named), "router"))["BATON_MODELS"] == "chat=a/b"
+    assert environment(pod(make_values(**named), "router"))["BATON_MODELS"] == f"chat=a/b@{COMMIT}"
 
 
 def test_a_pool_with_other_weights_of_the_model_keeps_its_name() -> None:
     values = make_values(
-        model__source="hub", model__hub__id="a/b", pools__decode__model__hub__id="a/b-fp8"
+        model__source="hub",
+        model__hub={"id": "a/b", "revision": COMMIT},
+        pools__decode__model__hub={"id": "a/b-fp8", "revision": COMMIT[::-1]},
     )
     variables = environment(pod(values, "decode"))
-    assert (variables["BATON_MODEL"], variables["BATON_SERVED_MODEL_NAME"]) == ("a/b-fp8", "b")
+    assert (variables["BATON_MODEL"], variables["BATON_SERVED_MODEL_NAME"]) == (
+        f"a/b-fp8@{COMMIT[::-1]}",
+        "b",
+    )
     assert "BATON_SERVED_MODEL_NAME" not in environment(pod(values, "prefill"))
     assert "BATON_MODELS" not in environment(pod(values, "router"))

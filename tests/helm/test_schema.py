@@ -58,6 +58,7 @@ UNKNOWN = "additional properties '{}' not allowed"
         ("images.cpu.digest", "sha256:12", "'/images/cpu/digest'"),
         ("model.image.reference", "registry.example.com/m:latest", "'/model/image/reference'"),
         ("model.hub.id", "Qwen3-8B", "'/model/hub/id'"),
+        ("model.hub.revision", "main", "'/model/hub/revision'"),
         ("model.path", "../etc", "'/model/path'"),
         ("model.hostPath.path", "models", "'/model/hostPath/path'"),
         ("pools.decode.gpu.resourceName", "gpu", "'/pools/decode/gpu/resourceName'"),

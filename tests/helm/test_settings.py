@@ -15,6 +15,7 @@ from router.tenants.tenants_file import load_tenants_file
 from tests.helm.allowed_settings import CHART_SETTINGS, settings_schema
 from tests.helm.chart import (
     CHART,
+    COMMIT,
     SCENARIOS,
     Object,
     Pod,
@@ -223,7 +224,7 @@ def test_each_program_gets_the_location_of_its_model(
         for pod in release.serving()
         if pod.role in ("prefill", "decode", "router")
     }
-    hub = "Qwen/Qwen3-8B"
+    hub = f"Qwen/Qwen3-8B@{COMMIT}"
     assert models == {
         "baton-router": hub, "baton-prefill": hub, "baton-decode": hub, "baton-rdma": hub,
         "baton-baked": "/models/qwen", "baton-local": "/models/qwen3-8b",

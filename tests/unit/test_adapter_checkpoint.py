@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton.adapter_checkpoint import CONFIG_FILE, WEIGHTS_FILE, StoredAdapter, read_adapter
-from baton.checkpoint import load_model_config
+from baton import adapter_checkpoint
+from baton.adapter_checkpoint import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    StoredAdapter,
+    _AdapterConfig,
+    read_adapter,
+    target_modules,
+)
+from baton.checkpoint import DEMO_MODEL, load_model_config
 from baton.core.adapter import MAX_ADAPTER_NAME, is_adapter_name
 from baton.engine.lora.adapter import join_adapter
 from baton.errors import Invalid
+from baton.quick_pattern import is_quick_to_match
 from tests.lora_zoo import ATTENTION, make_adapter
 from tests.model_zoo import make_model
 
@@ -133,6 +143,11 @@ def test_digest_covers_weights_and_configuration(adapter: Path, model: Path) -> 
         ({"target_modules": "(a+)+b"}, "too complex"),
         ({"target_modules": "a*" * 5}, "too complex"),
         ({"target_modules": "x" * 300}, "too complex"),
+        ({"target_modules": "(?x)(.+) +x"}, "too complex"),
+        ({"target_modules": "(.+)(?#)+x"}, "too complex"),
+        ({"target_modules": "(?:.|.)" * 30 + "x"}, "too complex"),
+        ({"rank_pattern": {".?" * 40 + "x": 4}}, "too complex"),
+        ({"alpha_pattern": {"(": 4}}, r"alpha_pattern is '\(': missing \)"),
         ({"target_modules": "("}, "target_modules"),
         ({"target_modules": ["q_proj"]}, "does not target"),
         ({"layers_to_transform": "0"}, "layers_to_transform"),
@@ -154,6 +169,57 @@ def test_configuration_is_refused(
     change_config(adapter, **changes)
     with pytest.raises(Invalid, match=reason):
         read(adapter, model)
+
+
+SLOW = ".*.*[a-z]*{}_"
+"""A pattern that takes long for each name."""
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rank_pattern", {SLOW.format(number): 4 for number in range(3000)}),
+        ("alpha_pattern", {SLOW.format(number): 4 for number in range(3000)}),
+        ("target_modules", ["q_proj"] * 50_000),
+        ("exclude_modules", [f"x{number}" for number in range(50_000)]),
+    ],
+)
+def test_too_many_patterns_are_refused(
+    adapter: Path, model: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: Any
+) -> None:
+    """The limit is lowered, because the tiny model has few layers."""
+    monkeypatch.setattr(adapter_checkpoint, "MAX_MATCHING_SECONDS", 0.02)
+    change_config(adapter, **{key: value})
+    with pytest.raises(Invalid, match=rf"{key} has too many patterns: .* more than 0\.02 s$"):
+        read(adapter, model)
+
+
+def test_rank_for_each_layer_of_a_large_model_is_accepted() -> None:
+    """As initialization ``eva`` writes them."""
+    config = replace(load_model_config(DEMO_MODEL), num_layers=80)
+    modules = {each.name: each for each in target_modules(config)}
+    ranks = {name: 1 + number % 16 for number, name in enumerate(modules)}
+    values = {"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"], "rank_pattern": ranks}
+    parsed = _AdapterConfig(Path("adapter"), json.dumps(values).encode())
+    assert {name: parsed.rank(name) for name in modules} == ranks
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r".*\.(self_attn|mlp)\.(q|k|v|o|gate|up|down)_proj",
+        r"^(?!.*lm_head).*(q_proj|v_proj)$",
+        r"(model\.)?layers\.[0-9]+\.self_attn\.\w+_proj",
+        ".*" * 3,
+    ],
+)
+def test_usual_patterns_are_quick_to_match(pattern: str) -> None:
+    assert is_quick_to_match(pattern)
+
+
+def test_path_that_is_too_long_is_refused_with_the_reason_first(model: Path) -> None:
+    with pytest.raises(Invalid, match=r"^File name too long: /x"):
+        read(Path("/" + "x" * 3000), model)
 
 
 def test_adapters_of_experts_are_refused(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ import pytest
 from baton.config import Settings
 from baton.errors import Invalid
 from orchestrator import engine_probe
-from orchestrator.backends import check_model
+from orchestrator.backends import check_models
 
 
 def refusal(python: str) -> Invalid:
     with pytest.raises(Invalid) as refused:
-        check_model(Settings(engine="vllm", engine_python=python))
+        check_models(Settings(engine="vllm", engine_python=python))
     assert refused.value.param == "engine_python"
     assert "\n" not in str(refused.value)
     return refused.value
@@ -28,12 +28,12 @@ def program(folder: Path, text: str) -> str:
 
 
 def test_the_models_of_batons_own_engine_need_no_other_python() -> None:
-    check_model(Settings(engine="baton", engine_python="/nowhere/python"))
+    check_models(Settings(engine="baton", engine_python="/nowhere/python"))
 
 
 def test_a_python_that_accepts_its_vllm_is_accepted(tmp_path: Path) -> None:
     python = program(tmp_path, 'test "$*" = "-m baton.vllm_engine.versions"')
-    check_model(Settings(engine="vllm", engine_python=python))
+    check_models(Settings(engine="vllm", engine_python=python))
 
 
 def test_a_missing_python_is_refused() -> None:

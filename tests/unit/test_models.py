@@ -233,7 +233,7 @@ async def test_an_unknown_pool_changes_nothing(wrong: dict[str, int]) -> None:
     ("given", "settings"),
     [
         ([], {"model": None}),
-        (["/models/x"], {"model": "/models/x"}),
+        (["/models/x"], {"model": "/models/x", "models": {}}),
         (["chat=/models/x"], {"model": None, "models": {"chat": "/models/x"}}),
         (
             ["/models/x", "org/y", "chat=/z"],
@@ -268,8 +268,28 @@ def test_workers_of_each_model_get_its_settings(tmp_path: Path) -> None:
     environment = workers["b"][0].environment
     assert environment["BATON_MODEL"] == "/models/y"
     assert environment["BATON_SERVED_MODEL_NAME"] == "b"
-    alone = LaunchSpecs(load_settings(), ClusterFolder(tmp_path, "test")).by_model()
-    assert [specs.worker(DECODE).id for specs in alone.values()] == ["decode-0"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [([], "demo"), (["/x/y"], "y"), (["a=demo"], "a"), (["o/n@main"], "n")]
+)
+def test_workers_of_the_only_model_have_the_name_that_routers_expect(
+    tmp_path: Path, given: list[str], expected: str
+) -> None:
+    settings = load_settings(**model_settings(given))
+    ((name, specs),) = LaunchSpecs(settings, ClusterFolder(tmp_path, "test")).by_model().items()
+    worker = specs.worker(DECODE)
+    assert list(settings.served_models) == [name] == [expected]
+    assert worker.environment["BATON_SERVED_MODEL_NAME"] == expected
+    assert worker.id == "decode-0"
+
+
+def test_model_on_the_command_line_replaces_those_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BATON_MODELS", "a=/models/a,b=/models/b")
+    assert load_settings(**model_settings([])).served_models == {"a": "/models/a", "b": "/models/b"}
+    assert load_settings(**model_settings(["/models/c"])).served_models == {"c": "/models/c"}
 
 
 def test_a_member_without_a_model_belongs_to_a_model_without_a_name() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from baton.adapter_checkpoint import adapter_digest
+from baton.checkpoint import DEMO_MODEL, load_model_config
 from baton.clock import ManualClock
 from baton.core.adapter import AdapterEntry, AdapterRef, WorkerAdapter
 from baton.core.api_key import api_key_digest
@@ -44,6 +46,8 @@ def read_digest(model: str, path: Path) -> bytes:
     """Stand in for the router's reading of the folder."""
     if path.name == "broken":
         raise Invalid(f"{path} is broken")
+    if len(path.name) > 1000:
+        return adapter_digest(path, load_model_config(DEMO_MODEL), 16)
     return NEW if path.name == "new" else OLD
 
 
@@ -116,7 +120,7 @@ async def test_unknown_name_is_not_found(tokenizer: Tokenizer) -> None:
     ("announced", "reason"),
     [
         ((), "no worker has loaded it yet"),
-        ((loaded("sql", error="the file is missing"),), "the file is missing"),
+        ((loaded("sql", error="/adapters/sql: the file is missing"),), "no worker can load it"),
     ],
 )
 async def test_adapter_that_no_worker_has_loaded_is_unavailable(
@@ -191,6 +195,7 @@ async def test_admin_loads_lists_and_unloads(tokenizer: Tokenizer) -> None:
     ("body", "reason"),
     [
         ({"name": "x", "path": "/broken"}, "/broken is broken"),
+        ({"name": "x", "path": "/" + "x" * 3000}, "File name too long: /xxx"),
         ({"name": "x", "path": "x"}, "must be absolute"),
         ({"name": "x", "path": "/x", "model": "other"}, "the model 'other' does not exist"),
         ({"name": "demo", "path": "/x"}, "demo is the name of a model"),

@@ -23,7 +23,7 @@ from baton.network.pinned_tls import pinned_tls_context
 from baton.registry.memory import MemoryRegistry
 from baton.serve.lifecycle import Lifecycle, ProgramState
 from baton.serve.status_pipe import STATUS
-from orchestrator.preflight import free_port, is_router_ready
+from orchestrator.preflight import free_port, router_obstacle
 from router.http.listeners import RESERVED_OPEN_FILES, connection_limits, raise_open_file_limit
 from router.program import WORKER_POLL_SECONDS, RouterProgram
 from tests import certificates
@@ -290,10 +290,12 @@ async def test_router_serves_tls(
         assert (await client.get(f"https://{program.address}/health")).status_code == 200
     host, _, port = program.address.partition(":")
     answers = [
-        await asyncio.to_thread(is_router_ready, host, int(port), certificate)
+        await asyncio.to_thread(router_obstacle, host, int(port), certificate)
         for certificate in (paths["tls_certificate"], None)
     ]
-    assert answers == [False, False]  # no worker is ready yet; and the port speaks no plain HTTP
+    no_worker, no_plain_http = answers
+    assert no_worker == "a router is not ready: no decode worker is ready"
+    assert no_plain_http.startswith("a router does not respond: ")
     lifecycle.request_stop()
     await living
 

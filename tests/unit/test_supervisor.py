@@ -36,9 +36,10 @@ class ClusterHarness:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
         monkeypatch.setattr(supervisor_module, "check_redis", lambda url: None)
-        monkeypatch.setattr(supervisor_module, "is_router_ready", lambda *_: True)
+        monkeypatch.setattr(supervisor_module, "router_obstacle", lambda *_: self.router_obstacle)
         monkeypatch.setattr(supervisor_module, "fetch_ready_workers", self._ready_workers)
         self.folder = folder
+        self.router_obstacle = ""
         self.cluster = ClusterFolder(folder, "test")
         self.cluster.acquire()
         flags = {"prefill": 2, "decode": 1, "port": 0, "redis_url": "redis://127.0.0.1:1/0"}
@@ -295,6 +296,22 @@ async def test_program_with_invalid_arguments_is_not_retried(cluster: ClusterHar
     with pytest.raises(Unavailable, match="prefill-0 failed to start"):
         await cluster.supervisor.run(cluster.stop, cluster.stop_now)
     assert cluster.process("prefill-0").restarts == 0
+
+
+async def test_start_that_waits_says_for_what(
+    cluster: ClusterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "OBSTACLE_SECONDS", 0.0)
+    cluster.router_obstacle = "a router knows no ready worker of demo"
+    run = asyncio.create_task(cluster.supervisor.run(cluster.stop, cluster.stop_now))
+    await cluster.changed.wait()  # from now on, there is a state
+    await cluster.wait_until(lambda: cluster.state.obstacle == cluster.router_obstacle)
+    assert not cluster.state.ready
+    cluster.router_obstacle = ""
+    await cluster.wait_until(lambda: cluster.state.ready)
+    assert cluster.state.obstacle == ""
+    cluster.stop.set()
+    await run
 
 
 async def test_stop_while_starting(cluster: ClusterHarness) -> None:

@@ -9,7 +9,7 @@ import grpc.aio
 import structlog
 from prometheus_client import CollectorRegistry
 
-from baton.checkpoint import ModelConfig, load_model_config, resolve_model
+from baton.checkpoint import ModelConfig, load_model_config
 from baton.clock import Clock, SystemClock
 from baton.config import Settings
 from baton.core.cost import PrefillCost
@@ -17,6 +17,7 @@ from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role
 from baton.errors import Invalid
+from baton.hub import resolve_model
 from baton.network.address import host_port
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry

@@ -97,6 +97,8 @@ the model {{ $name }} has no {{ . }} pool: add one, with the same modelName
 {{- with get $needs $model.source -}}
 {{- if not (get (get $model (first .)) (last .)) }}
 {{ $.where }} has no model: its source is {{ $model.source }}, so set {{ $.or }}.{{ join "." . }}
+{{- else if and (eq $model.source "hub") (not $model.hub.revision) }}
+{{ $.where }} has no fixed revision: pods that start after a push to {{ $model.hub.id }} would serve other weights, so set {{ $.or }}.hub.revision to a commit
 {{- end -}}
 {{- end -}}
 {{- end -}}

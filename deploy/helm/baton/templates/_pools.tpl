@@ -58,7 +58,7 @@ The models of all pools if at least one pool has a named one, as JSON: their val
 Where a model is in a pod. Takes the model's values, with the folder at which its volume is mounted as `mount`.
 */}}
 {{- define "baton.modelPath" -}}
-{{- if eq .source "hub" -}}{{ .hub.id }}
+{{- if eq .source "hub" -}}{{ .hub.id }}@{{ .hub.revision }}
 {{- else if eq .source "demo" -}}demo
 {{- else -}}{{ list (.mount | default "/models") (trimAll "/" .path) | compact | join "/" }}
 {{- end -}}
