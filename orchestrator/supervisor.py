@@ -97,7 +97,9 @@ class Supervisor:
         start; in this case no process is left running."""
         check_port(self._settings.host, self._settings.port)
         if not self._launch_specs.has_embedded_redis:
-            await asyncio.to_thread(check_redis, self._launch_specs.redis_url)
+            await asyncio.to_thread(
+                check_redis, self._launch_specs.redis_url, self._settings.cluster
+            )
         await self._check_capacity()
         try:
             async with asyncio.TaskGroup() as tasks:

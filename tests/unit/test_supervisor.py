@@ -32,7 +32,7 @@ class ClusterHarness:
     every process."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
-        monkeypatch.setattr(supervisor_module, "check_redis", lambda url: None)
+        monkeypatch.setattr(supervisor_module, "check_redis", lambda *_: None)
         monkeypatch.setattr(supervisor_module, "is_router_ready", lambda *_: True)
         monkeypatch.setattr(supervisor_module, "fetch_ready_workers", self._ready_workers)
         self.folder = folder
