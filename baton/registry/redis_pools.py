@@ -52,7 +52,7 @@ class RedisPool(BlockingConnectionPool):
 
 
 class SentinelPool(SentinelConnectionPool, RedisPool):
-    """Connections to the primary of a service; Sentinels are asked for it at each new connection."""
+    """Connections to the primary of a service. Each new one asks Sentinels for it."""
 
     async def aclose(self) -> None:
         await super().aclose()

@@ -1,4 +1,4 @@
-"""Tests the registry and other users of Redis over real servers that fail over, or refuse writes."""
+"""Tests users of Redis over real servers that fail over, or refuse writes."""
 
 import asyncio
 import socket
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from baton.clock import ManualClock
 from baton.core.ids import Incarnation, WorkerId
@@ -21,7 +20,13 @@ from baton.registry.redis import RedisRegistry
 from baton.registry.redis_client import connect_redis
 from baton.registry.redis_scripts import RedisScripts
 from orchestrator.preflight import check_redis
-from tests.redis_servers import RunningSentinel, RunningValkey, free_port
+from tests.redis_servers import (
+    RunningSentinel,
+    RunningValkey,
+    free_port,
+    until_promotable,
+    wait_for_link,
+)
 
 LONG = 60.0
 
@@ -72,21 +77,6 @@ def running_pair(folder: Path, **options: str) -> Iterator[tuple[RunningValkey, 
         with replica:
             wait_for_link(replica, options.get("requirepass", ""))
             yield primary, replica
-
-
-def wait_for_link(replica: RunningValkey, password: str) -> None:
-    with replica.client(password=password) as client:
-        while client.info("replication")["master_link_status"] != "up":  # type: ignore[index]
-            pass
-
-
-async def until_promotable(sentinel: redis.Redis) -> None:
-    """Wait until the Sentinel knows that the replica follows the primary."""
-    while True:
-        replicas: Any = sentinel.sentinel_slaves("main")
-        if [each["master-link-status"] for each in replicas] == ["ok"]:
-            return
-        await asyncio.sleep(0.05)
 
 
 async def until_announced(registry: RedisRegistry, name: str) -> None:
@@ -194,7 +184,7 @@ async def test_sentinels_lead_to_the_new_primary(tmp_path: Path, how: str) -> No
             await registry.ping()
             await until_announced(registry, "a")
             with sentinel.client(password="watch") as client:
-                await until_promotable(client)
+                until_promotable(client)
                 if how == "demoted":
                     client.execute_command("SENTINEL", "FAILOVER", "main")
             if how == "killed":

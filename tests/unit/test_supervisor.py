@@ -33,8 +33,10 @@ class ClusterHarness:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
         monkeypatch.setattr(supervisor_module, "check_redis", lambda *_: None)
-        monkeypatch.setattr(supervisor_module, "is_router_ready", lambda *_: True)
+        monkeypatch.setattr(supervisor_module, "is_router_ready", lambda *_: self.routers_ready)
+        monkeypatch.setattr(supervisor_module, "ROUTER_POLL_SECONDS", 0.01)
         monkeypatch.setattr(supervisor_module, "fetch_ready_workers", self._ready_workers)
+        self.routers_ready = True
         self.folder = folder
         self.cluster = ClusterFolder(folder, "test")
         self.cluster.acquire()
@@ -114,6 +116,15 @@ async def test_programs_start_and_stop_in_order(cluster: ClusterHarness) -> None
     assert sorted(order[1:4]) == ["decode-0", "prefill-0", "prefill-1"]
     assert order[4:] == ["conductor", "kvstore"]
     assert not cluster.state.ready
+
+
+async def test_cluster_is_not_ready_while_a_router_is_not(cluster: ClusterHarness) -> None:
+    """A router may lose all workers, or know none after a restart while Redis is down."""
+    async with cluster.running():
+        for ready in (False, True):
+            cluster.routers_ready = ready
+            await cluster.wait_until(lambda ready=ready: cluster.state.ready is ready)  # type: ignore[misc]
+        assert {process.state for process in cluster.state.processes} == {"serving"}
 
 
 @pytest.mark.parametrize(("given", "expected"), [(9000, "0"), (0, "0"), (None, None)])
