@@ -49,6 +49,7 @@ class RunningValkey:
                 # Nobody reads on, so the server must not wait for a full pipe.
                 threading.Thread(target=self._process.stdout.read, daemon=True).start()
                 return
+        self.__exit__()
         raise AssertionError("valkey-server did not start")
 
     def client(self, **options: str) -> redis.Redis:

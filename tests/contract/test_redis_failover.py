@@ -242,6 +242,8 @@ REFUSALS = {
 @pytest.mark.parametrize("case", REFUSALS)
 def test_a_redis_that_refuses_writes_is_refused_with_its_reason(tmp_path: Path, case: str) -> None:
     options, reason = REFUSALS[case]
+    if case == "cluster":
+        options = options | {"cluster-port": str(free_port())}
     server = RunningValkey(tmp_path, **options)
     with server as url:
         if case == "cluster":
