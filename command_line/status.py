@@ -70,9 +70,12 @@ def show_status(name: str, as_json: bool) -> None:
             raise
         state = None
     if as_json:
-        print(json.dumps(status_object(state)))
+        redis = asyncio.run(fetch_redis_problem(state)) if state else ""
+        print(json.dumps(status_object(state) | {"redis": redis}))
     elif state is not None:
         print(f"{state.url}  {_readiness(state)}")
+        if problem := asyncio.run(fetch_redis_problem(state)):
+            print(f"Redis takes no announcements, so the last known members are used: {problem}")
         members = asyncio.run(fetch_members(state))
         open_console().print(_table(state, members))
         plans = asyncio.run(_pool_plan_lines(state, MemberList(members.values()).models))
@@ -254,6 +257,20 @@ async def _pool_plan_lines(state: ClusterState, models: Collection[str]) -> list
         for model, plan in plans
         if plan is not None
     ]
+
+
+async def fetch_redis_problem(state: ClusterState) -> str:
+    """Return why Redis can't be reached or refuses what members write; empty if it takes it."""
+    from baton.registry.redis import RedisRegistry
+
+    registry = RedisRegistry(state.redis_url, state.cluster, state.cluster_secret)
+    try:
+        await registry.ping()
+    except Unavailable as error:
+        return str(error)
+    finally:
+        await registry.close()
+    return ""
 
 
 async def fetch_members(state: ClusterState) -> dict[str, Member]:

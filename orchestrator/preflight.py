@@ -1,12 +1,12 @@
 """Checks that run before anything is started, so that a wrong setup fails at once with a one-line
 error."""
 
+import asyncio
 import http.client
 import json
 import socket
-from urllib.parse import urlsplit
 
-from baton.errors import BatonError, Invalid, Unavailable
+from baton.errors import Unavailable
 from baton.network.pinned_tls import pinned_tls_context
 
 PROBE_TIMEOUT_SECONDS = 3.0
@@ -33,28 +33,33 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(listener.getsockname()[1])
 
 
-def check_redis(url: str) -> None:
-    """Raise Invalid if ``url`` is not a Redis URL, and Unavailable if no Redis responds there."""
+def check_redis(url: str, cluster: str) -> None:
+    """Raise Invalid if ``url`` is not a Redis URL, and Unavailable if the primary there can't be
+    reached or does not accept what members write. Not for the thread of an event loop."""
+    asyncio.run(_check_redis(url, cluster))
+
+
+async def _check_redis(url: str, cluster: str) -> None:
+    from baton.registry.redis import RedisRegistry
+
+    registry = RedisRegistry(url, cluster)
+    try:
+        await registry.ping()
+    finally:
+        await registry.close()
+
+
+def is_redis_reachable(url: str) -> bool:
+    """Whether the server at ``url`` answers, though it may refuse writes."""
     import redis
 
-    shown = without_password(url)
     try:
         with redis.Redis.from_url(
             url, socket_timeout=PROBE_TIMEOUT_SECONDS, socket_connect_timeout=PROBE_TIMEOUT_SECONDS
         ) as client:
-            client.ping()
-    except ValueError as error:
-        raise Invalid(f"redis_url is {shown!r}: {error}", param="redis_url") from error
-    except (redis.RedisError, OSError) as error:
-        raise Unavailable(f"Redis at {shown} can't be reached: {error}") from error
-
-
-def is_redis_reachable(url: str) -> bool:
-    try:
-        check_redis(url)
-    except BatonError:
+            return bool(client.ping())
+    except (redis.RedisError, OSError):
         return False
-    return True
 
 
 def router_obstacle(host: str, port: int, certificate: str | None = None) -> str:
@@ -88,10 +93,3 @@ def reachable_host(host: str) -> str:
 def http_url(host: str, port: int, *, tls: bool = False) -> str:
     host, scheme = reachable_host(host), "https" if tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-def without_password(url: str) -> str:
-    parts = urlsplit(url)
-    if "@" not in parts.netloc:
-        return url
-    return parts._replace(netloc="…@" + parts.netloc.rpartition("@")[2]).geturl()

@@ -41,6 +41,7 @@ OBSTACLE_SECONDS = 5.0
 """When all processes serve, the cluster is ready within a second or two. If it is not ready after
 this time, the supervisor says why."""
 
+ROUTER_POLL_SECONDS = 1.0
 STOPPED_AFTER_POOLS = (Role.CONDUCTOR, Role.KVSTORE, Role.REDIS)
 """The roles that stop after the routers and the workers, in this order, so that whatever a draining
 process needs is still running."""
@@ -84,6 +85,7 @@ class Supervisor:
         self._children: dict[str, ChildProcess] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._changed = asyncio.Event()
+        self._has_started = False
         self._routers_ready = False
         self._failure = ""
         self._obstacle = ""
@@ -113,7 +115,9 @@ class Supervisor:
         self._check_folder()
         check_port(self._settings.host, self._settings.port)
         if not self._launch_specs.has_embedded_redis:
-            await asyncio.to_thread(check_redis, self._launch_specs.redis_url)
+            await asyncio.to_thread(
+                check_redis, self._launch_specs.redis_url, self._settings.cluster
+            )
         await self._check_capacity()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -174,18 +178,21 @@ class Supervisor:
         await self._wait_until_clear(self._find_conductor_obstacle, stop)
         await self._wait_until_clear(self._find_router_obstacle, stop)
         if not (stop.is_set() or self._failure):
-            self._routers_ready = True
+            self._has_started = self._routers_ready = True
             self._publish_state()
 
     async def _run_until(self, stop: asyncio.Event) -> None:
         """Keep the processes running until ``stop`` is set, or the cluster can't start. Run the
         autoscaler meanwhile, unless the settings say that a conductor runs it."""
         assert self._tasks is not None
-        following = self._tasks.create_task(self._autoscale())
+        following = [
+            self._tasks.create_task(each) for each in (self._autoscale(), self._watch_routers())
+        ]
         try:
             await self._wait_until(lambda: False, stop)
         finally:
-            following.cancel()
+            for task in following:
+                task.cancel()
 
     async def _autoscale(self) -> None:
         """Run an autoscaler for the pools of each model."""
@@ -236,6 +243,16 @@ class Supervisor:
             return f"the conductor does not respond: {error}"
         unknown = [each.id for each in workers if each.state == "serving" and each.id not in known]
         return f"the conductor does not know {', '.join(unknown)}" if unknown else ""
+
+    async def _watch_routers(self) -> None:
+        """Publish whether the routers are ready: they may lose all workers of a model, or restart
+        while Redis is down."""
+        while True:
+            await self._clock.sleep(ROUTER_POLL_SECONDS)
+            obstacle = await self._find_router_obstacle()
+            if obstacle != self._obstacle:
+                self._obstacle, self._routers_ready = obstacle, not obstacle
+                self._publish_state()
 
     async def _find_router_obstacle(self) -> str:
         return await asyncio.to_thread(self._query_routers)
@@ -311,12 +328,12 @@ class Supervisor:
         staying = [
             keeper
             for keeper in self._all_processes()
-            if not keeper.is_stopping and not (self._routers_ready and keeper.has_failed_to_start)
+            if not keeper.is_stopping and not (self._has_started and keeper.has_failed_to_start)
         ]
         return bool(staying) and all(keeper.is_serving for keeper in staying)
 
     def _on_process_change(self, keeper: SupervisedProcess) -> None:
-        if keeper.has_failed_to_start and not self._routers_ready:
+        if keeper.has_failed_to_start and not self._has_started:
             self._failure = f"{keeper.state.id} failed to start: {keeper.state.message}"
         self._changed.set()
         self._publish_state()

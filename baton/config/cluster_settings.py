@@ -16,6 +16,8 @@ class ClusterSettings(BaseModel):
     cluster: str = Field("default", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
     id: str = Field("", max_length=128)
     redis_url: str | None = None
+    """A server, redis://HOST:PORT/DB, or Sentinels, redis+sentinel://HOST:26379,HOST:26379/SERVICE.
+    See :mod:`baton.registry.redis_pools`."""
     redis_password: str | None = None
     """The password of Redis, if ``redis_url`` has none: :func:`baton.config.load_settings` moves it
     there."""

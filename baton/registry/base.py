@@ -11,9 +11,9 @@ MAX_MEMBERS = 4096
 
 class Registry(Protocol):
     """Announces and lists members. Methods raise Unavailable when the registry can't be reached in
-    time. ``database_id`` identifies the database that the last answer of :meth:`members` came from.
-    It changes when the registry has lost its data: until the members have announced themselves
-    again, the registry then knows none."""
+    time, or refuses the call. ``database_id`` identifies the database that the last answer of
+    :meth:`members` came from. It changes when the registry has lost its data: until the members
+    have announced themselves again, the registry then knows none."""
 
     database_id: str
 
@@ -30,6 +30,8 @@ class Registry(Protocol):
         """Return all members with a valid lease, ordered by id."""
         ...
 
-    async def ping(self) -> None: ...
+    async def ping(self) -> None:
+        """Check that the registry accepts announcements."""
+        ...
 
     async def close(self) -> None: ...

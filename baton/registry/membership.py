@@ -11,8 +11,10 @@ from baton.core.states import Role, WorkerState
 from baton.errors import BatonError
 from baton.registry.member_list import MemberList
 
-REJOIN_SECONDS = 6.0
-"""Time for members to announce themselves again to a registry that has lost its data."""
+REJOIN_SECONDS = 10.0
+"""Time for members to announce themselves again to a registry that has lost its data. After a
+failover, a member may need 5 seconds for the name's new address, 2 for a connection that hangs, and
+one heartbeat."""
 
 log = structlog.get_logger(__name__)
 
@@ -39,10 +41,10 @@ class MemberView(Protocol):
 
 
 class Membership:
-    """Polls the registry. While the registry can't be reached, the last known members stay for
-    ``grace_seconds``: an outage of Redis makes the data stale, but doesn't interrupt service.
+    """Polls the registry. While the registry can't be reached, or refuses announcements, the last
+    known members stay: an outage of Redis makes the data stale, but doesn't interrupt service.
     Missing members stay for ``REJOIN_SECONDS``, so that they can announce themselves again, in
-    three cases: the registry was unreachable and is back; its ``database_id`` has changed, so its
+    three cases: the registry was unavailable and is back; its ``database_id`` has changed, so its
     data was lost; or most members vanished at once, because their leases expired while they could
     not be renewed."""
 
@@ -51,12 +53,10 @@ class Membership:
         registry: MemberSource,
         clock: Clock,
         interval_seconds: float = 0.5,
-        grace_seconds: float = 3600.0,
     ) -> None:
         self._registry = registry
         self._clock = clock
         self._interval_seconds = interval_seconds
-        self._grace_seconds = grace_seconds
         self._current = MemberList()
         self._last_found: list[Member] = []
         self._last_answer_seconds = float("-inf")
@@ -76,8 +76,6 @@ class Membership:
             found = await self._registry.members()
         except BatonError as error:
             log.warning("membership_stale", error=str(error))
-            if now - self._last_answer_seconds > self._grace_seconds:
-                self._current = MemberList()
             self._had_outage = True
             return
         self._last_answer_seconds = now

@@ -43,6 +43,12 @@ redis.call('SREM', KEYS[2], ARGV[2])
 return 1
 """
 
+# KEYS: two keys. Writes as members do, which a server may refuse though it answers a PING.
+_PROBE = """
+for _, key in ipairs(KEYS) do redis.call('SET', key, '', 'PX', 1000) end
+return 1
+"""
+
 ATTEMPTS = 3
 """Attempts to overwrite an entry that another program, which is not a member, keeps writing."""
 
@@ -51,7 +57,14 @@ log = structlog.get_logger(__name__)
 
 class RedisRegistry:
     """A registry in Redis or Valkey, in the namespace ``cluster``. With a ``secret``, only members
-    that know it are accepted."""
+    that know it are accepted.
+
+    All calls share one connection, so members are read from the server that has taken this
+    member's own announcement. While announcements fail, :meth:`members` raises Unavailable: if
+    Redis refuses writes, no other member can renew its lease either, and after a failover the old
+    primary may still be read. Calls are not retried, so that each loss of the connection is an
+    outage to :class:`~baton.registry.membership.Membership`: the server behind it may be another
+    one, which lacks the latest announcements."""
 
     def __init__(
         self, url: str, cluster: str, secret: str | None = None, clock: Clock | None = None
@@ -59,10 +72,12 @@ class RedisRegistry:
         self._signer = EntrySigner(secret, cluster, clock or SystemClock())
         self._ignored: set[str] = set()  # ids of rejected entries, which have been logged
         self._url = url
-        self._redis = connect_redis(url)
+        self._redis = connect_redis(url, max_connections=1, retries=0)
         self._prefix = f"baton:{cluster}:member:"
         self._ids = f"baton:{cluster}:members"
         self._database_id_key = f"baton:{cluster}:memory"
+        self._probe_keys = (f"baton:{cluster}:probe", f"baton:{cluster}:probes")
+        self._failed_announcement: Unavailable | None = None
         self.database_id = ""
 
     async def announce(self, member: Member, ttl_seconds: float) -> bool:
@@ -70,7 +85,7 @@ class RedisRegistry:
         generation, ttl_ms = str(member.generation), str(round(ttl_seconds * 1000))
         for _ in range(ATTEMPTS):
             arguments = [entry, generation, ttl_ms, member.id, forged]
-            newer = await self._script(_ANNOUNCE, member.id, arguments)
+            newer = await self._announce(member.id, arguments)
             if newer is None:
                 return True
             if self._member(member.id, newer) is not None:
@@ -78,10 +93,21 @@ class RedisRegistry:
             forged = newer
         raise Unavailable(f"a program that is not a member keeps writing the entry of {member.id}")
 
+    async def _announce(self, member_id: str, arguments: list[Any]) -> bytes | None:
+        try:
+            newer: bytes | None = await self._script(_ANNOUNCE, member_id, arguments)
+        except Unavailable as error:
+            self._failed_announcement = error
+            raise
+        self._failed_announcement = None
+        return newer
+
     async def withdraw(self, member_id: WorkerId, generation: Incarnation) -> None:
         await self._script(_WITHDRAW, member_id, [str(generation), member_id])
 
     async def members(self) -> list[Member]:
+        if self._failed_announcement is not None:
+            raise Unavailable(f"this member's lease can't be renewed: {self._failed_announcement}")
         ids = sorted(await self._call(self._redis.smembers(self._ids)))[:MAX_MEMBERS]
         names = [member_id.decode("utf-8", "replace") for member_id in ids]
         keys = [self._prefix + name for name in names]
@@ -119,7 +145,8 @@ class RedisRegistry:
         return name or b""
 
     async def ping(self) -> None:
-        await self._call(self._redis.ping())
+        """Check that Redis answers, and accepts what members write."""
+        await self._call(self._redis.eval(_PROBE, 2, *self._probe_keys))
 
     async def close(self) -> None:
         await self._redis.aclose()

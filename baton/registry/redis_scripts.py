@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from baton.errors import Unavailable
-from baton.registry.redis_client import CALL_SECONDS, call_failed, call_redis
+from baton.registry.redis_client import CALL_SECONDS, call_failed, call_redis, error_reason
 
 MAX_CALLS = 64
 MAX_BYTES = 1 << 20
@@ -141,5 +141,5 @@ async def _error_as_reply(sent: Any) -> Any:
 
 def _translate(reply: Any) -> Any:
     if isinstance(reply, RedisError) and not isinstance(reply, NoScriptError):
-        return Unavailable(f"a script failed in Redis: {reply}")
+        return Unavailable(f"a script failed in Redis: {error_reason(reply)}")
     return reply

@@ -13,7 +13,7 @@ from baton.errors import Unavailable
 from baton.kv.index import KvHolder, KvIndex, PrefixHit, bisect_prefix
 from baton.kv.memory_index import MemoryKvIndex
 from baton.kv.redis_index import BATCH_KEYS, ENTRY_SECONDS, RedisKvIndex
-from tests.contract.conftest import RunningValkey
+from tests.redis_servers import RunningValkey
 
 
 def holder(node: str, generation: int = 1) -> KvHolder:

@@ -27,7 +27,7 @@ from baton.registry.base import Registry
 from baton.registry.member_codec import MAX_MEMBER_BYTES, member_from_json, member_to_json
 from baton.registry.memory import MemoryRegistry
 from baton.registry.redis import RedisRegistry
-from tests.contract.conftest import RunningValkey
+from tests.redis_servers import RunningValkey
 
 LONG = 60.0
 LOAD = WorkerLoad(

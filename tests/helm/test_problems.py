@@ -271,6 +271,15 @@ def problems(values: Object) -> list[str]:
             "redis.external.url holds a password, which everybody could read: put the URL into a"
             " Secret, and name it in redis.external.existingSecret",
         ),
+        (
+            make_values(
+                cluster="c",
+                redis__enabled=False,
+                redis__external__url="redis+sentinel://a,b/main?sentinel_password=pw",
+            ),
+            "redis.external.url holds a password, which everybody could read: put the URL into a"
+            " Secret, and name it in redis.external.existingSecret",
+        ),
         # Access
         (
             make_values(auth__allowOpen=False),

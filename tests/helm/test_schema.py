@@ -66,6 +66,7 @@ UNKNOWN = "additional properties '{}' not allowed"
         ("secrets.existingSecret", "My Secret", "'/secrets/existingSecret'"),
         ("traces.endpoint", "collector:4317", "'/traces/endpoint'"),
         ("redis.external.url", "cache:6379", "'/redis/external/url'"),
+        ("redis.external.url", "sentinel://cache:6379", "'/redis/external/url'"),
         ("monitoring.interval", "15", "'/monitoring/interval'"),
     ],
 )

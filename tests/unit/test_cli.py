@@ -64,7 +64,7 @@ def baton(
             "engine_python is '/nowhere'",
         ),
         (["up", "--redis", "http://x"], 2, "redis_url"),
-        (["up", "--redis", "redis://127.0.0.1:1/0", "--port", "0"], 1, "can't be reached"),
+        (["up", "--redis", "redis://127.0.0.1:1/0", "--port", "0"], 1, "127.0.0.1:1 failed"),
         (["generate"], 2, "generate needs --prompt TEXT or --prompt-file FILE"),
         (
             ["generate", "--prompt", "x", "--model", "/nowhere"],

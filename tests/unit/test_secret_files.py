@@ -109,6 +109,7 @@ def test_secret_files_reach_a_child_process_that_reads_the_same_config_file(
         ("rediss://baton@cache:6379", "rediss://baton:p%40s%2F@cache:6379"),
         ("redis://[::1]:6379/0", "redis://:p%40s%2F@[::1]:6379/0"),
         ("unix:///run/redis.sock", "unix://:p%40s%2F@/run/redis.sock"),
+        ("redis+sentinel://a:1,b/main", "redis+sentinel://:p%40s%2F@a:1,b/main"),
     ],
 )
 def test_the_redis_password_is_moved_into_the_url(url: str, full: str) -> None:

@@ -35,8 +35,9 @@ class ClusterHarness:
     every process."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
-        monkeypatch.setattr(supervisor_module, "check_redis", lambda url: None)
+        monkeypatch.setattr(supervisor_module, "check_redis", lambda *_: None)
         monkeypatch.setattr(supervisor_module, "router_obstacle", lambda *_: self.router_obstacle)
+        monkeypatch.setattr(supervisor_module, "ROUTER_POLL_SECONDS", 0.01)
         monkeypatch.setattr(supervisor_module, "fetch_ready_workers", self._ready_workers)
         self.folder = folder
         self.router_obstacle = ""
@@ -118,6 +119,16 @@ async def test_programs_start_and_stop_in_order(cluster: ClusterHarness) -> None
     assert sorted(order[1:4]) == ["decode-0", "prefill-0", "prefill-1"]
     assert order[4:] == ["conductor", "kvstore"]
     assert not cluster.state.ready
+
+
+async def test_cluster_is_not_ready_while_a_router_is_not(cluster: ClusterHarness) -> None:
+    """A router may lose all workers, or know none after a restart while Redis is down."""
+    async with cluster.running():
+        for obstacle in ("it knows no worker", ""):
+            cluster.router_obstacle = obstacle
+            await cluster.wait_until(lambda text=obstacle: cluster.state.obstacle == text)  # type: ignore[misc]
+            assert cluster.state.ready is (not obstacle)
+        assert {process.state for process in cluster.state.processes} == {"serving"}
 
 
 @pytest.mark.parametrize(("given", "expected"), [(9000, "0"), (0, "0"), (None, None)])

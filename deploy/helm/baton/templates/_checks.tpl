@@ -212,7 +212,7 @@ there is no Redis: set redis.external.existingSecret to a Secret with its URL, o
 {{- if and $redis.external.url $redis.external.existingSecret }}
 redis.external.url and redis.external.existingSecret are both set: keep one
 {{- end -}}
-{{- if or (regexMatch "^[a-z]+://[^/]*:[^/]*@" $redis.external.url) (regexMatch "[?&]password=" $redis.external.url) }}
+{{- if or (regexMatch "^[a-z+]+://[^/]*:[^/]*@" $redis.external.url) (regexMatch "[?&](sentinel_)?password=" $redis.external.url) }}
 redis.external.url holds a password, which everybody could read: put the URL into a Secret, and name it in redis.external.existingSecret
 {{- end -}}
 {{- if and $external (not .Values.cluster) }}
