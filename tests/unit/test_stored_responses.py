@@ -222,4 +222,4 @@ async def test_without_a_store_nothing_is_found(tokenizer: Tokenizer) -> None:
 
 
 def test_limits_have_their_defaults() -> None:
-    assert ResponseLimits() == ResponseLimits(86_400.0, 64 * 2**20, 100_000)
+    assert ResponseLimits() == ResponseLimits(86_400.0, 64 * 2**20, 100_000, 128 * 2**20)
