@@ -36,7 +36,7 @@ save ""
 appendonly no
 dir {folder}
 maxmemory 256mb
-maxmemory-policy allkeys-lru
+maxmemory-policy volatile-lru
 """
 """The configuration of the embedded Redis. Members rewrite the registry and the KV index all the
 time, so nothing is saved to disk, and when memory is full, the least recently used keys are
