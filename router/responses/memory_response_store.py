@@ -86,9 +86,9 @@ class MemoryResponseStore:
             self._remove(tenant, response_id)
 
     def _remove_oldest(self, tenant: TenantId, own: _TenantResponses) -> None:
-        """Remove the oldest responses of the tenant, which has just stored one, while it exceeds its
-        limits; then those of the tenant with most bytes, while all tenants together exceed theirs.
-        The newest response alone exceeds no limit."""
+        """Remove the oldest responses of the tenant, which has just stored one, while it exceeds
+        its limits; then those of the tenant with most bytes, while all tenants together exceed
+        theirs. The newest response alone exceeds no limit."""
         limits = self._limits
         while own.size_bytes > limits.tenant_bytes or len(own.entries) > limits.tenant_responses:
             self._remove(tenant, next(iter(own.entries)))

@@ -29,11 +29,11 @@ KEY_TTL_SECONDS = 120
 """How long a tenant's hash is kept after its last use: by then, its buckets are empty and its
 leases have ended. If more was used than allowed, the hash is kept longer."""
 
-# KEYS: the tenant's hash, the index of ends. ARGV: the router, the number of routers, then for requests and for tokens
-# the limit per minute ('' for none), settled, least and most; then the limit of slots ('' for
-# none), running and wanted; then 1 if the router requests more quota, else 0. Times are Redis's
-# own, in milliseconds. A bucket is stored as "SPENT AT": the amount that was spent and had not
-# drained at the time AT.
+# KEYS: the tenant's hash, the index of ends. ARGV: the router, the number of routers, then for
+# requests and for tokens the limit per minute ('' for none), settled, least and most; then the
+# limit of slots ('' for none), running and wanted; then 1 if the router requests more quota, else
+# 0. Times are Redis's own, in milliseconds. A bucket is stored as "SPENT AT": the amount that was
+# spent and had not drained at the time AT.
 _EXCHANGE = f"""{KEEP}
 local key, me, routers = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local time = redis.call('TIME')
