@@ -37,11 +37,11 @@ save ""
 appendonly no
 dir {folder}
 maxmemory 256mb
-maxmemory-policy allkeys-lru
+maxmemory-policy volatile-lru
 """
 """The configuration of the embedded Redis. Members rewrite the registry and the KV index all the
-time, so nothing is saved to disk, and when memory is full, the least recently used keys are
-evicted."""
+time, so nothing is saved to disk. When memory is full, the least recently used keys with a TTL are
+evicted: of the KV index and stored responses, since members are read all the time."""
 
 
 def serve_command(role: Role) -> tuple[str, ...]:

@@ -445,6 +445,7 @@ def _response_limits(settings: Settings) -> ResponseLimits:
         settings.response_ttl_seconds,
         settings.tenant_response_bytes,
         settings.tenant_responses,
+        settings.response_bytes,
     )
 
 

@@ -91,6 +91,9 @@ class RouterSettings(BaseModel):
     removed."""
     tenant_responses: Count = 100_000
     """Maximum number of stored responses of one tenant. Beyond it, the oldest are removed."""
+    response_bytes: Size = 128 * 2**20
+    """Limit for the total size of all tenants' stored responses. Beyond it, the oldest responses of
+    the tenant with most bytes are removed. Redis needs twice as much memory."""
     placement_timeout_seconds: Seconds = 5.0
     """Timeout for a conductor to place a request."""
     first_token_timeout_seconds: Seconds = 120.0

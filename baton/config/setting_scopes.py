@@ -80,7 +80,7 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
         special_tokens_in_messages strict_fields access_log tool_parser reasoning_parser
         batch_folder batch_concurrency max_file_bytes batch_folder_bytes tenant_files
         tenant_file_bytes tenant_uploads_per_minute tenant_concurrent_uploads
-        response_ttl_seconds tenant_response_bytes tenant_responses
+        response_bytes response_ttl_seconds tenant_response_bytes tenant_responses
         placement_timeout_seconds first_token_timeout_seconds next_token_timeout_seconds""",
     _SCALERS: """
         autoscale autoscale_pools min_prefill max_prefill min_decode max_decode max_workers

@@ -1,6 +1,8 @@
 """The adapters that the cluster is to serve. Routers write this list on behalf of admins; workers
 follow it."""
 
+import secrets
+from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 import orjson
@@ -14,20 +16,44 @@ from baton.core.adapter import (
     is_adapter_name,
 )
 from baton.errors import Invalid, Overloaded, Unauthorized
+from baton.registry.entry_scan import (
+    MAX_LOGGED,
+    PAGE_ENTRIES,
+    EntryScan,
+    NamedEntry,
+    named_entries,
+)
 from baton.registry.entry_signing import EntrySigner
 from baton.registry.redis_client import call_redis, connect_redis
 
 MAX_ENTRY_BYTES = 8192
+MAX_NAME_BYTES = 512
 MAX_PATH = 4096
 VALID_SECONDS = 10 * 365 * 86_400.0
 """An entry has no lease: it stays until it is removed. Its signature has to name an end."""
 
-# KEYS: the hash. ARGV: name, entry, maximum number of entries, whether to keep an existing entry.
-_PUT = """
-local present = redis.call('HEXISTS', KEYS[1], ARGV[1])
-if present == 1 and ARGV[4] == '1' then return 1 end
-if present == 0 and redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[3]) then return 0 end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+_ID_FIELD = ""
+"""A field of the hash that names it, and no adapter. If the hash is lost, so is its name."""
+
+# KEYS: the hash. ARGV: a cursor, the number of entries. Returns the next cursor, the entries as
+# name, value, name, value …, and the name of the hash. Of a value that is too long, it returns a
+# part, which is not valid.
+_SCAN = f"""
+local found, entries = redis.call('HSCAN', KEYS[1], ARGV[1], 'COUNT', ARGV[2]), {{}}
+for i = 1, #found[2], 2 do
+  local name, value = found[2][i], found[2][i + 1]
+  if name ~= '{_ID_FIELD}' and #name <= {MAX_NAME_BYTES} then
+    entries[#entries + 1] = name
+    entries[#entries + 1] = string.sub(value, 1, {MAX_ENTRY_BYTES} + 1)
+  end
+end
+return {{found[1], entries, redis.call('HGET', KEYS[1], '{_ID_FIELD}')}}
+"""
+# KEYS: the hash. ARGV: name, new entry, the entry that it replaces, or '' for none.
+_REPLACE = """
+if (redis.call('HGET', KEYS[1], ARGV[1]) or '') == ARGV[3] then
+  redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+end
 return 1
 """
 
@@ -37,9 +63,8 @@ log = structlog.get_logger(__name__)
 class AdapterRegistry(Protocol):
     """The list of adapters, by name. Methods raise Unavailable if it can't be reached in time.
 
-    ``database_id`` identifies the database that the last answer of :meth:`adapters` came from. If
-    it changes, the database has lost its data, so that missing entries were not removed by an
-    admin.
+    ``database_id`` identifies the list that the last answer of :meth:`adapters` came from. If it
+    changes, the list was lost, so that missing entries were not removed by an admin.
     """
 
     database_id: str
@@ -97,30 +122,46 @@ class RedisAdapterRegistry:
         self._redis = connect_redis(url)
         self._signer = EntrySigner(secret, f"{cluster}/adapters", clock or SystemClock())
         self._key = f"baton:{cluster}:adapters"
-        self._database_id_key = f"baton:{cluster}:memory"
         self._ignored: set[str] = set()  # names of rejected entries, which have been logged
+        self._entries = EntryScan(self._scan, self._look_up, self._entry, MAX_ADAPTERS)
 
     async def adapters(self) -> list[AdapterEntry]:
-        pipeline = self._redis.pipeline()
-        pipeline.hgetall(self._key)
-        pipeline.get(self._database_id_key)
-        found, database_id = await self._call(pipeline.execute())
-        self.database_id = (database_id or b"").decode("utf-8", "replace")
-        names = sorted(found)[:MAX_ADAPTERS]
-        entries = [self._entry(name.decode("utf-8", "replace"), found[name]) for name in names]
-        return [entry for entry in entries if entry is not None]
+        return await self._entries.read()
 
     async def put_adapter(self, entry: AdapterEntry, *, keep_existing: bool = False) -> None:
-        signed = self._signer.sign(entry_to_json(entry), VALID_SECONDS)
-        arguments: list[Any] = [entry.name, signed, MAX_ADAPTERS, int(keep_existing)]
-        if not await self._call(self._redis.eval(_PUT, 1, self._key, *arguments)):
+        known = {each.name for each in await self.adapters()}
+        if entry.name not in known and len(known) >= MAX_ADAPTERS:
             raise _too_many()
+        self._entries.expect(entry.name)
+        signed = self._signer.sign(entry_to_json(entry), VALID_SECONDS)
+        if not keep_existing:
+            await self._call(self._redis.hset(self._key, entry.name, signed))
+            return
+        present = await self._call(self._redis.hget(self._key, entry.name)) or b""
+        if self._entry(entry.name, present) is None:
+            sent = self._redis.eval(_REPLACE, 1, self._key, entry.name, signed, present)
+            await self._call(sent)
 
     async def remove_adapter(self, name: str) -> bool:
         return bool(await self._call(self._redis.hdel(self._key, name)))
 
     async def close(self) -> None:
         await self._redis.aclose()
+
+    async def _scan(self, cursor: bytes) -> tuple[bytes, Sequence[NamedEntry]]:
+        sent = self._redis.eval(_SCAN, 1, self._key, cursor, PAGE_ENTRIES)
+        next_cursor, entries, list_id = await self._call(sent)
+        self.database_id = (list_id or await self._new_id()).decode("utf-8", "replace")
+        return next_cursor, named_entries(entries)
+
+    async def _look_up(self, names: Sequence[str]) -> Sequence[NamedEntry]:
+        values = await self._call(self._redis.hmget(self._key, list(names)))
+        return [(n, value) for n, value in zip(names, values, strict=True) if value is not None]
+
+    async def _new_id(self) -> bytes:
+        """Name the hash, unless another program has just done so; return its name."""
+        await self._call(self._redis.hsetnx(self._key, _ID_FIELD, secrets.token_hex(8)))
+        return await self._call(self._redis.hget(self._key, _ID_FIELD)) or b""
 
     def _entry(self, name: str, signed: bytes) -> AdapterEntry | None:
         """Parse an entry. Return None if it is not trusted or not valid, which is logged once."""
@@ -129,7 +170,7 @@ class RedisAdapterRegistry:
             if entry.name != name:
                 raise Invalid(f"the entry describes another adapter, {entry.name}")
         except (Unauthorized, Invalid) as error:
-            if name not in self._ignored and len(self._ignored) < MAX_ADAPTERS:
+            if signed and name not in self._ignored and len(self._ignored) < MAX_LOGGED:
                 self._ignored.add(name)
                 log.warning("adapter_entry_ignored", adapter=name, error=str(error))
             return None

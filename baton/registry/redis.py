@@ -1,6 +1,7 @@
 """The registry in Redis: one key per member, which expires with its lease, and a set of ids."""
 
 import secrets
+from collections.abc import Sequence
 from typing import Any, cast
 
 import structlog
@@ -10,11 +11,20 @@ from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.errors import Invalid, Unauthorized, Unavailable
 from baton.registry.base import MAX_MEMBERS
+from baton.registry.entry_scan import (
+    MAX_LOGGED,
+    PAGE_ENTRIES,
+    EntryScan,
+    NamedEntry,
+    named_entries,
+)
 from baton.registry.entry_signing import EntrySigner
 from baton.registry.member_codec import MAX_MEMBER_BYTES, member_from_json, member_to_json
 from baton.registry.redis_client import call_redis, connect_redis
 
 MAX_ENTRY_BYTES = MAX_MEMBER_BYTES + 128
+MAX_ID_BYTES = 512
+"""A pod's name, which is part of a worker's id, has at most 253 characters."""
 
 # A value that is not a member, or has an impossible generation (over 64 bits), counts as older than
 # any generation. The first line of a signed entry is the member.
@@ -49,6 +59,36 @@ for _, key in ipairs(KEYS) do redis.call('SET', key, '', 'PX', 1000) end
 return 1
 """
 
+# A call returns entries as name, value, name, value … Of a value that is too long, it returns a
+# part, which is not valid. Ids that have no entry, or can have none, are removed.
+_ENTRIES = f"""
+local entries = {{}}
+local function add(ids, prefix, id)
+  local value = false
+  if #id <= {MAX_ID_BYTES} then
+    value = redis.pcall('GETRANGE', prefix .. id, 0, {MAX_ENTRY_BYTES})
+  end
+  if type(value) == 'string' and value ~= '' then
+    entries[#entries + 1] = id
+    entries[#entries + 1] = value
+  else
+    redis.pcall('SREM', ids, id)
+  end
+end
+"""
+# KEYS: the set of ids, the database's id. ARGV: the beginning of the members' keys, a cursor, the
+# number of entries. Returns the next cursor, the entries and the database's id.
+_SCAN = f"""{_ENTRIES}
+local found = redis.call('SSCAN', KEYS[1], ARGV[2], 'COUNT', ARGV[3])
+for _, id in ipairs(found[2]) do add(KEYS[1], ARGV[1], id) end
+return {{found[1], entries, redis.call('GET', KEYS[2])}}
+"""
+# KEYS: the set of ids. ARGV: the beginning of the members' keys, then ids. Returns the entries.
+_LOOK_UP = f"""{_ENTRIES}
+for i = 2, #ARGV do add(KEYS[1], ARGV[1], ARGV[i]) end
+return entries
+"""
+
 ATTEMPTS = 3
 """Attempts to overwrite an entry that another program, which is not a member, keeps writing."""
 
@@ -79,6 +119,7 @@ class RedisRegistry:
         self._probe_keys = (f"baton:{cluster}:probe", f"baton:{cluster}:probes")
         self._failed_announcement: Unavailable | None = None
         self.database_id = ""
+        self._entries = EntryScan(self._scan, self._look_up, self._member, MAX_MEMBERS)
 
     async def announce(self, member: Member, ttl_seconds: float) -> bool:
         entry, forged = self._signer.sign(member_to_json(member), ttl_seconds), b""
@@ -108,34 +149,33 @@ class RedisRegistry:
     async def members(self) -> list[Member]:
         if self._failed_announcement is not None:
             raise Unavailable(f"this member's lease can't be renewed: {self._failed_announcement}")
-        ids = sorted(await self._call(self._redis.smembers(self._ids)))[:MAX_MEMBERS]
-        names = [member_id.decode("utf-8", "replace") for member_id in ids]
-        keys = [self._prefix + name for name in names]
-        *values, name = await self._call(self._redis.mget([*keys, self._database_id_key]))
-        self.database_id = (name or await self._new_database_id()).decode("utf-8", "replace")
-        gone = [member_id for member_id, value in zip(ids, values, strict=True) if value is None]
-        if gone:
-            await self._call(self._redis.srem(self._ids, *gone))
-        self._ignored &= set(names)
-        found = [self._member(name, value) for name, value in zip(names, values, strict=True)]
-        return [member for member in found if member is not None]
+        return await self._entries.read()
 
-    def _member(self, name: str, entry: bytes | None) -> Member | None:
-        """Parse the entry of member ``name``. Return None if there is no entry, or if it is not
-        trusted or not valid; an untrusted or invalid entry is logged, once per member."""
-        is_known = name in self._ignored
+    async def _scan(self, cursor: bytes) -> tuple[bytes, Sequence[NamedEntry]]:
+        keys = (self._ids, self._database_id_key)
+        sent = self._redis.eval(_SCAN, len(keys), *keys, self._prefix, cursor, PAGE_ENTRIES)
+        next_cursor, entries, name = await self._call(sent)
+        self.database_id = (name or await self._new_database_id()).decode("utf-8", "replace")
+        return next_cursor, named_entries(entries)
+
+    async def _look_up(self, names: Sequence[str]) -> Sequence[NamedEntry]:
+        sent = self._redis.eval(_LOOK_UP, 1, self._ids, self._prefix, *names)
+        return named_entries(await self._call(sent))
+
+    def _member(self, name: str, entry: bytes) -> Member | None:
+        """Parse the entry of member ``name``. Return None if it is not trusted or not valid, which
+        is logged once."""
         try:
-            member = _parsed(name, self._signer.verify(entry)) if entry else None
-            self._ignored.discard(name)
-            return member
-        except Unauthorized as refused:
-            if not is_known:
-                log.warning("untrusted_member", member=name, error=str(refused))
-        except Invalid as malformed:
-            if not is_known:
-                log.warning("malformed_member", member=name, error=str(malformed))
-        self._ignored.add(name)
-        return None
+            member = _parsed(name, self._signer.verify(entry))
+        except (Unauthorized, Invalid) as error:
+            if name not in self._ignored and len(self._ignored) < MAX_LOGGED:
+                self._ignored.add(name)
+                is_untrusted = isinstance(error, Unauthorized)
+                event = "untrusted_member" if is_untrusted else "malformed_member"
+                log.warning(event, member=name, error=str(error))
+            return None
+        self._ignored.discard(name)
+        return member
 
     async def _new_database_id(self) -> bytes:
         """Give the database an id, unless another member has just done so; return the database's

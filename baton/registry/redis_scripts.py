@@ -23,6 +23,22 @@ MAX_BYTES = 1 << 20
 """The bounds of one round trip: others wait while it is sent. One larger call is sent alone."""
 
 
+KEEP = """
+-- Remove the key after these seconds; it is listed in a sorted set by its end. Each call removes
+-- some keys that have ended.
+local function keep(ends, key, seconds)
+  local now = tonumber(redis.call('TIME')[1])
+  redis.call('ZADD', ends, now + tonumber(seconds), key)
+  for _, ended in ipairs(redis.call('ZRANGEBYSCORE', ends, '-inf', now, 'LIMIT', 0, 16)) do
+    redis.call('DEL', ended)
+    redis.call('ZREM', ends, ended)
+  end
+end
+"""
+"""A function for scripts, in place of EXPIRE: Redis, when its memory is full, evicts only keys that
+have a TTL (``maxmemory-policy volatile-lru``)."""
+
+
 class _Call:
     """A call of a script. ``reply`` is None until the call is answered; the reply may be an
     error."""

@@ -169,6 +169,7 @@ class Attempt:
                 link.cancel(self._spec.request_id, self._spec.epoch)
         self._connections = {}
         self._inline_delivery = None
+        self._output_queue.clear()  # an exception that refers to this attempt may be kept for long
 
     # -- incoming outputs -----------------------------------------------------------------
 
@@ -207,7 +208,7 @@ class Attempt:
 
     async def _receive_outputs(self) -> Sequence[QueuedOutput]:
         try:
-            return await self._output_queue.get_all(self._deadline)
+            return await self._output_queue.get_batch(self._deadline)
         except TimeoutError:
             if self._now() < self._deadline:
                 return ()  # the inline consumer has delivered tokens, which moved the deadline

@@ -68,7 +68,8 @@ class ChatMessages:
     def add_item(self, item: Any, path: str) -> None:
         """Add an item of the input or of an earlier output. Raises ApiError (400)."""
         reader = ObjectReader(item, path)
-        reader.optional_text("id")  # checked here, since items are later found by their ids
+        if reader.value.get("id") is not None:  # items are later found by their ids
+            reader.identifier("id")
         kind = reader.optional_text("type") or ("message" if "role" in reader.value else "")
         if kind == "message":
             self._add_message(reader)
@@ -120,7 +121,7 @@ class ChatMessages:
         else:
             arguments = reader.text("arguments")
         call = {
-            "id": reader.text("call_id"),
+            "id": reader.identifier("call_id"),
             "type": "function",
             "function": {"name": name, "arguments": arguments},
         }
@@ -129,7 +130,7 @@ class ChatMessages:
     def _add_call_output(self, reader: ObjectReader) -> None:
         message = {
             "role": "tool",
-            "tool_call_id": reader.text("call_id"),
+            "tool_call_id": reader.identifier("call_id"),
             "content": _read_content(reader, "output"),
         }
         self._append(message, _content_path(reader, "output"))

@@ -9,10 +9,6 @@ from router.responses.response_json import EncodedResponse, encode_stored, read_
 from router.responses.response_limits import ResponseLimits
 from router.responses.stored_response import StoredResponse
 
-MAX_TOTAL_BYTES = 256 * 2**20
-"""The maximum size of all tenants' responses: what a router can spare besides its request
-bodies."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
@@ -29,15 +25,11 @@ class _TenantResponses:
 
 
 class MemoryResponseStore:
-    """Implements :class:`router.responses.response_store.ResponseStore`. Beyond
-    ``max_total_bytes``, the oldest responses of all tenants are removed."""
+    """Implements :class:`router.responses.response_store.ResponseStore`."""
 
-    def __init__(
-        self, limits: ResponseLimits, clock: Clock, max_total_bytes: int = MAX_TOTAL_BYTES
-    ) -> None:
+    def __init__(self, limits: ResponseLimits, clock: Clock) -> None:
         self._limits = limits
         self._clock = clock
-        self._max_total_bytes = max_total_bytes
         self._total_bytes = 0
         self._tenants: dict[TenantId, _TenantResponses] = {}
         self._order: OrderedDict[tuple[TenantId, str], None] = OrderedDict()
@@ -94,14 +86,20 @@ class MemoryResponseStore:
             self._remove(tenant, response_id)
 
     def _remove_oldest(self, tenant: TenantId, own: _TenantResponses) -> None:
-        """Remove the tenant's oldest responses while the tenant exceeds its limits, then the oldest
-        responses of any tenant while all tenants together exceed theirs. The newest response alone
-        exceeds no limit."""
+        """Remove the oldest responses of the tenant, which has just stored one, while it exceeds
+        its limits; then those of the tenant with most bytes, while all tenants together exceed
+        theirs. The newest response alone exceeds no limit."""
         limits = self._limits
         while own.size_bytes > limits.tenant_bytes or len(own.entries) > limits.tenant_responses:
             self._remove(tenant, next(iter(own.entries)))
-        while self._total_bytes > self._max_total_bytes:
-            self._remove(*next(iter(self._order)))
+        while self._total_bytes > limits.total_bytes:
+            can_lose = [
+                (each.size_bytes, each is own, name)
+                for name, each in self._tenants.items()
+                if each is not own or len(own.entries) > 1
+            ]
+            fullest = max(can_lose)[-1]
+            self._remove(fullest, next(iter(self._tenants[fullest].entries)))
 
     def _remove(self, tenant: TenantId, response_id: str) -> bool:
         own = self._tenants.get(tenant)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from router.errors import ApiError
+from router.responses.schema.input_tokens_body import MAX_ID_CHARACTERS
 
 Value = TypeVar("Value")
 
@@ -30,6 +31,14 @@ class ObjectReader:
 
     def optional_text(self, name: str) -> str | None:
         return None if self.value.get(name) is None else self._of_type(name, str)
+
+    def identifier(self, name: str) -> str:
+        """Return a required string of at most ``MAX_ID_CHARACTERS``."""
+        value = self.text(name)
+        if len(value) > MAX_ID_CHARACTERS:
+            message = f"the value must have at most {MAX_ID_CHARACTERS} characters"
+            raise self.error(name, message, "string_above_max_length")
+        return value
 
     def optional_list(self, name: str) -> list[Any]:
         """Return a list; an empty one if the field is absent."""

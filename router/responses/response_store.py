@@ -15,8 +15,9 @@ class ResponseStore(Protocol):
 
     async def put(self, tenant: TenantId, stored: StoredResponse) -> None:
         """Store a response. A stored response with the same id is replaced. The tenant's oldest
-        responses are removed while the tenant exceeds its limits. Raises Invalid for a response
-        that exceeds a limit by itself."""
+        responses are removed while the tenant exceeds its limits; then, while all tenants together
+        exceed theirs, the oldest of the tenant with most bytes. Raises Invalid for a response that
+        exceeds a limit by itself."""
         ...
 
     async def replace(self, tenant: TenantId, stored: StoredResponse) -> bool:

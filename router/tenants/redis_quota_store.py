@@ -1,5 +1,5 @@
 """The quota store in Redis. Each tenant with limits has a hash, which contains its leaky buckets
-and expires after they are empty."""
+and is removed after they are empty."""
 
 import math
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from baton.errors import Unavailable
 from baton.registry.redis_client import call_redis, connect_redis
+from baton.registry.redis_scripts import KEEP
 from router.tenants.quota_store import (
     CONTENTION_SECONDS,
     LEASE_SECONDS,
@@ -28,12 +29,12 @@ KEY_TTL_SECONDS = 120
 """How long a tenant's hash is kept after its last use: by then, its buckets are empty and its
 leases have ended. If more was used than allowed, the hash is kept longer."""
 
-# KEYS: the tenant's hash. ARGV: the router, the number of routers, then for requests and for tokens
-# the limit per minute ('' for none), settled, least and most; then the limit of slots ('' for
-# none), running and wanted; then 1 if the router requests more quota, else 0. Times are Redis's
-# own, in milliseconds. A bucket is stored as "SPENT AT": the amount that was spent and had not
-# drained at the time AT.
-_EXCHANGE = f"""
+# KEYS: the tenant's hash, the index of ends. ARGV: the router, the number of routers, then for
+# requests and for tokens the limit per minute ('' for none), settled, least and most; then the
+# limit of slots ('' for none), running and wanted; then 1 if the router requests more quota, else
+# 0. Times are Redis's own, in milliseconds. A bucket is stored as "SPENT AT": the amount that was
+# spent and had not drained at the time AT.
+_EXCHANGE = f"""{KEEP}
 local key, me, routers = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + tonumber(time[2]) / 1000
@@ -99,7 +100,7 @@ if limit then
 end
 redis.call('HSET', key, 'seen:' .. me, string.format('%.3f', now))
 if ARGV[14] == '1' then redis.call('HSET', key, 'drew:' .. me, string.format('%.3f', now)) end
-redis.call('EXPIRE', key, kept_seconds)
+keep(KEYS[2], key, kept_seconds)
 return {{requests, requests_left, tokens, tokens_left, seats}}
 """
 
@@ -115,11 +116,13 @@ class RedisQuotaStore:
         self._url = url
         self._redis = connect_redis(url)
         self._prefix = f"baton:{cluster}:limits:"
+        self._ends = f"baton:{cluster}:limit-ends"
 
     async def exchange(self, router: str, requests: Sequence[QuotaRequest]) -> list[QuotaGrant]:
         pipe = self._redis.pipeline(transaction=False)
         for request in requests:
-            pipe.eval(_EXCHANGE, 1, self._prefix + request.tenant, *_arguments(router, request))
+            keys = (self._prefix + request.tenant, self._ends)
+            pipe.eval(_EXCHANGE, len(keys), *keys, *_arguments(router, request))
         replies = await call_redis(self._url, cast(Any, pipe.execute()), self._seconds)
         pairs = zip(requests, replies, strict=True)
         return [_parse_grant(request, reply) for request, reply in pairs]

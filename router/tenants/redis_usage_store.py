@@ -8,6 +8,7 @@ import structlog
 
 from baton.core.ids import TenantId
 from baton.registry.redis_client import call_redis, connect_redis
+from baton.registry.redis_scripts import KEEP
 from router.tenants.usage_store import MAX_DAYS, UsageCounts, UsageField
 
 DAY_TTL_SECONDS = MAX_DAYS * 86_400
@@ -18,17 +19,18 @@ reach Redis for longer and then sends the message again, it is counted twice."""
 MAX_DIGITS = 19
 """The maximum number of digits of Redis's 64-bit counters; routers never write a longer value."""
 
-# KEYS: the writer's last number, then one hash per day. ARGV: the number of this message, the
-# seconds for which the writer's number is kept, the seconds for which a day is kept, then for each
-# counter its day (the index in KEYS), its field and the amount.
-_ADD = """
-local last = tonumber(redis.call('GET', KEYS[1]) or '0')
+# KEYS: the index of ends, the writer's last number, then one hash per day. ARGV: the number of this
+# message, the seconds for which the writer's number is kept, the seconds for which a day is kept,
+# then for each counter its day (the index in KEYS), its field and the amount.
+_ADD = f"""{KEEP}
+local last = tonumber(redis.call('GET', KEYS[2]) or '0')
 if last >= tonumber(ARGV[1]) then return 0 end
-redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
+redis.call('SET', KEYS[2], ARGV[1])
+keep(KEYS[1], KEYS[2], ARGV[2])
 for i = 4, #ARGV, 3 do
   redis.call('HINCRBY', KEYS[tonumber(ARGV[i])], ARGV[i + 1], ARGV[i + 2])
 end
-for i = 2, #KEYS do redis.call('EXPIRE', KEYS[i], ARGV[3]) end
+for i = 3, #KEYS do keep(KEYS[1], KEYS[i], ARGV[3]) end
 return 1
 """
 
@@ -46,10 +48,11 @@ class RedisUsageStore:
 
     async def add(self, writer: str, number: int, counts: Mapping[Any, int]) -> None:
         days = sorted({day for day, _, _ in counts})
-        keys = [f"{self._prefix}writer:{writer}", *map(self._day_key, days)]
+        own = f"{self._prefix}writer:{writer}"
+        keys = [f"{self._prefix}ends", own, *map(self._day_key, days)]
         arguments: list[Any] = [number, WRITER_TTL_SECONDS, DAY_TTL_SECONDS]
         for (day, tenant, field), amount in counts.items():
-            arguments += [days.index(day) + 2, f"{tenant}/{field.value}", amount]
+            arguments += [days.index(day) + 3, f"{tenant}/{field.value}", amount]
         await self._call(self._redis.eval(_ADD, len(keys), *keys, *arguments))
 
     async def read(self, days: Iterable[str]) -> UsageCounts:

@@ -76,6 +76,43 @@ async def test_entries_of_strangers_are_ignored(valkey_url: str) -> None:
         await each.close()
 
 
+async def test_forged_entries_displace_no_adapter(valkey_url: str) -> None:
+    """Neither from the list, nor from the number that may be added."""
+    registry = RedisAdapterRegistry(valkey_url, "test", "secret")
+    with redis.Redis.from_url(valkey_url) as client:
+        client.flushall()
+        await registry.put_adapter(ENTRY)
+        client.hset(KEY, mapping={f"A{number}": b"{}" for number in range(20_000)})
+        client.hset(KEY, "Z", entry_to_json(replace(ENTRY, name="Z")))
+        client.hset(KEY, "huge", bytes(40 << 20))
+    for _ in range(6):  # more than one turn over all entries
+        assert await registry.adapters() == [ENTRY]
+    other = replace(ENTRY, name="Z")
+    await registry.put_adapter(other, keep_existing=True)  # in place of the forged one
+    await registry.put_adapter(replace(other, path="/new"), keep_existing=True)
+    assert await registry.adapters() == [other, ENTRY]
+    await registry.close()
+
+
+async def test_a_lost_hash_is_another_list(valkey_url: str) -> None:
+    """Routers and workers write their adapters again when the list's id has changed. When an admin
+    removes the last adapter, it stays the same."""
+    with redis.Redis.from_url(valkey_url) as client:
+        client.flushall()
+    registry = RedisAdapterRegistry(valkey_url, "test", "secret")
+    assert await registry.adapters() == []
+    first = registry.database_id
+    await registry.put_adapter(ENTRY)
+    assert await registry.adapters() == [ENTRY]
+    assert await registry.remove_adapter(ENTRY.name)
+    assert (await registry.adapters(), registry.database_id) == ([], first)
+    with redis.Redis.from_url(valkey_url) as client:
+        client.delete(KEY)
+    assert await registry.adapters() == []
+    assert registry.database_id not in ("", first)
+    await registry.close()
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -24,9 +24,11 @@ from baton.core.states import Role, WorkerState
 from baton.core.worker_load import MAX_QUEUED, QueuedWork, WorkerLoad
 from baton.errors import Invalid, Unavailable
 from baton.registry.base import Registry
+from baton.registry.entry_scan import MAX_LOGGED, MAX_READ_ENTRIES, PAGE_ENTRIES
 from baton.registry.member_codec import MAX_MEMBER_BYTES, member_from_json, member_to_json
 from baton.registry.memory import MemoryRegistry
 from baton.registry.redis import RedisRegistry
+from baton.registry.redis_client import call_redis, connect_redis
 from tests.redis_servers import RunningValkey
 
 LONG = 60.0
@@ -231,20 +233,82 @@ async def test_forged_entries_written_in_a_race_make_the_registry_unavailable(
 async def test_replies_have_a_size_limit(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reply that is too large is rejected before all of it is read; small replies still work."""
     monkeypatch.setattr("baton.registry.bounded_parser.MAX_REPLY_BYTES", 1 << 20)
-    registry = RedisRegistry(valkey_url, "huge")
+    client = connect_redis(valkey_url)
+    with redis.Redis.from_url(valkey_url) as other:
+        other.set("huge", bytes(2 << 20))
+        other.sadd("many", *range(20_000))
+    for call in (client.get, client.smembers):
+        with pytest.raises(Unavailable, match="Redis sent a reply of more than 1 MiB"):
+            await call_redis(valkey_url, call("huge" if call == client.get else "many"))
+        assert await call_redis(valkey_url, client.strlen("huge")) == 2 << 20
+    await client.aclose()
+
+
+async def test_a_large_entry_counts_as_malformed(valkey_url: str) -> None:
+    registry = RedisRegistry(valkey_url, "large")
     assert await registry.announce(member("a"), LONG)
     with redis.Redis.from_url(valkey_url) as client:
-        for fill in (
-            lambda: client.set("baton:huge:member:a", bytes(2 << 20)),
-            lambda: client.sadd("baton:huge:members", *range(20_000)),
-        ):
-            fill()
-            with pytest.raises(Unavailable, match="Redis sent a reply of more than 1 MiB"):
-                await registry.members()
-            client.flushdb()
-            assert await registry.announce(member("a"), LONG)
-            assert await registry.members() == [member("a")]
+        client.set("baton:large:member:b", bytes(40 << 20))
+        client.sadd("baton:large:members", "b", bytes(40 << 20))
+    with capture_logs() as lines:
+        assert await registry.members() == [member("a")]
+    assert [(line["event"], line["member"]) for line in lines] == [("malformed_member", "b")]
     await registry.close()
+
+
+async def test_forged_entries_displace_no_member(valkey_url: str) -> None:
+    """More unsigned entries than a cluster may have members, with ids before all of theirs."""
+    registry = RedisRegistry(valkey_url, "flood", "a secret")
+    others = [RedisRegistry(valkey_url, "flood", "a secret") for _ in range(2)]
+    known, new = [member("x"), member("y")], member("z")
+    for each in known:
+        assert await registry.announce(each, LONG)
+    assert await registry.members() == known
+    forge_members(valkey_url, "flood", 3 * MAX_READ_ENTRIES)
+    with capture_logs() as lines:
+        for _ in range(8):  # more than one turn over all ids
+            assert await registry.members() == known
+    assert {line["event"] for line in lines} == {"untrusted_member"}
+    assert len(lines) == MAX_LOGGED
+    assert await registry.announce(new, LONG)
+    for reader in (registry, others[0]):  # the second one has known nobody
+        found = [await reader.members() for _ in range(5)]
+        assert found[-1] == [*known, new]
+    for each in (registry, *others):
+        await each.close()
+
+
+async def test_a_call_reads_a_bounded_part_of_forged_entries(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = RedisRegistry(valkey_url, "burden", "a secret")
+    parse, sizes = registry._signer.verify, list[int]()
+    monkeypatch.setattr(registry._signer, "verify", lambda e: (sizes.append(len(e)), parse(e))[1])
+    for count, size, most in ((20_000, 1, MAX_READ_ENTRIES), (1000, MAX_MEMBER_BYTES, 64)):
+        with redis.Redis.from_url(valkey_url) as client:
+            client.flushdb()
+        forge_members(valkey_url, "burden", count, size)
+        for _ in range(3):
+            sizes.clear()
+            assert await registry.members() == []
+            assert 0 < len(sizes) <= most + 2 * PAGE_ENTRIES
+    await registry.close()
+
+
+def forge_members(url: str, cluster: str, count: int, size: int = 1) -> None:
+    with redis.Redis.from_url(url) as client, client.pipeline(transaction=False) as pipe:
+        for number in range(count):
+            pipe.sadd(f"baton:{cluster}:members", f"a{number}")
+            pipe.set(f"baton:{cluster}:member:a{number}", bytes(size))
+        pipe.execute()
+
+
+async def test_a_lost_list_of_members_is_written_again(registry: Registry) -> None:
+    assert await registry.announce(member("a"), LONG)
+    if isinstance(registry, RedisRegistry):
+        await registry._redis.delete(registry._ids)
+    assert await registry.announce(member("a"), LONG)
+    assert await registry.members() == [member("a")]
 
 
 async def test_the_number_of_members_is_bounded(

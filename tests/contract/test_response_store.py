@@ -200,12 +200,45 @@ async def test_an_id_may_be_anything(stores: Stores, name: str) -> None:
     assert not await store.delete(A, name)
 
 
-async def test_all_tenants_share_the_memory_of_a_router() -> None:
-    store = MemoryResponseStore(ResponseLimits(), ManualClock(), 2 * SIZE_BYTES)
-    await store.put(A, stored("1"))
+async def test_the_total_is_taken_from_the_tenant_with_most_bytes(stores: Stores) -> None:
+    """A tenant that stores much loses its own responses, whoever stored first."""
+    store = stores.make(total_bytes=6 * SIZE_BYTES)
+    await store.put(B, stored("1"))
+    for number in range(1, 10):
+        await store.put(A, stored(str(number)))
+    assert (await held(store, A, 9), await held(store, B)) == ([5, 6, 7, 8, 9], [1])
+    for number in (2, 3, 4, 5):
+        await store.put(B, stored(str(number)))
+    assert (await held(store, A, 9), await held(store, B)) == ([7, 8, 9], [3, 4, 5])
+    await store.put(B, stored("6", "Hi" + "x" * (2 * SIZE_BYTES - 8)))  # as much as three
+    assert (await held(store, A, 9), await held(store, B)) == ([7, 8, 9], [6])
+    assert await store.delete(A, "resp_8")
+    await store.put(TenantId("c"), stored("1"))
+    assert (await held(store, A, 9), await held(store, B)) == ([7, 9], [6])
+
+
+async def test_a_tenants_first_response_is_stored_however_large_it_is(stores: Stores) -> None:
+    store = stores.make(total_bytes=4 * SIZE_BYTES)
+    for tenant in (A, B):
+        for number in (1, 2):
+            await store.put(tenant, stored(str(number)))
+    await store.put(TenantId("c"), stored("1", "Hi" + "x" * (2 * SIZE_BYTES - 8)))
+    assert await held(store, TenantId("c")) == [1]
+    assert sorted([await held(store, A), await held(store, B)]) == [[], [2]]
+    with pytest.raises(Invalid, match="store: false"):
+        await store.put(TenantId("d"), stored("1", "x" * 4 * SIZE_BYTES))
+
+
+async def test_expired_responses_of_all_tenants_leave_the_total(stores: Stores) -> None:
+    store = stores.make(ttl_seconds=0.4, total_bytes=3 * SIZE_BYTES)
+    for number in (1, 2):
+        await store.put(A, stored(str(number)))
+    await stores.elapse(0.25)
+    await store.put(B, stored("1"))
+    await stores.elapse(0.25)
     await store.put(B, stored("2"))
     await store.put(B, stored("3"))
-    assert (await held(store, A), await held(store, B)) == ([], [2, 3])
+    assert (await held(store, A), await held(store, B)) == ([], [1, 2, 3])
 
 
 HEADER, _, REST = encode_stored(stored("1")).partition(b"\n")
@@ -237,24 +270,42 @@ async def test_a_damaged_response_counts_as_missing(valkey_url: str, damage: byt
     await store.close()
 
 
-async def test_every_key_in_redis_expires(valkey_url: str) -> None:
-    store = RedisResponseStore(valkey_url, "keys", ResponseLimits(ttl_seconds=100))
-    await store.put(A, stored("1"))
-    await store.put(B, stored("1"))
+async def test_responses_expire_and_their_indexes_are_removed(valkey_url: str) -> None:
+    """Redis may evict only keys that expire. The indexes, without which the limits would not hold,
+    are removed when a response of any tenant is stored."""
+    store = RedisResponseStore(valkey_url, "keys", ResponseLimits(ttl_seconds=0.2))
     async with Redis.from_url(valkey_url) as client:
-        keys = [key async for key in client.scan_iter("baton:keys:*")]
-        assert len(keys) == 6
-        assert all([0 < await client.pttl(key) <= 100_000 for key in keys])
+        await store.put(A, stored("1"))
+        await store.put(B, stored("1"))
+        prefix = "baton:keys:responses:"
+        keys = {
+            key.decode().removeprefix(prefix): await client.pttl(key)
+            async for key in client.scan_iter(f"{prefix}*")
+        }
+        quoted = "b%3Aresponse%3A%C3%BC%25"
+        assert {key for key, ttl in keys.items() if 0 < ttl <= 200} == {
+            "a:response:resp_1", f"{quoted}:response:resp_1"
+        }  # fmt: skip
+        assert {key for key, ttl in keys.items() if ttl == -1} == {
+            "tenants", "oldest", "a:order", "a:sizes", f"{quoted}:order", f"{quoted}:sizes"
+        }  # fmt: skip
+        while await client.exists(f"{prefix}{quoted}:response:resp_1"):
+            await asyncio.sleep(0.05)
+        await store.put(A, stored("2"))
+        assert await store.delete(A, "resp_2")
+        assert [key async for key in client.scan_iter(f"{prefix}*")] == []
     await store.close()
 
 
-@pytest.mark.parametrize("evicted", ["order", "sizes", "response:resp_1"])
-async def test_redis_may_evict_any_key(valkey_url: str, evicted: str) -> None:
-    store = RedisResponseStore(valkey_url, evicted, ResponseLimits(tenant_bytes=2 * SIZE_BYTES))
+@pytest.mark.parametrize("lost", ["tenants", "oldest", "a:order", "a:sizes", "a:response:resp_1"])
+async def test_redis_may_lose_any_key(valkey_url: str, lost: str) -> None:
+    cluster = lost.rpartition(":")[2]
+    limits = ResponseLimits(tenant_bytes=2 * SIZE_BYTES, total_bytes=3 * SIZE_BYTES)
+    store = RedisResponseStore(valkey_url, cluster, limits)
     async with Redis.from_url(valkey_url) as client:
         await store.put(A, stored("1"))
         await store.put(A, stored("2"))
-        assert await client.delete(f"baton:{evicted}:responses:a:{evicted}") == 1
+        assert await client.delete(f"baton:{cluster}:responses:{lost}") == 1
     for number in (3, 4, 5, 6):
         await store.put(A, stored(str(number)))
         assert (await held(store, last=number))[-2:] == [number - 1, number]

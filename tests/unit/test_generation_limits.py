@@ -2,6 +2,7 @@
 all."""
 
 import asyncio
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from baton.core.ids import Epoch, RequestId, TokenId, WorkerId
 from baton.core.request import RequestOutput, TokenLogprob
 from baton.errors import BatonError, DeadlineExceeded, Invalid, Overloaded, Unavailable
 from router.generation.fakes import FakeWorker, MemoryPlacer
-from router.generation.output_queue import OutputQueue
+from router.generation.output_queue import PACKED_OUTPUTS, OutputQueue
 from tests.unit.test_generation import FAST, GenerationHarness, answer, expected_tokens, settle
 
 SCORE = TokenLogprob(TokenId(1), -1.0)
@@ -153,7 +154,7 @@ async def test_full_output_queue_raises_overloaded() -> None:
     for _ in range(3):
         inbox.put(FakeWorker("w", answer).ref.id, Unavailable("x"))
     with pytest.raises(Overloaded, match="reads too slowly"):
-        await inbox.get_all()
+        await inbox.get_batch()
 
 
 def scored_output(index: int, *widths: int) -> RequestOutput:
@@ -170,17 +171,17 @@ async def test_output_queue_is_full_at_a_number_of_logprobs() -> None:
     for _ in range(2):  # what was read does not count
         for output in outputs:
             inbox.put(worker, output)
-        assert await inbox.get_all() == [(worker, output) for output in outputs]
+        assert await inbox.get_batch() == [(worker, output) for output in outputs]
     plain = RequestOutput(RequestId("r"), Epoch(1), 3, (TokenId(1),), prompt_logprobs=(SCORE,) * 99)
     for output in (*outputs, plain, scored_output(4, 0)):
         inbox.put(worker, output)
     with pytest.raises(Overloaded, match="reads too slowly"):
-        await inbox.get_all()
+        await inbox.get_batch()
 
 
 async def test_output_with_more_logprobs_than_a_queue_holds_wakes_its_reader() -> None:
     inbox = OutputQueue(max_logprobs=20)
-    reader = asyncio.create_task(inbox.get_all())
+    reader = asyncio.create_task(inbox.get_batch())
     await asyncio.sleep(0)
     assert inbox.has_waiting_reader
     inbox.put(WorkerId("w"), scored_output(0, 20))
@@ -189,11 +190,52 @@ async def test_output_with_more_logprobs_than_a_queue_holds_wakes_its_reader() -
 
 
 async def test_output_queue_holds_780_tokens_with_20_alternatives() -> None:
-    inbox = OutputQueue()
-    for index in range(780):
-        inbox.put(WorkerId("w"), scored_output(index, 20))
-    assert len(await inbox.get_all()) == 780
+    inbox, worker = OutputQueue(), WorkerId("w")
+    outputs = [scored_output(index, 20) for index in range(780)]
+    for output in outputs:
+        inbox.put(worker, output)
+    read: list[object] = []
+    while len(read) < 780:
+        batch = await inbox.get_batch()
+        assert len(batch) == min(PACKED_OUTPUTS, 780 - len(read))
+        read += batch
+    assert read == [(worker, output) for output in outputs]
     for index in range(781):
-        inbox.put(WorkerId("w"), scored_output(index, 20))
+        inbox.put(worker, scored_output(index, 20))
     with pytest.raises(Overloaded):
-        await inbox.get_all()
+        await inbox.get_batch()
+
+
+async def test_unread_outputs_are_packed() -> None:
+    """Thousands of small objects that live for long would lie between others, so that their memory
+    could not be given back."""
+    inbox = OutputQueue()
+    outputs = (scored_output(index, 20) for index in range(24 * PACKED_OUTPUTS))
+    tracemalloc.start()
+    try:
+        for output in outputs:
+            inbox.put(WorkerId("w"), output)
+        blocks = tracemalloc.take_snapshot().filter_traces(
+            [tracemalloc.Filter(False, "*/tracemalloc.py")]
+        )
+    finally:
+        tracemalloc.stop()
+    assert sum(trace.size for trace in blocks.traces) < 500_000
+    assert len(blocks.traces) < 500
+    inbox.clear()
+    inbox.put(WorkerId("w"), scored_output(0, 1))
+    assert await inbox.get_batch() == [("w", scored_output(0, 1))]
+
+
+async def test_outputs_of_several_workers_and_errors_keep_their_order() -> None:
+    inbox = OutputQueue()
+    items: list[tuple[WorkerId, RequestOutput | BatonError]] = [
+        (WorkerId("p" if index == 40 else "d"), scored_output(index, 1)) for index in range(100)
+    ]
+    items[70] = (WorkerId("p"), Unavailable("x"))
+    for worker_id, item in items:
+        inbox.put(worker_id, item)
+    read: list[object] = []
+    while len(read) < 100:
+        read += await inbox.get_batch()
+    assert read == items

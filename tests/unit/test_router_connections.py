@@ -153,16 +153,16 @@ async def test_one_connection_carries_all_requests(worker: Worker) -> None:
         assert len(core.streams) == 1
         for each in (output("q", 5), output("r", 9, epoch=2), output("x", 1), output("r", 6)):
             core.streams[0].put(each)
-        assert await one.get_all() == [("w", output("r", 6))]
-        assert await two.get_all() == [("w", output("q", 5))]
+        assert await one.get_batch() == [("w", output("r", 6))]
+        assert await two.get_batch() == [("w", output("q", 5))]
         link.cancel(RequestId("r"), Epoch(1))
         await core.wait(lambda: core.cancelled)
         assert core.cancelled == [("r", 1)]
         core.streams[0].put(output("r", 7))
         core.streams[0].put(output("q", 8))
-        assert await two.get_all() == [("w", output("q", 8))]
+        assert await two.get_batch() == [("w", output("q", 8))]
         one.put(WorkerId("w"), Unavailable("the end"))
-        assert [type(item) for _, item in await one.get_all()] == [Unavailable]
+        assert [type(item) for _, item in await one.get_batch()] == [Unavailable]
 
 
 async def test_broken_connection_fails_all_requests_and_a_new_one_connects(worker: Worker) -> None:
@@ -176,13 +176,13 @@ async def test_broken_connection_fails_all_requests_and_a_new_one_connects(worke
         dead = links.connect(ref)
         await stop()
         for inbox in inboxes:
-            [(worker_id, error)] = await inbox.get_all()
+            [(worker_id, error)] = await inbox.get_batch()
             assert worker_id == "w"
             assert isinstance(error, WorkerLost)
         assert not links.is_alive(ref)
         late = OutputQueue()
         dead.submit(SPEC, Task.PREFILL_AND_DECODE, None, late.put)
-        assert isinstance((await late.get_all())[0][1], Unavailable)
+        assert isinstance((await late.get_batch())[0][1], Unavailable)
     async with worker() as (core, ref, _), open_connections() as links:
         links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, OutputQueue().put)
         await core.wait(lambda: core.submitted)
@@ -205,9 +205,9 @@ async def test_failing_output_receiver_ends_only_its_request(worker: Worker) -> 
         await core.wait(lambda: len(core.submitted) == 2)
         for each in (output("r", 1), output("q", 2)):
             core.streams[0].put(each)
-        [(_, error)] = await spoiled.get_all()
+        [(_, error)] = await spoiled.get_batch()
         assert isinstance(error, OutputDeliveryError)
-        assert await other.get_all() == [("w", output("q", 2))]
+        assert await other.get_batch() == [("w", output("q", 2))]
         assert link.is_alive and not links.recently_broken()
 
 
@@ -232,11 +232,11 @@ async def test_unconvertible_output_ends_only_its_request(
             core.streams[0].put(each)
         statuses = {}
         for name in "rq":
-            [(_, result)] = await inboxes[name].get_all()
+            [(_, result)] = await inboxes[name].get_batch()
             assert isinstance(result, RequestOutput)
             statuses[name] = result.details["error_status"]
         assert statuses == {"r": "DATA_LOSS", "q": "INTERNAL"}
-        assert await inboxes["s"].get_all() == [("w", output("s", 3))]
+        assert await inboxes["s"].get_batch() == [("w", output("s", 3))]
         assert links.is_alive(ref)
 
 
@@ -254,7 +254,7 @@ async def test_crashed_connection_fails_only_its_own_requests(
     async with worker() as (_, ref, _), open_connections() as links:
         inbox = OutputQueue()
         links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox.put)
-        [(_, error)] = await inbox.get_all()
+        [(_, error)] = await inbox.get_batch()
         assert isinstance(error, Unavailable) and "internal error" in str(error)
         assert links.connect(ref).is_alive  # a new connection
 
@@ -280,7 +280,7 @@ async def test_connection_that_ends_otherwise_does_not_report_a_dead_worker(
     )
     link.submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox.put)
     await link.run()
-    [(_, error)] = await inbox.get_all()
+    [(_, error)] = await inbox.get_batch()
     assert type(error) is Unavailable
 
 
@@ -293,7 +293,7 @@ async def test_unreachable_worker_fails_the_request(line: str, why: str) -> None
         ref, inbox = WorkerRef(WorkerId("w"), "127.0.0.1:9", Incarnation(1), line), OutputQueue()
         links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox.put)
         async with asyncio.timeout(4):
-            [(_, error)] = await inbox.get_all()
+            [(_, error)] = await inbox.get_batch()
     assert isinstance(error, NotConnected)
     assert why in str(error)
 
@@ -314,7 +314,7 @@ async def test_framed_connection_is_used_again_once_it_opens(
             OutputQueue(),
         )
         links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, refused.put)
-        assert isinstance((await refused.get_all())[0][1], NotConnected)
+        assert isinstance((await refused.get_batch())[0][1], NotConnected)
         over_grpc = links.connect(ref)
         over_grpc.submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox.put)
         await core.wait(lambda: core.submitted)
@@ -333,7 +333,7 @@ async def test_framed_connection_is_used_again_once_it_opens(
             await core.wait(lambda: len(core.submitted) == 2)
             assert over_grpc.is_alive, "a request is still running over gRPC"
             core.streams[0].put(output("r", 5))
-            assert await inbox.get_all() == [("w", output("r", 5))]
+            assert await inbox.get_batch() == [("w", output("r", 5))]
             over_grpc.stop_delivery(RequestId("r"), Epoch(1))
             while over_grpc.is_alive:
                 await asyncio.sleep(0.001)
@@ -346,7 +346,7 @@ async def test_worker_without_a_framed_connection_is_used_over_grpc() -> None:
         ref, inbox = replace(ref, framed_address="127.0.0.1:9"), OutputQueue()
         links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox.put)
         async with asyncio.timeout(4):
-            [(_, error)] = await inbox.get_all()
+            [(_, error)] = await inbox.get_batch()
         assert isinstance(error, NotConnected)
         links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, OutputQueue().put)
         await core.wait(lambda: core.submitted)
@@ -356,7 +356,7 @@ async def test_wrong_secret_fails_the_request(worker: Worker) -> None:
     async with worker("right") as (core, ref, _), open_connections("wrong") as links:
         inbox = OutputQueue()
         links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox.put)
-        [(_, error)] = await inbox.get_all()
+        [(_, error)] = await inbox.get_batch()
         assert isinstance(error, Unavailable) and "secret" in str(error)
         assert core.streams == []
 

@@ -222,4 +222,86 @@ async def test_without_a_store_nothing_is_found(tokenizer: Tokenizer) -> None:
 
 
 def test_limits_have_their_defaults() -> None:
-    assert ResponseLimits() == ResponseLimits(86_400.0, 64 * 2**20, 100_000)
+    assert ResponseLimits() == ResponseLimits(86_400.0, 64 * 2**20, 100_000, 128 * 2**20)
+
+
+LARGE = "x" * 100_000
+MESSAGE = {"type": "message", "role": "user", "status": "completed"}
+ANSWER = {**MESSAGE, "role": "assistant"}
+STORED_ITEMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (
+        {"role": "user", "content": "a", "status": LARGE, "note": LARGE},
+        {**MESSAGE, "content": [{"type": "input_text", "text": "a"}]},
+    ),
+    (
+        {**MESSAGE, "content": [{"type": "text", "text": "a", "note": LARGE}], "status": {}},
+        {**MESSAGE, "content": [{"type": "text", "text": "a"}]},
+    ),
+    (
+        {**ANSWER, "content": [{"type": "output_text", "text": "a", "logprobs": [LARGE]}]},
+        {**ANSWER, "content": [{"type": "output_text", "text": "a", "annotations": []}]},
+    ),
+    (
+        {**ANSWER, "content": [{"type": "refusal", "refusal": "a", "text": LARGE}]},
+        {**ANSWER, "content": [{"type": "refusal", "refusal": "a"}]},
+    ),
+    (
+        {"type": "reasoning", "content": [{"text": "a", "type": LARGE}], "note": LARGE},
+        {
+            "type": "reasoning",
+            "content": [{"type": "reasoning_text", "text": "a"}],
+            "status": "completed",
+        },
+    ),
+    (
+        {"type": "custom_tool_call", "call_id": "1", "name": "f", "input": "a", "output": LARGE},
+        {"type": "custom_tool_call", "call_id": "1", "name": "f", "input": "a"},
+    ),
+    (
+        {"type": "function_call_output", "call_id": "1", "output": "a", "status": "incomplete"},
+        {"type": "function_call_output", "call_id": "1", "output": "a", "status": "incomplete"},
+    ),
+    (
+        {"type": "web_search_call", "action": {"query": LARGE}},
+        {"type": "web_search_call", "status": "completed"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("item", "expected"), STORED_ITEMS)
+async def test_what_is_no_part_of_a_prompt_is_not_stored(
+    tokenizer: Tokenizer, item: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    question = {"id": "last", "role": "user", "content": "b"}
+    async with serving(tokenizer) as (_, client):
+        answer = await client.post(
+            "/v1/responses", json={"input": [{"id": "first", **item}, question]}
+        )
+        path = f"/v1/responses/{answer.json()['id']}/input_items"
+        items = (await client.get(path, params={"order": "asc"})).json()["data"]
+    assert [each["id"] for each in items] == ["first", "last"]
+    assert items[0] == {**expected, "id": "first"}
+
+
+@pytest.mark.parametrize(
+    ("field", "item"),
+    [
+        ("id", {"role": "user", "content": "a", "id": "x" * 129}),
+        ("call_id", {"type": "function_call_output", "call_id": "x" * 129, "output": "a"}),
+    ],
+)
+async def test_ids_of_items_are_limited(tokenizer: Tokenizer, field: str, item: Any) -> None:
+    async with serving(tokenizer) as (_, client):
+        answer = await client.post("/v1/responses", json={"input": [item]})
+    error = wrong_error(answer, 400)
+    assert error["message"] == f"input[0].{field}: the value must have at most 128 characters"
+    assert (error["param"], error["code"]) == (f"input[0].{field}", "string_above_max_length")
+
+
+@pytest.mark.parametrize("field", ["user", "safety_identifier", "prompt_cache_key"])
+async def test_fields_that_are_repeated_in_a_response_are_limited(
+    tokenizer: Tokenizer, field: str
+) -> None:
+    async with serving(tokenizer) as (_, client):
+        answer = await client.post("/v1/responses", json={"input": "a", field: "x" * 513})
+    assert wrong_error(answer, 400)["param"] == field

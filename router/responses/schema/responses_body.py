@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from baton.core.request import MAX_LOGPROBS
 from router.http.unknown_fields import UnsupportedField
-from router.openai.schema.chat_hints import Metadata
+from router.openai.schema.chat_hints import Metadata, Note
 from router.openai.schema.response_format import StructuredOutputs
 from router.openai.schema.sampling_fields import SamplingFields
 from router.openai.schema.strict_model import (
@@ -54,12 +54,12 @@ class ResponsesBody(InputTokensBody, SamplingFields):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), INTEGRAL] | None = None
     metadata: Metadata | None = None
     # Fields that don't change what is generated
-    prompt_cache_key: str | None = None
+    prompt_cache_key: Note | None = None
     prompt_cache_retention: Annotated[str | None, ignored_unless("in_memory")] = None
     prompt_cache_options: Annotated[Any, ignored_unless()] = None
     service_tier: Annotated[str | None, ignored_unless("auto", "default")] = None
-    user: str | None = None
-    safety_identifier: str | None = None
+    user: Note | None = None
+    safety_identifier: Note | None = None
     max_tool_calls: Annotated[int, Field(ge=0)] | None = None
     client_metadata: dict[str, Any] | None = None
     image: dict[str, Any] | None = None

@@ -5,5 +5,5 @@ dir /data
 save ""
 appendonly no
 maxmemory {{ include "baton.bytes" .Values.redis.maxMemory }}
-maxmemory-policy allkeys-lru
+maxmemory-policy volatile-lru
 {{- end -}}
