@@ -1,6 +1,7 @@
 """A member of the cluster as stored in the registry: its id, address, state and load."""
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from baton.core.adapter import WorkerAdapter
 from baton.core.ids import Incarnation, WorkerId
@@ -9,6 +10,10 @@ from baton.core.pending_settings import PendingSettings
 from baton.core.states import Role, WorkerState
 from baton.core.variant import Variant
 from baton.core.worker_load import WorkerLoad
+
+_variant = lru_cache(1024)(Variant)
+"""Variants are read of each worker, each time that the registry is read. A model has two while new
+weights are rolled out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ class Member:
     @property
     def variant(self) -> Variant:
         """The variant of the model that the worker serves."""
-        return Variant(
+        return _variant(
             self.model_digest,
             self.kv_dtype,
             self.block_tokens,

@@ -2,12 +2,7 @@
 together."""
 
 import hashlib
-from dataclasses import astuple, dataclass
-from functools import lru_cache
-
-MAX_CACHED_IDS = 1024
-"""Maximum number of variants whose ids are remembered. A model has two while new weights are rolled
-out."""
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,20 +13,25 @@ class Variant:
 
     ``model_digest`` is hex. ``kv_layout`` is empty on workers of Baton's previous version, which
     don't announce it. ``lossy_codec`` is the lossiest codec that KV may have passed; empty if it is
-    exact."""
+    exact. ``id`` is a short name, which is equal for equal variants in all processes."""
 
     model_digest: str = ""
     kv_dtype: str = ""
     block_tokens: int = 0
     kv_layout: str = ""
     lossy_codec: str = ""
+    id: str = field(init=False, compare=False)
 
-    @property
-    def id(self) -> str:
-        """A short name, which is equal for equal variants in all processes."""
-        return _variant_id(self)
+    def __post_init__(self) -> None:
+        fields = (
+            self.model_digest,
+            self.kv_dtype,
+            self.block_tokens,
+            self.kv_layout,
+            self.lossy_codec,
+        )
+        name = hashlib.blake2b(repr(fields).encode(), digest_size=8).hexdigest()
+        object.__setattr__(self, "id", name)
 
-
-@lru_cache(MAX_CACHED_IDS)
-def _variant_id(variant: Variant) -> str:
-    return hashlib.blake2b(repr(astuple(variant)).encode(), digest_size=8).hexdigest()
+    def __hash__(self) -> int:
+        return hash(self.id)

@@ -225,16 +225,17 @@ class Generation:
             trace = self.record.attempt_span(self._spec.epoch).traceparent
             self._spec = replace(self._spec, trace=trace)
         find = self._search.find if self._spec.epoch == 1 else self._search.find_again
-        before, placement = self._search.variant, await find(self._spec)
+        placement = await find(self._spec)
         variant = self._search.variant
-        if variant != before and self._kv_source is not None:
+        has_changed = bool(self._emitted) and variant != self.record.variant
+        if has_changed and self._kv_source is not None:
             # The draining worker's KV can't be used: the prompt needs all tokens so far.
             self._kv_source = None
             await self._begin_epoch(self._emitted)
             return await self._place()
         if self._kv_source is not None:
             placement = replace(placement, prefill=self._kv_source, reason=MIGRATION_REASON)
-        if variant != before and self._emitted:
+        if has_changed:
             log.warning(
                 "answer_changes_variant",
                 **self.record.log_fields,

@@ -329,7 +329,9 @@ async def test_kv_of_a_draining_worker_is_not_given_to_another_variant() -> None
     await rollout.step_until(3)
     rollout.placer.placers[OLD.id].decode.clear()
     rollout.old[0].drain(FinishReason.MIGRATED)
-    await rollout.finish()
+    with capture_logs() as logs:
+        await rollout.finish()
+    assert [each["event"] for each in logs] == ["request_migrates", "answer_changes_variant"]
     assert rollout.tokens == rollout.expected(num_old=3)
     [job] = rollout.new.submitted
     assert (job.source, len(job.spec.token_ids)) == (None, 24 + 3)
