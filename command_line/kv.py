@@ -249,7 +249,7 @@ async def _keys_of(state: ClusterState, wanted: str, tenant: str, exact_kv: bool
         worker.kv_dtype,
         worker.block_tokens,
         tenant_salt=_salt(state, tenant),
-        lossy_codec="" if exact_kv else worker.kv_lossy_codec,
+        lossy_codec="" if exact_kv else worker.kv_codecs.lossy,
     )
     tokens = _tokenize(state, wanted)
     keys = block_keys(root.key(), tokens, worker.block_tokens)

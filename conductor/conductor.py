@@ -81,11 +81,13 @@ class Conductor:
         self._num_placed = 0
 
     def place(self, query: PlacementQuery) -> Placement:
-        """Place a request. Raises Unavailable if no worker is ready or has loaded the request's
-        adapter, Overloaded if the request is rejected, and Invalid if it fits no worker. The
-        query's trace is not used here: :class:`ConductorTelemetry` handles it."""
-        snapshot = self.snapshot()
-        num_tokens, keys, excluded = query.num_tokens, query.block_keys, query.excluded
+        """Place a request on workers of one variant. Raises Unavailable if none of them is ready or
+        no worker has loaded the request's adapter, Overloaded if the request is rejected, and
+        Invalid if it fits no worker. The query's trace is not used here:
+        :class:`ConductorTelemetry` handles it."""
+        snapshot = self.snapshot(query.variant)
+        num_tokens, keys = query.num_tokens, query.block_keys
+        excluded = query.excluded | self._directory.workers_outside(query.variant)
         if query.adapter is not None:
             excluded |= self._directory.workers_without(query.adapter)
         policy_query = PolicyQuery(
@@ -116,9 +118,9 @@ class Conductor:
         self._record_decision(snapshot, policy_query, decision)
         return self._placement(decision, keys)
 
-    def snapshot(self) -> Snapshot:
-        """Return the current snapshot. It shares state with the load tracker, so it is valid for
-        one decision only."""
+    def snapshot(self, variant: str = "") -> Snapshot:
+        """Return the current snapshot, for a request that is placed on workers of ``variant``. It
+        shares state with the load tracker, so it is valid for one decision only."""
         now, directory = self._clock.monotonic(), self._directory
         self._load_tracker.advance(now, directory.answer_tokens)
         directory.refresh()
@@ -128,8 +130,7 @@ class Conductor:
             self._load_tracker.prefills,
             self._load_tracker.decodes,
             self._cache_index,
-            directory.block_tokens,
-            directory.kv_bytes_per_token,
+            *directory.block_of(variant),
             directory.link,
             directory.answer_tokens,
             directory.short_answer_tokens,

@@ -74,6 +74,7 @@ class WorkerDirectory:
         self._refreshed_at = -math.inf
         self._ready: dict[WorkerId, Member] = {}
         self._without_adapter: dict[bytes, frozenset[WorkerId]] = {}
+        self._by_variant: dict[str, list[Member]] = {}
         self._nodes: dict[str, WorkerId] = {}
         self._generations: dict[WorkerId, Incarnation] = {}
         self._prefill_costs, self._decode_costs = PrefillCosts(), DecodeCosts()
@@ -95,6 +96,7 @@ class WorkerDirectory:
         ready = [member for member in workers if self._is_ready(member)]
         self._ready = {member.id: member for member in ready}
         self._without_adapter = {}
+        self._by_variant = _by_variant(ready)
         self._nodes = _nodes(members)
         self._update_cluster_values(ready)
         conductors = [m for m in members if m.role is Role.CONDUCTOR]
@@ -127,6 +129,23 @@ class WorkerDirectory:
         if len(found) == len(self._ready):
             raise Unavailable(f"no worker has loaded the adapter {adapter.name}")
         return found
+
+    def workers_outside(self, variant: str) -> frozenset[WorkerId]:
+        """Return the ready workers that serve another variant of the model. An empty ``variant``,
+        as in queries of routers of the previous version, means that of most workers."""
+        if self._by_variant.keys() <= {variant}:
+            return frozenset()
+        largest = max(self._by_variant, key=lambda each: len(self._by_variant[each]))
+        inside = self._by_variant.get(variant or largest, ())
+        return frozenset(self._ready) - {member.id for member in inside}
+
+    def block_of(self, variant: str) -> tuple[int, int]:
+        """Return the tokens per block and the bytes of KV per token on workers of ``variant``, or
+        else of the last worker that has announced them."""
+        for member in self._by_variant.get(variant, ()):
+            if member.block_tokens and member.kv_bytes_per_token:
+                return member.block_tokens, member.kv_bytes_per_token
+        return self.block_tokens, self.kv_bytes_per_token
 
     def store_node_of(self, worker: WorkerId) -> str:
         """Return the store node on the worker's host; empty if there is none."""
@@ -349,6 +368,13 @@ def _wire_codecs(member: Member) -> tuple[CodecSpeed, ...]:
 def _store_codec(member: Member) -> CodecSpeed | None:
     stored = (each for each in member.codec_speeds if each.codec is member.kv_codecs.store)
     return next(stored, None)
+
+
+def _by_variant(workers: Iterable[Member]) -> dict[str, list[Member]]:
+    found: dict[str, list[Member]] = {}
+    for member in workers:
+        found.setdefault(member.variant.id, []).append(member)
+    return found
 
 
 def _num_blocks(loads: Collection[WorkerLoad]) -> int:

@@ -99,15 +99,15 @@ class KvExporter:
             raise NotFound(f"worker {context.id} has restarted since the request was placed")
         if opening.model_digest != context.model_digest.hex():
             raise Invalid(
-                "the prefill and the decode worker have different models or different "
-                "quantization; all workers of a cluster must have the same model and quantization",
+                "the prefill and the decode worker have different weights or different "
+                "quantization; only equal workers may be placed together",
                 param="model_digest",
             )
         if opening.kv_layout != context.layout.name:
             raise Invalid(
                 f"the prefill worker has KV layout {context.layout.name}, the decode worker "
-                f"{opening.kv_layout}: all workers of a cluster must have the same model, dtype, "
-                "kv_dtype and block_tokens",
+                f"{opening.kv_layout}; only workers with the same model, dtype, kv_dtype and "
+                "block_tokens may be placed together",
                 param="kv_layout",
             )
 

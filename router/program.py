@@ -257,6 +257,7 @@ class RouterProgram:
             self._clock,
             _failover_config(settings),
             vocab_size=limits.vocab_size,
+            rank_variants=workers.rank_variants,
         )
         return ServedModel.build(
             tokenizer,

@@ -128,10 +128,13 @@ class RouterHarness:
         links = MemoryWorkerConnections(self.prefill, self.decode)
         config = FailoverConfig(max_worker_wait_seconds=0.05, retry_pause_seconds=0.001)
         parsers = ("tool_parser", "reasoning_parser")
+        workers = cluster.workers_of("demo", 4096)
         model = ServedModel.build(
             tokenizer,
-            cluster.workers_of("demo", 4096),
-            GenerationContext(self.placer, links, clock, config),
+            workers,
+            GenerationContext(
+                self.placer, links, clock, config, rank_variants=workers.rank_variants
+            ),
             vocab_size=VOCAB,
             aliases=frozenset({"/models/demo"}),
             grammar_validator=GrammarValidator(CHECKER.check),

@@ -106,7 +106,7 @@ async def _until_stored(cluster: LocalCluster, token_ids: Sequence[int]) -> None
         worker.kv_dtype,
         worker.block_tokens,
         tenant_salt=salt,
-        lossy_codec=worker.kv_lossy_codec,
+        lossy_codec=worker.kv_codecs.lossy,
     )
     keys = tuple(block_keys(root.key(), token_ids, worker.block_tokens))
     client, clock = KvStoreClient(store.address, state.credentials), SystemClock()

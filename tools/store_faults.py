@@ -77,7 +77,7 @@ async def place(channel: grpc.aio.Channel, state: ClusterState, worker: Member) 
         worker.kv_dtype,
         worker.block_tokens,
         tenant_salt=salt,
-        lossy_codec=worker.kv_lossy_codec,
+        lossy_codec=worker.kv_codecs.lossy,
     )
     keys = block_keys(root.key(), [TokenId(token) for token in PREFIX], worker.block_tokens)
     query = PlacementQuery(

@@ -1,13 +1,19 @@
 """A member of the cluster as stored in the registry: its id, address, state and load."""
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from baton.core.adapter import WorkerAdapter
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.kv_codec import CodecSpeed, KvCodecs
 from baton.core.pending_settings import PendingSettings
 from baton.core.states import Role, WorkerState
+from baton.core.variant import Variant
 from baton.core.worker_load import WorkerLoad
+
+_variant = lru_cache(1024)(Variant)
+"""Variants are read of each worker, each time that the registry is read. A model has two while new
+weights are rolled out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +25,9 @@ class Member:
     ``local_socket`` is the Unix socket of a store node's local RPC, for members on its host.
     ``framed_address`` is the host:port where the member accepts framed connections from routers; it
     is empty if the member has only gRPC. ``model_digest`` is hex; members with different digests
-    never share KV. ``device`` is what a worker computes on; ``computed_by`` names the software that
-    computes, for people to read; ``kv_bytes_per_token`` is the size of the worker's KV per token.
+    never share KV. ``kv_layout`` is the binary format of a worker's KV blocks. ``device`` is what a
+    worker computes on; ``computed_by`` names the software that computes, for people to read;
+    ``kv_bytes_per_token`` is the size of the worker's KV per token.
     ``numerics_fingerprint`` is hex, and equal on workers with bit-identical logits; it is empty if
     the worker doesn't guarantee that. ``adapters`` are the LoRA adapters that a worker has loaded
     or failed to load. ``pending_settings`` are shown by ``baton status``. ``kv_codecs`` are the KV
@@ -39,6 +46,7 @@ class Member:
     model_digest: str = ""
     block_tokens: int = 0
     kv_dtype: str = ""
+    kv_layout: str = ""
     kv_bytes_per_token: int = 0
     device: str = ""
     computed_by: str = ""
@@ -54,9 +62,15 @@ class Member:
     codec_speeds: tuple[CodecSpeed, ...] = ()
 
     @property
-    def kv_lossy_codec(self) -> str:
-        """The lossiest codec that the worker's KV may have passed; empty if it is exact."""
-        return self.kv_codecs.lossy
+    def variant(self) -> Variant:
+        """The variant of the model that the worker serves."""
+        return _variant(
+            self.model_digest,
+            self.kv_dtype,
+            self.block_tokens,
+            self.kv_layout,
+            self.kv_codecs.lossy,
+        )
 
     def has_adapter(self, digest: bytes) -> bool:
         """Whether the worker has loaded the adapter with this digest."""

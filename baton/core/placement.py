@@ -25,7 +25,8 @@ class PlacementQuery:
     chosen; None means the base model. If ``exact_kv`` is set, no lossy codec may be applied to the
     request's KV. ``max_attended_tokens`` is
     :attr:`baton.core.attention_window.AttentionWindow.max_attended`; None if the request has no
-    attention window."""
+    attention window. Only workers of ``variant``, the id of the variant that ``block_keys`` are
+    for, are chosen; if it is empty, workers of any one variant."""
 
     request_id: RequestId
     epoch: Epoch
@@ -40,6 +41,7 @@ class PlacementQuery:
     adapter: AdapterRef | None = None
     exact_kv: bool = False
     max_attended_tokens: int | None = None
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,8 @@ class RequestSpec:
     is the codec in which its KV should travel from the prefill to the decode worker. If
     ``exact_kv`` is set, no lossy codec may be applied to its KV, on any link and in any tier.
     ``attention_window`` limits which tokens attend to which; None means that each attends to all
-    tokens before it.
+    tokens before it. ``variant`` is the id of the variant of the model for which the request was
+    placed: workers of another variant refuse it. It may be empty.
     """
 
     request_id: RequestId
@@ -99,6 +100,7 @@ class RequestSpec:
     kv_codec: KvCodecName = KvCodecName.NONE
     exact_kv: bool = False
     attention_window: AttentionWindow | None = None
+    variant: str = ""
 
     @property
     def adapter_digest(self) -> bytes:

@@ -8,7 +8,7 @@ So a wrong block table, a stale block, or a block lost in a transfer changes the
 With a ``window``, only the KV of the last tokens counts, as in a model all of whose layers have
 sliding windows; and a row with an attention window sees only what is in it. With several groups of
 layers (:mod:`baton.engine.layer_groups`), each group has KV of its own, which depends on the group,
-and the next token is a hash of what it sees of all groups.
+and the next token is a hash of what it sees of all groups. All KV depends on the ``weights``.
 """
 
 import hashlib
@@ -36,7 +36,9 @@ class FakeRunner:
         vocab_size: int = 256,
         window: int | None = None,
         groups: tuple[int, int] = ONE_WINDOWED_GROUP,
+        weights: bytes = b"",
     ) -> None:
+        self._weights = weights
         self._windows = group_windows(window, groups)
         self._num_blocks = num_blocks
         self._block_tokens = block_tokens
@@ -74,7 +76,14 @@ class FakeRunner:
                 self._write(
                     row,
                     group,
-                    compute_slots(context, row.token_ids, row.start, row.adapter, window, group),
+                    compute_slots(
+                        context,
+                        row.token_ids,
+                        row.start,
+                        row.adapter + self._weights,
+                        window,
+                        group,
+                    ),
                 )
         tokens = [self._sample_and_verify(row) if row.sample else [] for row in plan.rows]
         sampled = tuple(each[0] if each else None for each in tokens)
@@ -215,7 +224,7 @@ def compute_slots(
 ) -> list[bytes]:
     """Compute the KV of ``token_ids``, which begin at position ``start``, in one group of layers.
     ``context`` is the KV of all tokens before them, and ``adapter`` the digest of the request's
-    adapter."""
+    adapter, followed by the model's weights."""
     if window is not None and len(token_ids) > 1:  # each token sees another part of the context
         slots: list[bytes] = []
         for position, token_id in enumerate(token_ids, start):
@@ -272,12 +281,13 @@ def reference_answer(
     eos_token_ids: frozenset[TokenId] = frozenset(),
     window: int | None = None,
     groups: tuple[int, int] = ONE_WINDOWED_GROUP,
+    weights: bytes = b"",
 ) -> tuple[tuple[TokenId, ...], FinishReason]:
     """Return what any engine with a :class:`FakeRunner` must generate after ``spec.token_ids``,
     computed token by token without blocks. The rules for ending an answer are implemented here a
     second time, on purpose: tests compare the two implementations."""
     sampling, known = spec.sampling, list(spec.token_ids)
-    adapter, windows = spec.adapter_digest, group_windows(window, groups)
+    adapter, windows = spec.adapter_digest + weights, group_windows(window, groups)
     if spec.attention_window is not None:
         assert windows == [None], "the model has sliding windows"
         windows = [spec.attention_window]

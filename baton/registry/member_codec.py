@@ -76,6 +76,7 @@ def member_from_json(data: bytes) -> Member:
             model=_text(raw, "model"),
             model_digest=_hex(raw, "model_digest"),
             kv_dtype=_text(raw, "kv_dtype"),
+            kv_layout=_text(raw, "kv_layout") if "kv_layout" in raw else "",
             kv_bytes_per_token=_number(raw, "kv_bytes_per_token"),
             device=_text(raw, "device"),
             computed_by=_text(raw, "computed_by") if "computed_by" in raw else "",

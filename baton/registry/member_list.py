@@ -1,9 +1,9 @@
 """An immutable list of the cluster's members, and the part of it that serves one model."""
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 from baton.core.ids import WorkerId
-from baton.core.kv_fidelity import workers_with_other_codec
 from baton.core.member import Member
 from baton.core.numerics import incompatible_workers
 from baton.core.states import WORKER_ROLES, Role, WorkerState
@@ -15,28 +15,24 @@ class MemberList:
 
     def __init__(self, members: Iterable[Member] = ()) -> None:
         self.members: list[Member] = sorted(members, key=lambda member: member.id)
-        self.other_codec_ids = workers_with_other_codec(self.members)
-        """The ids of workers whose lossy KV codec differs from that of the oldest worker of their
-        model (:mod:`baton.core.kv_fidelity`)."""
-        self.other_numerics_ids = incompatible_workers(self.members)
-        """The ids of workers whose logits may differ in bits from those of the oldest worker of
-        their model (:mod:`baton.core.numerics`)."""
-        self.incompatible_ids: frozenset[WorkerId] = self.other_codec_ids | self.other_numerics_ids
-        """The ids of workers that must not be used, whatever their state."""
-        self._ready: dict[Role, Sequence[Member]] = {}
+        self.incompatible_ids: frozenset[WorkerId] = incompatible_workers(self.members)
+        """The ids of workers that must not be used, whatever their state: their logits may differ
+        in bits from those of the oldest worker of their model (:mod:`baton.core.numerics`)."""
+        self._ready: dict[tuple[Role, str], Sequence[Member]] = {}
         self._by_model: dict[str, MemberList] = {}
 
-    def ready(self, role: Role) -> Sequence[Member]:
+    def ready(self, role: Role, variant_id: str = "") -> Sequence[Member]:
         """Return the members of ``role`` in state READY, ordered by id, without incompatible
-        workers."""
-        known = self._ready.get(role)
+        workers. If ``variant_id`` is not empty, return only workers of that variant."""
+        known = self._ready.get((role, variant_id))
         if known is None:
-            known = self._ready[role] = [
+            known = self._ready[role, variant_id] = [
                 member
                 for member in self.members
                 if member.role is role
                 and member.state is WorkerState.READY
                 and member.id not in self.incompatible_ids
+                and (not variant_id or member.variant.id == variant_id)
             ]
         return known
 
@@ -44,6 +40,14 @@ class MemberList:
     def models(self) -> frozenset[str]:
         """The names of the models that the workers serve."""
         return frozenset(member.model for member in self.members if member.role in WORKER_ROLES)
+
+    def mixed_models(self) -> Mapping[str, Sequence[str]]:
+        """Return the models whose workers are of several variants, with the variants' ids."""
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        for member in self.members:
+            if member.role in WORKER_ROLES and member.state is not WorkerState.GONE:
+                found[member.model].add(member.variant.id)
+        return {model: sorted(ids) for model, ids in found.items() if len(ids) > 1}
 
     def of_model(self, model: str) -> "MemberList":
         """Return the workers that serve ``model``, and all members that are not workers."""

@@ -1,6 +1,6 @@
 """A local copy of the registry that survives the registry's outages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import structlog
@@ -58,6 +58,7 @@ class Membership:
         self._clock = clock
         self._interval_seconds = interval_seconds
         self._current = MemberList()
+        self._mixed_models: Mapping[str, Sequence[str]] = {}
         self._last_found: list[Member] = []
         self._last_answer_seconds = float("-inf")
         self._rejoin_until = float("-inf")
@@ -80,10 +81,12 @@ class Membership:
             return
         self._last_answer_seconds = now
         known, self._current = self._current, MemberList(self._with_missing(found, now))
-        if self._current.other_numerics_ids - known.other_numerics_ids:
-            log.warning("numerics_differ", excluded=sorted(self._current.other_numerics_ids))
-        if self._current.other_codec_ids - known.other_codec_ids:
-            log.warning("kv_codecs_differ", excluded=sorted(self._current.other_codec_ids))
+        if self._current.incompatible_ids - known.incompatible_ids:
+            log.warning("numerics_differ", excluded=sorted(self._current.incompatible_ids))
+        variants = self._current.mixed_models()
+        if variants != self._mixed_models:
+            log.info("model_variants", variants=variants)
+        self._mixed_models = variants
 
     def _with_missing(self, found: list[Member], now: float) -> list[Member]:
         """Return ``found`` and, during the rejoin period, also the known members that it lacks."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from baton.clock import Clock
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.kv_codec import KvCodecName
+from baton.core.variant import Variant
 from baton.engine.config import EngineConfig
 from baton.engine.key_chain import BlockKeyChainFactory
 from baton.kv_codec.base import BlockCodec
@@ -64,3 +65,15 @@ class WorkerContext:
     telemetry: WorkerTelemetry
     codecs: Mapping[KvCodecName, BlockCodec] = field(default_factory=dict)
     staging: StagingArea | None = None
+
+    @property
+    def variant(self) -> Variant:
+        """The variant of the model that this worker serves, as it announces it."""
+        keys = self.key_hasher
+        return Variant(
+            keys.model_digest.hex(),
+            keys.kv_dtype,
+            keys.block_tokens,
+            self.layout.name,
+            keys.lossy_codec,
+        )

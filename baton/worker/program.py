@@ -313,7 +313,7 @@ class WorkerProgram:
             decode,
             RoleState(self._role, partial(self._on_state_or_role_change, model.runner)),
             ConstraintOpener(model.grammars, checker.check if checker is not None else None),
-            self._has_other_ready_workers,
+            partial(self._has_other_ready_workers, context.variant.id),
         )
 
     def _build_telemetry(self, runner: LoadedRunner) -> WorkerTelemetry:
@@ -334,9 +334,11 @@ class WorkerProgram:
             "transports": ",".join(self._transports),
         }
 
-    def _has_other_ready_workers(self) -> bool:
-        """Whether another worker is ready, to which requests can be rerouted or migrated."""
-        ready = [m for role in WORKER_ROLES for m in self._membership.ready(role)]
+    def _has_other_ready_workers(self, variant_id: str) -> bool:
+        """Whether another worker of the same variant is ready, to which requests can be rerouted or
+        migrated."""
+        members = self._membership.current.of_model(self._settings.model_name)
+        ready = [m for role in WORKER_ROLES for m in members.ready(role, variant_id)]
         return any(member.id != self._id for member in ready)
 
     def _on_state_or_role_change(self, runner: LoadedRunner) -> None:
@@ -374,6 +376,7 @@ class WorkerProgram:
         return server
 
     def _member(self, runner: LoadedRunner, context: WorkerContext) -> Member:
+        variant = context.variant
         return Member(
             id=self._id,
             role=self._worker.role,
@@ -383,9 +386,10 @@ class WorkerProgram:
             host=context.host,
             pid=os.getpid(),
             model=self._settings.model_name,
-            model_digest=runner.model_digest.hex(),
-            block_tokens=runner.block_tokens,
-            kv_dtype=runner.kv_dtype,
+            model_digest=variant.model_digest,
+            block_tokens=variant.block_tokens,
+            kv_dtype=variant.kv_dtype,
+            kv_layout=variant.kv_layout,
             kv_bytes_per_token=runner.pool.block_bytes
             * context.engine_config.num_groups
             // runner.block_tokens,

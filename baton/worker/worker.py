@@ -59,6 +59,7 @@ class Worker:
         has_other_ready_workers: Callable[[], bool] = lambda: True,
     ) -> None:
         self._id = context.id
+        self._variant_id = context.variant.id
         self._config = context.config
         self._engine = context.engine
         self._clock = context.clock
@@ -152,13 +153,17 @@ class Worker:
     def _submit(
         self, stream: OutputStream, spec: RequestSpec, task: Task, source: WorkerRef | None
     ) -> None:
+        # Since the request was placed, the worker may have restarted with other weights.
+        is_of_variant = spec.variant in ("", self._variant_id)
         try:
             self._admit(spec)
+            if not is_of_variant:
+                raise Unavailable(f"worker {self._id} serves another variant of the model")
             if task is Task.DECODE and source is None:
                 raise Invalid("a decode task must name its source worker", param="source")
         except BatonError as error:
-            draining = self.state is WorkerState.DRAINING
-            stream.put(rerouted_output(spec) if draining else failed_output(spec, error))
+            is_rerouted = self.state is WorkerState.DRAINING or not is_of_variant
+            stream.put(rerouted_output(spec) if is_rerouted else failed_output(spec, error))
             self._telemetry.record_rejected(spec.request_id, error)
             return
         job = Job(spec.request_id, replace(spec, request_id=placement_id(spec)), task, stream)

@@ -26,7 +26,7 @@ def worker_rows(
 ) -> Rows:
     """Return the rows of the first :data:`MAX_WORKERS` workers, by id. ``avoided`` are workers that
     the router gives no requests because they failed; ``incompatible`` are workers that it never
-    uses, because their logits or their KV may differ from those of the others."""
+    uses, because their logits may differ from those of the others."""
     return {
         worker.id: _worker_row(worker, _problem(worker.id, avoided, incompatible))
         for worker in workers[:MAX_WORKERS]
@@ -37,7 +37,7 @@ def _problem(
     worker: WorkerId, avoided: Collection[WorkerId], incompatible: Collection[WorkerId]
 ) -> str:
     if worker in incompatible:
-        return "its numerics or KV codecs differ from the other workers', so it is not used"
+        return "its numerics differ from the other workers', so it is not used"
     return "it failed recently, so it is avoided" if worker in avoided else ""
 
 

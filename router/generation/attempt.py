@@ -73,8 +73,9 @@ class AttemptFailed(Exception):
 
 
 class AttemptDrained(Exception):
-    """The worker that ran the request is draining. ``kv_source`` is that worker if it still holds
-    the KV of all tokens but the last; it is None if no KV can be transferred."""
+    """The worker that ran the request is draining, or has restarted with another variant of the
+    model. ``kv_source`` is that worker if it still holds the KV of all tokens but the last; it is
+    None if no KV can be transferred."""
 
     def __init__(self, worker: WorkerRef, kv_source: WorkerRef | None) -> None:
         super().__init__(f"worker {worker.id} is draining")

@@ -36,8 +36,8 @@ class Cluster:
 
     @property
     def incompatible_ids(self) -> frozenset[WorkerId]:
-        """The ids of workers that are not used, since their numerics or their lossy KV codecs
-        differ from those of the other workers of their model."""
+        """The ids of workers that are not used, since their numerics differ from those of the other
+        workers of their model."""
         return self._membership.current.incompatible_ids
 
     def ready_members(self, role: Role) -> Sequence[Member]:

@@ -11,6 +11,7 @@ from baton.core.ids import BlockKey, Epoch, TenantId, TokenId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.placement import Placement
 from baton.core.request import RequestOutput, RequestSpec
+from baton.core.variant import Variant
 from baton.errors import BatonError, NotFound, Overloaded, Unavailable
 from router.generation.attempt import (
     Attempt,
@@ -19,7 +20,6 @@ from router.generation.attempt import (
     InlineConsumer,
     InlineDelivery,
 )
-from router.generation.block_key_hasher import BlockKeyHasher, compute_block_keys
 from router.generation.circuit_breaker import FAILURES_TO_OPEN
 from router.generation.generation_context import GenerationContext
 from router.generation.output_validation import InvalidOutput
@@ -53,18 +53,20 @@ class Generation:
         spec: RequestSpec,
         tenant: TenantId,
         model: str,
-        hasher: BlockKeyHasher | None,
+        variant: Variant | None,
         prompt_block_keys: tuple[BlockKey, ...],
         record: GenerationRecord,
         session: str = "",
     ) -> None:
+        """``variant`` is the variant of the model that is tried first, None if no worker is known;
+        ``prompt_block_keys`` are the keys of the prompt for it."""
         self._context = context
         self._config = context.config
         self._spec = spec
-        self._hasher = hasher
-        self._block_keys = prompt_block_keys
         self._emitted = array("q")  # token ids, 8 bytes each
-        self._search = PlacementSearch(context, tenant, model, session, record)
+        self._search = PlacementSearch(
+            context, tenant, model, session, record, variant, prompt_block_keys
+        )
         self._isolation = RequestIsolation(context.quarantine, context.clock, spec, tenant, record)
         self._kv_source: WorkerRef | None = None
         self._num_migrations = 0
@@ -197,7 +199,6 @@ class Generation:
             epoch=Epoch(self._spec.epoch + 1),
             token_ids=(*prompt, *map(TokenId, emitted)),
         )
-        self._block_keys = await compute_block_keys(self._hasher, self._spec.token_ids)
 
     async def _prepare_retry(self, failure: AttemptFailed, num_failures: int) -> None:
         """Pause, exclude the workers that failed, and start a new epoch whose prefill computes the
@@ -223,10 +224,26 @@ class Generation:
         if self.record.trace is not None:
             trace = self.record.attempt_span(self._spec.epoch).traceparent
             self._spec = replace(self._spec, trace=trace)
-        find = self._search.find_first if self._spec.epoch == 1 else self._search.find_again
-        placement = await find(self._spec, self._block_keys)
+        find = self._search.find if self._spec.epoch == 1 else self._search.find_again
+        placement = await find(self._spec)
+        variant = self._search.variant
+        has_changed = bool(self._emitted) and variant != self.record.variant
+        if has_changed and self._kv_source is not None:
+            # The draining worker's KV can't be used: the prompt needs all tokens so far.
+            self._kv_source = None
+            await self._begin_epoch(self._emitted)
+            return await self._place()
         if self._kv_source is not None:
             placement = replace(placement, prefill=self._kv_source, reason=MIGRATION_REASON)
+        if has_changed:
+            log.warning(
+                "answer_changes_variant",
+                **self.record.log_fields,
+                epoch=self._spec.epoch,
+                num_tokens=len(self._emitted),
+            )
+        self._spec = replace(self._spec, variant="" if variant is None else variant.id)
+        self.record.variant = variant
         self._isolation.record_placement(placement)
         now = clock.monotonic()
         self.record.record_placement(self._spec.epoch, placement, now)

@@ -1,9 +1,11 @@
 """The components and settings that all generations of a router share."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from baton.clock import Clock
 from baton.core.ids import WorkerId
+from baton.core.variant import Variant
 from router.generation.attempt import TokenTimeouts
 from router.generation.circuit_breaker import WorkerCircuitBreakers
 from router.generation.output_validation import UNKNOWN_VOCAB_SIZE
@@ -29,7 +31,10 @@ class FailoverConfig:
 @dataclass(frozen=True, slots=True)
 class GenerationContext:
     """The components and settings that all generations of a router share. A worker that sends a
-    token id outside the model's vocabulary (``vocab_size``) is treated as faulty."""
+    token id outside the model's vocabulary (``vocab_size``) is treated as faulty.
+    ``rank_variants`` returns the variants of the model that are served now, in the order in which a
+    request should try them; see :meth:`router.generation.model_workers.ModelWorkers.rank_variants`.
+    """
 
     placer: Placer
     connections: WorkerConnections
@@ -38,6 +43,7 @@ class GenerationContext:
     breakers: WorkerCircuitBreakers = field(default_factory=WorkerCircuitBreakers)
     vocab_size: int = UNKNOWN_VOCAB_SIZE
     quarantine: Quarantine = field(default_factory=Quarantine)
+    rank_variants: Callable[[str], Sequence[Variant]] = lambda key: ()
 
     def avoided_workers(self) -> frozenset[WorkerId]:
         """Return the workers to avoid: those whose connection broke recently, whose circuit breaker

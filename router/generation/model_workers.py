@@ -1,22 +1,17 @@
 """The router's view of the workers of one model."""
 
-from collections.abc import Sequence
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
-from baton.core.adapter import AdapterRef
-from baton.core.attention_window import AttentionWindow
-from baton.core.block_key import KeyRoot
 from baton.core.kv_codec import KvCodecName
 from baton.core.member import Member
 from baton.core.states import WORKER_ROLES, Role
+from baton.core.variant import Variant
 from baton.registry.member_list import MemberList
 from baton.registry.membership import MemberView
-from router.generation.block_key_hasher import BlockKeyHasher
-
-MAX_CACHED_HASHERS = 1024
-"""The maximum number of block key hashers that are cached: one per model, adapter,
-tenant salt and fidelity, some hundred bytes each."""
 
 
 class ModelWorkers:
@@ -26,12 +21,13 @@ class ModelWorkers:
         self.model = model
         self._members = members
         self._context_tokens = max_model_tokens
-        self._cached_capabilities: _CommonCapabilities | None = None
+        self._cached_capabilities: _Capabilities | None = None
 
-    def ready_members(self, role: Role) -> Sequence[Member]:
-        """Return the ready workers of a role, sorted by id. Workers that are incompatible with the
-        others are left out (:class:`~baton.registry.member_list.MemberList`)."""
-        return self._members.current.ready(role)
+    def ready_members(self, role: Role, variant_id: str = "") -> Sequence[Member]:
+        """Return the ready workers of a role, sorted by id: those of one variant, or of all if
+        ``variant_id`` is empty. Workers that are incompatible with the others are left out
+        (:class:`~baton.registry.member_list.MemberList`)."""
+        return self._members.current.ready(role, variant_id)
 
     @property
     def is_ready(self) -> bool:
@@ -42,79 +38,73 @@ class ModelWorkers:
     def max_model_tokens(self) -> int:
         """The maximum number of tokens of prompt and answer together that the model and every ready
         worker accept."""
-        return self._common_capabilities().max_model_tokens
-
-    @property
-    def any_worker(self) -> Member | None:
-        """A ready worker whose block size and model digest are known; None if there is none."""
-        return self._common_capabilities().worker
+        return self._capabilities().max_model_tokens
 
     @property
     def kv_codec(self) -> KvCodecName:
-        """The strongest KV codec that the workers may apply; NONE while no worker is ready."""
-        worker = self._common_capabilities().worker
-        return KvCodecName.NONE if worker is None else worker.kv_codecs.strongest
+        """The strongest KV codec that a worker may apply; NONE while no worker is ready."""
+        return self._capabilities().kv_codec
 
-    def block_key_hasher(
-        self,
-        tenant_salt: bytes,
-        adapter: AdapterRef | None = None,
-        attention_window: AttentionWindow | None = None,
-        *,
-        exact_kv: bool = False,
-    ) -> BlockKeyHasher | None:
-        """Return the hasher for a tenant's block keys, with an adapter or the base model, and with
-        or without an attention window, which computes the same keys as the workers; None while
-        :attr:`any_worker` is None. ``exact_kv``: for requests whose KV must not pass a lossy
-        codec."""
-        worker = self._common_capabilities().worker
-        if worker is None:
-            return None
-        return _cached_hasher(
-            worker.model_digest,
-            worker.kv_dtype,
-            worker.block_tokens,
-            "" if adapter is None else adapter.digest.hex(),
-            tenant_salt,
-            "" if exact_kv else worker.kv_lossy_codec,
-            "" if attention_window is None else attention_window.key_text,
-        )
+    def rank_variants(self, key: str) -> Sequence[Variant]:
+        """Return the variants that have ready workers, in the order in which a request should try
+        them. Equal keys give equal orders. Each variant is first for a share of the keys that is
+        proportional to its capacity, and when that grows, it becomes first for further keys and
+        stays so for the others (weighted rendezvous hashing)."""
+        capacities = self._capabilities().by_variant
+        if len(capacities) < 2:
+            return tuple(capacities)
+        return sorted(capacities, key=lambda each: _rank(key, each) / capacities[each])
 
-    def _common_capabilities(self) -> "_CommonCapabilities":
-        """Return the common capabilities as of the last refresh. They are cached, because each
-        request reads them several times."""
+    def _capabilities(self) -> "_Capabilities":
+        """Return the capabilities as of the last refresh. They are cached, because each request
+        reads them several times."""
         current = self._members.current
         if self._cached_capabilities is None or self._cached_capabilities.members is not current:
             workers = [worker for role in WORKER_ROLES for worker in current.ready(role)]
             limits = [worker.max_model_tokens for worker in workers if worker.max_model_tokens]
-            worker_with_blocks = next((worker for worker in workers if worker.block_tokens), None)
-            self._cached_capabilities = _CommonCapabilities(
-                current, min([self._context_tokens, *limits]), worker_with_blocks
+            codecs = {worker.kv_codecs.strongest for worker in workers}
+            self._cached_capabilities = _Capabilities(
+                current,
+                min([self._context_tokens, *limits]),
+                max(codecs, key=list(KvCodecName).index, default=KvCodecName.NONE),
+                variant_capacities(workers),
             )
         return self._cached_capabilities
 
 
 @dataclass(frozen=True, slots=True)
-class _CommonCapabilities:
-    """The capabilities that all ready workers among ``members`` have in common. ``worker`` is one
-    of them whose block size and model digest are known, or None if there is none."""
+class _Capabilities:
+    """What the ready workers among ``members`` can do: the context that all of them have, the
+    strongest KV codec that any of them may apply, and the capacity of each variant."""
 
     members: MemberList
     max_model_tokens: int
-    worker: Member | None
+    kv_codec: KvCodecName
+    by_variant: Mapping[Variant, float]
 
 
-@lru_cache(MAX_CACHED_HASHERS)
-def _cached_hasher(
-    digest: str,
-    kv_dtype: str,
-    block_tokens: int,
-    adapter: str,
-    salt: bytes,
-    lossy_codec: str,
-    attention_window: str,
-) -> BlockKeyHasher:
-    root = KeyRoot(
-        bytes.fromhex(digest), kv_dtype, block_tokens, adapter, salt, lossy_codec, attention_window
-    )
-    return BlockKeyHasher(root.key(), block_tokens)
+def variant_capacities(workers: Sequence[Member]) -> Mapping[Variant, float]:
+    """Return how much of a model's traffic each variant can carry, in workers. A variant with
+    prefill and decode workers is limited by the pool of which it has the smaller share, since the
+    pools are sized for each other. A variant with one of these pools serves with it alone. Workers
+    whose block size is not known are left out."""
+    known = [worker for worker in workers if worker.block_tokens]
+    totals = Counter(worker.role for worker in known)
+    counts = Counter((worker.variant, worker.role) for worker in known)
+    capacities: dict[Variant, float] = {}
+    for variant in dict.fromkeys(worker.variant for worker in known):
+        prefill, decode, mixed = (
+            counts[variant, role] for role in (Role.PREFILL, Role.DECODE, Role.MIXED)
+        )
+        capacity: float = prefill + decode
+        if prefill and decode:
+            share = min(prefill / totals[Role.PREFILL], decode / totals[Role.DECODE])
+            capacity = share * (totals[Role.PREFILL] + totals[Role.DECODE])
+        capacities[variant] = capacity + mixed
+    return capacities
+
+
+def _rank(key: str, variant: Variant) -> float:
+    """Return a positive number, exponentially distributed over the keys."""
+    digest = hashlib.blake2b(f"{variant.id}/{key}".encode(), digest_size=8).digest()
+    return -math.log((int.from_bytes(digest, "big") + 1) / (2**64 + 1))

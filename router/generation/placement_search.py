@@ -1,14 +1,16 @@
 """Finds placements for one request, if possible on workers where it has not failed."""
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from baton.concurrency.time_limit import TimeLimit
-from baton.core.ids import BlockKey, TenantId, WorkerId
+from baton.core.ids import BlockKey, TenantId, TokenId, WorkerId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.placement import Placement, PlacementQuery
 from baton.core.request import RequestSpec
-from baton.errors import DeadlineExceeded, Unavailable
+from baton.core.variant import Variant
+from baton.errors import BatonError, DeadlineExceeded, Invalid, Overloaded, Unavailable
+from router.generation.block_key_hasher import compute_block_keys
 from router.generation.generation_context import GenerationContext
 from router.generation.record import GenerationRecord
 
@@ -28,11 +30,21 @@ PRESUMED_DEAD_SECONDS = 5.0
 still registered after this time had only lost its connection."""
 
 
+Stage = tuple[Variant | None, frozenset[WorkerId]]
+"""A query for workers of a variant, without some workers. The variant is None while no worker is
+known."""
+
+
 class PlacementSearch:
     """Queries the placer for placements of one request, and tracks three sets of workers to avoid:
     the workers on which the request failed (``excluded``); the workers that are presumed dead,
     which are a subset of these; and the prefill workers from which a decode worker may be unable to
-    fetch KV."""
+    fetch KV.
+
+    ``variant`` is the variant of the model that the request uses: that of its last placement, and
+    before the first one the variant that ``block_keys``, the keys of the prompt, are for. Both
+    workers of a placement are of that variant. Another variant is used if this one has no worker
+    for the request or, before its first token, if it is overloaded."""
 
     def __init__(
         self,
@@ -41,6 +53,8 @@ class PlacementSearch:
         model: str,
         session: str,
         record: GenerationRecord,
+        variant: Variant | None,
+        block_keys: tuple[BlockKey, ...],
     ) -> None:
         self._context = context
         self._config = context.config
@@ -50,6 +64,9 @@ class PlacementSearch:
         self._record = record
         self._dead_since: dict[WorkerRef, float] = {}  # when this request lost the worker
         self._unreachable_sources: set[WorkerId] = set()
+        self._keys: tuple[Variant | None, tuple[TokenId, ...] | None, tuple[BlockKey, ...]]
+        self._keys = variant, None, block_keys  # for the tokens of the first query
+        self.variant = variant
         self.excluded: set[WorkerId] = set()
 
     def exclude_drained(self, worker: WorkerRef) -> None:
@@ -68,20 +85,8 @@ class PlacementSearch:
         if not lost and len(workers) > 1:
             self._unreachable_sources.add(workers[0].id)
 
-    async def find_first(self, spec: RequestSpec, block_keys: tuple[BlockKey, ...]) -> Placement:
-        """Place the request for the first time. The workers that all requests of this router should
-        avoid are used only if there is no placement without them. Raises the placer's errors, and
-        DeadlineExceeded if the placer takes too long."""
-        avoided = self._context.avoided_workers()
-        if avoided:
-            try:
-                return await self._query(spec, block_keys, avoided)
-            except Unavailable:
-                pass
-        return await self._query(spec, block_keys, frozenset())
-
-    async def find_again(self, spec: RequestSpec, block_keys: tuple[BlockKey, ...]) -> Placement:
-        """Place the request again. Exclude fewer and fewer workers until a placement exists:
+    async def find(self, spec: RequestSpec) -> Placement:
+        """Place the request. Exclude fewer and fewer workers until a placement exists:
 
         1. the workers on which this request failed, and the workers that all requests should avoid;
         2. only the workers on which this request failed;
@@ -91,30 +96,37 @@ class PlacementSearch:
         5. no worker.
 
         A placement on a process that is presumed dead is not accepted, but a placement on the
-        process that has replaced it is. The steps are repeated until ``max_worker_wait_seconds``
-        have passed; then Unavailable is raised. Other errors of the placer, and DeadlineExceeded,
-        are raised at once.
-        """
+        process that has replaced it is. If there is no placement, raise Overloaded if a variant of
+        the model raises it, else Unavailable unless all variants raise Invalid. Other errors of the
+        placer, and DeadlineExceeded, are raised at once."""
+        dead_refs = self._presumed_dead()
+        failures: dict[Variant | None, BatonError] = {}
+        for variant, excluded in self._stages(spec, frozenset(each.id for each in dead_refs)):
+            if isinstance(failures.get(variant), Overloaded | Invalid):
+                continue
+            try:
+                placement = await self._query(spec, variant, excluded)
+            except (Unavailable, Overloaded, Invalid) as error:
+                failures[variant] = error
+                continue
+            if not dead_refs.intersection(placement.workers):
+                self.variant = variant
+                return placement
+            failures[variant] = Unavailable("the only workers left are the ones that failed")
+        raise min(failures.values(), key=_precedence)
+
+    async def find_again(self, spec: RequestSpec) -> Placement:
+        """Place the request after a failure: repeat :meth:`find` while it raises Unavailable, until
+        ``max_worker_wait_seconds`` have passed."""
         clock = self._context.clock
         give_up_at = clock.monotonic() + self._config.max_worker_wait_seconds
-        excluded_so_far, nobody = frozenset(self.excluded), frozenset[WorkerId]()
         pause = INITIAL_WAIT_BACKOFFS * max(self._config.retry_pause_seconds, 0.01)
         while True:
-            dead_refs = self._presumed_dead()
-            dead = frozenset(worker.id for worker in dead_refs)
-            avoided = excluded_so_far | self._context.avoided_workers()
-            stages = (avoided, excluded_so_far, dead | self._unreachable_sources, dead, nobody)
-            for excluded in dict.fromkeys(stages):
-                try:
-                    placement = await self._query(spec, block_keys, excluded)
-                except Unavailable as error:
-                    failure = error
-                    continue
-                if not dead_refs.intersection(placement.workers):
-                    return placement
-                failure = Unavailable("the only workers left are the ones that failed")
-            if clock.monotonic() >= give_up_at:
-                raise failure
+            try:
+                return await self.find(spec)
+            except Unavailable:
+                if clock.monotonic() >= give_up_at:
+                    raise
             await clock.sleep(pause * _wait_jitter(spec))
             pause = min(pause * WAIT_BACKOFF_FACTOR, MAX_WAIT_BACKOFF_SECONDS)
 
@@ -124,8 +136,35 @@ class PlacementSearch:
         latest = self._context.clock.monotonic() - PRESUMED_DEAD_SECONDS
         return frozenset(worker for worker, since in self._dead_since.items() if since > latest)
 
+    def _stages(self, spec: RequestSpec, dead: frozenset[WorkerId]) -> Iterable[Stage]:
+        """Return the queries to try, in order. In each step of :meth:`find`, the request's own
+        variant is the first one. For an answer that has begun, the first two steps count as one,
+        and so do the others: it leaves its variant only if it has failed on all of that variant's
+        workers."""
+        served = self._context.rank_variants(self._session or spec.request_id)
+        variants: Sequence[Variant | None] = served or [self.variant]
+        variants = sorted(variants, key=lambda each: each != self.variant)
+        failed, nobody = frozenset(self.excluded), frozenset[WorkerId]()
+        careful = (failed | self._context.avoided_workers(), failed)
+        others = (dead | self._unreachable_sources, dead, nobody)
+        has_begun = self._record.num_tokens > 0
+        groups = (careful, others) if has_begun else [(step,) for step in (*careful, *others)]
+        return dict.fromkeys(
+            (variant, step) for group in groups for variant in variants for step in group
+        )
+
+    async def _block_keys(self, spec: RequestSpec, variant: Variant | None) -> tuple[BlockKey, ...]:
+        """Return the block keys of a request's tokens on workers of ``variant``."""
+        of_variant, tokens, keys = self._keys
+        if of_variant != variant or (tokens is not None and tokens is not spec.token_ids):
+            keys = ()
+            if variant is not None and not spec.wants_prompt_logprobs:
+                keys = await compute_block_keys(spec, variant)
+        self._keys = variant, spec.token_ids, keys
+        return keys
+
     async def _query(
-        self, spec: RequestSpec, block_keys: tuple[BlockKey, ...], excluded: frozenset[WorkerId]
+        self, spec: RequestSpec, variant: Variant | None, excluded: frozenset[WorkerId]
     ) -> Placement:
         query = PlacementQuery(
             request_id=spec.request_id,
@@ -133,7 +172,7 @@ class PlacementSearch:
             tenant=self._tenant,
             num_tokens=len(spec.token_ids),
             max_new_tokens=spec.max_new_tokens,
-            block_keys=block_keys,
+            block_keys=await self._block_keys(spec, variant),
             excluded=excluded,
             model=self._model,
             trace=self._record.query_span(spec.epoch).traceparent if spec.trace else "",
@@ -143,6 +182,7 @@ class PlacementSearch:
             max_attended_tokens=None
             if spec.attention_window is None
             else spec.attention_window.max_attended,
+            variant="" if variant is None else variant.id,
         )
         seconds = self._config.placement_timeout_seconds
         try:
@@ -152,6 +192,12 @@ class PlacementSearch:
             raise DeadlineExceeded(
                 f"no workers were assigned to the request within {seconds:g} s"
             ) from error
+
+
+def _precedence(error: BatonError) -> int:
+    """Return which error counts if the variants of a model raise different ones: the lowest, which
+    is the one that is most likely to be gone soon."""
+    return 0 if isinstance(error, Overloaded) else 1 if isinstance(error, Unavailable) else 2
 
 
 def _wait_jitter(spec: RequestSpec) -> float:

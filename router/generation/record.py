@@ -14,6 +14,7 @@ from baton.core.kv_transfer import WorkerRef
 from baton.core.placement import Placement
 from baton.core.request import PROMPT_PREFILLED, RequestOutput
 from baton.core.trace_context import TraceContext
+from baton.core.variant import Variant
 
 MAX_RECORDS = 4096
 """The maximum number of records that are kept, of about 5 KB each; the oldest is dropped first."""
@@ -97,9 +98,9 @@ class GenerationRecord:
     placement. ``cached_tokens`` is None until the prompt has been computed. ``has_slo`` says
     whether the SLO applies to the request. ``pending_query`` is the epoch and the time of the
     placement query that has not been answered yet, or None. ``trace`` is the trace context of the
-    request's span, or None if the request is not traced. ``lossy_codec`` is the name of the lossy
-    codec that the model's workers may apply to KV, empty if there is none; ``exact_kv`` says that
-    it is not applied to this request.
+    request's span, or None if the request is not traced. ``variant`` is the variant of the model
+    that the request was placed on last, or will be tried first; None while no worker is known.
+    ``exact_kv`` says that its lossy codec is not applied to this request.
     """
 
     request_id: RequestId
@@ -121,7 +122,7 @@ class GenerationRecord:
     error: str = ""
     pending_query: tuple[Epoch, float] | None = None
     trace: TraceContext | None = None
-    lossy_codec: str = ""
+    variant: Variant | None = None
     exact_kv: bool = False
     model: str = ""
 
@@ -217,6 +218,11 @@ class GenerationRecord:
         if self.total_seconds is None or self.ttft_seconds is None or self.num_tokens < 2:
             return None
         return (self.total_seconds - self.ttft_seconds) / (self.num_tokens - 1)
+
+    @property
+    def lossy_codec(self) -> str:
+        """The lossy codec that workers may apply to KV of the model; empty if there is none."""
+        return "" if self.variant is None else self.variant.lossy_codec
 
     @property
     def kv_codec(self) -> str:

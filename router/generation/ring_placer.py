@@ -59,7 +59,7 @@ class RingPlacer:
         return _build_placement(pick_with_bounded_load(prefills, _ring_key(query)), decode, "ring")
 
     def _candidates(self, role: Role, query: PlacementQuery) -> list[Member]:
-        ready = self._workers.ready_members(role)
+        ready = self._workers.ready_members(role, query.variant)
         return [
             member
             for member in ready

@@ -14,9 +14,10 @@ from baton.clock import Clock
 from baton.core.attention_window import AttentionWindow
 from baton.core.ids import Epoch, RequestId, TenantId
 from baton.core.request import RequestSpec
+from baton.core.variant import Variant
 from baton.errors import BatonError, Invalid, Overloaded, Unavailable
 from baton.text.tokenizer import Tokenizer
-from router.generation.block_key_hasher import BlockKeyHasher
+from router.generation.block_key_hasher import BlockKeyHasher, block_key_hasher
 from router.generation.cluster import Cluster
 from router.generation.generation import Generation
 from router.generation.record import GenerationRecord
@@ -71,16 +72,30 @@ class RouterConfig:
 @dataclass(frozen=True, slots=True)
 class RequestContext:
     """The model and the tenant of a request, and the tenant's attributes as of the request's
-    arrival. ``hasher`` computes the block keys of the request's prompts; it is None while the model
-    has no workers. ``session`` is the id of the client's session, or empty if the client named
-    none."""
+    arrival. ``variant`` is the variant of the model that is tried first, for which the block keys
+    of the request's prompts are computed; it is None while the model has no workers. ``session`` is
+    the id of the client's session, or empty if the client named none."""
 
     model: ServedModel
     tenant: TenantId
     attributes: TenantAttributes
-    hasher: BlockKeyHasher | None
+    variant: Variant | None
     session: str = ""
     attention_window: AttentionWindow | None = None
+
+    @property
+    def hasher(self) -> BlockKeyHasher | None:
+        """Computes the block keys of the request's prompts; None without a variant."""
+        if self.variant is None:
+            return None
+        adapter, attributes = self.model.adapter, self.attributes
+        return block_key_hasher(
+            self.variant,
+            attributes.salt,
+            b"" if adapter is None else adapter.digest,
+            self.attention_window,
+            exact_kv=attributes.exact_kv,
+        )
 
 
 def make_session_id(tenant: TenantId, cache_key: str | None) -> str:
@@ -207,9 +222,13 @@ class RouterContext:
         )
 
     def request_context(
-        self, model: ServedModel, tenant: TenantId, body: ChatBody | CompletionBody
+        self,
+        model: ServedModel,
+        tenant: TenantId,
+        body: ChatBody | CompletionBody,
+        request_id: str,
     ) -> RequestContext:
-        """Return the context of a request. It keeps the tenant's attributes and the hasher as they
+        """Return the context of a request. It keeps the tenant's attributes and the variant as they
         are now, since the tenants file and the workers may change later."""
         standing = self.tenants.authenticator.directory.tenant(tenant).attributes(
             self.config.tenant_secret,
@@ -222,10 +241,8 @@ class RouterContext:
         )
         field = body.attention_window
         window = None if field is None else field.window
-        hasher = model.workers.block_key_hasher(
-            standing.salt, model.adapter, window, exact_kv=standing.exact_kv
-        )
-        return RequestContext(model, tenant, standing, hasher, session, window)
+        variant = next(iter(model.workers.rank_variants(session or request_id)), None)
+        return RequestContext(model, tenant, standing, variant, session, window)
 
     def preprocessor(self, request_context: RequestContext) -> Preprocessor:
         model = request_context.model
@@ -247,9 +264,8 @@ class RouterContext:
     ) -> list[ChoiceStream]:
         """Create a stream for each answer to each prompt, in the order of the answers' indexes."""
         model, tenant = request_context.model, request_context.tenant
-        attributes, hasher = request_context.attributes, request_context.hasher
+        attributes, variant = request_context.attributes, request_context.variant
         total = len(prompts) * body.num_candidates
-        codec = model.workers.kv_codec
         choices: list[ChoiceStream] = []
         create_parser = _parser_factory(model.text, body)
         for prompt in prompts:
@@ -263,7 +279,7 @@ class RouterContext:
                     tenant,
                     attributes.has_slo,
                     model=model.name,
-                    lossy_codec=codec.value if codec.is_lossy else "",
+                    variant=variant,
                     exact_kv=attributes.exact_kv,
                 )
                 if prompt.prefix_pins and number == 0 and model.prefix_pinner is not None:
@@ -277,7 +293,7 @@ class RouterContext:
                     spec,
                     tenant,
                     model.name,
-                    hasher,
+                    variant,
                     prompt.block_keys,
                     record,
                     request_context.session,

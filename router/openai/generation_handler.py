@@ -25,7 +25,6 @@ from router.openai.preprocessor import (
 )
 from router.openai.request_handler import RequestHandler
 from router.openai.schema import ChatBody, CompletionBody
-from router.openai.system_fingerprint import system_fingerprint
 from router.tenants.admission import DEFAULT_RESERVED_OUTPUT_TOKENS, num_reserved_tokens
 
 BYTES_PER_TOKEN = 8
@@ -58,7 +57,7 @@ class GenerationHandler(RequestHandler):
             self._trace = context.telemetry.tracer.begin(request_id, self._traceparent)
         body = await self._read_body(raw, tenant)
         body.priority = max(body.priority or 0, self._min_priority)
-        request_context = context.request_context(self._model, tenant, body)
+        request_context = context.request_context(self._model, tenant, body, request_id)
         preprocessor = context.preprocessor(request_context)
         prompts = await context.resources.offload_executor.tokenize(
             self._model.name,
@@ -89,7 +88,7 @@ class GenerationHandler(RequestHandler):
             )
         ]
         self._encoder = encoder = self._create_encoder(
-            self._response_metadata(request_id, body), body
+            self._response_metadata(request_id, body, choices), body
         )
         with context.kept_logprobs(tenant, body) as self._kept_logprobs:
             self._kept_logprobs.charge(
@@ -230,7 +229,7 @@ class GenerationHandler(RequestHandler):
         await writer.end(end)
 
     def _response_metadata(
-        self, request_id: str, body: ChatBody | CompletionBody
+        self, request_id: str, body: ChatBody | CompletionBody, choices: Sequence[ChoiceStream]
     ) -> ResponseMetadata:
         return ResponseMetadata(
             id=request_id,
@@ -243,7 +242,7 @@ class GenerationHandler(RequestHandler):
             prompt_logprobs=body.prompt_logprobs is not None,
             is_obfuscated=body.wants_obfuscation,
             tokens_as_ids=bool(body.return_tokens_as_token_ids),
-            system_fingerprint=system_fingerprint(self._model.workers.any_worker),
+            records=[choice.record for choice in choices],
             service_tier="default" if isinstance(body, ChatBody) and body.service_tier else None,
         )
 

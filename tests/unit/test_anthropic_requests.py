@@ -192,7 +192,7 @@ async def test_breakpoints_pin_prefixes(
 ) -> None:
     async with open_harness(hermes, "x") as (router, _):
         chat = parse(body).chat
-        tenant = router.service.request_context(router.model, "t", chat)  # type: ignore[arg-type]
+        tenant = router.service.request_context(router.model, "t", chat, "r")  # type: ignore[arg-type]
         [prompt] = router.service.preprocessor(tenant).prepare_chat(chat, caps_max_tokens=True)
     pinned = [(pin.num_tokens, pin.ttl_seconds) for pin in prompt.prefix_pins]
     assert pinned == [(len(prefix), seconds) for prefix, seconds in prefixes]

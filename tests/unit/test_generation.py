@@ -17,10 +17,11 @@ from baton.core.request import (
     TokenLogprob,
 )
 from baton.core.task import Task
+from baton.core.variant import Variant
 from baton.errors import Overloaded
 from router.errors import to_api_error
 from router.generation.attempt import TokenTimeouts
-from router.generation.block_key_hasher import BlockKeyHasher
+from router.generation.block_key_hasher import block_key_hasher
 from router.generation.fakes import FakeWorker, MemoryPlacer, MemoryWorkerConnections
 from router.generation.generation import Generation
 from router.generation.generation_context import FailoverConfig, GenerationContext
@@ -39,6 +40,7 @@ FAST = FailoverConfig(
     ),
 )
 PROMPT = tuple(TokenId(token) for token in (5, 6, 7))
+VARIANT = Variant("aa", "f32", 2)
 
 
 def answer(tokens: Sequence[TokenId], spec: RequestSpec) -> TokenId:
@@ -75,9 +77,8 @@ class GenerationHarness:
         return self.generation_in(GenerationContext(self.placer, self.links, SystemClock(), config))
 
     def generation_in(self, context: GenerationContext) -> Generation:
-        chain = BlockKeyHasher(b"root", 2)  # type: ignore[arg-type]
-        keys = chain.compute_keys(self.spec.token_ids)
-        return Generation(context, self.spec, TenantId("t"), "m", chain, keys, self.record)
+        keys = block_key_hasher(VARIANT, b"").compute_keys(self.spec.token_ids)
+        return Generation(context, self.spec, TenantId("t"), "m", VARIANT, keys, self.record)
 
     async def collect(self, config: FailoverConfig = FAST) -> list[int]:
         async for output in self.generation(config).outputs():

@@ -1,19 +1,16 @@
-"""Tests that KV which may have passed a lossy codec is kept apart from exact KV: block keys, the
-workers that are used together, requests, tenants, and what clients are told."""
+"""Tests that KV which may have passed a lossy codec is kept apart from exact KV: block keys,
+requests, tenants, and what clients are told. Workers with different codecs: test_variants.py."""
 
 from typing import Any
 
 import httpx
 import orjson
 import pytest
-from structlog.testing import capture_logs
 
-from baton.clock import ManualClock
 from baton.config import Settings, load_settings
 from baton.core.block_key import KeyRoot, block_keys
 from baton.core.ids import Epoch, Incarnation, RequestId, TenantId, TokenId, WorkerId
 from baton.core.kv_codec import CodecSpeed, KvCodecName, KvCodecs
-from baton.core.kv_fidelity import workers_with_other_codec
 from baton.core.kv_transfer import WorkerRef
 from baton.core.member import Member
 from baton.core.placement import Placement, ScoredCodec
@@ -22,8 +19,6 @@ from baton.core.states import Role, WorkerState
 from baton.engine.key_chain import BlockKeyChainFactory
 from baton.errors import Invalid
 from baton.registry.member_codec import member_from_json, member_to_json
-from baton.registry.membership import Membership
-from baton.registry.memory import MemoryRegistry
 from baton.rpc.convert.placement import placement_from_proto, placement_to_proto
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.text.tokenizer import Tokenizer
@@ -103,52 +98,6 @@ def test_only_keys_of_exact_requests_are_those_without_a_codec() -> None:
 # -- workers ------------------------------------------------------------------------------------
 
 
-def worker(name: str, born: int, codec: KvCodecName = NONE, **fields: Any) -> Member:
-    return Member(
-        WorkerId(name),
-        fields.pop("role", Role.PREFILL),
-        f"{name}:1",
-        Incarnation(born),
-        fields.pop("state", WorkerState.READY),
-        kv_codecs=KvCodecs(wire=codec),
-        **fields,
-    )
-
-
-@pytest.mark.parametrize(
-    ("members", "odd"),
-    [
-        ([worker("a", 1), worker("b", 2)], set()),
-        ([worker("a", 1), worker("b", 2, LOSSLESS)], set()),
-        ([worker("a", 1, INT4), worker("b", 2, INT4, role=Role.DECODE)], set()),
-        ([worker("a", 1), worker("b", 2, INT4), worker("c", 3)], {"b"}),
-        ([worker("a", 3, FP8), worker("b", 2, INT4), worker("c", 4)], {"a", "c"}),
-        ([worker("a", 1, state=WorkerState.GONE), worker("b", 2, INT4)], set()),
-        ([worker("a", 1, role=Role.ROUTER), worker("b", 2, INT4)], set()),
-        ([worker("a", 1, model="one"), worker("b", 2, INT4, model="other")], set()),
-    ],
-)
-def test_workers_with_another_lossy_codec_than_the_oldest_are_not_used(
-    members: list[Member], odd: set[str]
-) -> None:
-    assert workers_with_other_codec(members) == odd
-    assert workers_with_other_codec(reversed(members)) == odd
-
-
-async def test_warning_names_the_workers_that_are_not_used() -> None:
-    registry = MemoryRegistry(ManualClock())
-    membership = Membership(registry, ManualClock())
-    for each in (worker("a", 1, INT4), worker("b", 2)):
-        await registry.announce(each, 60.0)
-    with capture_logs() as logs:
-        await membership.refresh()
-        await membership.refresh()
-    assert [(each["event"], each["excluded"]) for each in logs] == [("kv_codecs_differ", ["b"])]
-    assert [each.id for each in membership.ready(Role.PREFILL)] == ["a"]
-    assert membership.current.other_codec_ids == {"b"} == membership.current.incompatible_ids
-    assert membership.current.other_numerics_ids == set()
-
-
 def test_member_record_has_the_codecs_and_their_speeds() -> None:
     speed = CodecSpeed(INT4, 0.28, 4e9, 5e9)
     original = Member(
@@ -160,7 +109,8 @@ def test_member_record_has_the_codecs_and_their_speeds() -> None:
     older = {k: v for k, v in fields.items() if k not in ("kv_codecs", "codec_speeds")}
     from_older = member_from_json(orjson.dumps(older))
     assert (from_older.kv_codecs, from_older.codec_speeds) == (KvCodecs(), ())
-    assert (original.kv_lossy_codec, from_older.kv_lossy_codec) == ("int2", "")
+    lossy = (original.variant.lossy_codec, from_older.variant.lossy_codec)
+    assert lossy == ("int2", "")
     for wrong in (
         {"kv_codecs": {"wire": "mp3"}},
         {"kv_codecs": 7},

@@ -70,7 +70,7 @@ HANDLER_PATH = [
 PLACEMENT_PATH = [
     *HANDLER_PATH,
     "router/generation/generation.py Generation._place",
-    "router/generation/placement_search.py PlacementSearch.find_first",
+    "router/generation/placement_search.py PlacementSearch.find",
     "router/generation/placement_search.py PlacementSearch._query",
     "router/generation/placement.py FallbackPlacer.place",
     "router/generation/conductor_placer.py ConductorPlacer.place",

@@ -137,6 +137,7 @@ def spec_to_proto(spec: RequestSpec) -> pb.RequestSpec:
         kv_codec=codec_to_proto(spec.kv_codec),
         exact_kv=spec.exact_kv,
         attention_window=attention_window_to_proto(spec.attention_window),
+        variant=spec.variant,
     )
 
 
@@ -173,6 +174,7 @@ def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
         attention_window=attention_window_from_proto(message.attention_window)
         if message.HasField("attention_window")
         else None,
+        variant=message.variant,
     )
 
 

@@ -52,6 +52,7 @@ def placement_query_to_proto(query: PlacementQuery) -> pb.PlaceRequest:
         adapter=adapter_to_proto(query.adapter),
         exact_kv=query.exact_kv,
         max_attended_tokens=query.max_attended_tokens or 0,
+        variant=query.variant,
     )
 
 
@@ -72,6 +73,7 @@ def placement_query_from_proto(request: pb.PlaceRequest) -> PlacementQuery:
         adapter=adapter_from_proto(request.adapter) if request.HasField("adapter") else None,
         exact_kv=request.exact_kv,
         max_attended_tokens=request.max_attended_tokens or None,
+        variant=request.variant,
     )
 
 

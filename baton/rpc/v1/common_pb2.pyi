@@ -93,7 +93,7 @@ class Grammar(_message.Message):
     def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class RequestSpec(_message.Message):
-    __slots__ = ("request_id", "epoch", "token_ids", "num_prompt_tokens", "sampling", "tenant_salt", "store_hint", "ttft_slo_seconds", "tenant", "priority", "weight", "trace", "adapter", "kv_codec", "exact_kv", "attention_window")
+    __slots__ = ("request_id", "epoch", "token_ids", "num_prompt_tokens", "sampling", "tenant_salt", "store_hint", "ttft_slo_seconds", "tenant", "priority", "weight", "trace", "adapter", "kv_codec", "exact_kv", "attention_window", "variant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,7 @@ class RequestSpec(_message.Message):
     KV_CODEC_FIELD_NUMBER: _ClassVar[int]
     EXACT_KV_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    VARIANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -126,7 +127,8 @@ class RequestSpec(_message.Message):
     kv_codec: str
     exact_kv: bool
     attention_window: AttentionWindow
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., store_hint: _Optional[_Union[StoreHint, _Mapping]] = ..., ttft_slo_seconds: _Optional[float] = ..., tenant: _Optional[bytes] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., trace: _Optional[str] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., kv_codec: _Optional[str] = ..., exact_kv: _Optional[bool] = ..., attention_window: _Optional[_Union[AttentionWindow, _Mapping]] = ...) -> None: ...
+    variant: str
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., store_hint: _Optional[_Union[StoreHint, _Mapping]] = ..., ttft_slo_seconds: _Optional[float] = ..., tenant: _Optional[bytes] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., trace: _Optional[str] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., kv_codec: _Optional[str] = ..., exact_kv: _Optional[bool] = ..., attention_window: _Optional[_Union[AttentionWindow, _Mapping]] = ..., variant: _Optional[str] = ...) -> None: ...
 
 class AttentionWindow(_message.Message):
     __slots__ = ("sink_tokens", "recent_tokens")

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PlaceRequest(_message.Message):
-    __slots__ = ("request_id", "epoch", "tenant", "num_tokens", "max_new_tokens", "block_keys", "excluded_worker_ids", "model", "trace", "session", "adapter", "exact_kv", "max_attended_tokens")
+    __slots__ = ("request_id", "epoch", "tenant", "num_tokens", "max_new_tokens", "block_keys", "excluded_worker_ids", "model", "trace", "session", "adapter", "exact_kv", "max_attended_tokens", "variant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class PlaceRequest(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     EXACT_KV_FIELD_NUMBER: _ClassVar[int]
     MAX_ATTENDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VARIANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     tenant: str
@@ -35,7 +36,8 @@ class PlaceRequest(_message.Message):
     adapter: _common_pb2.Adapter
     exact_kv: bool
     max_attended_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., block_keys: _Optional[_Iterable[bytes]] = ..., excluded_worker_ids: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., trace: _Optional[str] = ..., session: _Optional[str] = ..., adapter: _Optional[_Union[_common_pb2.Adapter, _Mapping]] = ..., exact_kv: _Optional[bool] = ..., max_attended_tokens: _Optional[int] = ...) -> None: ...
+    variant: str
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., block_keys: _Optional[_Iterable[bytes]] = ..., excluded_worker_ids: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., trace: _Optional[str] = ..., session: _Optional[str] = ..., adapter: _Optional[_Union[_common_pb2.Adapter, _Mapping]] = ..., exact_kv: _Optional[bool] = ..., max_attended_tokens: _Optional[int] = ..., variant: _Optional[str] = ...) -> None: ...
 
 class PlaceRequests(_message.Message):
     __slots__ = ("requests",)

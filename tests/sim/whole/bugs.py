@@ -20,9 +20,11 @@ from baton.transport.base import Transfer, Transport
 from baton.transport.unfinished_transfers import UnfinishedTransfers
 from baton.worker.block_group import BlockGroup
 from baton.worker.block_reader import BlockReader
+from conductor.worker_directory import WorkerDirectory
 from router.generation.attempt import Attempt
 from router.generation.framed_worker_connection import FramedWorkerConnection
 from router.generation.generation import Generation
+from router.generation.model_workers import ModelWorkers
 from router.generation.output_merger import OutputMerger
 from router.generation.output_queue import OutputQueue, OutputReceiver
 from router.generation.worker_connection import CONNECT_TIMEOUT_SECONDS, StreamWorkerConnection
@@ -355,6 +357,15 @@ def staging_freed_early() -> Changes:
     return [(BlockReader, "__init__", freeing_early)]
 
 
+def paired_variants() -> Changes:
+    """Workers with different weights are placed together."""
+    ready_members = ModelWorkers.ready_members
+    return [
+        (WorkerDirectory, "workers_outside", lambda self, variant: frozenset()),
+        (ModelWorkers, "ready_members", lambda self, role, _="": ready_members(self, role)),
+    ]
+
+
 BUGS: dict[str, Callable[[], Changes]] = {
     bug.__name__: bug
     for bug in (
@@ -379,6 +390,7 @@ BUGS: dict[str, Callable[[], Changes]] = {
         shared_between_adapters,
         shared_between_windows,
         staging_freed_early,
+        paired_variants,
     )
 }
 

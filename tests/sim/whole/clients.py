@@ -65,7 +65,7 @@ class GuaranteeViolation(AssertionError):
 class ClientResponse:
     """The response that one client has received. ``end`` is set exactly once: to "complete",
     "error", "cancelled", "broken" (the connection broke) or "lost" (the router died).
-    ``num_accepted_tokens`` is the number of tokens that the router's :class:`Generation` has
+    ``digests`` has the model's digest for each token that the router's :class:`Generation` has
     accepted."""
 
     request: ClientRequest
@@ -74,7 +74,7 @@ class ClientResponse:
     end: str = ""
     reason: FinishReason | None = None
     error: str = ""
-    num_accepted_tokens: int = 0
+    digests: list[str] = field(default_factory=list)
     has_ended: bool = False
     may_break: bool = False
 
@@ -89,12 +89,14 @@ class ClientResponse:
                 f"{name}: the router accepted an output of epoch {output.epoch}; the current "
                 f"epoch is {epoch}"
             )
-        if output.first_index != self.num_accepted_tokens:
+        if output.first_index != len(self.digests):
             raise GuaranteeViolation(
                 f"{name}: the router accepted an output that begins at token {output.first_index}; "
-                f"it must begin at token {self.num_accepted_tokens}"
+                f"it must begin at token {len(self.digests)}"
             )
-        self.num_accepted_tokens += len(output.token_ids)
+        variant = self.generation.record.variant
+        assert variant is not None, "a placement has a variant"
+        self.digests += [variant.model_digest] * len(output.token_ids)
         self.has_ended = output.finish_reason is not None
 
     def receive(self, text: str, reason: str | None) -> None:

@@ -1,6 +1,7 @@
 """Starts, restarts and stops all processes of one simulated cluster."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from baton.core.credentials import ClusterCredentials
 from baton.core.states import WORKER_ROLES, Role
@@ -18,8 +19,11 @@ from tests.sim.whole.sockets import SimSocket
 from tests.sim.whole.store import SimStore
 from tests.sim.whole.transport import Fabric
 from tests.sim.whole.worker import (
+    DIGEST,
     ENCODING_SEEDS,
     MAX_MODEL_TOKENS,
+    NEW_DIGEST,
+    ROLLOUT_SEEDS,
     SimEnvironment,
     SimWorker,
     WorkerPlan,
@@ -92,20 +96,34 @@ class Cluster:
             chance.between(20, 60),
             chance.uniform(1.0, 6.0),
             chance.pick(RELOAD_MODES),
+            self._digest_of_new_worker(role),
         )
         return self._start_worker(
             plan, f"{name}:1", draw_framed_address(chance, self.network, f"{name}:10001")
         )
 
+    def _digest_of_new_worker(self, role: Role) -> bytes:
+        """Return the digest of the weights of a new worker. In a roll-out, the new weights have
+        reached every second worker, the prefill workers, or all others."""
+        rollout, rest = divmod(self.chance.seed, ROLLOUT_SEEDS)
+        if rest:
+            return DIGEST
+        is_new = (self._num_started % 2 == 0, role is Role.PREFILL, role is not Role.PREFILL)
+        return NEW_DIGEST if is_new[rollout % len(is_new)] else DIGEST
+
     def restart_worker(self, name: str) -> SimWorker:
-        """Start the worker's next incarnation, at the same addresses or at new ones."""
+        """Start the worker's next incarnation, at the same addresses or at new ones. In a roll-out,
+        it has the new weights."""
         last, number = self.workers[name], self._num_started
         address, line = last.address, last.framed_address
+        plan = last.plan
+        if self.chance.seed % ROLLOUT_SEEDS == 0:
+            plan = replace(plan, model_digest=NEW_DIGEST)
         if self.chance.happens(0.3):
             address = f"{name}:{number}"
         if self.chance.happens(0.3):
             line = draw_framed_address(self.chance, self.network, f"{name}:{10_001 + number}")
-        return self._start_worker(last.plan, address, line)
+        return self._start_worker(plan, address, line)
 
     def _start_worker(self, plan: WorkerPlan, address: str, line: str) -> SimWorker:
         self._num_started += 1

@@ -53,6 +53,7 @@ class SimRunner(FakeRunner):
         clock: StepClock,
         slowness: float,
         staging_bytes: int = 0,
+        weights: bytes = b"",
     ) -> None:
         groups = config.num_full_groups, config.num_windowed_groups
         super().__init__(
@@ -60,6 +61,7 @@ class SimRunner(FakeRunner):
             BLOCK_TOKENS,
             window=config.window_tokens,
             groups=groups,
+            weights=weights,
         )
         self.staging_offset = align(len(self.memory))
         self.shared = SimMemory(self.staging_offset + staging_bytes)

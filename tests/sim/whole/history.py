@@ -1,12 +1,16 @@
 """Checks that the responses of clients satisfy Baton's guarantees."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import groupby
 
-from baton.core.ids import WorkerId
+from baton.core.ids import TokenId, WorkerId
+from baton.core.request import FinishReason
 from baton.engine.config import EngineConfig
 from baton.engine.fake_runner import reference_answer
 from tests.sim.whole.clients import ClientResponse, GuaranteeViolation
 from tests.sim.whole.router import IMPOSSIBLE, WRITE_SECONDS
+from tests.sim.whole.worker import DIGEST, WEIGHTS
 
 EXCUSED_ERRORS = (
     "the request failed on 4 placements",
@@ -25,10 +29,8 @@ def check_history(
 def check_answer(answer: ClientResponse, may_fail_often: bool, config: EngineConfig) -> None:
     """Check that the response has ended in an allowed way, and that its tokens are those of the
     reference answer, or a prefix of them if the response is incomplete."""
-    spec = answer.request.spec
-    name = spec.request_id
-    groups = config.num_full_groups, config.num_windowed_groups
-    expected, reason = reference_answer(spec, window=config.window_tokens, groups=groups)
+    name = answer.request.spec.request_id
+    expected, reason = expected_answer(answer, config)
     tokens = tuple(answer.tokens)
     if not answer.end:
         raise GuaranteeViolation(f"{name}: the response never ended")
@@ -56,6 +58,25 @@ def check_answer(answer: ClientResponse, may_fail_often: bool, config: EngineCon
         raise GuaranteeViolation(f"{name} failed: {answer.error}")
 
 
+def expected_answer(
+    answer: ClientResponse, config: EngineConfig
+) -> tuple[tuple[TokenId, ...], FinishReason]:
+    """Return the reference answer. If it was continued with other weights, each part of it is the
+    reference of its own weights, after the parts before it."""
+    spec = answer.request.spec
+    groups = config.num_full_groups, config.num_windowed_groups
+    known = tuple[TokenId, ...]()
+    for digest, part in groupby(answer.digests or [DIGEST.hex()]):
+        rest, reason = reference_answer(
+            replace(spec, token_ids=spec.token_ids + known),
+            window=config.window_tokens,
+            groups=groups,
+            weights=WEIGHTS[bytes.fromhex(digest)],
+        )
+        before, known = known, known + rest[: len(list(part))]
+    return before + rest, reason
+
+
 def check_failures(answer: ClientResponse) -> None:
     """Check that no placement failed because of a bug, which failover would hide."""
     generation = answer.generation
@@ -72,8 +93,9 @@ def check_without_faults(answers: Sequence[ClientResponse], broken: Collection[W
     if broken:
         raise GuaranteeViolation(f"without a fault, connections to {sorted(broken)} broke")
     for answer in answers:
-        generation = answer.generation
+        generation, name = answer.generation, answer.request.spec.request_id
+        if len(set(answer.digests)) > 1:
+            raise GuaranteeViolation(f"{name} was continued with other weights without a fault")
         for placed in generation.record.placements if generation is not None else ():
             if placed.error:
-                name = answer.request.spec.request_id
                 raise GuaranteeViolation(f"{name} failed without a fault: {placed.error}")

@@ -202,7 +202,11 @@ class SimRouter:
         )
         placer = FallbackPlacer([self._conductors, RingPlacer(self._workers)])
         self._generation_context = GenerationContext(
-            placer, self.worker_connections, environment.clock, FAILOVER_CONFIG
+            placer,
+            self.worker_connections,
+            environment.clock,
+            FAILOVER_CONFIG,
+            rank_variants=self._workers.rank_variants,
         )
         self.service = SimRouterContext(environment.clock)
         self.http = HttpServer(self._answer, environment.clock, LIMITS)
@@ -237,13 +241,11 @@ class SimRouter:
     async def choice(self, answer: ClientResponse) -> ChoiceStream:
         await asyncio.wait([self._started])
         ask, spec = answer.request, answer.request.spec
-        chain = self._workers.block_key_hasher(
-            spec.tenant_salt, spec.adapter, spec.attention_window
-        )
-        keys = await compute_block_keys(chain, spec.token_ids)
+        variant = next(iter(self._workers.rank_variants(spec.request_id)), None)
+        keys = () if variant is None else await compute_block_keys(spec, variant)
         record = GenerationRecord(spec.request_id, self._clock.monotonic(), spec.num_prompt_tokens)
         generation = CheckedGeneration(
-            self._generation_context, spec, TENANT, "toy", chain, keys, record
+            self._generation_context, spec, TENANT, "toy", variant, keys, record
         )
         generation.answer, answer.generation = answer, generation
         return ChoiceStream(

@@ -61,6 +61,15 @@ from tests.sim.whole.store import STORE_SECONDS, store_client_factory
 from tests.sim.whole.transport import NAME, Fabric, SimTransport
 
 DIGEST = b"m" * 16
+NEW_DIGEST = b"n" * 16
+"""The digest of the model's new weights, in runs in which they are rolled out."""
+
+ROLLOUT_SEEDS = 3
+"""New weights are rolled out in one of this many seeds."""
+
+WEIGHTS = {DIGEST: b"", NEW_DIGEST: b"new"}
+"""The weights of :class:`baton.engine.fake_runner.FakeRunner`, by the model's digest."""
+
 MAX_MODEL_TOKENS = 128
 ENGINE = EngineConfig(
     block_tokens=BLOCK_TOKENS,
@@ -139,7 +148,8 @@ def _encode_exports(exports: KvExports) -> None:
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """The properties of a worker that all its incarnations share."""
+    """The properties of a worker that all its incarnations share. While new weights are rolled out,
+    the next incarnation has the new ones."""
 
     name: str
     role: Role
@@ -147,6 +157,7 @@ class WorkerPlan:
     num_blocks: int
     slowness: float
     prefer: ReloadMode | None
+    model_digest: bytes = DIGEST
 
 
 class SimWorker:
@@ -174,13 +185,14 @@ class SimWorker:
         encodes = environment.encodes_transfers or environment.encodes_stored
         self._has_codecs = encodes and not plan.name.endswith(WITHOUT_CODECS)
         staging_bytes = STAGING_BYTES if self._has_codecs else 0
-        runner = SimRunner(plan.num_blocks, config, clock, plan.slowness, staging_bytes)
+        weights = WEIGHTS[plan.model_digest]
+        runner = SimRunner(plan.num_blocks, config, clock, plan.slowness, staging_bytes, weights)
         self._staging_offset = runner.staging_offset
         self.staging = StagingArea(self._staging_offset, staging_bytes) if staging_bytes else None
         self.engine = Engine(
             runner,
             config,
-            model_digest=DIGEST,
+            model_digest=plan.model_digest,
             kv_dtype="fake",
             eos_token_ids=frozenset(),
             clock=clock,
@@ -231,7 +243,7 @@ class SimWorker:
             id=WorkerId(plan.name),
             generation=Incarnation(self.generation),
             host=plan.host,
-            model_digest=DIGEST,
+            model_digest=plan.model_digest,
             config=WORKER,
             engine=engine_handle,
             engine_config=environment.engine_config,
@@ -243,6 +255,7 @@ class SimWorker:
             codecs={codec.name: codec} if self._has_codecs else {},
             staging=self.staging,
         )
+        self._variant = context.variant
         self.store = self._build_store(context)
         self.kv_importer = KvImporter(context, SimPeers(self.process), IMPORT_TIMEOUTS)
         self.prefill = PrefillHandler(context, self.store)
@@ -273,7 +286,9 @@ class SimWorker:
             BlockEncoder(context.layout, context.staging, context.codecs),
             KvCodecName.LOSSLESS if environment.encodes_stored else KvCodecName.NONE,
         )
-        publisher = StorePublisher(context.engine, client, context.layout, DIGEST[:16], encoder)
+        publisher = StorePublisher(
+            context.engine, client, context.layout, self.plan.model_digest, encoder
+        )
         return ClusterPrefixStore(
             context.engine, client, publisher, context.layout,
             environment.engine_config,
@@ -288,9 +303,10 @@ class SimWorker:
         return alive and self.worker.state is WorkerState.READY
 
     def _has_other_workers(self) -> bool:
-        """Return whether the registry lists another worker, of any role, that is ready, so that
-        requests could move to it."""
-        ready = [each for role in WORKER_ROLES for each in self._membership.ready(role)]
+        """Return whether the registry lists another worker of the variant, of any role, that is
+        ready, so that requests could move to it."""
+        members, variant_id = self._membership.current, self._variant.id
+        ready = [each for role in WORKER_ROLES for each in members.ready(role, variant_id)]
         return any(member.id != self.plan.name for member in ready)
 
     def convert(self) -> None:
@@ -382,9 +398,10 @@ class SimWorker:
             state=self.worker.state,
             host=self.plan.host,
             model="toy",
-            model_digest=DIGEST.hex(),
-            block_tokens=BLOCK_TOKENS,
-            kv_dtype="fake",
+            model_digest=self._variant.model_digest,
+            block_tokens=self._variant.block_tokens,
+            kv_dtype=self._variant.kv_dtype,
+            kv_layout=self._variant.kv_layout,
             kv_bytes_per_token=8,
             device="toy",
             max_model_tokens=MAX_MODEL_TOKENS,
