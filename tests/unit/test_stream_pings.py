@@ -29,6 +29,7 @@ from tests.router_harness import (
 tokenizer = router_harness.tokenizer
 
 COMMENT, EVENT = b": ping\n\n", b'event: ping\ndata: {"type":"ping"}\n\n'
+MESSAGES: Any = USER
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": USER},
     COMPLETE: {"prompt": "Hi"},
@@ -128,8 +129,8 @@ async def test_the_clients_skip_pings(tokenizer: Tokenizer, frequent_pings: None
         async def chat() -> str:
             chunks = await client.chat.completions.create(
                 model="demo",
-                messages=USER,
-                stream=True,  # type: ignore[arg-type]
+                messages=MESSAGES,
+                stream=True,
             )
             return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
 
@@ -145,7 +146,7 @@ async def test_the_clients_skip_pings(tokenizer: Tokenizer, frequent_pings: None
             async with other.messages.stream(
                 model="demo",
                 max_tokens=20,
-                messages=USER,  # type: ignore[arg-type]
+                messages=MESSAGES,
             ) as stream:
                 return await stream.get_final_text()
 
