@@ -1,14 +1,13 @@
 """Reads the chunks of a KV transfer as they are announced, and acknowledges them to the source."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from baton.clock import Clock
 from baton.core.ids import BlockId
 from baton.core.kv_transfer import BlockRef, KvTransferChunk, KvTransferDone, KvTransferEvent
-from baton.errors import BatonError, Corrupt, DeadlineExceeded, Invalid, Unavailable
+from baton.errors import BatonError, Corrupt, Invalid, Unavailable
 from baton.rpc.worker_client import KvImportStream
 from baton.transport.reads import TransferFailed
 from baton.worker.block_reader import BlockReader
@@ -30,9 +29,7 @@ class ChunkReader:
         stream: KvImportStream,
         reader: BlockReader,
         clock: Clock,
-        event_seconds: float,
     ) -> None:
-        """``event_seconds`` bounds the wait for each of the source's events."""
         assert kv_import.reservation is not None and kv_import.source is not None
         self._import = kv_import
         self._block_ids = kv_import.reservation.block_ids
@@ -40,7 +37,6 @@ class ChunkReader:
         self._stream = stream
         self._reader = reader
         self._clock = clock
-        self._event_seconds = event_seconds
         self._num_announced = kv_import.num_read_blocks
 
     async def read_all(self) -> KvTransferDone:
@@ -52,7 +48,7 @@ class ChunkReader:
         try:
             async with asyncio.TaskGroup() as tasks:
                 reading: asyncio.Task[None] | None = None
-                while not isinstance(event := await self._next_event(), KvTransferDone):
+                while not isinstance(event := await self._stream.next_event(), KvTransferDone):
                     chunk, previous = self._checked(event), reading
                     reading = tasks.create_task(self._read_chunk(chunk, previous))
                     if previous is not None:
@@ -63,9 +59,6 @@ class ChunkReader:
             raise failure
         assert isinstance(event, KvTransferDone)
         return event
-
-    async def _next_event(self) -> KvTransferEvent:
-        return await next_event(self._stream, self._event_seconds)
 
     def _checked(self, event: KvTransferEvent) -> KvTransferChunk:
         """Return a chunk without the blocks that were announced before or are cached. Raises
@@ -139,23 +132,6 @@ class ChunkReader:
             raise Corrupt(f"source {owner} announced invalid blocks: {error}") from error
         self._import.stats.record_read(blocks, self._reader.block_bytes, read.times)
         return read.bad
-
-
-async def next_event(stream: KvImportStream, seconds: float) -> KvTransferEvent:
-    """Wait for the source's next event. Raises DeadlineExceeded after ``seconds``."""
-    async with transfer_deadline(seconds, "the prefill worker sent no event"):
-        return await stream.next_event()
-
-
-@asynccontextmanager
-async def transfer_deadline(seconds: float, what: str) -> AsyncIterator[None]:
-    """Raise DeadlineExceeded if the enclosed part of a transfer takes longer; ``what`` says what
-    was missing."""
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError as error:
-        raise DeadlineExceeded(f"the KV transfer timed out after {seconds:g} s: {what}") from error
 
 
 async def _read_while_exported(stream: KvImportStream, reading: Coroutine[Any, Any, None]) -> None:

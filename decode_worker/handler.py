@@ -99,5 +99,9 @@ class DecodeHandler:
         self._kv_importer.sweep()
 
     @property
+    def num_imported_blocks(self) -> int:
+        return self._kv_importer.num_imported_blocks
+
+    @property
     def link_bytes_per_second(self) -> float | None:
         return self._link_meter.bytes_per_second(REMOTE_KV_IMPORTS)

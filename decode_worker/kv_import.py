@@ -19,22 +19,18 @@ from baton.rpc.worker_client import KvImportConnector
 from baton.transport.base import Peer, Transport
 from baton.worker.block_reader import BlockReader, BlockSource
 from baton.worker.context import WorkerContext
-from decode_worker.chunk_reader import ChunkReader, next_event, transfer_deadline
+from decode_worker.chunk_reader import ChunkReader
 from decode_worker.import_state import KvImport
 from decode_worker.reservation_queue import ReservationQueue
 
 
 @dataclass(frozen=True, slots=True)
 class KvImportTimeouts:
-    """Time limits of an import. ``queue_seconds`` bounds the wait until the prompt is nearly
-    prefilled, ``chunk_seconds`` the wait for each later event (a prefill may be paused for other
-    prompts), ``read_seconds`` a single read, and ``reserve_seconds`` the wait for free blocks,
-    and ``staging_seconds`` the wait for space for encoded blocks."""
+    """Time limits of an import. ``read_seconds`` bounds a single read, and ``staging_seconds`` the
+    wait for space for encoded blocks. The waits for the prefill and for free blocks have no limits
+    here: the router ends a request if the worker that it waits for makes no progress."""
 
-    queue_seconds: float = 240.0
-    chunk_seconds: float = 120.0
     read_seconds: float = 20.0
-    reserve_seconds: float = 60.0
     staging_seconds: float = 20.0
 
 
@@ -60,6 +56,10 @@ class KvImporter:
             context.layout, context.staging, context.codecs, context.clock, timeouts.staging_seconds
         )
 
+    @property
+    def num_imported_blocks(self) -> int:
+        return self._reader.num_blocks_read
+
     def notify_blocks_freed(self) -> None:
         """Retry the waiting reservations: blocks may have become free."""
         self._reservation_queue.notify_blocks_freed()
@@ -82,16 +82,14 @@ class KvImporter:
         kv_import.accepted_codecs = self._reader.accepted(exact=spec.exact_kv)
         opening = self._build_open_message(spec, source, kv_import.accepted_codecs)
         async with self._connector.open_kv_import(source.address, opening) as stream:
-            scheduled = await next_event(stream, self._timeouts.queue_seconds)
+            scheduled = await stream.next_event()
             if not isinstance(scheduled, KvTransferScheduled):
                 raise Corrupt(
                     "a KV transfer must begin with KvTransferScheduled, not "
                     f"{type(scheduled).__name__}"
                 )
             await self._connect_and_reserve(spec, chain, source, scheduled, kv_import)
-            chunks = ChunkReader(
-                kv_import, stream, self._reader, self._clock, self._timeouts.chunk_seconds
-            )
+            chunks = ChunkReader(kv_import, stream, self._reader, self._clock)
             event = await chunks.read_all()
             if event.is_finished:
                 return None
@@ -160,15 +158,12 @@ class KvImporter:
         async def try_reserve() -> Reservation | None:
             return await self._engine.call(lambda engine: engine.reserve_blocks(spec, chain))
 
-        async with transfer_deadline(
-            self._timeouts.reserve_seconds, "no free blocks on the decode worker"
-        ):
-            if not self._reservation_queue and (reservation := await try_reserve()) is not None:
-                return reservation
-            tokens = await self._engine.call(lambda engine: engine.predict_answer_tokens(spec))
-            return await self._reservation_queue.reserve(
-                self._clock.monotonic(), tokens, try_reserve, spec.priority
-            )
+        if not self._reservation_queue and (reservation := await try_reserve()) is not None:
+            return reservation
+        tokens = await self._engine.call(lambda engine: engine.predict_answer_tokens(spec))
+        return await self._reservation_queue.reserve(
+            self._clock.monotonic(), tokens, try_reserve, spec.priority
+        )
 
 
 def _check_complete(kv_import: KvImport) -> None:

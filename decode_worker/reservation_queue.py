@@ -18,7 +18,7 @@ request is treated as if it had waited one second longer."""
 
 PATIENCE_SECONDS = 15.0
 """A request is never overtaken by one of the same priority that arrives more than this many seconds
-later. The value is well below the timeout of a reservation."""
+later."""
 
 
 @dataclass(slots=True, eq=False)

@@ -13,9 +13,14 @@ from baton.core.kv_transfer import (
 )
 from baton.engine.engine import PrefillProgress
 from baton.engine.kv_window import KvWindow
-from baton.errors import Unavailable
+from baton.errors import DeadlineExceeded, Unavailable
 from baton.worker.kv_layout import KvLayout
 from prefill_worker.export_encoder import ExportEncoder
+
+CHUNK_TIMEOUT_SECONDS = 120.0
+"""Time limit for the checksums and the encoding of one chunk. They take milliseconds, unless the
+device hangs. The importing worker would then wait for ever, since it can't know how long a prefill
+takes."""
 
 
 class KvExport:
@@ -162,10 +167,15 @@ class KvExport:
     async def _next_chunk(self) -> KvTransferChunk:
         start, end = self._num_announced, self._num_ready
         block_ids, keys = self._block_ids[start:end], self._keys[start:end]
-        if self._encoder is None:
-            refs = await self._layout.block_refs(block_ids, keys)
-        else:
-            refs = await self._encoder.block_refs(block_ids, keys, self._spans[start:end])
+        try:
+            async with asyncio.timeout(CHUNK_TIMEOUT_SECONDS):
+                if self._encoder is None:
+                    refs = await self._layout.block_refs(block_ids, keys)
+                else:
+                    refs = await self._encoder.block_refs(block_ids, keys, self._spans[start:end])
+        except TimeoutError as error:
+            message = f"the prefill worker did not export blocks within {CHUNK_TIMEOUT_SECONDS:g} s"
+            raise DeadlineExceeded(message) from error
         self._num_announced = start + len(refs)
         return KvTransferChunk(start, refs)
 

@@ -10,7 +10,6 @@ the compute time is between these bounds."""
 
 MIN_FETCH_TIMEOUT_SECONDS = 10.0
 MAX_FETCH_TIMEOUT_SECONDS = 120.0
-"""Below the time for which a decode worker waits for a prompt (``KvImportTimeouts``)."""
 
 FETCH_TIMEOUT_FACTOR = 2.0
 

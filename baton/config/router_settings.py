@@ -97,7 +97,8 @@ class RouterSettings(BaseModel):
     placement_timeout_seconds: Seconds = 5.0
     """Timeout for a conductor to place a request."""
     first_token_timeout_seconds: Seconds = 120.0
-    """Timeout for a worker's first token, queueing included, and for the KV transfer to a decode
-    worker. After it, the request fails over."""
+    """If a worker makes no progress with any request for this long, the requests that wait for its
+    first token, or for the KV transfer to it, fail over. A request in the queue of a worker that
+    makes progress waits, for at most ``request_timeout_seconds``."""
     next_token_timeout_seconds: Seconds = 60.0
-    """Timeout for each further token. After it, the request fails over."""
+    """The same for requests that wait for a further token."""

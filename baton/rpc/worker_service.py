@@ -55,8 +55,8 @@ class RouterStream(Protocol):
     def cancel(self, request_id: RequestId, epoch: Epoch) -> None: ...
 
     async def next_outputs(self) -> Sequence[RequestOutput]:
-        """Wait for outputs, and return all available outputs. Raises Overloaded when the router has
-        left too many outputs unread."""
+        """Wait for outputs, and return all available outputs, or none if the worker has made
+        progress. Raises Overloaded when the router has left too many outputs unread."""
         ...
 
     def close(self) -> None:

@@ -92,6 +92,7 @@ class BlockReader:
         self._clock = clock
         self._staging_timeout_seconds = staging_timeout_seconds
         self._unfinished = UnfinishedTransfers()
+        self.num_blocks_read = 0
 
     @property
     def block_bytes(self) -> int:
@@ -216,6 +217,7 @@ class BlockReader:
         finally:
             if staging is not None and staged is not None:
                 staging.release(staged)
+        self.num_blocks_read += result.num_verified
         times.append(ReadTimes(began, arrived, self._clock.monotonic()))
         return result.num_verified
 

@@ -41,6 +41,7 @@ class OutputStream:
         self._num_unread_logprobs = 0
         self._has_rest = False
         """True if the last message left outputs unread."""
+        self._has_progress = False
         self._ready = asyncio.Event()
         self.closed = False
 
@@ -69,14 +70,24 @@ class OutputStream:
         ):
             self.close()
 
+    def announce_progress(self) -> None:
+        """Tell the router, in a message without outputs, that the worker has made progress."""
+        self._has_progress = True
+        self._ready.set()
+
     async def next_outputs(self) -> Sequence[RequestOutput]:
-        """Wait for outputs, and return those for one message. Raises Overloaded if the stream is
-        closed."""
+        """Wait for outputs, and return those for one message, or none if the worker has made
+        progress. Raises Overloaded if the stream is closed."""
         if self._has_rest:
             await asyncio.sleep(0)  # other tasks run between messages
         await self._ready.wait()
         if self.closed:
             raise Overloaded("the router left too many outputs unread")
+        if self._has_progress:
+            self._has_progress = False
+            if not self._unread:
+                self._ready.clear()
+            return ()
         count = MAX_MESSAGE_WEIGHT if not self._num_unread_logprobs else _num_fitting(self._unread)
         unread, self._unread = self._unread[:count], self._unread[count:]
         if self._num_unread_logprobs:

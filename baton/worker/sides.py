@@ -123,6 +123,11 @@ class DecodeSide(Protocol):
         ...
 
     @property
+    def num_imported_blocks(self) -> int:
+        """The number of blocks that were imported so far."""
+        ...
+
+    @property
     def link_bytes_per_second(self) -> float | None:
         """The recent transfer rate from other hosts; None before the first transfer."""
         ...

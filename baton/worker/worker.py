@@ -77,6 +77,8 @@ class Worker:
         self._tasks: asyncio.TaskGroup | None = None
         self._final_publish_task: asyncio.Task[None] | None = None
         self._last_step_error = ""
+        self._num_steps = 0
+        self._announced_progress = (0, 0)
 
     # -- lifecycle ----------------------------------------------------------------------
 
@@ -89,6 +91,7 @@ class Worker:
                 await self._load_monitor.refresh(self._jobs)
                 self._lifecycle.fail_unread_exports()
                 self._decode.sweep()
+                self._announce_progress()
                 since = self._role_state.draining_since_seconds
                 if since is not None and self._has_other_ready_workers():
                     await self._drain_jobs(since)
@@ -96,6 +99,15 @@ class Worker:
                     self._role_state.finish_role_change()
                     self._publish_remaining_blocks(tasks)
                 await self._clock.sleep(SWEEP_SECONDS)
+
+    def _announce_progress(self) -> None:
+        """If the worker has computed or imported anything since the last call, tell this to the
+        routers that have requests here: a request that waits for others has not failed."""
+        progress = self._num_steps, self._decode.num_imported_blocks
+        if progress != self._announced_progress:
+            self._announced_progress = progress
+            for stream in dict.fromkeys(job.stream for job in self._jobs):
+                stream.announce_progress()
 
     def start_drain(self, permanent: bool = True) -> None:
         """Stop accepting requests. Idempotent.
@@ -279,6 +291,8 @@ class Worker:
         """Handle a step's result; called in order for every step. A step covers many requests, so
         an exception while delivering one request's output fails only that request."""
         self._record_step(result)
+        if result.work is not None:
+            self._num_steps += 1
         for progress in result.progress:
             self._exports.record_progress(progress)
         for output in result.outputs:

@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from baton.core.ids import TenantId
 from router.anthropic.errors import encode_error, encode_error_event
-from router.anthropic.message_encoder import MessageEncoder
+from router.anthropic.message_encoder import PING, MessageEncoder
 from router.anthropic.schema import CountTokensBody, MessagesBody
 from router.anthropic.usage import CacheBreakpoints
 from router.errors import ApiError
@@ -42,6 +42,7 @@ class MessagesHandler(AnthropicHandler, ChatHandler):
     endpoint = "messages"
     id_prefix = "msg_"
     caps_max_tokens = True
+    ping = PING
     _body: MessagesBody
     _prompt: Prompt
 

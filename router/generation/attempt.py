@@ -38,10 +38,10 @@ MAX_RETRY_AFTER_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class TokenTimeouts:
-    """How long to wait for the next output. ``first_token_timeout_seconds`` includes the time in
-    the prefill worker's queue, and ``kv_transfer_timeout_seconds`` includes the wait for free
-    blocks on the decode worker. Dead workers are noticed much earlier, by their broken
-    connections."""
+    """How long the worker that has to send the next output may make no progress with any request.
+    While it makes progress, the output is waited for: the request may be in a queue, or be a long
+    prompt. ``kv_transfer_timeout_seconds`` includes the wait for free blocks on the decode worker.
+    Dead workers are noticed much earlier, by their broken connections."""
 
     first_token_timeout_seconds: float = 120.0
     kv_transfer_timeout_seconds: float = 120.0
@@ -127,6 +127,7 @@ class Attempt:
         self._timeouts = timeouts
         self._now = asyncio.get_running_loop().time
         self._deadline = 0.0
+        self._timeout_seconds = 0.0
         self._awaited = ""
         self._is_decoding = False
         self._is_finished = False
@@ -211,10 +212,17 @@ class Attempt:
         try:
             return await self._output_queue.get_batch(self._deadline)
         except TimeoutError:
+            worker = self._awaited_worker()
+            progressed_at = self._connection(worker).progressed_at
+            self._deadline = max(self._deadline, progressed_at + self._timeout_seconds)
             if self._now() < self._deadline:
-                return ()  # the inline consumer has delivered tokens, which moved the deadline
-            error = DeadlineExceeded(f"the {self._awaited} did not arrive in time")
-            self._failure = AttemptFailed(error, self._suspects())
+                return ()  # the worker has made progress, or tokens were delivered inline
+            error = DeadlineExceeded(
+                f"the {self._awaited} did not arrive: worker {worker.id} has made no progress for "
+                f"{self._timeout_seconds:g} s"
+            )
+            suspects = [worker] if worker is self._prefill else self._suspects()
+            self._failure = AttemptFailed(error, suspects)
             return ()
 
     def _process(self, queued: Sequence[QueuedOutput]) -> list[RequestOutput]:
@@ -297,6 +305,7 @@ class Attempt:
 
     def _set_deadline(self, awaited: str, seconds: float) -> None:
         self._awaited = awaited
+        self._timeout_seconds = seconds
         self._deadline = self._now() + seconds
 
     # -- workers --------------------------------------------------------------------------
@@ -305,6 +314,13 @@ class Attempt:
         if self._prefill is not None and self._prefill.id == worker_id:
             return self._prefill
         return self._decode
+
+    def _awaited_worker(self) -> WorkerRef:
+        """Return the worker that has to send the next output."""
+        prefill = self._prefill
+        if prefill is None or self._is_decoding or self._has_finished_prefill(prefill.id):
+            return self._decode
+        return prefill
 
     def _connection(self, worker: WorkerRef) -> WorkerConnection:
         return self._connections[worker.id]

@@ -40,6 +40,7 @@ class FakeWorker:
     ) -> None:
         self.ref = WorkerRef(WorkerId(name), f"{name}:1", Incarnation(1))
         self.is_alive = True
+        self.progressed_at = 0.0
         self.jobs: list[FakeJob] = []
         self.submitted: list[FakeJob] = []
         self.cancelled: list[tuple[RequestId, Epoch]] = []
@@ -83,6 +84,10 @@ class FakeWorker:
         """Generate one token for every job."""
         for job in list(self.jobs):
             self._step(job)
+
+    def make_progress(self) -> None:
+        """Announce progress, as if the worker computed other requests."""
+        self.progressed_at = asyncio.get_running_loop().time()
 
     def fail_jobs(self, status: str, message: str = "made to fail", **details: str) -> None:
         """End every job with an error."""

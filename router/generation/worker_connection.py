@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import structlog
 
@@ -54,6 +54,7 @@ class StreamWorkerConnection(ABC):
         self.was_connected = False
         self.is_alive = True
         self.is_retired = False
+        self.progressed_at = 0.0
 
     @abstractmethod
     async def serve(self) -> BatonError:
@@ -101,9 +102,12 @@ class StreamWorkerConnection(ABC):
             is_lost = isinstance(failure, Unavailable) and not isinstance(failure, Unresponsive)
             self._on_break(str(failure), WorkerLost if is_lost else Unavailable)
 
-    def deliver(self, outputs: Iterable[RequestOutput]) -> None:
+    def deliver(self, outputs: Sequence[RequestOutput]) -> None:
         """Give each output to the receiver of its request. If a receiver raises an exception (a
-        bug), only that request ends, not the stream or the other requests."""
+        bug), only that request ends, not the stream or the other requests. If there are no outputs,
+        the worker has announced progress."""
+        if not outputs:
+            self.progressed_at = asyncio.get_running_loop().time()
         worker_id = self._worker.id
         for output in outputs:
             receive = self._receivers.get((output.request_id, output.epoch))

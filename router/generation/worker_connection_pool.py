@@ -32,6 +32,12 @@ class WorkerConnection(Protocol):
     @property
     def is_alive(self) -> bool: ...
 
+    @property
+    def progressed_at(self) -> float:
+        """When the worker last announced that it has made progress with any request, on the event
+        loop's clock."""
+        ...
+
     def submit(
         self, spec: RequestSpec, task: Task, source: WorkerRef | None, receive: OutputReceiver
     ) -> None:

@@ -3,9 +3,9 @@ time."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from baton.concurrency.time_limit import TimeLimit
 from router.errors import ApiError
@@ -24,6 +24,14 @@ FORM_TYPES = frozenset({"text/plain", "application/x-www-form-urlencoded"})
 BROWSER_HEADERS = (b"origin", b"sec-fetch-site")
 PIECE_BYTES = 64 * 1024
 """So much of a large body is sent at a time; then its client must have read what came before."""
+
+FIRST_BYTE_SECONDS = 4.0
+"""A stream begins after this time, even if there is nothing to send yet, so that its client gets a
+byte within 5 s. A request that fails earlier gets an HTTP error."""
+
+PING_SECONDS = 10.0
+"""The interval of pings in a stream. Many proxies close a connection on which nothing comes for 60
+s."""
 
 CLIENT_CLOSED_REQUEST = 499
 MAX_LENGTH_DIGITS = 20
@@ -66,6 +74,7 @@ class ResponseWriter:
         self.inline_body = inline_body
         self.status = 0
         self._has_length = False
+        self._ping_timer: asyncio.TimerHandle | None = None
 
     @property
     def has_started(self) -> bool:
@@ -73,19 +82,52 @@ class ResponseWriter:
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         self.status = status
-        encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-        message = {"type": "http.response.start", "status": status, "headers": encoded}
-        await self._send(message)
+        await self._send(_start_message(status, headers))
 
     async def write(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
+    def start_pings(self, headers: dict[str, str], ping: bytes) -> None:
+        """Keep a stream alive until the response ends or :meth:`stop_pings` is called. After
+        :data:`FIRST_BYTE_SECONDS`, begin it, unless it has begun, and send ``ping``; then send
+        ``ping`` every :data:`PING_SECONDS`. Other output does not delay a ping, so that pings cost
+        no time per token."""
+        loop = asyncio.get_running_loop()
+        self._ping_timer = loop.call_later(FIRST_BYTE_SECONDS, self._send_ping, headers, ping)
+
+    def _send_ping(self, headers: dict[str, str], ping: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        self._ping_timer = loop.call_later(PING_SECONDS, self._send_ping, headers, ping)
+        start = _start_message(200, STREAM_HEADERS | headers)
+        if not self.has_started and self._send_now(start):
+            self.status = 200
+        if self.has_started:
+            self._send_now({"type": "http.response.body", "body": ping, "more_body": True})
+
+    def stop_pings(self) -> None:
+        if self._ping_timer is not None:
+            self._ping_timer.cancel()
+            self._ping_timer = None
+
+    def _send_now(self, message: Message) -> bool:
+        """Send a message, and return True. If the client does not keep up, so that the server would
+        wait before it sends, send nothing and return False."""
+        sending = cast(Coroutine[Any, Any, None], self._send(message))
+        try:
+            sending.send(None)
+        except StopIteration:
+            return True
+        sending.close()
+        return False
+
     async def end(self, data: bytes = b"") -> None:
+        self.stop_pings()
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def respond(self, status: int, headers: Mapping[str, str], data: bytes) -> None:
         """Send a whole response. Returns when the client has read all of it but what fits into the
         connection's buffers, so that what the request holds bounds what waits for slow clients."""
+        self.stop_pings()
         self._has_length = True
         await self.start(status, {**headers, "content-length": str(len(data))})
         await send_body(self._send, data)
@@ -105,6 +147,11 @@ class ResponseWriter:
         else:
             merged = {**JSON_HEADERS, **headers, **error.headers}
             await self.respond(error.status, merged, encoder.encode_error(error))
+
+
+def _start_message(status: int, headers: Mapping[str, str]) -> Message:
+    encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": encoded}
 
 
 async def send_body(send: Send, data: bytes) -> None:

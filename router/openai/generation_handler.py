@@ -45,6 +45,9 @@ class GenerationHandler(RequestHandler):
     chat or completion (:meth:`_read_body`), and how the answer is encoded."""
 
     id_prefix: str
+    ping = b": ping\n\n"
+    """What a stream contains from time to time, so that it is not silent: a comment, which clients
+    skip."""
     _encoder: AnswerEncoder | None = None
     _kept_logprobs: KeptLogprobs
 
@@ -56,6 +59,8 @@ class GenerationHandler(RequestHandler):
         if context.telemetry.tracer is not None:
             self._trace = context.telemetry.tracer.begin(request_id, self._traceparent)
         body = await self._read_body(raw, tenant)
+        if body.stream:
+            writer.start_pings(self._response_headers, self.ping)
         body.priority = max(body.priority or 0, self._min_priority)
         request_context = context.request_context(self._model, tenant, body, request_id)
         preprocessor = context.preprocessor(request_context)
@@ -192,8 +197,8 @@ class GenerationHandler(RequestHandler):
         encoder: AnswerEncoder,
         body: ChatBody | CompletionBody,
     ) -> None:
-        """Stream the answer. The response begins with the first output, so that an earlier failure
-        still gets an HTTP error status."""
+        """Stream the answer. The response begins with the first output or the first ping, so an
+        earlier failure still gets an HTTP error status."""
         unopened = {answer.index: answer for answer in answers}
         write_lock = asyncio.Lock()
         kept_logprobs = self._kept_logprobs if encoder.keeps_logprobs else None

@@ -86,6 +86,7 @@ class RequestHandler(Response, ABC):
             log.exception("request_crashed", endpoint=self.endpoint, request_id=request_id)
             await writer.send_error(to_api_error(error), self._response_headers, self)
         finally:
+            writer.stop_pings()
             status = writer.status or CLIENT_CLOSED_REQUEST
             self._context.telemetry.metrics.requests.labels(self.endpoint, str(status)).inc()
             self._end_trace(status)

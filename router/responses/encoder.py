@@ -98,6 +98,9 @@ class ResponsesEncoder(AnswerEncoder):
     # -- events --------------------------------------------------------------------------------
 
     def encode_opening(self, answer: ChoiceResult, usage: Usage) -> bytes:
+        return self._encode_created()
+
+    def _encode_created(self) -> bytes:
         state = _state("in_progress", [])
         return b"".join(
             self._encode_state_event(kind, state)
@@ -193,7 +196,8 @@ class ResponsesEncoder(AnswerEncoder):
 
     def encode_failure(self, error: ApiError) -> bytes:
         self.fail(error)
-        return self._encode_state_event("response.failed", self._final_state)
+        opening = b"" if self._events.has_begun else self._encode_created()
+        return opening + self._encode_state_event("response.failed", self._final_state)
 
     def set_token_counts(self, index: int, prompt_tokens: int, completion_tokens: int) -> None:
         """Do nothing: only the last event reports token counts."""

@@ -17,6 +17,10 @@ class EventStream:
         self._num_events = 0
         self._delta_prefix = b""
 
+    @property
+    def has_begun(self) -> bool:
+        return self._num_events > 0
+
     def encode(self, kind: str, fields: Mapping[str, Any]) -> bytes:
         data = orjson.dumps({"type": kind, "sequence_number": self._num_events, **fields})
         self._num_events += 1

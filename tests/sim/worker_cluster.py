@@ -212,7 +212,7 @@ def make_node(
         codecs={} if encoding is None else encoding.codecs(runner),
         staging=StagingArea(runner.staging_offset, staging_bytes) if staging_bytes else None,
     )
-    timeouts = KvImportTimeouts(queue_seconds=5, chunk_seconds=5, read_seconds=1, reserve_seconds=5)
+    timeouts = KvImportTimeouts(read_seconds=1)
     store, kv_importer = NoStore(), KvImporter(context, peers, timeouts)
     worker = Worker(
         context,

@@ -14,6 +14,7 @@ from baton.core.request import RequestOutput, TokenLogprob
 from baton.errors import BatonError, DeadlineExceeded, Invalid, Overloaded, Unavailable
 from router.generation.fakes import FakeWorker, MemoryPlacer
 from router.generation.output_queue import PACKED_OUTPUTS, OutputQueue
+from tests.sim.virtual_time import simulate
 from tests.unit.test_generation import FAST, GenerationHarness, answer, expected_tokens, settle
 
 SCORE = TokenLogprob(TokenId(1), -1.0)
@@ -97,20 +98,39 @@ async def test_overload_is_reported_before_the_first_token_and_retried_after_it(
 
 
 @pytest.mark.parametrize(
-    ("steps", "what"),
-    [(0, "first token"), (1, "decode worker's first token"), (3, "next token")],
+    ("steps", "what", "awaited", "other"),
+    [
+        (0, "first token", "p0", "d0"),
+        (1, "decode worker's first token", "d0", "p0"),
+        (3, "next token", "d0", "p0"),
+    ],
 )
-async def test_every_phase_has_a_deadline(steps: int, what: str) -> None:
-    scene = GenerationHarness(automatic=False)
-    task = asyncio.create_task(scene.collect(replace(FAST, max_retries=0)))
-    await settle()
-    if steps:
-        scene.p0.step()
-    for _ in range(steps - 1):
-        scene.d0.step()
-    with pytest.raises(DeadlineExceeded, match=f"the {what} did not arrive in time"):
-        await task
-    assert ("r", 1) in scene.d0.cancelled
+def test_every_phase_ends_when_the_awaited_worker_makes_no_progress(
+    steps: int, what: str, awaited: str, other: str
+) -> None:
+    async def main() -> None:
+        scene = GenerationHarness(automatic=False)
+        task = asyncio.create_task(scene.collect(replace(FAST, max_retries=0)))
+        await settle()
+        if steps:
+            scene.p0.step()
+        for _ in range(steps - 1):
+            scene.d0.step()
+        for _ in range(25):
+            scene.workers[awaited].make_progress()
+            await asyncio.sleep(0.04)
+        progressed_at = scene.workers[awaited].progressed_at
+        while not task.done():
+            scene.workers[other].make_progress()
+            await asyncio.sleep(0.001)
+        seconds = asyncio.get_running_loop().time() - progressed_at
+        assert 0.05 <= seconds < 0.052
+        message = f"the {what} did not arrive: worker {awaited} has made no progress for 0.05 s"
+        with pytest.raises(DeadlineExceeded, match=message):
+            await task
+        assert ("r", 1) in scene.d0.cancelled
+
+    simulate(main())
 
 
 @pytest.mark.parametrize("emitted", [0, 1, 4])

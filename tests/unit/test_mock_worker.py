@@ -343,6 +343,7 @@ def test_drain_migrates_answers_to_remaining_workers() -> None:
         while not leaving.is_idle:
             leaving.sweep()
             await asyncio.sleep(0.25)
+        assert await stream.next_message() == b""  # the worker has made progress
         outputs += read(await stream.next_message())
         ends = [(o.request_id, o.finish_reason) for o in outputs if o.finish_reason is not None]
         assert (RequestId("new"), FinishReason.REROUTED) in ends
@@ -370,6 +371,7 @@ def test_last_worker_finishes_its_answers_before_it_leaves() -> None:
         while not one.is_idle:
             one.sweep()
             await asyncio.sleep(0.25)
+        assert await stream.next_message() == b""  # the worker has made progress
         assert len(read(await stream.next_message())) == 20
         assert one.state is WorkerState.DRAINING
 

@@ -38,6 +38,7 @@ class MockStream:
         self._next_step = next_step
         self._unread: list[bytes] = []
         self._num_bytes = 0
+        self._has_progress = False
         self._ready = asyncio.Event()
         self.closed = False
 
@@ -66,13 +67,21 @@ class MockStream:
         """Wake the task that sends messages: it can run a step now, and send its outputs."""
         self._ready.set()
 
+    def announce_progress(self) -> None:
+        """Tell the router, in an empty message, that the worker has made progress."""
+        self._has_progress = True
+        self._ready.set()
+
     async def next_message(self) -> bytes:
-        """Wait for output and return all of it as one message. Raises Overloaded when the router
-        has left too much output unread."""
+        """Wait for output and return all of it as one message, or an empty message if the worker
+        has made progress. Raises Overloaded when the router has left too much output unread."""
         while True:
             await self._ready.wait()
             if self.closed:
                 raise Overloaded("the router left too many outputs unread")
+            if self._has_progress:
+                self._has_progress = False
+                return b""
             step = self._next_step(self) if self._next_step is not None else b""
             if not step:
                 self._ready.clear()

@@ -148,8 +148,10 @@ class MockWorker:
         )
 
     def sweep(self) -> None:
-        """Reroute or migrate jobs while the worker drains, and finish a role change once the worker
-        is idle. Called regularly."""
+        """Tell the routers that the worker makes progress. Reroute or migrate jobs while it drains,
+        and finish a role change once it is idle. Called regularly."""
+        for stream in dict.fromkeys(job.stream for job in self._jobs.values()):
+            stream.announce_progress()
         since = self._role_state.draining_since_seconds
         if since is not None and self._shared.has_other_ready_workers(self):
             for job in self._prefill_queue.waiting:

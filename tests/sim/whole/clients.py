@@ -162,7 +162,8 @@ class Client(asyncio.Protocol):
             return
         *events, self._unread = self._unread.split(b"\n\n")
         for event in events:
-            self._on_event(event.removeprefix(b"data: "))
+            if not event.startswith(b":"):  # not a comment
+                self._on_event(event.removeprefix(b"data: "))
 
     def on_message_complete(self) -> None:
         if self.answer.end:

@@ -112,6 +112,11 @@ class SimEngineHandle:
         self._commands: list[tuple[Callable[[Engine], Any], asyncio.Future[Any] | None]] = []
         self._busy = False
 
+    def hang(self) -> None:
+        """Run no command and deliver no step any more."""
+        self._busy = True
+        self._turn = self._finish = lambda *_: None  # type: ignore[method-assign, assignment]
+
     async def call(self, command: Callable[[Engine], T]) -> T:
         result: asyncio.Future[T] = self._loop.create_future()
         self._enqueue(command, result)

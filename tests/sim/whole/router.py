@@ -174,6 +174,8 @@ class SimRequestHandler(CompletionHandler):
         worded = [Worded(0, answer.request.spec.token_ids)]
         encoder = CompletionEncoder(ENVELOPE, None, with_logprobs=False)  # type: ignore[arg-type]
         body = BODY.model_copy(update={"stream": answer.request.streams})
+        if body.stream:
+            response.start_pings({}, self.ping)
         budget = self._router.service.resources.logprobs_budget
         self._kept_logprobs = budget.new_request(TENANT, 1.0, "logprobs", shared=False)
         await self._deliver(response, [choice], worded, encoder, body)

@@ -96,9 +96,7 @@ WITHOUT_CODECS = "2"
 STAGING_BYTES = 12 * ENCODED_ALIGNMENT_BYTES
 """Enough for nine exported blocks, so that exports often wait for space."""
 
-IMPORT_TIMEOUTS = KvImportTimeouts(
-    queue_seconds=5, chunk_seconds=5, read_seconds=0.5, reserve_seconds=5, staging_seconds=2
-)
+IMPORT_TIMEOUTS = KvImportTimeouts(read_seconds=0.5, staging_seconds=2)
 WORKER = WorkerConfig(
     export_timeout_seconds=4.0,
     drain_grace_seconds=0.1,
@@ -232,7 +230,7 @@ class SimWorker:
             compute_range_checksums=runner.range_checksums,
         )
         codec = TableCodec(runner.shared.view, 0, runner.block_size_bytes, environment.encoded)
-        engine_handle = SimEngineHandle(
+        self.engine_handle = SimEngineHandle(
             environment.network.loop,
             self.engine,
             clock,
@@ -245,7 +243,7 @@ class SimWorker:
             host=plan.host,
             model_digest=plan.model_digest,
             config=WORKER,
-            engine=engine_handle,
+            engine=self.engine_handle,
             engine_config=environment.engine_config,
             key_hasher=self.engine.key_hasher,
             layout=layout,
