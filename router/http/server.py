@@ -1,7 +1,6 @@
 """The HTTP server: uvicorn's protocol on sockets and an event loop that the router creates."""
 
 import asyncio
-import errno
 import logging
 import socket
 import ssl
@@ -16,6 +15,7 @@ from uvicorn.server import ServerState
 
 from baton.clock import Clock
 from baton.errors import Unavailable
+from router.http.acceptor import Acceptor
 from router.http.connection import HttpConnection
 from router.http.connection_limits import ConnectionLimits
 
@@ -30,8 +30,6 @@ NOTSENT_LOWAT_BYTES = 64 * 1024
 """The maximum number of unsent bytes per connection in the kernel, beyond the client's receive
 window. With a low value, slow readers are noticed early, and thousands of connections need less
 memory."""
-
-_QUEUE_IS_EMPTY = {errno.EAGAIN, errno.EWOULDBLOCK}
 
 
 class HttpServer:
@@ -54,7 +52,8 @@ class HttpServer:
         self._tls = tls
         self._config = _uvicorn_config(app, self._limits)
         self._state = ServerState()
-        self._servers: dict[socket.socket, asyncio.Server] = {}
+        self._opening: set[asyncio.Task[None]] = set()
+        self._acceptor = Acceptor(self.accept, self._max_waiting, lambda: on_refusal("connections"))
         self._update_date()
 
     def set_max_body_bytes(self, max_body_bytes: int) -> None:
@@ -65,13 +64,10 @@ class HttpServer:
     def num_connections(self) -> int:
         return len(self._state.connections)
 
-    async def listen(self, listener: socket.socket) -> None:
+    def listen(self, listener: socket.socket) -> None:
         """Accept connections, including those already queued. The server closes the socket when it
         stops."""
-        loop = asyncio.get_running_loop()
-        self._servers[listener] = await loop.create_server(
-            self._connection, sock=listener, backlog=BACKLOG, **self._tls_arguments()
-        )
+        self._acceptor.listen(listener)
 
     async def run(self) -> None:
         """Keep the ``date`` header of responses current, until cancelled."""
@@ -79,20 +75,15 @@ class HttpServer:
             self._update_date()
             await self._clock.sleep(DATE_REFRESH_SECONDS)
 
-    async def stop_accepting(self, listener: socket.socket) -> None:
-        """Stop accepting from ``listener``, after accepting all connections in its queue:
-        connections that are left in the queue of a closed socket would be reset, although other
-        routers listen on the port."""
-        accepted = _accept_pending(listener)
-        self._close(listener)
-        for each in accepted:
-            await self.accept(each)
+    def stop_accepting(self, listener: socket.socket) -> None:
+        """Stop accepting from ``listener``, after accepting all connections in its queue."""
+        self._acceptor.stop(listener)
 
-    async def accept(self, connection: socket.socket) -> None:
-        """Serve a connection that was accepted elsewhere, and close its socket when it ends."""
-        await asyncio.get_running_loop().connect_accepted_socket(
-            self._connection, connection, **self._tls_arguments()
-        )
+    def accept(self, connection: socket.socket) -> None:
+        """Serve a connection, and close its socket when it ends."""
+        task = asyncio.get_running_loop().create_task(self._open(connection))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
 
     async def drain(self) -> None:
         """Return when no request is in progress. Connections close after their current request. A
@@ -108,8 +99,10 @@ class HttpServer:
 
     async def close(self) -> None:
         """Close all sockets and connections within about a second."""
-        for listener in list(self._servers):
-            self._close(listener)
+        self._acceptor.close()
+        for opening in self._opening:
+            opening.cancel()
+        await asyncio.gather(*self._opening, return_exceptions=True)
         for connection in self._connections:
             connection.shutdown()
         give_up_at = self._clock.monotonic() + CLOSE_TIMEOUT_SECONDS
@@ -128,9 +121,17 @@ class HttpServer:
     def _connection(self) -> HttpConnection:
         return HttpConnection(self._config, self._state, self._limits, self._on_refusal)
 
-    def _close(self, listener: socket.socket) -> None:
-        self._servers.pop(listener).close()
-        listener.close()
+    async def _open(self, connection: socket.socket) -> None:
+        """Open the connection; with TLS, this ends with the handshake."""
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._connection, connection, **self._tls_arguments()
+            )
+        except OSError as error:  # TLS errors are OSErrors, too; the transport is closed
+            error.with_traceback(None)  # else buffers in its frames wait for the gc
+
+    def _max_waiting(self) -> int:
+        return self._limits.max_connections - self.num_connections - len(self._opening)
 
     def _tls_arguments(self) -> dict[str, Any]:
         if self._tls is None:
@@ -163,19 +164,6 @@ def open_listener(host: str, port: int, *, reuse_port: bool = False) -> socket.s
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOTSENT_LOWAT_BYTES)
     return listener
-
-
-def _accept_pending(listener: socket.socket) -> list[socket.socket]:
-    accepted: list[socket.socket] = []
-    listener.setblocking(False)
-    while True:
-        try:
-            accepted.append(listener.accept()[0])
-        except OSError as error:
-            if error.errno in _QUEUE_IS_EMPTY:
-                return accepted
-            if error.errno != errno.ECONNABORTED:
-                raise
 
 
 def _uvicorn_config(app: ASGIApp, limits: ConnectionLimits) -> Config:

@@ -110,7 +110,7 @@ async def bench(
     running = Bench(limits, tls)
     listener = open_listener("127.0.0.1", 0)
     running.port = listener.getsockname()[1]
-    await running.server.listen(listener)
+    running.server.listen(listener)
     try:
         yield running
     finally:
@@ -387,9 +387,9 @@ async def test_sockets_use_nodelay_and_a_small_send_buffer() -> None:
             make()
 
     server._connection = Look  # type: ignore[method-assign, assignment]
-    await server.listen(listener)
-    socket.create_connection(listener.getsockname()).close()
-    await eventually(lambda: bool(options))
+    server.listen(listener)
+    with socket.create_connection(listener.getsockname()):
+        await eventually(lambda: bool(options))
     await server.close()
     assert options == [(1, 65_536)]
 
@@ -405,14 +405,13 @@ async def test_connections_in_the_accept_queue_are_served_when_leaving_a_port() 
     running = Bench(LIMITS)
     listener = open_listener("127.0.0.1", 0, reuse_port=True)
     address = listener.getsockname()
-    await running.server.listen(listener)
+    running.server.listen(listener)
     other = open_listener("127.0.0.1", address[1], reuse_port=True)
     waiting = [socket.create_connection(address) for _ in range(20)]
-    leaving = asyncio.ensure_future(running.server.stop_accepting(listener))
+    running.server.stop_accepting(listener)
     for each in waiting:
         each.setblocking(False)
         each.sendall(GET)
-    await leaving
     other.setblocking(False)
     theirs: list[socket.socket] = []
     accept_waiting(other, theirs)
@@ -481,6 +480,21 @@ async def test_replaced_certificate_is_reloaded(tmp_path: Path) -> None:
         files[1].write_text(certificates.TWO_KEY)
         certificate.refresh()
         assert await ask(other) == 200
+
+
+@on_uvloop
+async def test_failed_handshake_ends_its_connection_and_no_other(tmp_path: Path) -> None:
+    files = tmp_path / "one.pem", tmp_path / "one.key"
+    files[0].write_text(certificates.ONE_CERTIFICATE)
+    files[1].write_text(certificates.ONE_KEY)
+    certificate = ReloadingCertificate(str(files[0]), str(files[1]), CLOCK)
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    limits = replace(LIMITS, header_timeout_seconds=0.2)
+    async with bench(limits, certificate.context) as running:
+        assert status(await running.ask(GET)) == 0
+        assert await running.ask(b"") == b"", "a client that begins no handshake is disconnected"
+        assert running.requests == [] and errors == []
 
 
 def test_invalid_certificate_is_rejected(tmp_path: Path) -> None:
