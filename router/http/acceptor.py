@@ -41,13 +41,15 @@ class WaitingConnections:
     def __len__(self) -> int:
         return self._size
 
-    def add(self, connection: socket.socket, host: str) -> None:
-        self._by_network.setdefault(source_network(host), deque()).append(connection)
+    def add(self, connection: socket.socket, network: str) -> None:
+        self._by_network.setdefault(network, deque()).append(connection)
         self._size += 1
 
-    def take(self) -> socket.socket:
-        """Remove and return the oldest connection of the network whose turn it is."""
-        return self._take_from(next(iter(self._by_network)))
+    def take(self) -> tuple[socket.socket, str]:
+        """Remove the oldest connection of the network whose turn it is; return it and the
+        network."""
+        network = next(iter(self._by_network))
+        return self._take_from(network), network
 
     def take_from_largest(self) -> socket.socket:
         """Remove and return the oldest connection of the network with the most connections."""
@@ -63,13 +65,13 @@ class WaitingConnections:
 
 
 class Acceptor:
-    """Accepts connections from any number of listeners, and calls ``start`` with each. At most
-    ``max_waiting()`` wait for their turn; beyond that, the network with the most loses its oldest
-    one, and ``on_overflow`` is called."""
+    """Accepts connections from any number of listeners, and calls ``start`` with each and the
+    network that it comes from. At most ``max_waiting()`` wait for their turn; beyond that, the
+    network with the most loses its oldest one, and ``on_overflow`` is called."""
 
     def __init__(
         self,
-        start: Callable[[socket.socket], None],
+        start: Callable[[socket.socket, str], None],
         max_waiting: Callable[[], int],
         on_overflow: Callable[[], None],
     ) -> None:
@@ -90,8 +92,8 @@ class Acceptor:
         """Start all connections in the listener's queue, and close the listener. Connections that
         are left in the queue of a closed socket would be reset, although other routers listen on
         the port."""
-        while (connection := _accept(listener)) is not None:
-            self._start_unless_left(connection[0])
+        while (accepted := _accept(listener)) is not None:
+            self._start_unless_left(*accepted)
         self._close(listener)
 
     def close(self) -> None:
@@ -99,7 +101,7 @@ class Acceptor:
         for listener in list(self._listeners):
             self._close(listener)
         while self._waiting:
-            self._waiting.take().close()
+            self._waiting.take()[0].close()
 
     def _close(self, listener: socket.socket) -> None:
         self._listeners.remove(listener)
@@ -117,7 +119,7 @@ class Acceptor:
             if error.errno not in _OUT_OF_RESOURCES:
                 raise
             self._pause(listener)
-        while len(self._waiting) > max(self._max_waiting(), STARTS_PER_ITERATION):
+        while len(self._waiting) > self._max_waiting():
             self._waiting.take_from_largest().close()
             self._on_overflow()
         if self._next_turn is None:
@@ -129,17 +131,17 @@ class Acceptor:
         for _ in range(ACCEPTS_PER_ITERATION):
             if not self._waiting:
                 return
-            started += self._start_unless_left(self._waiting.take())
+            started += self._start_unless_left(*self._waiting.take())
             if started == STARTS_PER_ITERATION:
                 break
         self._next_turn = asyncio.get_running_loop().call_soon(self._start_some)
 
-    def _start_unless_left(self, connection: socket.socket) -> bool:
+    def _start_unless_left(self, connection: socket.socket, network: str) -> bool:
         has_left = peer_has_left(connection)
         if has_left:
             connection.close()
         else:
-            self._start(connection)
+            self._start(connection, network)
         return not has_left
 
     def _pause(self, listener: socket.socket) -> None:
@@ -153,8 +155,8 @@ class Acceptor:
 
 
 def _accept(listener: socket.socket) -> tuple[socket.socket, str] | None:
-    """Return the next connection in the listener's queue and the host that it comes from, or None
-    if the queue is empty. Raises OSError."""
+    """Return the next connection in the listener's queue and the network that it comes from, or
+    None if the queue is empty. Raises OSError."""
     while True:
         try:
             connection, address = listener.accept()
@@ -164,4 +166,4 @@ def _accept(listener: socket.socket) -> tuple[socket.socket, str] | None:
             if error.errno != errno.ECONNABORTED:
                 raise
         else:
-            return connection, str(address[0])
+            return connection, source_network(address[0])

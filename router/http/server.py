@@ -4,9 +4,10 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from email.utils import formatdate
+from functools import partial
 from typing import Any, cast
 
 from starlette.types import ASGIApp
@@ -15,14 +16,19 @@ from uvicorn.server import ServerState
 
 from baton.clock import Clock
 from baton.errors import Unavailable
-from router.http.acceptor import Acceptor
+from router.http.acceptor import ACCEPTS_PER_ITERATION, Acceptor
 from router.http.connection import HttpConnection
 from router.http.connection_limits import ConnectionLimits
+from router.http.idle_connections import IdleConnection, choose_to_close
 
 BACKLOG = 2048
 DATE_REFRESH_SECONDS = 1.0
 FIRST_REQUEST_GRACE_SECONDS = 1.0
 """How long a draining server waits for the first request on a connection that has had none."""
+
+ROOM_DIVISOR = 64
+"""A server with too many connections closes a 64th of them at once, because it looks at all of them
+to choose these."""
 
 CLOSE_TIMEOUT_SECONDS = 1.0
 POLL_SECONDS = 0.02
@@ -52,7 +58,7 @@ class HttpServer:
         self._tls = tls
         self._config = _uvicorn_config(app, self._limits)
         self._state = ServerState()
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[asyncio.Task[None], IdleConnection] = {}
         self._acceptor = Acceptor(self.accept, self._max_waiting, lambda: on_refusal("connections"))
         self._update_date()
 
@@ -79,11 +85,16 @@ class HttpServer:
         """Stop accepting from ``listener``, after accepting all connections in its queue."""
         self._acceptor.stop(listener)
 
-    def accept(self, connection: socket.socket) -> None:
-        """Serve a connection, and close its socket when it ends."""
-        task = asyncio.get_running_loop().create_task(self._open(connection))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+    def accept(self, connection: socket.socket, network: str) -> None:
+        """Serve a connection from ``network``, and close its socket when it ends. If there are too
+        many connections, first close idle ones."""
+        if self._num_open >= self._limits.max_connections:
+            self._make_room()
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._open(connection, network))
+        deadline = loop.time() + self._limits.header_timeout_seconds
+        self._opening[task] = IdleConnection(network, deadline, partial(self._give_up, task))
+        task.add_done_callback(lambda ended: self._opening.pop(ended, None))
 
     async def drain(self) -> None:
         """Return when no request is in progress. Connections close after their current request. A
@@ -100,9 +111,10 @@ class HttpServer:
     async def close(self) -> None:
         """Close all sockets and connections within about a second."""
         self._acceptor.close()
-        for opening in self._opening:
-            opening.cancel()
-        await asyncio.gather(*self._opening, return_exceptions=True)
+        opening = list(self._opening)
+        for task in opening:
+            task.cancel()
+        await asyncio.gather(*opening, return_exceptions=True)
         for connection in self._connections:
             connection.shutdown()
         give_up_at = self._clock.monotonic() + CLOSE_TIMEOUT_SECONDS
@@ -118,20 +130,47 @@ class HttpServer:
     def _connections(self) -> Sequence[HttpConnection]:
         return cast(Sequence[HttpConnection], list(self._state.connections))
 
-    def _connection(self) -> HttpConnection:
-        return HttpConnection(self._config, self._state, self._limits, self._on_refusal)
+    @property
+    def _num_open(self) -> int:
+        return self.num_connections + len(self._opening)
 
-    async def _open(self, connection: socket.socket) -> None:
+    def _connection(
+        self, network: str = "", on_open: Callable[[], object] = lambda: None
+    ) -> HttpConnection:
+        return HttpConnection(
+            self._config, self._state, self._limits, self._on_refusal, network, on_open
+        )
+
+    async def _open(self, connection: socket.socket, network: str) -> None:
         """Open the connection; with TLS, this ends with the handshake."""
+        on_open = partial(self._opening.pop, asyncio.current_task(), None)
+        factory = partial(self._connection, network, on_open)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._connection, connection, **self._tls_arguments()
+                factory, connection, **self._tls_arguments()
             )
         except OSError as error:  # TLS errors are OSErrors, too; the transport is closed
             error.with_traceback(None)  # else buffers in its frames wait for the gc
 
+    def _give_up(self, opening: asyncio.Task[None]) -> None:
+        """End a TLS handshake, to make room for others."""
+        del self._opening[opening]
+        opening.cancel()
+        self._on_refusal("connections")
+
+    def _make_room(self) -> None:
+        count = max(self._limits.max_connections // ROOM_DIVISOR, 1)
+        for each in choose_to_close([*self._opening.values(), *self._idle()], count):
+            each.close()
+
+    def _idle(self) -> Iterator[IdleConnection]:
+        for each in self._connections:
+            deadline = each.idle_deadline
+            if deadline is not None:
+                yield IdleConnection(each.network, deadline, each.close_idle)
+
     def _max_waiting(self) -> int:
-        return self._limits.max_connections - self.num_connections - len(self._opening)
+        return max(self._limits.max_connections - self._num_open, ACCEPTS_PER_ITERATION)
 
     def _tls_arguments(self) -> dict[str, Any]:
         if self._tls is None:

@@ -12,6 +12,7 @@ import pytest
 
 from router.http import acceptor
 from router.http.acceptor import STARTS_PER_ITERATION, Acceptor, WaitingConnections
+from router.http.idle_connections import IdleConnection, choose_to_close
 from router.http.server import open_listener
 from tests.facilities import FACILITIES, facilities
 from tests.router_harness import eventually
@@ -30,7 +31,7 @@ class Started:
         self.listener = open_listener("127.0.0.1", 0)
         self.acceptor = Acceptor(self._start, lambda: max_waiting, self._on_overflow)
 
-    def _start(self, connection: socket.socket) -> None:
+    def _start(self, connection: socket.socket, network: str) -> None:
         self.ports.append(connection.getpeername()[1])
         connection.close()
 
@@ -60,17 +61,30 @@ def ports_of(clients: list[socket.socket]) -> list[int]:
 
 
 def test_networks_take_turns_and_the_largest_loses_its_oldest() -> None:
-    hosts = ["10.0.0.1"] * 3 + ["2001:db8::1", "2001:db8::2", "10.0.0.2"]
-    made = [socket.socket() for _ in hosts]
+    networks = ["10.0.0.1"] * 3 + ["2001:db8::/64"] * 2 + ["10.0.0.2"]
+    made = [socket.socket() for _ in networks]
     waiting = WaitingConnections()
-    for connection, host in zip(made, hosts, strict=True):
-        waiting.add(connection, host)
+    for connection, network in zip(made, networks, strict=True):
+        waiting.add(connection, network)
     assert waiting.take_from_largest() is made[0]
     order = [waiting.take() for _ in range(len(waiting))]
-    assert [made.index(each) for each in order] == [3, 5, 1, 4, 2]
+    assert [made.index(each) for each, _ in order] == [3, 5, 1, 4, 2]
+    assert [network for _, network in order] == [networks[number] for number in (3, 5, 1, 4, 2)]
     assert len(waiting) == 0
     for connection in made:
         connection.close()
+
+
+def test_idle_connections_of_the_largest_network_are_closed_first() -> None:
+    deadlines = {"a": [5, 1, 4, 2, 3], "b": [1, 9], "c": [0]}
+    idle = [
+        IdleConnection(network, deadline, lambda: None)
+        for network, several in deadlines.items()
+        for deadline in several
+    ]
+    chosen = [(each.network, each.deadline) for each in choose_to_close(idle, 6)]
+    assert chosen == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("a", 4), ("c", 0)]
+    assert choose_to_close([], 6) == []
 
 
 async def test_neighbour_is_started_after_one_connection_of_a_crowd() -> None:
@@ -122,7 +136,7 @@ async def test_clients_that_have_left_are_dropped(how: str, is_portable: bool) -
 
 
 async def test_overflow_costs_the_largest_network_its_oldest_connections() -> None:
-    with running(max_waiting=0) as started:
+    with running(max_waiting=STARTS_PER_ITERATION) as started:
         crowd, [neighbour] = started.clients(CROWD, 20), started.clients(NEIGHBOUR, 1)
         started.acceptor.listen(started.listener)
         await eventually(lambda: len(started.ports) == STARTS_PER_ITERATION)
