@@ -94,7 +94,7 @@ class HttpServer:
         task = loop.create_task(self._open(connection, network))
         deadline = loop.time() + self._limits.header_timeout_seconds
         self._opening[task] = IdleConnection(network, deadline, partial(self._give_up, task))
-        task.add_done_callback(lambda ended: self._opening.pop(ended, None))
+        task.add_done_callback(partial(self._end_opening, connection))
 
     async def drain(self) -> None:
         """Return when no request is in progress. Connections close after their current request. A
@@ -151,6 +151,11 @@ class HttpServer:
             )
         except OSError as error:  # TLS errors are OSErrors, too; the transport is closed
             error.with_traceback(None)  # else buffers in its frames wait for the gc
+
+    def _end_opening(self, connection: socket.socket, opening: asyncio.Task[None]) -> None:
+        self._opening.pop(opening, None)
+        if opening.cancelled():
+            connection.close()  # it has no transport yet if the task was cancelled before it began
 
     def _give_up(self, opening: asyncio.Task[None]) -> None:
         """End a TLS handshake, to make room for others."""
