@@ -84,7 +84,7 @@ async def serve(gap: float, num_streams: int) -> None:
     )
     server = HttpServer(build_app(service), SystemClock(), limits)
     listener = open_listener("127.0.0.1", 0)
-    await server.listen(listener)
+    server.listen(listener)
     pauses = record_gc_pauses()
     tune_garbage_collector()
     print(json.dumps({"port": listener.getsockname()[1]}), flush=True)

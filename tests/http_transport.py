@@ -54,7 +54,7 @@ class SocketPairBackend(httpcore.AsyncNetworkBackend):
     ) -> httpcore.AsyncNetworkStream:
         near, far = socket.socketpair()
         near.setblocking(False)
-        await self._server.accept(_SocketFrom(far, self._client))
+        self._server.accept(_SocketFrom(far, self._client), self._client[0])
         return SocketStream(near)
 
     async def sleep(self, seconds: float) -> None:

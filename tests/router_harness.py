@@ -236,7 +236,7 @@ async def serve_over_tcp(
     await router.service.cluster.refresh()
     server = HttpServer(build_app(router.service), SystemClock(), limits, refusals.append)
     listener = open_listener("127.0.0.1", port)
-    await server.listen(listener)
+    server.listen(listener)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
         yield url

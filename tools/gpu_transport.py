@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -135,9 +135,24 @@ class Reader:
         self.blocks, self.wanted = pool(is_source=False), pool(is_source=True)
         self.transport = open_transport(name, "reader", self.blocks)
         metadata = base64.b64decode(source.pop("metadata"))
-        self.peer = self.transport.connect(Endpoint(**source, metadata=metadata))
+        self.endpoint = Endpoint(**source, metadata=metadata)
+        self.peer = self.transport.connect(self.endpoint)
         chance = torch.Generator().manual_seed(SEED)
         self.order = torch.randperm(NUM_BLOCKS, generator=chance).tolist()
+
+    def refusal_of_larger_region(self) -> str:
+        """Return why a region of twice the source's size is refused, or an empty string if it
+        isn't: the driver knows that the source's allocation is smaller."""
+        from baton.errors import Invalid
+
+        size, generation = 2 * self.endpoint.region_size_bytes, self.endpoint.generation + 1
+        try:
+            self.transport.connect(
+                replace(self.endpoint, region_size_bytes=size, generation=generation)
+            )
+        except Invalid as error:
+            return str(error)
+        return ""
 
     def read(self, count: int, kill: int = 0) -> tuple[float, str, bool]:
         """Read ``count`` blocks. Return the seconds, the error (or an empty string), and whether
@@ -165,7 +180,8 @@ class Reader:
 
 def read(name: str, source: dict[str, Any]) -> None:
     """Read each number of tokens in ``TOKENS`` several times, and print the median. With CUDA IPC,
-    then kill the source, read, and check that this process can still use the GPU."""
+    then check that a region beyond the source's allocation is refused, kill the source, read, and
+    check that this process can still use the GPU."""
     pid = source.pop("pid")
     reader = Reader(name, source)
     for tokens in TOKENS[name]:
@@ -185,6 +201,8 @@ def read(name: str, source: dict[str, Any]) -> None:
             return
     if name != "cuda_ipc":
         return
+    refusal = reader.refusal_of_larger_region()
+    _print("a region beyond the allocation", 0, 0.0, refusal or "not refused", bool(refusal))
     _, error, equal = reader.read(NUM_BLOCKS, kill=pid)
     works = bool((torch.ones(8, device=device()).sum() == 8).item())
     right = "right" if equal else "not right, as their checksums would show"

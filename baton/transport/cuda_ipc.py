@@ -11,7 +11,8 @@ as Ray sets it) does not offer this transport.
 
 CUDA exports whole allocations. So an endpoint has the handle of the allocation that contains the
 pool, the pool's offset in it, and the GPU's UUID, since GPUs may have other numbers in the reader's
-process.
+process. The reader asks its own driver how large the mapped allocation is: a read beyond it would
+fail with an error that ends every use of the GPU in the reader's process.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from baton.clock import Clock
 from baton.core.kv_transfer import Endpoint
-from baton.errors import Invalid, Unavailable
+from baton.errors import BatonError, Invalid, Unavailable
 from baton.transport.base import Capabilities, Region, TransferRange
 from baton.transport.copying import CopyTransport
 from baton.transport.cuda_driver import CudaStream, open_stream
@@ -33,8 +34,8 @@ HOST_GPUS = Path("/proc/driver/nvidia/gpus")
 """A folder with an entry for each GPU of the host, visible to this process or not."""
 
 HANDLE_BYTES, UUID_BYTES = 64, 16
-_METADATA = struct.Struct(f"<{HANDLE_BYTES}sQQ{UUID_BYTES}s")
-"""The allocation's handle, its size, the region's offset in it, and the GPU's UUID."""
+_METADATA = struct.Struct(f"<{HANDLE_BYTES}sQ{UUID_BYTES}s")
+"""The allocation's handle, the region's offset in it, and the GPU's UUID."""
 
 GROUP_BYTES = 256 * 1024 * 1024
 """Bytes that are read before they are verified, half a millisecond's copy on an H100. Starting the
@@ -92,20 +93,13 @@ class CudaIpcTransport(CopyTransport):
         )
 
     def _describe(self, stream: CudaStream, region: Region) -> bytes:
-        base, size = ctypes.c_uint64(), ctypes.c_size_t()
         handle, uuid = _Handle(), (ctypes.c_ubyte * UUID_BYTES)()
         with stream.lock:
             stream.make_current()
-            stream.call(
-                "cuMemGetAddressRange_v2",
-                ctypes.byref(base),
-                ctypes.byref(size),
-                ctypes.c_uint64(region.address),
-            )
-            stream.call("cuIpcGetMemHandle", ctypes.byref(handle), base)
+            base, _ = _allocation_at(stream, region.address)
+            stream.call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(base))
             stream.call("cuDeviceGetUuid_v2", ctypes.byref(uuid), stream.handle)
-        offset = region.address - base.value
-        return _METADATA.pack(bytes(handle.reserved), size.value, offset, bytes(uuid))
+        return _METADATA.pack(bytes(handle.reserved), region.address - base, bytes(uuid))
 
     def export(self) -> Endpoint:
         assert self._exported is not None, "register() must be called first"
@@ -122,12 +116,7 @@ class CudaIpcTransport(CopyTransport):
                 f"malformed {NAME} endpoint: its metadata must have {_METADATA.size} bytes, not "
                 f"{len(endpoint.metadata)}"
             )
-        content, size, offset, uuid = _METADATA.unpack(endpoint.metadata)
-        if offset + endpoint.region_size_bytes > size:
-            raise Invalid(
-                f"malformed {NAME} endpoint: a region of {endpoint.region_size_bytes} bytes at "
-                f"{offset} does not fit into an allocation of {size} bytes"
-            )
+        content, offset, uuid = _METADATA.unpack(endpoint.metadata)
         stream, base = self._opened, ctypes.c_uint64()
         with stream.lock:
             stream.make_current()
@@ -135,6 +124,11 @@ class CudaIpcTransport(CopyTransport):
                 raise Unavailable(f"the GPU of {endpoint.owner} is not visible in this process")
             handle = _Handle.from_buffer_copy(content)
             stream.call("cuIpcOpenMemHandle_v2", ctypes.byref(base), handle, _ENABLE_PEER_ACCESS)
+            try:
+                _check_region(stream, base.value, offset, endpoint.region_size_bytes)
+            except BatonError:
+                stream.call("cuIpcCloseMemHandle", base)
+                raise
         mapping = MappedAllocation(base.value, base.value + offset)
         self._mappings[endpoint.owner, endpoint.generation] = mapping
 
@@ -164,6 +158,30 @@ class CudaIpcTransport(CopyTransport):
     def _opened(self) -> CudaStream:
         assert self._stream is not None, "register() must be called first"
         return self._stream
+
+
+def _allocation_at(stream: CudaStream, address: int) -> tuple[int, int]:
+    """Return the address and the size of the allocation that contains ``address``, as the driver
+    knows it."""
+    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    stream.call(
+        "cuMemGetAddressRange_v2",
+        ctypes.byref(base),
+        ctypes.byref(size),
+        ctypes.c_uint64(address),
+    )
+    return base.value, size.value
+
+
+def _check_region(stream: CudaStream, mapped: int, offset: int, region_bytes: int) -> None:
+    """Raise Invalid unless the region, which a peer says begins ``offset`` bytes after ``mapped``,
+    lies within the allocation that is mapped there."""
+    base, size = _allocation_at(stream, mapped)
+    if mapped + offset + region_bytes > base + size:
+        raise Invalid(
+            f"malformed {NAME} endpoint: a region of {region_bytes} bytes at {offset} does not fit "
+            f"into the allocation, of which {base + size - mapped} bytes are mapped"
+        )
 
 
 def _visible_gpus(stream: CudaStream) -> set[bytes]:

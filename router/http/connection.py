@@ -83,6 +83,8 @@ class BodyParserCallbacks:
 class HttpConnection(HttpToolsProtocol):
     """One HTTP connection, with bounds on what its client can send or leave unread. If the client
     exceeds a bound, ``on_refusal`` is called with a word that names it, such as ``body``.
+    ``network`` is the network that the client belongs to; ``on_open`` is called when the connection
+    is open, with TLS after the handshake.
 
     The attribute ``cycle``, which is inherited from uvicorn, represents the newest request whose
     head is complete, and the response to it. From the end of this request until the end of its
@@ -95,8 +97,12 @@ class HttpConnection(HttpToolsProtocol):
         state: ServerState,
         limits: ConnectionLimits,
         on_refusal: Callable[[str], None],
+        network: str = "",
+        on_open: Callable[[], object] = lambda: None,
     ) -> None:
         super().__init__(config, state, {})
+        self.network = network
+        self._on_open = on_open
         self._limits = limits
         self._on_refusal = on_refusal
         self._timer: asyncio.TimerHandle | None = None
@@ -120,6 +126,18 @@ class HttpConnection(HttpToolsProtocol):
         """Whether the client has not begun a request on the connection yet."""
         return self._num_messages == 0
 
+    @property
+    def idle_deadline(self) -> float | None:
+        """The event loop's time at which the connection will be closed if the head of a request
+        isn't complete by then. None while a request is in progress."""
+        timer = self._timer or self.timeout_keep_alive_task
+        return None if self._is_answering or self._in_body or timer is None else timer.when()
+
+    def close_idle(self) -> None:
+        """Close the connection, which has no request in progress, to make room for others."""
+        self.connections.discard(self)  # it no longer counts, though it is lost a moment later
+        self._abort("connections")
+
     def shutdown(self) -> None:
         """Close the connection after the request in progress."""
         self._is_last = True
@@ -133,6 +151,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._on_open()
         if len(self.connections) > self._limits.max_connections:
             self._refuse("connections", ApiError(503, "too many connections", code="overloaded"))
         else:

@@ -65,7 +65,7 @@ class HttpListeners:
         """Accept connections and serve them until cancelled."""
         for listener in (self._own_listener, self._shared_listener):
             if listener is not None:
-                await self._server.listen(listener)
+                self._server.listen(listener)
         on_listening()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._server.run())
@@ -79,7 +79,7 @@ class HttpListeners:
     async def stop_listening(self) -> None:
         """Stop listening on the shared port, and return when no request is in progress."""
         if self._shared_listener is not None:
-            await self._server.stop_accepting(self._shared_listener)
+            self._server.stop_accepting(self._shared_listener)
             self._shared_listener = None
         await self._server.drain()
 

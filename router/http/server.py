@@ -1,13 +1,13 @@
 """The HTTP server: uvicorn's protocol on sockets and an event loop that the router creates."""
 
 import asyncio
-import errno
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from email.utils import formatdate
+from functools import partial
 from typing import Any, cast
 
 from starlette.types import ASGIApp
@@ -16,13 +16,19 @@ from uvicorn.server import ServerState
 
 from baton.clock import Clock
 from baton.errors import Unavailable
+from router.http.acceptor import ACCEPTS_PER_ITERATION, Acceptor
 from router.http.connection import HttpConnection
 from router.http.connection_limits import ConnectionLimits
+from router.http.idle_connections import IdleConnection, choose_to_close
 
 BACKLOG = 2048
 DATE_REFRESH_SECONDS = 1.0
 FIRST_REQUEST_GRACE_SECONDS = 1.0
 """How long a draining server waits for the first request on a connection that has had none."""
+
+ROOM_DIVISOR = 64
+"""A server with too many connections closes a 64th of them at once, because it looks at all of them
+to choose these."""
 
 CLOSE_TIMEOUT_SECONDS = 1.0
 POLL_SECONDS = 0.02
@@ -30,8 +36,6 @@ NOTSENT_LOWAT_BYTES = 64 * 1024
 """The maximum number of unsent bytes per connection in the kernel, beyond the client's receive
 window. With a low value, slow readers are noticed early, and thousands of connections need less
 memory."""
-
-_QUEUE_IS_EMPTY = {errno.EAGAIN, errno.EWOULDBLOCK}
 
 
 class HttpServer:
@@ -54,7 +58,8 @@ class HttpServer:
         self._tls = tls
         self._config = _uvicorn_config(app, self._limits)
         self._state = ServerState()
-        self._servers: dict[socket.socket, asyncio.Server] = {}
+        self._opening: dict[asyncio.Task[None], IdleConnection] = {}
+        self._acceptor = Acceptor(self.accept, self._max_waiting, lambda: on_refusal("connections"))
         self._update_date()
 
     def set_max_body_bytes(self, max_body_bytes: int) -> None:
@@ -65,13 +70,10 @@ class HttpServer:
     def num_connections(self) -> int:
         return len(self._state.connections)
 
-    async def listen(self, listener: socket.socket) -> None:
+    def listen(self, listener: socket.socket) -> None:
         """Accept connections, including those already queued. The server closes the socket when it
         stops."""
-        loop = asyncio.get_running_loop()
-        self._servers[listener] = await loop.create_server(
-            self._connection, sock=listener, backlog=BACKLOG, **self._tls_arguments()
-        )
+        self._acceptor.listen(listener)
 
     async def run(self) -> None:
         """Keep the ``date`` header of responses current, until cancelled."""
@@ -79,20 +81,20 @@ class HttpServer:
             self._update_date()
             await self._clock.sleep(DATE_REFRESH_SECONDS)
 
-    async def stop_accepting(self, listener: socket.socket) -> None:
-        """Stop accepting from ``listener``, after accepting all connections in its queue:
-        connections that are left in the queue of a closed socket would be reset, although other
-        routers listen on the port."""
-        accepted = _accept_pending(listener)
-        self._close(listener)
-        for each in accepted:
-            await self.accept(each)
+    def stop_accepting(self, listener: socket.socket) -> None:
+        """Stop accepting from ``listener``, after accepting all connections in its queue."""
+        self._acceptor.stop(listener)
 
-    async def accept(self, connection: socket.socket) -> None:
-        """Serve a connection that was accepted elsewhere, and close its socket when it ends."""
-        await asyncio.get_running_loop().connect_accepted_socket(
-            self._connection, connection, **self._tls_arguments()
-        )
+    def accept(self, connection: socket.socket, network: str) -> None:
+        """Serve a connection from ``network``, and close its socket when it ends. If there are too
+        many connections, first close idle ones."""
+        if self._num_open >= self._limits.max_connections:
+            self._make_room()
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._open(connection, network))
+        deadline = loop.time() + self._limits.header_timeout_seconds
+        self._opening[task] = IdleConnection(network, deadline, partial(self._give_up, task))
+        task.add_done_callback(partial(self._end_opening, connection))
 
     async def drain(self) -> None:
         """Return when no request is in progress. Connections close after their current request. A
@@ -108,8 +110,11 @@ class HttpServer:
 
     async def close(self) -> None:
         """Close all sockets and connections within about a second."""
-        for listener in list(self._servers):
-            self._close(listener)
+        self._acceptor.close()
+        opening = list(self._opening)
+        for task in opening:
+            task.cancel()
+        await asyncio.gather(*opening, return_exceptions=True)
         for connection in self._connections:
             connection.shutdown()
         give_up_at = self._clock.monotonic() + CLOSE_TIMEOUT_SECONDS
@@ -125,12 +130,52 @@ class HttpServer:
     def _connections(self) -> Sequence[HttpConnection]:
         return cast(Sequence[HttpConnection], list(self._state.connections))
 
-    def _connection(self) -> HttpConnection:
-        return HttpConnection(self._config, self._state, self._limits, self._on_refusal)
+    @property
+    def _num_open(self) -> int:
+        return self.num_connections + len(self._opening)
 
-    def _close(self, listener: socket.socket) -> None:
-        self._servers.pop(listener).close()
-        listener.close()
+    def _connection(
+        self, network: str = "", on_open: Callable[[], object] = lambda: None
+    ) -> HttpConnection:
+        return HttpConnection(
+            self._config, self._state, self._limits, self._on_refusal, network, on_open
+        )
+
+    async def _open(self, connection: socket.socket, network: str) -> None:
+        """Open the connection; with TLS, this ends with the handshake."""
+        on_open = partial(self._opening.pop, asyncio.current_task(), None)
+        factory = partial(self._connection, network, on_open)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                factory, connection, **self._tls_arguments()
+            )
+        except OSError as error:  # TLS errors are OSErrors, too; the transport is closed
+            error.with_traceback(None)  # else buffers in its frames wait for the gc
+
+    def _end_opening(self, connection: socket.socket, opening: asyncio.Task[None]) -> None:
+        self._opening.pop(opening, None)
+        if opening.cancelled():
+            connection.close()  # it has no transport yet if the task was cancelled before it began
+
+    def _give_up(self, opening: asyncio.Task[None]) -> None:
+        """End a TLS handshake, to make room for others."""
+        del self._opening[opening]
+        opening.cancel()
+        self._on_refusal("connections")
+
+    def _make_room(self) -> None:
+        count = max(self._limits.max_connections // ROOM_DIVISOR, 1)
+        for each in choose_to_close([*self._opening.values(), *self._idle()], count):
+            each.close()
+
+    def _idle(self) -> Iterator[IdleConnection]:
+        for each in self._connections:
+            deadline = each.idle_deadline
+            if deadline is not None:
+                yield IdleConnection(each.network, deadline, each.close_idle)
+
+    def _max_waiting(self) -> int:
+        return max(self._limits.max_connections - self._num_open, ACCEPTS_PER_ITERATION)
 
     def _tls_arguments(self) -> dict[str, Any]:
         if self._tls is None:
@@ -163,19 +208,6 @@ def open_listener(host: str, port: int, *, reuse_port: bool = False) -> socket.s
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOTSENT_LOWAT_BYTES)
     return listener
-
-
-def _accept_pending(listener: socket.socket) -> list[socket.socket]:
-    accepted: list[socket.socket] = []
-    listener.setblocking(False)
-    while True:
-        try:
-            accepted.append(listener.accept()[0])
-        except OSError as error:
-            if error.errno in _QUEUE_IS_EMPTY:
-                return accepted
-            if error.errno != errno.ECONNABORTED:
-                raise
 
 
 def _uvicorn_config(app: ASGIApp, limits: ConnectionLimits) -> Config:

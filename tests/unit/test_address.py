@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from baton.core.credentials import ClusterCredentials
-from baton.network.address import host_port
+from baton.network.address import host_port, source_network
 from baton.rpc.framed.server import FramedServer
 from baton.rpc.server import build_server, listen
 
@@ -25,6 +25,12 @@ from baton.rpc.server import build_server, listen
 def test_formatted_address_can_be_split_into_host_and_port(host: str, address: str) -> None:
     assert host_port(host, 7) == address
     assert address.rpartition(":")[0].strip("[]") == host
+
+
+def test_clients_are_grouped_by_ipv4_address_or_ipv6_site() -> None:
+    assert [source_network(host) for host in ("10.0.0.1", "", "2001:db8::9", "x:y")] == [
+        "10.0.0.1", "", "2001:db8::/64", "x:y",
+    ]  # fmt: skip
 
 
 def has_ipv6() -> bool:

@@ -53,7 +53,9 @@ class Driver:
         return 0
 
     def cuMemGetAddressRange_v2(self, base: Any, size: Any, address: Any) -> int:
-        base._obj.value, size._obj.value = address.value - IN_ALLOCATION, ALLOCATION
+        is_mapped = address.value in self.mapped
+        base._obj.value = address.value - (0 if is_mapped else IN_ALLOCATION)
+        size._obj.value = ALLOCATION
         return 0
 
     def cuIpcGetMemHandle(self, handle: Any, base: Any) -> int:
@@ -168,8 +170,11 @@ async def test_gpu_blocks_are_read_by_cuda_ipc(driver: Driver) -> None:
     ("changed", "message"),
     [
         ({"host": "elsewhere"}, "source is on another host"),
-        ({"metadata": b"short"}, "its metadata must have 96 bytes, not 5"),
-        ({"region_size_bytes": ALLOCATION}, "does not fit into an allocation"),
+        ({"metadata": b"short"}, "its metadata must have 88 bytes, not 5"),
+        (
+            {"region_size_bytes": ALLOCATION - IN_ALLOCATION + 1},
+            f"at {IN_ALLOCATION} does not fit into the allocation, of which {ALLOCATION} bytes",
+        ),
     ],
 )
 def test_wrong_cuda_ipc_endpoint_is_refused(
@@ -180,6 +185,18 @@ def test_wrong_cuda_ipc_endpoint_is_refused(
     with pytest.raises(Invalid, match=message):
         reader.connect(replace(source.export(), **changed))
     assert driver.mapped == []
+
+
+def test_region_of_a_whole_allocation_is_accepted_and_not_a_byte_more(driver: Driver) -> None:
+    memory = np.zeros(SIZE, dtype=np.uint8)
+    source, reader = opened_ipc("source", memory), opened_ipc("reader", memory)
+    whole = replace(source.export(), region_size_bytes=ALLOCATION - IN_ALLOCATION)
+    reader.connect(whole)
+    for offset in (IN_ALLOCATION + 1, ALLOCATION, 2**64 - 1):
+        metadata = whole.metadata[:64] + offset.to_bytes(8, "little") + whole.metadata[72:]
+        with pytest.raises(Invalid, match=f"at {offset} does not fit"):
+            reader.connect(replace(whole, generation=2, metadata=metadata))
+    assert len(driver.mapped) == 1, "what was refused must be unmapped, and the first peer stay"
 
 
 def test_gpu_that_is_not_visible_is_reported(driver: Driver) -> None:

@@ -20,7 +20,7 @@ from baton.rpc.framed import client, server
 from baton.rpc.framed.client import FramedClientConnection, open_framed_connection
 from baton.rpc.framed.connection import HANDSHAKE_BYTES, VERSION, FramedConnection, FrameKind
 from baton.rpc.framed.server import FramedServer
-from baton.rpc.framed.unauthenticated import UnauthenticatedConnections, source_network
+from baton.rpc.framed.unauthenticated import UnauthenticatedConnections
 from baton.rpc.frames import FRAME_HEADER, MAX_MESSAGE_BYTES
 from baton.rpc.v1 import conductor_pb2, framed_pb2
 
@@ -330,9 +330,6 @@ def test_network_with_the_most_unauthenticated_connections_loses_its_oldest() ->
         places.add(each, f"10.0.1.{number}")
     assert closed[:9] == flood[:9] and len(places) == 4
     assert several[-1] not in closed
-    assert [source_network(host) for host in ("10.0.0.1", "", "2001:db8::9", "x:y")] == [
-        "10.0.0.1", "", "2001:db8::/64", "x:y",
-    ]  # fmt: skip
 
 
 # -- openings that are cancelled ------------------------------------------------------------

@@ -1,137 +1,30 @@
-"""Tests the HTTP server over real sockets: invalid and slow clients, limits, and TLS."""
+"""Tests the HTTP server over real sockets: invalid and slow clients, and limits."""
 
 import asyncio
 import contextlib
-import functools
 import json
 import socket
-import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
-from baton.clock import SystemClock
-from baton.errors import Invalid
-from baton.network.pinned_tls import pinned_tls_context
 from router.http.connection import MAX_PIPELINED_BYTES
-from router.http.connection_limits import ConnectionLimits
 from router.http.server import HttpServer, open_listener
-from router.http.tls import ReloadingCertificate
-from tests import certificates
+from tests.http_server_bench import (
+    CLOCK,
+    CLOSING_GET,
+    GET,
+    LIMITS,
+    Bench,
+    bench,
+    on_uvloop,
+    status,
+)
+from tests.router_harness import eventually
 
-CLOCK = SystemClock()
-LIMITS = ConnectionLimits(max_header_bytes=2048, max_headers=20, max_body_bytes=100_000)
 QUICK = 0.03
-GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
-CLOSING_GET = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 HEAD = b"POST / HTTP/1.1\r\nhost: x\r\n"
-
-
-def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run the test on uvloop, like the router."""
-
-    @functools.wraps(test)
-    def run(*arguments: Any, **named: Any) -> None:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(test(*arguments, **named))
-
-    return run
-
-
-class Bench:
-    """A server whose app records the requests that it received, and how many clients have left."""
-
-    def __init__(self, limits: ConnectionLimits, tls: ssl.SSLContext | None = None) -> None:
-        self.refusals: list[str] = []
-        self.requests: list[tuple[str, bytes]] = []
-        self.left = 0
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
-        self.chunks = [b"ok"]
-        self.reads_body = True
-        self.server = HttpServer(self._app, CLOCK, limits, self.refusals.append, tls)
-        self.port = 0
-        self.writers: list[asyncio.StreamWriter] = []
-
-    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
-        body, more = b"", self.reads_body
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                self.left += 1
-                return
-            body += message["body"]
-            more = message["more_body"]
-        self.requests.append((scope["path"], body))
-        answer = asyncio.ensure_future(self._answer(send))
-        leaving = asyncio.ensure_future(_left(receive))
-        await asyncio.wait([answer, leaving], return_when=asyncio.FIRST_COMPLETED)
-        self.left += not answer.done()
-        for task in (answer, leaving):
-            task.cancel()
-        await asyncio.wait([answer, leaving])
-
-    async def _answer(self, send: Any) -> None:
-        await self.may_answer.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        for chunk in self.chunks:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        self.writers.append(writer)
-        return reader, writer
-
-    async def ask(self, data: bytes) -> bytes:
-        """Send ``data``, and return everything received until the server closes the connection."""
-        reader, writer = await self.connect()
-        async with asyncio.timeout(5):
-            with contextlib.suppress(ConnectionError):
-                writer.write(data)
-                return await reader.read()
-            return b""
-
-
-async def _left(receive: Callable[[], Any]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-@asynccontextmanager
-async def bench(
-    limits: ConnectionLimits = LIMITS, tls: ssl.SSLContext | None = None
-) -> AsyncIterator[Bench]:
-    running = Bench(limits, tls)
-    listener = open_listener("127.0.0.1", 0)
-    running.port = listener.getsockname()[1]
-    await running.server.listen(listener)
-    try:
-        yield running
-    finally:
-        running.may_answer.set()
-        await running.server.close()
-        for writer in running.writers:
-            writer.close()
-        await asyncio.gather(
-            *(each.wait_closed() for each in running.writers), return_exceptions=True
-        )
-    assert running.server.num_connections == 0
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
-def status(answer: bytes) -> int:
-    return int(answer.split(b" ", 2)[1]) if answer else 0
 
 
 # -- what clients send ----------------------------------------------------------------------
@@ -352,16 +245,42 @@ async def test_unread_end_of_an_answer_times_out() -> None:
 
 
 @on_uvloop
-async def test_number_of_connections_is_limited() -> None:
+async def test_number_of_connections_with_a_request_is_limited() -> None:
     async with bench(replace(LIMITS, max_connections=2)) as running:
+        running.may_answer.clear()
         first, second = await running.connect(), await running.connect()
-        await eventually(lambda: running.server.num_connections == 2)
+        first[1].write(GET)
+        second[1].write(GET)
+        await eventually(lambda: len(running.requests) == 2)
         assert status(await running.ask(b"")) == 503
         assert running.refusals == ["connections"]
         first[1].close()
         await eventually(lambda: running.server.num_connections == 1)
-        second[1].write(GET)
+        running.may_answer.set()
+        assert status(await running.ask(CLOSING_GET)) == 200
         assert (await second[0].readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n", GET])
+@on_uvloop
+async def test_idle_connections_of_the_largest_network_make_room_for_others(sent: bytes) -> None:
+    """A crowd fills the server with connections that send nothing, half a head, or a request that
+    has been answered."""
+    async with bench(replace(LIMITS, max_connections=8)) as running:
+        neighbour = await running.connect()
+        neighbour[1].write(GET)
+        await neighbour[0].readuntil(b"0\r\n\r\n")
+        crowd = [await running.connect("127.0.0.2") for _ in range(7)]
+        for reader, writer in crowd:
+            writer.write(sent)
+            if sent == GET:
+                await reader.readuntil(b"0\r\n\r\n")
+        await eventually(lambda: running.server.num_connections == 8)
+        for _ in range(3):
+            assert status(await running.ask(CLOSING_GET)) == 200
+        assert set(running.refusals) == {"connections"}
+        neighbour[1].write(GET)
+        assert (await neighbour[0].readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
 
 
 @on_uvloop
@@ -376,6 +295,9 @@ async def test_sockets_use_nodelay_and_a_small_send_buffer() -> None:
     make = server._connection
 
     class Look:
+        def __init__(self, *arguments: Any) -> None:
+            self._arguments = arguments
+
         def connection_made(self, transport: asyncio.Transport) -> None:
             accepted = transport.get_extra_info("socket")
             wanted = (socket.TCP_NODELAY, socket.TCP_NOTSENT_LOWAT)
@@ -384,12 +306,12 @@ async def test_sockets_use_nodelay_and_a_small_send_buffer() -> None:
             transport.close()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            make()
+            make(*self._arguments)
 
     server._connection = Look  # type: ignore[method-assign, assignment]
-    await server.listen(listener)
-    socket.create_connection(listener.getsockname()).close()
-    await eventually(lambda: bool(options))
+    server.listen(listener)
+    with socket.create_connection(listener.getsockname()):
+        await eventually(lambda: bool(options))
     await server.close()
     assert options == [(1, 65_536)]
 
@@ -405,14 +327,13 @@ async def test_connections_in_the_accept_queue_are_served_when_leaving_a_port() 
     running = Bench(LIMITS)
     listener = open_listener("127.0.0.1", 0, reuse_port=True)
     address = listener.getsockname()
-    await running.server.listen(listener)
+    running.server.listen(listener)
     other = open_listener("127.0.0.1", address[1], reuse_port=True)
     waiting = [socket.create_connection(address) for _ in range(20)]
-    leaving = asyncio.ensure_future(running.server.stop_accepting(listener))
+    running.server.stop_accepting(listener)
     for each in waiting:
         each.setblocking(False)
         each.sendall(GET)
-    await leaving
     other.setblocking(False)
     theirs: list[socket.socket] = []
     accept_waiting(other, theirs)
@@ -447,43 +368,3 @@ async def test_finishing_server_closes_connections_after_their_current_request()
         running.may_answer.set()
         assert b"connection: close" in await busy[0].read()
         await finishing
-
-
-# -- TLS ------------------------------------------------------------------------------------
-
-
-@on_uvloop
-async def test_replaced_certificate_is_reloaded(tmp_path: Path) -> None:
-    files = tmp_path / "one.pem", tmp_path / "one.key"
-    files[0].write_text(certificates.ONE_CERTIFICATE)
-    files[1].write_text(certificates.ONE_KEY)
-    other = tmp_path / "two.pem"
-    other.write_text(certificates.TWO_CERTIFICATE)
-    certificate = ReloadingCertificate(str(files[0]), str(files[1]), CLOCK)
-    async with bench(tls=certificate.context) as running:
-
-        async def ask(trusted: Path) -> int:
-            reader, writer = await asyncio.open_connection(
-                "127.0.0.1", running.port, ssl=pinned_tls_context(str(trusted))
-            )
-            writer.write(CLOSING_GET)
-            answer = await reader.read()
-            writer.close()
-            return status(answer)
-
-        assert await ask(files[0]) == 200
-        with pytest.raises(ssl.SSLCertVerificationError):
-            await ask(other)
-        files[0].write_text(certificates.TWO_CERTIFICATE)
-        certificate.refresh()  # the key file is still the old one, so that nothing is reloaded yet
-        with pytest.raises(ssl.SSLCertVerificationError):
-            await ask(other)
-        files[1].write_text(certificates.TWO_KEY)
-        certificate.refresh()
-        assert await ask(other) == 200
-
-
-def test_invalid_certificate_is_rejected(tmp_path: Path) -> None:
-    (tmp_path / "a.pem").write_text("nonsense")
-    with pytest.raises(Invalid, match="tls_certificate"):
-        ReloadingCertificate(str(tmp_path / "a.pem"), str(tmp_path / "a.pem"), CLOCK)

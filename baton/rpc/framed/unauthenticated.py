@@ -2,11 +2,9 @@
 oldest connection from the network with the most connections is closed. Authentication takes
 milliseconds, so members complete it in time."""
 
-import ipaddress
 from typing import Protocol
 
-V6_SITE_BITS = 64
-"""Prefix length by which IPv6 addresses are grouped: a client can use any address of its /64."""
+from baton.network.address import source_network
 
 
 class Closable(Protocol):
@@ -50,14 +48,3 @@ class UnauthenticatedConnections:
             del self._by_network[network][connection]
             if not self._by_network[network]:
                 del self._by_network[network]
-
-
-def source_network(host: str) -> str:
-    """Return the key by which connections are grouped: an IPv4 address, or an IPv6 /64 network."""
-    if ":" not in host:
-        return host
-    try:
-        network = ipaddress.ip_network((host.partition("%")[0], V6_SITE_BITS), strict=False)
-    except ValueError:
-        return host
-    return str(network)
