@@ -19,6 +19,7 @@ async def attack(target: AttackTarget) -> None:
     registry = redis.asyncio.Redis.from_url(target.redis_url)
     try:
         [ids] = await registry.keys("baton:*:members")
+        assert isinstance(ids, bytes)
         prefix = ids.decode().removesuffix("members")
         for start in range(0, NAMES, NAMES_PER_CALL):
             if target.is_over:
