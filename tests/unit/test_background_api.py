@@ -165,6 +165,9 @@ async def test_a_running_response_holds_its_admission(tokenizer: Tokenizer) -> N
         assert limiter.num_in_use == 0
 
 
+LARGE_METADATA = {f"key {number}": "x" * 500 for number in range(6)}
+
+
 @pytest.mark.parametrize("end", ["completed", "cancelled"])
 async def test_a_running_response_holds_the_bytes_of_its_body(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, end: str
@@ -175,11 +178,11 @@ async def test_a_running_response_holds_the_bytes_of_its_body(
     monkeypatch.setattr(background_responses, "MAX_RUNNING_PER_TENANT", 1)
     async with serving(tokenizer, automatic=False) as (router, client):
         budget = router.service.resources.body_budget
-        queued = await start(client, user="x" * 3000)
+        queued = await start(client, metadata=LARGE_METADATA)
         await eventually(lambda: bool(router.prefill.jobs))
         held = budget.num_bytes
         assert 2000 < held < 3000
-        wrong_error(await client.post(RESPONSES, json=asking(user="x" * 3000)), 429)
+        wrong_error(await client.post(RESPONSES, json=asking(metadata=LARGE_METADATA)), 429)
         assert budget.num_bytes == held
         if end == "cancelled":
             await client.post(f"{RESPONSES}/{queued['id']}/cancel")

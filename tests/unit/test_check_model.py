@@ -32,7 +32,7 @@ def test_the_models_of_batons_own_engine_need_no_other_python() -> None:
 
 
 def test_a_python_that_accepts_its_vllm_is_accepted(tmp_path: Path) -> None:
-    python = program(tmp_path, 'test "$*" = "-m baton.vllm_engine.versions"')
+    python = program(tmp_path, 'test "$*" = "-P -m baton.vllm_engine.versions"')
     check_models(Settings(engine="vllm", engine_python=python))
 
 

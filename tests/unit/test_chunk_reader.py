@@ -60,7 +60,7 @@ class Transfer:
         )
         reader = self.target.reader()
         self.state.accepted_codecs = reader.accepted(exact=False)
-        chunks = ChunkReader(self.state, self.source, reader, CLOCK, 5.0)
+        chunks = ChunkReader(self.state, self.source, reader, CLOCK)
         self.reading = asyncio.create_task(chunks.read_all())
 
     async def announce(self, first: int, last: int, codec: KvCodecName = LOSSLESS) -> None:
