@@ -2,6 +2,7 @@
 long."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -157,3 +158,37 @@ async def test_the_clients_skip_pings(tokenizer: Tokenizer, frequent_pings: None
             router.decode.step()
             await asyncio.sleep(0.02)  # longer than the interval of pings
         assert [await task for task in tasks] == ["Hello, wörld!"] * 4
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_an_error_after_a_ping_is_the_last_event(
+    path: str, tokenizer: Tokenizer, frequent_pings: None
+) -> None:
+    """The status 200 has been sent by then."""
+    ping = EVENT if path == "/v1/messages" else COMMENT
+    async with (
+        open_harness(tokenizer, automatic=False) as (router, client),
+        open_stream(client, path) as stream,
+    ):
+        await stream.read_until(ping)
+        await eventually(lambda: len(router.decode.jobs) == 1)
+        router.decode.fail_jobs("INVALID_ARGUMENT", "went wrong")
+        received = (await stream.read_all()).replace(ping, b"")
+    *events, last, rest = received.split(b"\n\n")
+    kinds = [event.partition(b"\n")[0] for event in events]
+    error = json.loads(last[last.index(b"{") :])
+    assert rest == b""
+    match path:
+        case "/v1/messages":
+            assert kinds == [] and last.startswith(b"event: error\ndata: ")
+            assert error["error"] == {"type": "invalid_request_error", "message": "went wrong"}
+        case "/v1/responses":
+            assert kinds == [b"event: response.created", b"event: response.in_progress"]
+            assert last.startswith(b"event: response.failed\ndata: ")
+            assert error["response"]["error"] == {"code": "invalid_prompt", "message": "went wrong"}
+        case _:
+            assert kinds == [] and last.startswith(b"data: ")
+            assert (error["error"]["type"], error["error"]["message"]) == (
+                "invalid_request_error",
+                "went wrong",
+            )
