@@ -58,16 +58,16 @@ app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
-    """Prepare the environment variables, and run the command line."""
+    """Prepare the environment variables, send logs to stderr, since results go to stdout, and run
+    the command line."""
     prepare_environment()
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     run_command_line()
 
 
 def run_command_line() -> None:
-    """Run the command line. Logs go to stderr, since results go to stdout. If the command raises a
-    BatonError, print its message in one line on stderr, and exit with 2 if the error is Invalid,
-    else with 1."""
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    """Run the command line. If the command raises a BatonError, print its message in one line on
+    stderr, and exit with 2 if the error is Invalid, else with 1."""
     try:
         app(prog_name="baton")
     except BatonError as error:
