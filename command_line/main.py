@@ -61,7 +61,7 @@ def main() -> None:
     """Prepare the environment variables, send logs to stderr, since results go to stdout, and run
     the command line."""
     prepare_environment()
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
     run_command_line()
 
 
