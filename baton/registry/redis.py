@@ -170,9 +170,10 @@ class RedisRegistry:
         except (Unauthorized, Invalid) as error:
             if name not in self._ignored and len(self._ignored) < MAX_LOGGED:
                 self._ignored.add(name)
-                is_untrusted = isinstance(error, Unauthorized)
-                event = "untrusted_member" if is_untrusted else "malformed_member"
-                log.warning(event, member=name, error=str(error))
+                if isinstance(error, Unauthorized):
+                    log.warning("untrusted_member", member=name, error=str(error))
+                else:
+                    log.warning("malformed_member", member=name, error=str(error))
             return None
         self._ignored.discard(name)
         return member
