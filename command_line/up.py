@@ -43,7 +43,6 @@ def run_up(settings: Settings, detach: bool) -> None:
         raise folder.already_running_error()
     check_port(settings.host, settings.port)
     check_backend(settings)
-    configure_logging("warning" if sys.stderr.isatty() else settings.log_level, settings.log_format)
     pinned = check_models(settings)
     if detach:
         _detach(settings, pinned, folder)
@@ -61,6 +60,7 @@ def run_up(settings: Settings, detach: bool) -> None:
 async def _supervise(settings: Settings, pinned: Settings, folder: ClusterFolder) -> None:
     """Run the cluster with the settings ``pinned``, which are ``settings`` with the commits of hub
     models."""
+    configure_logging("warning" if sys.stderr.isatty() else settings.log_level, settings.log_format)
     folder.acquire()
     stop, stop_now = asyncio.Event(), asyncio.Event()
     _install_signal_handlers(stop, stop_now)
