@@ -71,7 +71,7 @@ def show_status(name: str, as_json: bool) -> None:
         state = None
     if as_json:
         redis = asyncio.run(fetch_redis_problem(state)) if state else ""
-        print(json.dumps(status_object(state) | {"redis": redis}))
+        print(json.dumps(status_object(state, redis)))
     elif state is not None:
         print(f"{state.url}  {_readiness(state)}")
         if problem := asyncio.run(fetch_redis_problem(state)):
@@ -90,12 +90,14 @@ def _readiness(state: ClusterState) -> str:
     return "ready" if state.ready else f"not ready{obstacle}"
 
 
-def status_object(state: ClusterState | None) -> dict[str, Any]:
-    """Return what ``baton status --json`` prints; scripts rely on its keys."""
+def status_object(state: ClusterState | None, redis: str = "") -> dict[str, Any]:
+    """Return what ``baton status --json`` prints; scripts rely on its keys. ``redis`` says why
+    Redis takes no announcements, or is empty."""
     if state is None:
         return {
             "ready": False,
             "url": "",
+            "redis": redis,
             "models": {},
             "settings": {},
             "lost_writes": {},
@@ -104,6 +106,7 @@ def status_object(state: ClusterState | None) -> dict[str, Any]:
     return {
         "ready": state.ready,
         "url": state.url,
+        "redis": redis,
         "models": state.models,
         "settings": state.settings,
         "lost_writes": state.lost_writes,

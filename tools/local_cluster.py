@@ -59,7 +59,7 @@ class LocalCluster:
 
     def status(self) -> dict[str, Any]:
         """Return what ``baton status --json`` prints. If the cluster runs this source, no process
-        is started for it."""
+        is started for it, and Redis is not asked."""
         if self.tree is None:
             from command_line.status import status_object  # its packages are not on every machine
 
