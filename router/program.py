@@ -114,14 +114,13 @@ class RouterProgram:
     async def start(self) -> None:
         """Start all components of the router, and return once its sockets listen. Raises Invalid or
         Unavailable if a component can't start."""
-        settings = self._settings
-        await wait_for_registry(self._registry, self._clock, settings.redis_wait_seconds)
+        await wait_for_registry(self._registry, self._clock, self._settings.redis_wait_seconds)
+        settings = await asyncio.to_thread(pin_models, self._settings)
         self._cluster = Cluster(self._registry, self._clock)
         self._conductor_placer = ConductorPlacer(self._cluster, self._clock, settings.trust)
         pin_client = GrpcPinClient(settings.trust)
         self._prefix_pinner = PrefixPinner(self._cluster, pin_client, self._clock)
-        pinned = await asyncio.to_thread(pin_models, settings)
-        self._model_paths = pinned.served_models
+        self._model_paths = settings.served_models
         models = [
             await asyncio.to_thread(self._load_model, name, path)
             for name, path in self._model_paths.items()

@@ -113,7 +113,10 @@ class PlacementSearch:
                 self.variant = variant
                 return placement
             failures[variant] = Unavailable("the only workers left are the ones that failed")
-        raise min(failures.values(), key=_precedence)
+        try:
+            raise min(failures.values(), key=_precedence)
+        finally:
+            failures.clear()  # an error's traceback refers to this frame
 
     async def find_again(self, spec: RequestSpec) -> Placement:
         """Place the request after a failure: repeat :meth:`find` while it raises Unavailable, until

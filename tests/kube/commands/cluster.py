@@ -17,7 +17,7 @@ from baton.core.ids import WorkerId
 from baton.pools.kubernetes import open as open_module
 from baton.pools.worker_admin import DrainReport
 from baton.registry.memory import MemoryRegistry
-from command_line.main import main
+from command_line.main import run_command_line
 from tests.helm.chart import NAMESPACE as HOME
 from tests.helm.chart import render
 from tests.kube import instant
@@ -210,7 +210,7 @@ class Baton:
         and on stderr."""
         self.kube.monkeypatch.setattr(sys, "argv", ["baton", *words, "--on", "kubernetes"])
         with pytest.raises(SystemExit) as ended:
-            main()
+            run_command_line()
         out, err = self._capsys.readouterr()
         code = ended.value.code
         return (code if isinstance(code, int) else 0), out.splitlines(), err.splitlines()
