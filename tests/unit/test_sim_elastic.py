@@ -28,6 +28,7 @@ QUICK = SimulatedAutoscalingConfig(
         decode=PoolBounds(1, 2),
         stable_seconds=0.0,
         cooldown_seconds=0.0,
+        shrink_seconds=20.0,
         pending_seconds=100.0,
     ),
     start_seconds=10.0,
