@@ -3,9 +3,9 @@
     python -m benchmarks.autoscale_live [--users 32] [--seconds 30] [--seed 1]
 
 The cluster begins with one prefill and one decode worker of the demo model. Its autoscaler checks
-every second; a change must be wanted for 3 s, and a worker counts as needed for 20 s. One user in a
-closed loop, then a quarter of ``--users``, then all of them, then one again: each for ``--seconds``,
-at the end for three times as long. Prints each change with the time since the first of them, and as
+every second; a change must be wanted for 3 s, and past needs count for 20 s. One user in a closed
+loop sends requests for ``--seconds``, then a quarter of ``--users``, then all of them, then one
+again, for three times as long. Prints each change with the time since the first of them, and as
 the last line JSON with the numbers of changes up and down of each pool, and the shortest time in
 seconds from a pool's growth to its next shrinkage.
 """

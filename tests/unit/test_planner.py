@@ -144,9 +144,9 @@ def test_pools_without_measurements_keep_their_sizes() -> None:
 
 @pytest.mark.parametrize("measured", [True, False])
 def test_workers_whose_prompts_are_late_count_as_fully_used(measured: bool) -> None:
-    """By their measured speed, the workers are almost idle. But on two of three, a prompt waits whose
-    deadline has passed: they are as busy as two workers can be, which are 67 % of three. Once the
-    third is late, too, three are fully used, so four would be 75 % utilised."""
+    """By their measured speed, the workers are almost idle. But on two of three, a prompt waits
+    whose deadline has passed. So two are fully used, which is 67 % of three. Once the third is
+    late, too, four are needed, which are then 75 % utilised."""
     planner = Planner(CONFIG, 0.0)
     planner.record_placed(snapshot(1.0), 1000, decision(0.01))
     view = snapshot(5.0, 3, measured=measured)
