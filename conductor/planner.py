@@ -15,7 +15,7 @@ from baton.core.pool_plan import PoolPlan
 from conductor.load_forecast import LoadForecast, LoadTrend
 from conductor.policy.decision import Decision
 from conductor.policy.sizing import PoolCapacity, PoolSizes, SizingConfig, size_pools
-from conductor.policy.snapshot import DecodeView, Snapshot
+from conductor.policy.snapshot import DecodeView, PrefillView, Snapshot
 
 PLAN_SECONDS = 5.0
 """Interval between two plans."""
@@ -170,9 +170,16 @@ class Planner:
             decode_capacity_tokens=int(_mean(capacities)),
             queued_prompt_tokens=sum(view.queued_tokens for view in snapshot.prefills),
             projected_tokens=sum(view.projected_tokens for view in snapshot.decodes),
+            late_prefill=sum(_has_late_prompt(view, snapshot) for view in snapshot.prefills),
+            late_decode=sum(self._is_overfull(view) for view in decodes),
             prefill_demand=sizing.prefill_demand if sizing is not None else None,
             decode_demand=sizing.decode_demand if sizing is not None else None,
         )
+
+    def _is_overfull(self, view: DecodeView) -> bool:
+        """Whether a decode worker's present requests exceed the ITL SLO or its memory."""
+        is_slow = view.step_seconds() > self.config.sizing.itl_slo_seconds
+        return view.num_requests > 0 and (is_slow or view.free_tokens < 0)
 
     def _decode_throughput(self, view: DecodeView, load: LoadForecast) -> float:
         context = load.prompt_tokens + load.answer_tokens / 2
@@ -197,6 +204,11 @@ def decode_tokens_per_second(
         else:
             high = middle - 1
     return low / seconds(low) if seconds(low) else 0.0
+
+
+def _has_late_prompt(view: PrefillView, snapshot: Snapshot) -> bool:
+    """Whether a prompt waits whose TTFT deadline has passed. The queue is ordered by deadline."""
+    return bool(view.queue) and view.queue[0].deadline_seconds < snapshot.now_seconds
 
 
 def _cached_blocks(decision: Decision) -> int:

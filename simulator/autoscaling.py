@@ -26,11 +26,13 @@ from simulator.event_queue import EventQueue
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedAutoscalingConfig:
     """``start_seconds`` is the time that a simulated worker takes to start. The planner may assume
-    a different time (``planner.start_seconds``)."""
+    a different time (``planner.start_seconds``). The autoscaler checks the pools, against the
+    latest plan, every ``check_seconds``."""
 
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
     start_seconds: float = 60.0
+    check_seconds: float = 5.0
 
 
 class Resizable(Protocol):
@@ -96,7 +98,8 @@ class SimulatedAutoscaler:
         ]
 
     def start(self) -> None:
-        self._events.schedule(PLAN_SECONDS, self._tick)
+        self._events.schedule(PLAN_SECONDS, self._plan)
+        self._events.schedule(self._config.check_seconds, self._check)
 
     def record_request(
         self, snapshot: Snapshot, num_tokens: int, decision: Decision | None
@@ -118,26 +121,32 @@ class SimulatedAutoscaler:
             paid[lifetime.role] += max(seconds, 0.0)  # type: ignore[assignment]
         return paid
 
-    def _tick(self) -> None:
+    def _plan(self) -> None:
+        if not self._cluster.is_finished:
+            self._planner.plan(self._cluster.planning_snapshot())
+            self._events.schedule(self._events.now_seconds + PLAN_SECONDS, self._plan)
+
+    def _check(self) -> None:
         if self._cluster.is_finished:
             return
         now = self._events.now_seconds
         for lifetime in self._lifetimes:
             if lifetime.state == "draining" and lifetime.id and self._cluster.is_idle(lifetime.id):
                 lifetime.stopped_at_seconds = now
-        plan = self._planner.plan(self._cluster.planning_snapshot())
         workers = [
             PoolWorker(WorkerId(str(number)), lifetime.role, lifetime.state)
             for number, lifetime in enumerate(self._lifetimes)
             if lifetime.stopped_at_seconds < 0
         ]
         step, self._history = decide_scaling(
-            PoolObservation(now, plan, self._sizes, workers), self._history, self._config.scaling
+            PoolObservation(now, self._planner.last_plan, self._sizes, workers),
+            self._history,
+            self._config.scaling,
         )
         if step is not None:
             self.steps.append((now, step))
             self._apply_step(step)
-        self._events.schedule(now + PLAN_SECONDS, self._tick)
+        self._events.schedule(now + self._config.check_seconds, self._check)
 
     def _apply_step(self, step: ScalingStep) -> None:
         now = self._events.now_seconds

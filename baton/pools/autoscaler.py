@@ -126,6 +126,7 @@ def scaling_config(settings: Settings, can_convert: bool = False) -> ScalingConf
         max_step_workers=settings.autoscale_step,
         stable_seconds=settings.autoscale_stable_seconds,
         cooldown_seconds=settings.autoscale_cooldown_seconds,
+        shrink_seconds=settings.autoscale_shrink_seconds,
         pending_seconds=settings.autoscale_pending_timeout_seconds,
         can_convert=can_convert,
     )

@@ -30,7 +30,8 @@ class ScalingConfig:
     """The limits of the autoscaler. ``max_workers`` is the budget of the prefill and the decode
     pool, including workers that are being removed. A change is made once it has been wanted for
     ``stable_seconds``, and at least ``cooldown_seconds`` after the last change; it adds or removes
-    at most ``max_step_workers`` workers. New workers that do not serve after ``pending_seconds``
+    at most ``max_step_workers`` workers. A pool that has grown keeps its new workers until they
+    have served for ``shrink_seconds``. New workers that do not serve after ``pending_seconds``
     are removed again, and their pool does not grow for another ``pending_seconds``.
     ``can_convert`` says whether workers can move from pool to pool."""
 
@@ -40,6 +41,7 @@ class ScalingConfig:
     max_step_workers: int = 1
     stable_seconds: float = 10.0
     cooldown_seconds: float = 30.0
+    shrink_seconds: float = 300.0
     pending_seconds: float = 900.0
     can_convert: bool = False
 
@@ -63,6 +65,14 @@ class PoolObservation:
 
     def num_serving(self, role: Role) -> int:
         return sum(each.role is role and each.state == "serving" for each in self.workers)
+
+    def num_planned_from(self, role: Role) -> int:
+        """Return how many workers of a role served when the plan was made, as far as the conductor
+        knew; 0 without a plan."""
+        if self.plan is None:
+            return 0
+        is_prefill = role is Role.PREFILL
+        return self.plan.serving_prefill if is_prefill else self.plan.serving_decode
 
     def num_not_serving_yet(self, role: Role) -> int:
         """Return the number of workers of a role that were requested and do not serve yet."""
@@ -113,6 +123,9 @@ class ScalingHistory:
     pending_growths: tuple[PendingGrowth, ...] = ()
     growth_blocked_until: Mapping[Role, float] = field(default_factory=dict)
     """For each pool, when it may grow again."""
+    grown_seconds: Mapping[Role, float] = field(default_factory=dict)
+    """For each pool that has grown, when the last of its new workers began to serve, or the present
+    time while they are starting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +215,13 @@ def _updated_history(
         for each in history.pending_growths
         if observation.sizes.get(each.role, 0) >= each.new_size > observation.num_serving(each.role)
     )
-    return replace(history, pending_changes=wishes, pending_growths=growths)
+    grown = {each.role: observation.now_seconds for each in history.pending_growths}
+    return replace(
+        history,
+        pending_changes=wishes,
+        pending_growths=growths,
+        grown_seconds={**history.grown_seconds, **grown},
+    )
 
 
 def _take_back(
@@ -309,14 +328,19 @@ def _shrinkage(
     observation: PoolObservation, history: ScalingHistory, config: ScalingConfig
 ) -> ScalingStep | None:
     """Return the step that shrinks a pool, if one may shrink. No pool shrinks while workers of
-    either pool are still starting, since the plan counts only workers that serve. A pool shrinks
-    only if it has more serving workers than the plan wants: a plan says little about a pool whose
-    workers are down."""
+    either pool are still starting, nor does a pool whose new workers have not served for
+    ``shrink_seconds`` yet. A pool shrinks only if it has more serving workers than the plan wants,
+    and the plan counts all of them: a plan says little about a pool whose workers are down, and one
+    that was made while a worker was starting does not mean that this worker is not needed."""
     if any(observation.num_not_serving_yet(role) for role in observation.sizes):
         return None
     for role in _due(observation, history, config, grows=False):
-        size = observation.sizes[role]
-        if history.pending_changes[role].nearest_size >= observation.num_serving(role):
+        size, serving = observation.sizes[role], observation.num_serving(role)
+        served = observation.now_seconds - history.grown_seconds.get(role, float("-inf"))
+        is_known = observation.num_planned_from(role) >= serving
+        if history.pending_changes[role].nearest_size >= serving or not is_known:
+            continue
+        if served < config.shrink_seconds:
             continue
         count = min(size - history.pending_changes[role].nearest_size, config.max_step_workers)
         return ScalingStep(role, size, size - count, _plan_reason(observation, role))

@@ -5,7 +5,9 @@ was needed in the last ``shrink_seconds`` at a utilisation of ``shrink_utilisati
 must grow by a factor of ``utilisation / shrink_utilisation`` before a removed worker is needed
 again. No pool becomes too small for the requests that were already admitted. A queue makes a pool
 grow only by what the queue adds to the work of the next minute, since a worker that starts now
-comes too late for the requests that are queued now.
+comes too late for the requests that are queued now. But each worker that misses the SLO counts as
+fully used, whatever its measured speed: it may be slower than it was measured alone, and clients
+that wait for their answers send no more requests than it can serve.
 """
 
 import math
@@ -63,7 +65,8 @@ class PoolCapacity:
     """The current pool sizes, and the measured capacity of one worker of each pool: prompt tokens
     computed per second, answer tokens per second within the SLO, and tokens of KV (each 0 if not
     measured yet). ``queued_prompt_tokens`` and ``projected_tokens`` (tokens of KV) are the demand
-    of requests that were already admitted. ``prefill_demand`` and ``decode_demand`` are the demand
+    of requests that were already admitted. ``late_prefill`` and ``late_decode`` are the numbers of
+    workers whose requests miss the SLO. ``prefill_demand`` and ``decode_demand`` are the demand
     peaks from the last :class:`PoolSizes`."""
 
     now_seconds: float
@@ -74,6 +77,8 @@ class PoolCapacity:
     decode_capacity_tokens: int
     queued_prompt_tokens: int = 0
     projected_tokens: int = 0
+    late_prefill: int = 0
+    late_decode: int = 0
     prefill_demand: DemandPeaks | None = None
     decode_demand: DemandPeaks | None = None
 
@@ -142,7 +147,7 @@ def _prefill_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig)
     return _PoolDemand(
         "prefill",
         pools.num_prefill,
-        _in_workers(computed, speed, pools.num_prefill, config),
+        max(_in_workers(computed, speed, pools.num_prefill, config), pools.late_prefill),
         math.ceil(pools.queued_prompt_tokens / (speed * config.ttft_slo_seconds))
         if speed
         else pools.num_prefill,
@@ -165,7 +170,7 @@ def _decode_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) 
     return _PoolDemand(
         "decode",
         pools.num_decode,
-        max(by_speed, by_memory),
+        max(by_speed, by_memory, pools.late_decode),
         math.ceil(pools.projected_tokens / memory) if memory else pools.num_decode,
         config.min_decode,
         config.max_decode,

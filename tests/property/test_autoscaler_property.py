@@ -131,7 +131,7 @@ class PoolsModel:
 
 
 plans = st.builds(
-    lambda prefill, decode: PoolPlan(prefill, decode, "why", 0, 0, 1.0, 1.0, 1.0, 0.0),
+    lambda prefill, decode: PoolPlan(prefill, decode, "why", BUDGET, BUDGET, 1.0, 1.0, 1.0, 0.0),
     st.integers(1, 12),
     st.integers(1, 12),
 )

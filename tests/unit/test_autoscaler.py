@@ -36,7 +36,9 @@ CONFIG = ScalingConfig(
 
 
 def plan(prefill: int, decode: int) -> PoolPlan:
-    return PoolPlan(prefill, decode, "why", prefill, decode, 1.0, 1000.0, 100.0, 0.0)
+    """Return a plan that was made with all workers in view, however many there are."""
+    known = CONFIG.max_workers
+    return PoolPlan(prefill, decode, "why", known, known, 1.0, 1000.0, 100.0, 0.0)
 
 
 class SimulatedPools:
@@ -160,6 +162,31 @@ def test_restarting_worker_does_not_block_other_changes() -> None:
     pools.states[DECODE][0] = "restarting"
     pools.plan = plan(2, 2)
     assert pools.steps_of(3) == [(15.0, PREFILL, 2)]
+
+
+def test_new_worker_stays_for_the_shrink_time_after_it_began_to_serve() -> None:
+    """While the worker starts, the plan is that of the one that serves, and soon it is lower than
+    when the worker was requested. Of the 50 s, none has passed before it serves."""
+    pools = SimulatedPools(1, 1, replace(CONFIG, shrink_seconds=50.0))
+    pools.plan = plan(1, 2)
+    assert pools.steps_of(3) == [(15.0, DECODE, 2)]
+    pools.plan = plan(1, 1)
+    assert pools.steps_of(7) == []
+    pools.settle(DECODE)
+    assert pools.steps_of(20) == [(105.0, DECODE, 1)]  # it began to serve between 50 s and 55 s
+
+
+def test_plan_that_does_not_count_every_serving_worker_shrinks_no_pool() -> None:
+    """A worker was down when the plan was made: that one worker was enough then says nothing about
+    the second. The next plan counts both."""
+    pools = SimulatedPools(1, 2)
+    pools.states[DECODE][1] = "restarting"
+    pools.plan = replace(plan(1, 1), serving_decode=1)
+    assert pools.steps_of(20) == []
+    pools.settle(DECODE)
+    assert pools.steps_of(5) == []
+    pools.plan = replace(plan(1, 1), serving_decode=2)
+    assert pools.steps_of(1) == [(130.0, DECODE, 1)]
 
 
 def test_pool_that_is_down_is_not_shrunk() -> None:

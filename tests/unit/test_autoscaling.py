@@ -26,7 +26,7 @@ from conductor.terminating_pods import TerminatingPodWatcher
 from orchestrator import supervisor as supervisor_module
 from tests.unit.test_supervisor import ClusterHarness
 
-PLAN = PoolPlan(1, 2, "why", 1, 1, 1.0, 1000.0, 100.0, 0.0)
+PLAN = PoolPlan(1, 2, "why", 2, 1, 1.0, 1000.0, 100.0, 0.0)
 
 
 async def test_the_supervisor_follows_its_conductors_plan(

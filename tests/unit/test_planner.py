@@ -9,7 +9,14 @@ from baton.core.pool_plan import PoolAlternative
 from conductor.planner import MAX_MEASURED_TOKENS, Planner, PlannerConfig, decode_tokens_per_second
 from conductor.policy.decision import Decision
 from conductor.policy.sizing import SizingConfig
-from conductor.policy.snapshot import DecodeView, LinkSpeed, PrefillView, Snapshot, WorkerPool
+from conductor.policy.snapshot import (
+    DecodeView,
+    LinkSpeed,
+    PrefillView,
+    QueuedPrefill,
+    Snapshot,
+    WorkerPool,
+)
 from tests.unit.test_conductor import ConductorHarness, decode_member, prefill_member
 
 PREFILL_COST = PrefillCost(0.0, 0.0001, 0.0)
@@ -133,6 +140,40 @@ def test_pools_without_measurements_keep_their_sizes() -> None:
     plan = planner.plan(snapshot(5.0, 3, 4, measured=False))
     assert plan is not None
     assert (plan.prefill, plan.decode) == (3, 4)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_workers_whose_prompts_are_late_count_as_fully_used(measured: bool) -> None:
+    """By their measured speed, the workers are almost idle. But on two of three, a prompt waits
+    whose deadline has passed. So two are fully used, which is 67 % of three. Once the third is
+    late, too, four are needed, which are then 75 % utilised."""
+    planner = Planner(CONFIG, 0.0)
+    planner.record_placed(snapshot(1.0), 1000, decision(0.01))
+    view = snapshot(5.0, 3, measured=measured)
+    for worker, deadline in (("p0", 4.0), ("p1", 4.5), ("p2", 5.0)):
+        view.prefills[worker].queue.append(QueuedPrefill(deadline, 0.01))
+    plan = planner.plan(view)
+    assert plan is not None
+    assert plan.prefill == 3
+    view.prefills["p2"].queue[0] = QueuedPrefill(4.9, 0.01)
+    plan = planner.plan(view)
+    assert plan is not None
+    assert plan.prefill == 4
+
+
+@pytest.mark.parametrize(("num_requests", "tokens"), [(41, 0), (1, 100_001)])
+def test_decode_worker_beyond_its_slo_or_memory_counts_as_fully_used(
+    num_requests: int, tokens: int
+) -> None:
+    """A step with more than 40 answers takes longer than 50 ms, and the worker has memory for
+    100,000 tokens of KV."""
+    planner = Planner(CONFIG, 0.0)
+    planner.record_placed(snapshot(1.0), 1000, decision(0.01))
+    view = snapshot(5.0, num_decode=1)
+    view.decodes["d0"].num_requests, view.decodes["d0"].projected_tokens = num_requests, tokens
+    plan = planner.plan(view)
+    assert plan is not None
+    assert plan.decode == 2
 
 
 def test_unknown_capacity_is_ignored() -> None:

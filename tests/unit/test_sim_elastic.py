@@ -3,6 +3,7 @@ cost."""
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from baton.core.ids import WorkerId
@@ -28,6 +29,7 @@ QUICK = SimulatedAutoscalingConfig(
         decode=PoolBounds(1, 2),
         stable_seconds=0.0,
         cooldown_seconds=0.0,
+        shrink_seconds=20.0,
         pending_seconds=100.0,
     ),
     start_seconds=10.0,
@@ -121,6 +123,34 @@ def test_growth_that_takes_too_long_is_taken_back() -> None:
     cluster = ran(steady(0.6, 40.0), config)
     assert steps(cluster)[:2] == [(5.0, "prefill", 2), (25.0, "prefill", 1)]
     assert [worker.id for worker in cluster.prefills] == ["p0"]
+
+
+RAMP = replace(
+    ONE_WRITER,
+    planner=replace(ONE_WRITER.planner, start_seconds=8.0),
+    scaling=replace(ONE_WRITER.scaling, stable_seconds=3.0, cooldown_seconds=5.0),
+    start_seconds=8.0,
+    check_seconds=1.0,
+)
+"""Between two plans, which are made every 5 s, the autoscaler checks the pools four more times."""
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
+def test_ramp_causes_one_change_up_and_one_down_after_the_shrink_time(seed: int) -> None:
+    """The rate rises for 30 s, to more than one worker can serve, stays, and falls at 62 s, when
+    most of the new workers have just been asked for. Each worker starts in 8 s and then serves for
+    20 s, even though the plans that were made meanwhile are content with one worker."""
+    print(f"seed {seed}")
+    random, at, arrivals = np.random.default_rng(seed), 0.0, list[TraceRequest]()
+    while at < 160.0:
+        at += random.exponential(1 / (0.4 + 1.9 * min(at / 30.0, 1.0) if at < 62.0 else 0.05))
+        arrivals.append(make_request(at, 400, 5, head=len(arrivals)))
+    settings = replace(CONFIG, autoscaling=RAMP, report_seconds=1.0)
+    cluster = SimulatedCluster(settings, Trace("ramp", BLOCK, tuple(arrivals)), get_policy("baton"))
+    cluster.run(check_always=True)
+    changes = steps(cluster)
+    assert [(role, size) for _, role, size in changes] == [("prefill", 2), ("prefill", 1)]
+    assert changes[1][0] - changes[0][0] >= 8.0 + 20.0
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
