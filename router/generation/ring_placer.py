@@ -7,7 +7,7 @@ from baton.core.ids import WorkerId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.member import Member
 from baton.core.placement import Placement, PlacementQuery
-from baton.core.states import PROMPT_ROLES, WORKER_ROLES, Role
+from baton.core.states import WORKER_ROLES, Role
 from baton.errors import Unavailable
 from baton.hash_ring import ring_successors
 from baton.prefix_popularity import PrefixPopularity, first_unpopular_key
@@ -73,7 +73,8 @@ class RingPlacer:
         """Return the key that is looked up on the ring: the same as
         :func:`conductor.policy.candidates.ring_key`."""
         popularity = self._popularity
-        num_workers = sum(len(self._workers.ready_members(role)) for role in PROMPT_ROLES)
+        pools = self._workers.ready_members(Role.PREFILL), self._workers.ready_members(Role.MIXED)
+        num_workers = sum(map(len, pools))
         key = first_unpopular_key(query.block_keys, popularity.request_share, num_workers)
         popularity.record(query.block_keys)
         return (query.session or query.request_id).encode() if key is None else key
