@@ -1,13 +1,12 @@
 """Places requests by a hash ring, without a conductor. The router does this while no conductor
 answers. All routers have the same ring."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from baton.core.ids import WorkerId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.member import Member
 from baton.core.placement import Placement, PlacementQuery
-from baton.core.states import WORKER_ROLES, Role
+from baton.core.states import Role
 from baton.errors import Unavailable
 from baton.hash_ring import ring_successors
 from baton.prefix_popularity import PrefixPopularity, first_unpopular_key
@@ -31,12 +30,14 @@ class RingPlacer:
     (:mod:`baton.prefix_popularity`), so it goes to the worker to which the conductor sends it while
     all are idle, and which has its prefix cached."""
 
-    def __init__(self, workers: ModelWorkers) -> None:
+    def __init__(
+        self, workers: ModelWorkers, num_in_flight: Callable[[WorkerRef], int] = lambda worker: 0
+    ) -> None:
+        """``num_in_flight`` returns how many requests of this router a worker has now, also those
+        that are not in its last load report."""
         self._workers = workers
+        self._num_in_flight = num_in_flight
         self._popularity = PrefixPopularity()
-        self._sent: dict[WorkerId, tuple[float, int]] = {}
-        """For each worker, the time of its last load report and the number of requests that were
-        placed on it since then."""
 
     async def place(self, query: PlacementQuery) -> Placement:
         prefills = self._candidates(Role.PREFILL, query)
@@ -80,25 +81,18 @@ class RingPlacer:
         return (query.session or query.request_id).encode() if key is None else key
 
     def _pick(self, members: Sequence[Member], key: bytes) -> Member:
-        """Return the first member on the ring after ``key`` that is not much busier than the mean,
-        and count the request as sent to it. A member has the requests of its last report, and those
-        that were sent to it since then."""
+        """Return the first member on the ring after ``key`` that is not much busier than the
+        mean."""
         by_id: dict[str, Member] = {member.id: member for member in members}
         num_requests = {
-            name: member.load.running + member.load.waiting + self._num_sent(member)
+            name: max(
+                member.load.running + member.load.waiting, self._num_in_flight(_worker_ref(member))
+            )
             for name, member in by_id.items()
         }
         limit = LOAD_SLACK * sum(num_requests.values()) / len(num_requests) + MIN_LOAD_ALLOWANCE
         order = ring_successors(tuple(sorted(by_id)), key)
-        chosen = next(by_id[name] for name in order if num_requests[name] <= limit)
-        ready = {each.id for role in WORKER_ROLES for each in self._workers.ready_members(role)}
-        self._sent = {name: sent for name, sent in self._sent.items() if name in ready}
-        self._sent[chosen.id] = (chosen.load.at_seconds, self._num_sent(chosen) + 1)
-        return chosen
-
-    def _num_sent(self, member: Member) -> int:
-        reported_at, count = self._sent.get(member.id, (0.0, 0))
-        return count if reported_at == member.load.at_seconds else 0
+        return next(by_id[name] for name in order if num_requests[name] <= limit)
 
 
 def _build_placement(prefill: Member | None, decode: Member, reason: str) -> Placement:

@@ -140,8 +140,9 @@ async def test_requests_that_a_router_has_just_sent_count() -> None:
     only the first few, before the prefix counts as popular, do."""
     prefills = [member(f"prefill-{n}", Role.PREFILL) for n in range(4)]
     workers = [*prefills, member("decode", Role.DECODE)]
-    registry, cluster = await ring_of(*workers)
-    ring = RingPlacer(cluster.workers_of("", 4096))
+    _, cluster = await ring_of(*workers)
+    sent: Counter[WorkerId] = Counter()
+    ring = RingPlacer(cluster.workers_of("", 4096), lambda worker: sent[worker.id])
     keys = shared_prompt(3)
 
     async def place_one(number: int) -> WorkerId:
@@ -149,6 +150,7 @@ async def test_requests_that_a_router_has_just_sent_count() -> None:
         query = PlacementQuery(name, Epoch(1), TenantId("t"), 176, 32, keys, nobody, "m")
         chosen = (await ring.place(query)).prefill
         assert chosen is not None
+        sent[chosen.id] += 1
         return chosen.id
 
     placed = [await place_one(number) for number in range(40)]
