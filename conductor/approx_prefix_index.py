@@ -1,20 +1,12 @@
-"""The conductor's memory of recent traffic: popular prefixes, and the blocks of the requests that
-each worker was sent."""
+"""The conductor's memory of the blocks of the requests that each worker was sent."""
 
 from bisect import bisect_left
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
 from baton.core.ids import WorkerId
 from conductor.policy.snapshot import AnyBlockKey
-
-WINDOW_REQUESTS = 1024
-"""Number of recent requests over which popularity is counted."""
-
-COUNTED_BLOCKS = 64
-"""Number of leading blocks whose popularity is counted; later blocks are rarely shared by
-unrelated requests."""
 
 DENSE_BLOCKS, SPARSE_STRIDE_BLOCKS = 64, 16
 """The first :data:`DENSE_BLOCKS` keys of a prompt are indexed, then every
@@ -37,32 +29,6 @@ MAX_EVICTED_PER_CALL = 1024
 """Maximum number of keys dropped per recorded request, so that no decision takes long after a pool
 has shrunk. A longer prompt drops up to two keys for each of its own keys, so that the index shrinks
 whatever the length of prompts."""
-
-
-class PrefixPopularity:
-    """Records the first :data:`COUNTED_BLOCKS` block keys of the last :data:`WINDOW_REQUESTS`
-    requests, to tell which share of these requests contains a given key."""
-
-    def __init__(self) -> None:
-        self._window: deque[Sequence[AnyBlockKey]] = deque()
-        self._counts: Counter[AnyBlockKey] = Counter()
-
-    def record(self, keys: Sequence[AnyBlockKey]) -> None:
-        head = keys[:COUNTED_BLOCKS]
-        self._window.append(head)
-        self._counts.update(head)
-        if len(self._window) > WINDOW_REQUESTS:
-            for key in self._window.popleft():
-                self._counts[key] -= 1
-                if not self._counts[key]:
-                    del self._counts[key]
-
-    def request_share(self, key: AnyBlockKey) -> float:
-        """Return the share of recent requests that contain this key. It is 0 until 16 requests have
-        been recorded."""
-        if len(self._window) < 16:
-            return 0.0
-        return self._counts[key] / len(self._window)
 
 
 class ApproxPrefixIndex:

@@ -7,7 +7,8 @@ from typing import cast
 
 from baton.core.ids import BlockKey, WorkerId
 from baton.core.store import StoreHint
-from conductor.approx_prefix_index import ApproxPrefixIndex, PrefixPopularity
+from baton.prefix_popularity import PrefixPopularity
+from conductor.approx_prefix_index import ApproxPrefixIndex
 from conductor.policy.snapshot import AnyBlockKey, PrefillView, StoredPrefix
 from conductor.store_mirror import StoreMirror
 
@@ -52,9 +53,12 @@ class CacheIndex:
 
     # -- CacheView -------------------------------------------------------------------------
 
-    def num_local_blocks(self, view: PrefillView, keys: Sequence[AnyBlockKey]) -> int:
+    def num_device_blocks(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> int:
         indexes = self.prefill_index, self.decode_index
-        device = max(index.num_cached_blocks(view.id, keys) for index in indexes)
+        return max(index.num_cached_blocks(worker, keys) for index in indexes)
+
+    def num_local_blocks(self, view: PrefillView, keys: Sequence[AnyBlockKey]) -> int:
+        device = self.num_device_blocks(view.id, keys)
         return max(device, self._mirror.num_leading_blocks(WorkerId(view.node), _block_keys(keys)))
 
     def workers_with_prefix(self, keys: Sequence[AnyBlockKey], count: int) -> list[WorkerId]:

@@ -179,7 +179,7 @@ class Conductor:
         computing = decision.decode if is_mixed else decision.prefill
         if computing is not None:
             self._cache_index.prefill_index.record(computing, query.keys)
-        if not is_mixed:
+        if decision.decode in snapshot.decodes:
             self._cache_index.decode_index.record(decision.decode, query.keys)
 
     def _placement(self, decision: Decision, keys: tuple[BlockKey, ...]) -> Placement:

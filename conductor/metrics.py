@@ -168,10 +168,10 @@ class ClusterGauges(Collector):
 def placement_kind(placement: Placement) -> str:
     """Classify a placement. It is disaggregated if a prefill and a decode worker were chosen. If
     one worker was chosen for the whole request, and it is not a mixed worker, the placement is a
-    local prefill if both pools had candidates, and a placement in a single pool if only one pool
-    had candidates."""
+    local prefill if a decode worker was chosen although both pools had candidates; otherwise it is
+    a placement in a single pool."""
     if placement.prefill is not None:
-        return DISAGGREGATED
+        return DISAGGREGATED if len(placement.workers) > 1 else SINGLE_POOL
     if placement.is_mixed:
         return MIXED
     had_both = placement.prefill_alternatives and placement.decode_alternatives

@@ -52,7 +52,7 @@ class PrefillCosts:
 
     def __init__(self) -> None:
         self.pool_cost = PRIOR_PREFILL_COST
-        self._error = 0.0
+        self._error: float | None = None
         self._measured: dict[WorkerId, _Measured] = {}
 
     @property
@@ -78,13 +78,15 @@ class PrefillCosts:
             precise = [each for each in fresh if _or_infinite(each.error) <= max_error]
             precise.sort(key=lambda each: each.cost.seconds(REFERENCE_PROMPT_TOKENS))
             median = precise[len(precise) // 2]
-            self.pool_cost, self._error = median.cost, median.error or 0.0
+            self.pool_cost, self._error = median.cost, median.error
 
     def cost_of(self, worker: WorkerId, now_seconds: float) -> PrefillCost:
         """Return the worker's own cost if it differs significantly from the pool's cost; otherwise
         return the pool's cost."""
         measured = self._measured.get(worker)
-        if measured is None or measured.error is None or not measured.is_fresh(now_seconds):
+        if measured is None or not measured.is_fresh(now_seconds):
+            return self.pool_cost
+        if measured.error is None or self._error is None:  # a difference says nothing
             return self.pool_cost
         margin = 1 + SIGNIFICANT_STANDARD_ERRORS * math.hypot(measured.error, self._error)
         own, pool = (

@@ -250,8 +250,9 @@ class RouterProgram:
         checker = GrammarChecker.for_model(folder, limits.vocab_size, limits.eos_token_ids)
         self._grammar_checkers.append(checker)
         assert self._conductor_placer is not None, "start() creates it"
+        ring = RingPlacer(workers, self._worker_connections.num_requests)
         generation_context = GenerationContext(
-            FallbackPlacer([self._conductor_placer, RingPlacer(workers)]),
+            FallbackPlacer([self._conductor_placer, ring]),
             self._worker_connections,
             self._clock,
             _failover_config(settings),

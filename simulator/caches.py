@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from baton.core.ids import WorkerId
-from conductor.approx_prefix_index import PrefixPopularity
+from baton.prefix_popularity import PrefixPopularity
 from conductor.policy.snapshot import AnyBlockKey, LinkSpeed, PrefillView, StoredPrefix
 from simulator.lru import HolderIndex, LruTier
 
@@ -68,13 +68,13 @@ class SimulatedCaches:
     def restore_worker(self, worker: WorkerId) -> None:
         self._gone.discard(worker)
 
-    def num_device_blocks(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> int:
-        return self._devices[worker].num_leading(keys)
-
     def num_host_blocks(self, host: str, keys: Sequence[AnyBlockKey]) -> int:
         return self._nodes[host].num_leading(keys)
 
     # -- CacheView -------------------------------------------------------------------------
+
+    def num_device_blocks(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> int:
+        return self._devices[worker].num_leading(keys)
 
     def num_local_blocks(self, view: PrefillView, keys: Sequence[AnyBlockKey]) -> int:
         device = self._devices[view.id].num_leading(keys)

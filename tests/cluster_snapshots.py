@@ -42,8 +42,11 @@ class FakeCache:
     stored_prefix: StoredPrefix | None = None
     shares: Sequence[float] = ()
 
+    def num_device_blocks(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> int:
+        return min(self.cached.get(worker, 0), len(keys))
+
     def num_local_blocks(self, view: PrefillView, keys: Sequence[AnyBlockKey]) -> int:
-        return min(self.cached.get(view.id, 0), len(keys))
+        return self.num_device_blocks(view.id, keys)
 
     def workers_with_prefix(self, keys: Sequence[AnyBlockKey], count: int) -> list[WorkerId]:
         names = sorted(self.cached, key=lambda name: (-self.cached[name], name))

@@ -48,10 +48,10 @@ class PlacementQuery:
 class ScoredWorker:
     """A candidate worker; lower scores are better. ``queue_seconds`` is the predicted wait until
     the request would start there; ``service_seconds`` is the predicted time of the prefill, or of a
-    decode step. ``local_blocks`` counts the blocks of the prompt that are cached on the worker or
-    its host; ``fetched_blocks`` counts further blocks that are worth fetching from another node's
-    store. ``late_seconds`` is the predicted excess over the SLO: of the TTFT for a prefill worker,
-    of the inter-token latency for a decode worker; 0 if the SLO is met. For a mixed worker,
+    decode step. ``local_blocks`` counts the blocks of the prompt that are cached on the worker's
+    device; ``fetched_blocks`` counts further blocks that are worth fetching from a store.
+    ``late_seconds`` is the predicted excess over the SLO: of the TTFT for a prefill worker, of the
+    inter-token latency for a decode worker; 0 if the SLO is met. For a mixed worker,
     ``service_seconds`` and ``late_seconds`` are those of the prefill."""
 
     worker: WorkerId
@@ -75,10 +75,12 @@ class ScoredCodec:
 @dataclass(frozen=True, slots=True)
 class Placement:
     """The workers of a request. If ``prefill`` is None, the ``decode`` worker also does the
-    prefill. Predictions are None if nothing has been measured. Alternatives, of each kind of
-    worker, are ordered from best to worst, and include the chosen worker. ``kv_codec`` is the codec
-    for the KV transfer, and the best of ``codec_alternatives``; these are empty if there is no
-    transfer, or only raw KV can be transferred."""
+    prefill. If both are the same worker, it is a prefill worker that also generates the answer:
+    there is no decode worker, or the answer has one token. Predictions are None if nothing has been
+    measured. Alternatives, of each kind of worker, are ordered from best to worst, and include the
+    chosen worker. ``kv_codec`` is the codec for the KV transfer, and the best of
+    ``codec_alternatives``; these are empty if there is no transfer, or only raw KV can be
+    transferred."""
 
     prefill: WorkerRef | None
     decode: WorkerRef
@@ -103,4 +105,6 @@ class Placement:
 
     @property
     def workers(self) -> tuple[WorkerRef, ...]:
-        return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
+        if self.prefill is None or self.prefill.id == self.decode.id:
+            return (self.decode,)
+        return self.prefill, self.decode

@@ -10,6 +10,11 @@ from baton.engine.result import StepWork
 WINDOW_STEPS = 64
 MIN_STEPS = 4
 
+MIN_COMPARABLE_STEPS, MIN_COMPARABLE_TOKENS = 16, REFERENCE_PROMPT_TOKENS // 4
+"""The error is known once the window is full and so many of its steps have computed so many tokens.
+Before that, the time of a reference prompt is extrapolated from a few short steps, the first ones
+of which are slow, and workers of equal hardware differ several times."""
+
 
 class PrefillCostModel:
     """Predicts a step's seconds as ``overhead + a · tokens + b · attended``, where ``attended`` is
@@ -59,8 +64,11 @@ class PrefillCostModel:
 
     def relative_error(self) -> float | None:
         """Return the relative standard error of the cost of a prompt of
-        ``REFERENCE_PROMPT_TOKENS``; None while it is unknown."""
-        return None if self._fit() is None else self._error
+        ``REFERENCE_PROMPT_TOKENS``; None while it is unknown (see
+        :data:`MIN_COMPARABLE_STEPS`)."""
+        long = sum(step.num_tokens >= MIN_COMPARABLE_TOKENS for step in self._steps)
+        is_known = len(self._steps) == WINDOW_STEPS and long >= MIN_COMPARABLE_STEPS
+        return self._error if is_known and self._fit() is not None else None
 
     def _fit(self) -> tuple[float, float, float] | None:
         if len(self._steps) < MIN_STEPS:

@@ -59,6 +59,9 @@ class NoCache:
     stored: StoredPrefix | None = None
     known: dict[AnyBlockKey, float] = field(default_factory=dict)
 
+    def num_device_blocks(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> int:
+        return 0
+
     def num_local_blocks(self, view: PrefillView, keys: Sequence[AnyBlockKey]) -> int:
         return 0
 

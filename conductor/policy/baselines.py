@@ -229,7 +229,7 @@ def _mooncake_option(
         return queue + view.cost.seconds(query.num_tokens - cached, cached), view.id, view, None
     cached = min(stored.num_blocks * block, most)
     moved = cached - min(local * block, most)
-    transfer = fetch_seconds(snapshot, query, view, moved * snapshot.kv_bytes_per_token)
+    transfer = fetch_seconds(snapshot.link, query, view, moved * snapshot.kv_bytes_per_token)
     compute = view.cost.seconds(query.num_tokens - cached, cached)
     return queue + transfer + compute, view.id, view, stored
 

@@ -60,16 +60,28 @@ def place(snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig) -> 
         return replace(decision, reason=reason, prefill_scores=scores, decode_scores=decodes)
     if not decodes and not scores:
         raise Unavailable("no worker is ready")
-    if not decodes:
-        # Prefill workers have the same engine and can decode, only more slowly.
-        return _on_prefill_pool(scores, stored)
     if not scores:
         return _on_decode_pool(decodes, stored)
+    best, compared = scores[0], _compared_with_mixed(mixed, pair_cost)
+    if not decodes or not query.needs_decode:
+        # Prefill workers have the same engine and can decode, only more slowly.
+        if config.admission and not query.must_admit and not query.needs_decode:
+            _check_first_token(best)
+        cause = "no decode worker is ready" if query.needs_decode else "the answer has one token"
+        return Decision(
+            best.worker,
+            best.worker,
+            f"{cause}: {_reason(best, query, len(scores))}{compared}",
+            stored if best.fetched_blocks else None,
+            best.service_seconds,
+            best.queue_seconds + best.service_seconds,
+            prefill_scores=scores,
+            decode_scores=decodes,
+            mixed_scores=mixed,
+        )
     if config.admission and not query.must_admit:
         decode = snapshot.decodes[decodes[0].worker]
         _check_admission(snapshot, query, config, scores[0], decodes[0], decode)
-    best = scores[0]
-    compared = _compared_with_mixed(mixed, pair_cost)
     local = local_prefill_decision(snapshot, query, best, decodes[0], stored)
     if local is not None:
         return replace(
@@ -100,7 +112,9 @@ def _pair_cost(
     decodes: Sequence[ScoredWorker],
 ) -> float:
     """Return the cost of the best pair of a prefill and a decode worker, computed like the score of
-    a mixed worker; infinity if there is no pair."""
+    a mixed worker; infinity if there is no pair. An answer of one token needs no decode worker."""
+    if prefills and not query.needs_decode:
+        return prefills[0].score
     if not (prefills and decodes):
         return math.inf
     decode = decodes[0]
@@ -159,19 +173,6 @@ def _on_mixed_worker(
         best.queue_seconds + best.service_seconds,
         itl,
         mixed_scores=scores,
-    )
-
-
-def _on_prefill_pool(scores: tuple[ScoredWorker, ...], stored: StoredPrefix | None) -> Decision:
-    best = scores[0]
-    return Decision(
-        None,
-        best.worker,
-        "no decode worker is ready",
-        stored,
-        best.service_seconds,
-        best.queue_seconds + best.service_seconds,
-        prefill_scores=scores,
     )
 
 
@@ -296,16 +297,7 @@ def _check_admission(
             f"than the SLO of {query.itl_slo_seconds:.3f} s",
             retry_after_seconds=1.0,
         )
-    if best.late_seconds and best.queue_seconds > IDLE_QUEUE_SECONDS:
-        raise Overloaded(
-            f"the time to first token would exceed its SLO by {best.late_seconds:.2f} s",
-            retry_after_seconds=max(best.late_seconds, 0.1),
-        )
-    if best.score >= SLO_MISS_PENALTY and not best.late_seconds:
-        raise Overloaded(
-            "requests admitted earlier would miss their SLO because of this request",
-            retry_after_seconds=1.0,
-        )
+    _check_first_token(best)
     needed = decode.held_tokens(needed_tokens(snapshot, query))
     wait = wait_seconds(snapshot, query, decode, needed)
     if wait > 0:
@@ -323,4 +315,19 @@ def _check_admission(
             f"the least loaded decode worker reserves its last {spare} tokens of KV for a longer "
             "prompt",
             retry_after_seconds=max(wait, 0.1),
+        )
+
+
+def _check_first_token(best: ScoredWorker) -> None:
+    """Raise Overloaded if the first token would be late on the best worker for the prompt, or would
+    make that of an earlier request late."""
+    if best.late_seconds and best.queue_seconds > IDLE_QUEUE_SECONDS:
+        raise Overloaded(
+            f"the time to first token would exceed its SLO by {best.late_seconds:.2f} s",
+            retry_after_seconds=max(best.late_seconds, 0.1),
+        )
+    if best.score >= SLO_MISS_PENALTY and not best.late_seconds:
+        raise Overloaded(
+            "requests admitted earlier would miss their SLO because of this request",
+            retry_after_seconds=1.0,
         )

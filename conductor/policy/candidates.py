@@ -6,6 +6,7 @@ from itertools import islice
 
 from baton.core.ids import WorkerId
 from baton.hash_ring import ring_successors
+from baton.prefix_popularity import first_unpopular_key
 from conductor.policy.snapshot import (
     AnyBlockKey,
     PolicyQuery,
@@ -20,15 +21,12 @@ def key_bytes(key: AnyBlockKey) -> bytes:
 
 
 def ring_key(snapshot: Snapshot, query: PolicyQuery) -> bytes:
-    """Return the key that is looked up on the hash ring. It is the first block key of the prompt
-    that only few requests share (at most a quarter of a worker's fair share), since in real traffic
-    many requests have the same first blocks. If there is no such key, it is the session or, without
-    a session, the request's id."""
-    limit = 1 / (4 * max(len(snapshot.prefills) + len(snapshot.mixed), 1))
-    for key in query.keys:
-        if snapshot.cache.request_share(key) <= limit:
-            return key_bytes(key)
-    return (query.session or query.request_id).encode()
+    """Return the key that is looked up on the hash ring: the prompt's
+    :func:`~baton.prefix_popularity.first_unpopular_key` or, if there is none, the session or,
+    without a session, the request's id."""
+    num_workers = len(snapshot.prefills) + len(snapshot.mixed)
+    key = first_unpopular_key(query.keys, snapshot.cache.request_share, num_workers)
+    return (query.session or query.request_id).encode() if key is None else key_bytes(key)
 
 
 def candidates(

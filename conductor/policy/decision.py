@@ -11,11 +11,12 @@ from conductor.policy.snapshot import StoredPrefix
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The decision where to run a request. If ``prefill`` is None, ``decode`` serves the whole
-    request. ``fetch_source`` is the store node to fetch the prefix from; ``service_seconds`` is the
-    predicted prefill time; ``ttft_seconds`` and ``itl_seconds`` are predictions. Times are 0 if
-    they were not predicted. The scores are those of all candidates of each kind of worker, whether
-    one of them was chosen or not. ``codec_scores`` are those of the codecs for the KV transfer, the
-    chosen one first; they are empty if there is no transfer, or only raw KV can be transferred."""
+    request. If both are the same prefill worker, that worker does. ``fetch_source`` is the store
+    node to fetch the prefix from; ``service_seconds`` is the predicted prefill time;
+    ``ttft_seconds`` and ``itl_seconds`` are predictions. Times are 0 if they were not predicted.
+    The scores are those of all candidates of each kind of worker, whether one of them was chosen or
+    not. ``codec_scores`` are those of the codecs for the KV transfer, the chosen one first; they
+    are empty if there is no transfer, or only raw KV can be transferred."""
 
     prefill: WorkerId | None
     decode: WorkerId

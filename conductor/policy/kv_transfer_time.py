@@ -83,22 +83,22 @@ def transfer_seconds(
 
 
 def fetch_seconds(
-    snapshot: Snapshot, query: PolicyQuery, view: PrefillView, size_bytes: float
+    link: LinkSpeed, query: PolicyQuery, view: PrefillView, size_bytes: float
 ) -> float:
-    """Return the time in which a worker fetches blocks from another host's store. They are stored
+    """Return the time in which a worker fetches blocks from a store over ``link``. They are stored
     encoded in the worker's store codec, unless it is lossy and the request wants exact KV."""
     codec = view.store_codec
     if codec is None or (query.exact_kv and codec.codec.is_lossy):
-        return snapshot.link.seconds(size_bytes)
+        return link.seconds(size_bytes)
     stored = replace(codec, encode_bytes_per_second=math.inf)
-    return pipeline_seconds(snapshot.link, size_bytes, stored)
+    return pipeline_seconds(link, size_bytes, stored)
 
 
 def with_codec(snapshot: Snapshot, query: PolicyQuery, decision: Decision) -> Decision:
     """Return the decision with the codecs for its KV transfer, best first: the earlier decoding can
     start, the better; among equals, the one that changes less comes first. Return ``decision``
     itself if there is no transfer, or only raw KV can be transferred."""
-    if decision.prefill is None:
+    if decision.prefill is None or decision.prefill == decision.decode:
         return decision
     prefill, decode = snapshot.prefills[decision.prefill], snapshot.decodes[decision.decode]
     codecs = wire_codecs(prefill, decode, exact_kv=query.exact_kv)

@@ -53,7 +53,7 @@ def _place_by_rule(snapshot: Snapshot, query: PolicyQuery, rule: PlacementPolicy
         seconds = prefill.cost.seconds(query.num_tokens)
         queue = prefill.queue_seconds(snapshot.now_seconds)
         reason = "no decode worker is ready"
-        return Decision(None, prefill.id, reason, None, seconds, queue + seconds)
+        return Decision(prefill.id, prefill.id, reason, None, seconds, queue + seconds)
     raise Unavailable("no worker is ready")
 
 

@@ -10,9 +10,9 @@ from conductor.policy.snapshot import PolicyQuery, PrefillView, Snapshot, Stored
 
 @dataclass(frozen=True, slots=True)
 class PrefillWork:
-    """The work for a prompt on one worker. Fetching ``fetched_blocks`` blocks from a peer's store
-    takes ``fetch_seconds``, and the prefill after that takes ``compute_seconds``. ``local_blocks``
-    blocks are already cached."""
+    """The work for a prompt on one worker. Fetching ``fetched_blocks`` blocks from a store takes
+    ``fetch_seconds``, and the prefill after that takes ``compute_seconds``. ``local_blocks`` blocks
+    are already on the device."""
 
     compute_seconds: float
     local_blocks: int
@@ -33,18 +33,24 @@ def first_token_deadline(
 def prefill_work(
     snapshot: Snapshot, query: PolicyQuery, view: PrefillView, stored: StoredPrefix | None
 ) -> PrefillWork:
-    """Estimate the prefill work at a worker. The last token is always computed. The blocks of
-    ``stored`` are fetched if that is faster than computing them."""
-    max_cached = query.num_tokens - 1
-    local = snapshot.cache.num_local_blocks(view, query.keys)
-    cached = min(local * snapshot.block_tokens, max_cached)
-    without_fetch = view.cost.seconds(query.num_tokens - cached, cached)
-    if stored is None or stored.num_blocks <= local:
-        return PrefillWork(without_fetch, local)
-    stored_tokens = min(stored.num_blocks * snapshot.block_tokens, max_cached)
-    missing = (stored_tokens - cached) * snapshot.kv_bytes_per_token
-    fetch = fetch_seconds(snapshot, query, view, missing)
-    with_fetch = view.cost.seconds(query.num_tokens - stored_tokens, stored_tokens)
-    if fetch + with_fetch >= without_fetch:
-        return PrefillWork(without_fetch, local)
-    return PrefillWork(with_fetch, local, stored.num_blocks - local, fetch)
+    """Estimate the prefill work at a worker. The last token is always computed. Further blocks than
+    those on the device are fetched from the store on the worker's host, or from that of ``stored``,
+    if that is faster than computing them."""
+    device = snapshot.cache.num_device_blocks(view.id, query.keys)
+    on_host = snapshot.cache.num_local_blocks(view, query.keys)
+    sources = [(on_host, snapshot.link.within_host)]
+    if stored is not None and stored.num_blocks > on_host:
+        sources.append((stored.num_blocks, snapshot.link))
+    max_cached, block = query.num_tokens - 1, snapshot.block_tokens
+    cached = min(device * block, max_cached)
+    best = PrefillWork(view.cost.seconds(query.num_tokens - cached, cached), device)
+    for num_blocks, link in sources:
+        tokens = min(num_blocks * block, max_cached)
+        if tokens <= cached:
+            continue
+        size = (tokens - cached) * snapshot.kv_bytes_per_token
+        fetch = fetch_seconds(link, query, view, size)
+        compute = view.cost.seconds(query.num_tokens - tokens, tokens)
+        if fetch + compute < best.fetch_seconds + best.compute_seconds:
+            best = PrefillWork(compute, device, num_blocks - device, fetch)
+    return best

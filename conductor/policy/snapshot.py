@@ -209,6 +209,10 @@ class StoredPrefix:
 class CacheView(Protocol):
     """An estimate of where blocks are cached."""
 
+    def num_device_blocks(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> int:
+        """Return how many leading blocks the worker has on its device."""
+        ...
+
     def num_local_blocks(self, view: PrefillView, keys: Sequence[AnyBlockKey]) -> int:
         """Return how many leading blocks the worker has, or the store on its host, whichever has
         more."""
@@ -225,7 +229,8 @@ class CacheView(Protocol):
         ...
 
     def request_share(self, key: AnyBlockKey) -> float:
-        """Return the share of recent requests that have this block, from 0 to 1."""
+        """Return the share of recent requests that have this block, from 0 to 1: see
+        :class:`baton.prefix_popularity.PrefixPopularity`."""
         ...
 
 
@@ -239,6 +244,11 @@ class LinkSpeed:
 
     def seconds(self, size_bytes: float) -> float:
         return self.latency_seconds + size_bytes / self.bytes_per_second
+
+    @property
+    def within_host(self) -> "LinkSpeed":
+        """The link from a host's store to its own workers, through memory."""
+        return LinkSpeed(self.host_bytes_per_second, self.host_bytes_per_second, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +312,12 @@ class PolicyQuery:
     must_admit: bool = False
     exact_kv: bool = False
     max_attended_tokens: int | None = None
+
+    @property
+    def needs_decode(self) -> bool:
+        """Whether the answer may have more tokens than the first, which the worker that computes
+        the prompt generates."""
+        return self.max_new_tokens > 1
 
     def attended_tokens(self, num_tokens: int) -> int:
         """Return how many tokens the last of ``num_tokens`` tokens of this request attends to. The

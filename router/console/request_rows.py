@@ -40,8 +40,7 @@ def phase_of(record: GenerationRecord) -> Phase:
     if last.ended_at is not None:
         return Phase.QUEUE
     num_tokens = record.num_tokens - last.num_tokens_before
-    prefill, decode = last.placement.prefill, last.placement.decode
-    is_split = prefill is not None and prefill.id != decode.id
+    is_split = len(last.placement.workers) > 1
     if last.placement.reason == MIGRATION_REASON:  # nothing is to be computed again
         return Phase.DECODE if num_tokens else Phase.TRANSFER
     if num_tokens == 0:

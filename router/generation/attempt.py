@@ -107,8 +107,7 @@ class Attempt:
         inline_delivery: InlineDelivery | None = None,
         vocab_size: int = UNKNOWN_VOCAB_SIZE,
     ) -> None:
-        is_split = placement.prefill is not None and placement.prefill.id != placement.decode.id
-        is_local = not is_split or (spec.max_new_tokens == 1 and not is_continuation)
+        is_local = len(placement.workers) == 1
         self._is_continuation = is_continuation
         self._spec = replace(spec, store_hint=placement.store_hint, kv_codec=placement.kv_codec)
         self._prefill = None if is_local else placement.prefill

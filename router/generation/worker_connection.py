@@ -82,8 +82,8 @@ class StreamWorkerConnection(ABC):
             self.send(encode_cancel(request_id, epoch))
 
     @property
-    def is_idle(self) -> bool:
-        return not self._receivers
+    def num_requests(self) -> int:
+        return len(self._receivers)
 
     def stop_delivery(self, request_id: RequestId, epoch: Epoch) -> None:
         self._receivers.pop((request_id, epoch), None)

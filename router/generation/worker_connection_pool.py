@@ -119,6 +119,11 @@ class WorkerConnectionPool:
         existing = self._connections.get((worker.address, int(worker.generation)))
         return existing is not None and existing.is_alive
 
+    def num_requests(self, worker: WorkerRef) -> int:
+        """Return how many requests of this router the worker has now."""
+        existing = self._connections.get((worker.address, int(worker.generation)))
+        return 0 if existing is None else existing.num_requests
+
     def recently_broken(self) -> frozenset[WorkerId]:
         now = asyncio.get_running_loop().time()
         self._broke_at = {
@@ -139,9 +144,10 @@ class WorkerConnectionPool:
 
 def _close_when_idle(connection: StreamWorkerConnection, was_idle: bool = False) -> None:
     """Close a connection that was replaced, once it has been idle for a whole grace period."""
-    if connection.is_idle and was_idle:
+    is_idle = not connection.num_requests
+    if is_idle and was_idle:
         connection.retire()
     elif connection.is_alive:
         asyncio.get_running_loop().call_later(
-            REPLACED_CONNECTION_GRACE_SECONDS, _close_when_idle, connection, connection.is_idle
+            REPLACED_CONNECTION_GRACE_SECONDS, _close_when_idle, connection, is_idle
         )

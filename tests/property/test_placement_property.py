@@ -64,11 +64,12 @@ def test_only_existing_workers_are_chosen(cluster: Snapshot, policy: str) -> Non
         decision = get_policy(policy)(cluster, query(must_admit=True))
     except BatonError:
         return
-    if decision.prefill is not None:
+    if decision.prefill == decision.decode:
+        assert decision.prefill in cluster.prefills and not len(cluster.decodes)
+    elif decision.prefill is not None:
         assert decision.prefill in cluster.prefills and decision.decode in cluster.decodes
     else:
-        assert decision.decode in cluster.prefills or decision.decode in cluster.decodes
-        assert not len(cluster.prefills) or not len(cluster.decodes)
+        assert decision.decode in cluster.decodes and not len(cluster.prefills)
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(0, 10**6))

@@ -4,8 +4,9 @@ blocks."""
 import pytest
 
 from baton.core.ids import BlockKey, WorkerId
+from baton.prefix_popularity import WINDOW_REQUESTS, PrefixPopularity, first_unpopular_key
 from conductor import approx_prefix_index
-from conductor.approx_prefix_index import WINDOW_REQUESTS, ApproxPrefixIndex, PrefixPopularity
+from conductor.approx_prefix_index import ApproxPrefixIndex
 
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
 
@@ -16,12 +17,15 @@ def keys(*numbers: int) -> tuple[BlockKey, ...]:
 
 def test_prefix_popularity_of_recent_requests() -> None:
     heads = PrefixPopularity()
-    for number in range(15):
+    for number in range(24):
         heads.record(keys(0, number + 1))
-    assert heads.request_share(keys(0)[0]) == 0.0  # too few requests for an estimate
-    heads.record(keys(0, 16))
+    assert heads.request_share(keys(0)[0]) == 0.5  # too few requests for an estimate
+    for number in range(24, 48):
+        heads.record(keys(0, number + 1))
     assert heads.request_share(keys(0)[0]) == 1.0
-    assert heads.request_share(keys(3)[0]) == 1 / 16
+    assert heads.request_share(keys(3)[0]) == 0.0
+    assert first_unpopular_key(keys(0, 3), heads.request_share, 2) == keys(3)[0]
+    assert first_unpopular_key(keys(0), heads.request_share, 2) is None
     for _ in range(WINDOW_REQUESTS):
         heads.record(keys(99))
     assert heads.request_share(keys(0)[0]) == 0.0

@@ -243,7 +243,7 @@ async def test_placement_without_workers_fails_and_with_one_pool_uses_it() -> No
         replace(decode_member("d"), state=WorkerState.DRAINING), prefill_member("p")
     )
     alone = cluster.place("four", 48, keys(1))
-    assert (alone.prefill, alone.decode.id) == (None, "p")
+    assert alone.prefill == alone.decode and alone.decode.id == "p"
     assert alone.ttft_seconds == pytest.approx(0.048)
     assert cluster.prefill_view("p").num_requests == 1
 
@@ -264,7 +264,7 @@ async def test_every_policy_copes_with_missing_and_excluded_workers(policy: str)
     alone = cluster.place("r0", 40, keys(1, 2), 3, frozenset({"p0", "p1", "d0"}))
     assert (alone.prefill, alone.decode.id) == (None, "d1")
     alone = cluster.place("r0", 40, keys(1, 2), 4, frozenset({"p0", "d0", "d1"}))
-    assert (alone.prefill, alone.decode.id) == (None, "p1")
+    assert alone.prefill == alone.decode and alone.decode.id == "p1"
     await cluster.announce(
         *(replace(w, state=WorkerState.DRAINING) for w in (prefill_member("p0"),))
     )

@@ -113,11 +113,12 @@ async def test_prefill_and_decode_workers_produce_one_answer() -> None:
     assert scene.record.prefill == scene.p0.ref and scene.record.decode == scene.d0.ref
 
 
-async def test_single_token_answer_needs_no_kv_transfer() -> None:
+async def test_answer_of_one_token_is_computed_by_the_prefill_worker() -> None:
+    """Also if the placement has a decode worker, as from a conductor of the previous version."""
     scene = GenerationHarness(max_tokens=1)
     assert await scene.collect() == expected_tokens(1)
-    assert [job.task for job in scene.d0.submitted] == [Task.PREFILL_AND_DECODE]
-    assert scene.p0.submitted == []
+    assert [job.task for job in scene.p0.submitted] == [Task.PREFILL]
+    assert [request_id for request_id, _ in scene.d0.cancelled] == [scene.record.request_id]
 
 
 async def test_without_a_prefill_worker_the_decode_worker_runs_the_whole_request() -> None:

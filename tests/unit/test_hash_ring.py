@@ -3,6 +3,8 @@ in every process."""
 
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,12 +18,13 @@ from baton.core.placement import PlacementQuery
 from baton.core.states import Role, WorkerState
 from baton.core.worker_load import WorkerLoad
 from baton.hash_ring import ring_successors
+from baton.prefix_popularity import PrefixPopularity
 from baton.registry.memory import MemoryRegistry
 from conductor.policy.baton import place
 from conductor.policy.config import BatonPolicyConfig
 from conductor.policy.snapshot import AnyBlockKey, PolicyQuery
 from router.generation.cluster import Cluster
-from router.generation.ring_placer import RING_KEY_BLOCKS, RingPlacer
+from router.generation.ring_placer import LOAD_SLACK, MIN_LOAD_ALLOWANCE, RingPlacer
 from tests.cluster_snapshots import FakeCache, decode, prefill, snapshot
 
 WORKERS = tuple(sorted(f"worker-{number}" for number in range(16)))
@@ -81,43 +84,91 @@ def member(name: str, role: Role) -> Member:
     )  # fmt: skip
 
 
-async def test_router_without_a_conductor_places_like_an_idle_conductor() -> None:
-    """Routers and conductors use the same hash ring. When they look up the same block of a prompt
-    there, and neither load nor caches differ, both choose the same workers."""
+async def ring_of(*members: Member) -> tuple[MemoryRegistry, Cluster]:
     registry = MemoryRegistry(ManualClock())
+    cluster = Cluster(registry, ManualClock())
+    await report(registry, cluster, members, 1.0)
+    return registry, cluster
+
+
+async def report(
+    registry: MemoryRegistry, cluster: Cluster, members: Sequence[Member], at_seconds: float
+) -> None:
+    for each in members:
+        load = replace(each.load, at_seconds=at_seconds)
+        await registry.announce(replace(each, load=load), 60.0)
+    await cluster.refresh()
+
+
+def shared_prompt(number: int) -> tuple[BlockKey, ...]:
+    """Return the block keys of a prompt that shares its first three blocks with all others."""
+    return tuple(BlockKey(bytes([n, number if n > 2 else 0]) * 8) for n in range(11))
+
+
+async def test_router_without_a_conductor_places_like_an_idle_conductor() -> None:
+    """Routers and conductors look up the same block of a prompt on the same hash ring: the first
+    one that few of the requests so far share. When neither load nor caches differ, both choose the
+    same workers. Once answers have one token, both choose a prefill worker for the whole."""
     prefills = [member(f"prefill-{n}", Role.PREFILL) for n in range(5)]
     decodes = [member(f"decode-{n}", Role.DECODE) for n in range(4)]
-    for one in (*prefills, *decodes):
-        await registry.announce(one, 60.0)
-    cluster = Cluster(registry, ManualClock())
-    await cluster.refresh()
+    registry, cluster = await ring_of(*prefills, *decodes)
+    ring = RingPlacer(cluster.workers_of("", 4096))
+    cache = PopularPrefixCache()
     cluster_snapshot = snapshot(
-        [prefill(one.id) for one in prefills], [decode(one.id) for one in decodes]
+        [prefill(one.id) for one in prefills], [decode(one.id) for one in decodes], cache
     )
     for number in range(200):
-        keys = tuple(BlockKey(bytes([n, number]) * 8) for n in range(RING_KEY_BLOCKS + 3))
+        keys = shared_prompt(number)
         excluded = frozenset({WorkerId(f"prefill-{number % 6}"), WorkerId(f"decode-{number % 5}")})
-        name = RequestId(f"request {number}")
-        decision = place(
-            replace(cluster_snapshot, cache=SharedPrefixCache()),
-            PolicyQuery(name, 16 * len(keys), 32, keys, excluded=excluded),
-            BatonPolicyConfig(),
-        )
-        alone = await RingPlacer(cluster.workers_of("", 4096)).place(
-            PlacementQuery(name, Epoch(1), TenantId("t"), 16 * len(keys), 32, keys, excluded, "m")
+        name, answer = RequestId(f"request {number}"), 32 if number < 100 else 1
+        query = PolicyQuery(name, 16 * len(keys), answer, keys, excluded=excluded)
+        decision = place(cluster_snapshot, query, BatonPolicyConfig())
+        cache.popularity.record(keys)
+        alone = await ring.place(
+            PlacementQuery(
+                name, Epoch(1), TenantId("t"), 16 * len(keys), answer, keys, excluded, "m"
+            )
         )
         assert alone.prefill is not None
         assert (alone.prefill.id, alone.decode.id) == (decision.prefill, decision.decode)
+        assert (alone.prefill == alone.decode) == (answer == 1)
+        await report(registry, cluster, [*prefills, *decodes], number + 2.0)
 
 
-class SharedPrefixCache(FakeCache):
-    """A cache whose statistics say that all requests share their first ``RING_KEY_BLOCKS - 1``
-    blocks, and no later ones. On the ring, a conductor looks up the first block that few requests
-    share, so here it is block number ``RING_KEY_BLOCKS``, which routers always look up."""
+async def test_requests_that_a_router_has_just_sent_count() -> None:
+    """Forty requests with one prefix, sent between two load reports, do not all go to one worker;
+    only the first few, before the prefix counts as popular, do."""
+    prefills = [member(f"prefill-{n}", Role.PREFILL) for n in range(4)]
+    workers = [*prefills, member("decode", Role.DECODE)]
+    _, cluster = await ring_of(*workers)
+    sent: Counter[WorkerId] = Counter()
+    ring = RingPlacer(cluster.workers_of("", 4096), lambda worker: sent[worker.id])
+    keys = shared_prompt(3)
+
+    async def place_one(number: int) -> WorkerId:
+        name, nobody = RequestId(f"r{number}"), frozenset[WorkerId]()
+        query = PlacementQuery(name, Epoch(1), TenantId("t"), 176, 32, keys, nobody, "m")
+        chosen = (await ring.place(query)).prefill
+        assert chosen is not None
+        sent[chosen.id] += 1
+        return chosen.id
+
+    placed = [await place_one(number) for number in range(40)]
+    assert len(set(placed[:4])) == 1
+    counts = Counter(placed)
+    assert len(counts) == 4
+    assert max(counts.values()) <= LOAD_SLACK * 40 / 4 + MIN_LOAD_ALLOWANCE
+
+
+class PopularPrefixCache(FakeCache):
+    """A cache that counts how many requests share a block, as a conductor's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.popularity = PrefixPopularity()
 
     def request_share(self, key: AnyBlockKey) -> float:
-        assert isinstance(key, bytes)
-        return float(key[0] < RING_KEY_BLOCKS - 1)
+        return self.popularity.request_share(key)
 
 
 def test_unsorted_ids_are_rejected() -> None:

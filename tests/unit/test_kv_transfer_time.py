@@ -170,11 +170,11 @@ def test_time_of_a_transfer_is_that_of_the_fastest_codec() -> None:
 def test_fetch_takes_the_time_of_the_stored_bytes() -> None:
     found = cluster(0.1)
     plain, encoded = prefill("p"), prefill("p", store_codec=INT4_SPEED)
-    assert fetch_seconds(found, query(), plain, GB) == found.link.seconds(GB)
-    assert fetch_seconds(found, query(), encoded, GB) == pytest.approx(2.8054932)
-    assert fetch_seconds(found, query(exact_kv=True), encoded, GB) == found.link.seconds(GB)
+    assert fetch_seconds(found.link, query(), plain, GB) == found.link.seconds(GB)
+    assert fetch_seconds(found.link, query(), encoded, GB) == pytest.approx(2.8054932)
+    assert fetch_seconds(found.link, query(exact_kv=True), encoded, GB) == found.link.seconds(GB)
     lossless = prefill("p", store_codec=LOSSLESS_SPEED)
-    assert fetch_seconds(found, query(exact_kv=True), lossless, GB) == pytest.approx(7.0019981)
+    assert fetch_seconds(found.link, query(exact_kv=True), lossless, GB) == pytest.approx(7.0019981)
 
 
 def test_encoded_prefix_is_fetched_where_a_raw_one_would_be_recomputed() -> None:

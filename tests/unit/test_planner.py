@@ -26,6 +26,9 @@ CONFIG = PlannerConfig(sizing=SIZING, start_seconds=60.0, max_batch=64)
 
 
 class NoCache:
+    def num_device_blocks(self, worker: object, keys: object) -> int:
+        return 0
+
     def num_local_blocks(self, view: object, keys: object) -> int:
         return 0
 

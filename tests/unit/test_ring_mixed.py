@@ -61,6 +61,6 @@ async def test_request_is_never_split_without_both_pools() -> None:
         cluster = await cluster_of(*others, "m0")
         assert {(await place(cluster, n)).decode.id for n in range(20)} == {"m0"}
         alone = await place(cluster, 0, "m0")
-        assert (alone.prefill, alone.decode.id) == (None, others[0])
+        assert [each.id for each in alone.workers] == list(others)
         with pytest.raises(Unavailable):
             await place(cluster, 0, "m0", *others)

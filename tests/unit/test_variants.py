@@ -198,7 +198,7 @@ async def test_conductor_and_ring_place_within_one_variant(workers: list[Member]
             asked = query(f"r{number}", variant.id)
             for placed in (conductor.place(asked), await ring.place(asked)):
                 assert {by_id[each.id].variant for each in placed.workers} == {variant}
-                assert (placed.prefill is not None) == is_pair
+                assert (len(placed.workers) == 2) == is_pair
 
 
 async def test_conductor_places_for_no_variant_that_it_does_not_know() -> None:

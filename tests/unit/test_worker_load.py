@@ -105,6 +105,22 @@ def test_prefill_cost_spreads_a_steps_overhead_over_its_chunk() -> None:
     assert cost.fixed_seconds == pytest.approx(0.5)
     assert cost.per_token_seconds == pytest.approx(0.01 + 0.5 / 100)
     assert cost.per_pair_seconds == pytest.approx(1e-4)
+
+
+def test_prefill_error_is_unknown_until_enough_long_steps_were_measured() -> None:
+    speed = PrefillCostModel()
+
+    def record(count: int) -> None:
+        attended = count * (count + 1) // 2
+        speed.record(StepWork(count, attended, 0.5 + 0.01 * count + 1e-4 * attended, True))
+
+    for number in range(100):
+        record(100 + number)
+    assert speed.cost(100) is not None and speed.relative_error() is None
+    for number in range(15):
+        record(256 + number)
+    assert speed.relative_error() is None
+    record(300)
     assert speed.relative_error() == pytest.approx(0.0, abs=1e-9)
 
 

@@ -187,7 +187,7 @@ class Cluster:
         return (
             all(life.is_at_rest for life in self.worker_incarnations if life.process.alive)
             and all(store.is_at_rest for store in self.stores.values() if store.process.alive)
-            and all(link.is_idle for link in self.router.worker_connections._connections.values())
+            and all(not link.num_requests for link in self.router.worker_connections._connections.values())
             and self.router.num_unused_connections <= 0
             and not self._leftover_connections()
         )
@@ -216,7 +216,7 @@ class Cluster:
         links = [
             key
             for key, link in self.router.worker_connections._connections.items()
-            if not link.is_idle
+            if link.num_requests
         ]
         leftovers = [f"links {links}"] if links else []
         leftovers += self._leftover_connections()

@@ -202,7 +202,8 @@ class SimRouter:
             environment.credentials,
             lambda address, trust: peers.SimChannel(address),  # type: ignore[arg-type, return-value]
         )
-        placer = FallbackPlacer([self._conductors, RingPlacer(self._workers)])
+        ring = RingPlacer(self._workers, self.worker_connections.num_requests)
+        placer = FallbackPlacer([self._conductors, ring])
         self._generation_context = GenerationContext(
             placer,
             self.worker_connections,
