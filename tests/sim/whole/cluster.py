@@ -1,12 +1,13 @@
 """Starts, restarts and stops all processes of one simulated cluster."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from baton.core.credentials import ClusterCredentials
 from baton.core.states import WORKER_ROLES, Role
 from baton.kv.memory_index import MemoryKvIndex
 from prefill_worker.reload_policy import ReloadMode
+from router.generation.worker_connection import StreamWorkerConnection
 from tests.sim.whole.conductor import SimConductor
 from tests.sim.whole.framed_connections import draw_framed_address
 from tests.sim.whole.loop import SimClock, SimLoop
@@ -187,10 +188,13 @@ class Cluster:
         return (
             all(life.is_at_rest for life in self.worker_incarnations if life.process.alive)
             and all(store.is_at_rest for store in self.stores.values() if store.process.alive)
-            and all(not link.num_requests for link in self.router.worker_connections._connections.values())
+            and not any(link.num_requests for link in self._links())
             and self.router.num_unused_connections <= 0
             and not self._leftover_connections()
         )
+
+    def _links(self) -> Collection[StreamWorkerConnection]:
+        return self.router.worker_connections._connections.values()
 
     def _leftover_connections(self) -> list[str]:
         """Describe each connection of which only one end is left, each client connection that is
