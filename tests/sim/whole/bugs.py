@@ -4,6 +4,7 @@ describes one bug, and returns the patches that plant it."""
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -20,6 +21,9 @@ from baton.transport.base import Transfer, Transport
 from baton.transport.unfinished_transfers import UnfinishedTransfers
 from baton.worker.block_group import BlockGroup
 from baton.worker.block_reader import BlockReader
+from conductor.cache_index import CacheIndex
+from conductor.policy import candidates
+from conductor.policy.snapshot import PolicyQuery, Snapshot
 from conductor.worker_directory import WorkerDirectory
 from router.generation.attempt import Attempt
 from router.generation.framed_worker_connection import FramedWorkerConnection
@@ -27,13 +31,14 @@ from router.generation.generation import Generation
 from router.generation.model_workers import ModelWorkers
 from router.generation.output_merger import OutputMerger
 from router.generation.output_queue import OutputQueue, OutputReceiver
+from router.generation.ring_placer import RingPlacer
 from router.generation.worker_connection import CONNECT_TIMEOUT_SECONDS, StreamWorkerConnection
 from router.http.body_senders import UvicornBodyWriter
 from router.openai.inline_stream_writer import InlineStreamWriter
 from tests.sim.whole.seeded_random import SeededRandom
 from tests.sim.whole.transport import Fabric
 
-Changes = list[tuple[type, str, Any]]
+Changes = list[tuple[type | ModuleType, str, Any]]
 
 
 def leaked_reservation() -> Changes:
@@ -366,6 +371,30 @@ def paired_variants() -> Changes:
     ]
 
 
+def split_single_token() -> Changes:
+    """Two workers are placed for an answer of one token."""
+    return [(PolicyQuery, "needs_decode", property(lambda self: True))]
+
+
+def unstable_ring() -> Changes:
+    """The conductor looks up each request at a place of its own on the ring, and doesn't remember
+    which worker has its prefix."""
+
+    def own_key(snapshot: Snapshot, query: PolicyQuery) -> bytes:
+        return query.request_id.encode()
+
+    return [
+        (candidates, "ring_key", own_key),
+        (CacheIndex, "num_device_blocks", lambda self, worker, keys: 0),
+        (CacheIndex, "workers_with_prefix", lambda self, keys, count: []),
+    ]
+
+
+def other_ring() -> Changes:
+    """Without a conductor, the router looks up each request at a place of its own on the ring."""
+    return [(RingPlacer, "_ring_key", lambda self, query: query.request_id.encode())]
+
+
 BUGS: dict[str, Callable[[], Changes]] = {
     bug.__name__: bug
     for bug in (
@@ -391,6 +420,9 @@ BUGS: dict[str, Callable[[], Changes]] = {
         shared_between_windows,
         staging_freed_early,
         paired_variants,
+        split_single_token,
+        unstable_ring,
+        other_ring,
     )
 }
 

@@ -164,6 +164,17 @@ class Cluster:
 
     # -- after the faults --------------------------------------------------------------------
 
+    def has_equal_pools(self) -> bool:
+        """Whether all workers serve one variant and each has one role, so that at rest only the
+        ring and the caches distinguish them."""
+        plans = [self.workers[name].plan for name in self.serving()]
+        roles = {plan.role for plan in plans}
+        return roles == {Role.PREFILL, Role.DECODE} and len({p.model_digest for p in plans}) == 1
+
+    def stop_conductors(self) -> None:
+        for conductor in self.conductors.values():
+            conductor.process.kill()
+
     def end_faults(self) -> None:
         """End all faults, and restart the processes that have died."""
         self.network.heal()

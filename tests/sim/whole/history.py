@@ -8,6 +8,7 @@ from baton.core.ids import TokenId, WorkerId
 from baton.core.request import FinishReason
 from baton.engine.config import EngineConfig
 from baton.engine.fake_runner import reference_answer
+from router.generation.generation import MIGRATION_REASON
 from tests.sim.whole.clients import ClientResponse, GuaranteeViolation
 from tests.sim.whole.router import IMPOSSIBLE, WRITE_SECONDS
 from tests.sim.whole.worker import DIGEST, WEIGHTS
@@ -53,6 +54,7 @@ def check_answer(answer: ClientResponse, may_fail_often: bool, config: EngineCon
     if answer.end == "broken" and not (answer.may_break or unread):
         raise GuaranteeViolation(f"{name}: the connection broke: {answer.error}")
     check_failures(answer)
+    check_placements(answer)
     excused = may_fail_often and any(text in answer.error for text in EXCUSED_ERRORS)
     if answer.end == "error" and not excused:
         raise GuaranteeViolation(f"{name} failed: {answer.error}")
@@ -75,6 +77,31 @@ def expected_answer(
         )
         before, known = known, known + rest[: len(list(part))]
     return before + rest, reason
+
+
+def check_returns(answers: Sequence[ClientResponse]) -> None:
+    """Check that ``answers``, to one prompt at rest, were prefilled on the same prefill worker,
+    unless a decode worker did it."""
+    placed = [
+        each.generation.record.placements[-1].placement for each in answers if each.generation
+    ]
+    workers = [each.prefill.id for each in placed if each.prefill is not None]
+    if len(set(workers)) > 1:
+        raise GuaranteeViolation(f"one prompt was prefilled on {workers}")
+
+
+def check_placements(answer: ClientResponse) -> None:
+    """Check that no decode worker is placed for an answer's last token alone: whoever computes the
+    prompt generates it."""
+    if answer.generation is None:
+        return
+    for placed in answer.generation.record.placements:
+        remaining = answer.request.spec.sampling.max_tokens - placed.num_tokens_before
+        is_split = len(placed.placement.workers) > 1
+        if remaining == 1 and is_split and placed.placement.reason != MIGRATION_REASON:
+            raise GuaranteeViolation(
+                f"{answer.request.spec.request_id}: two workers for an answer's last token"
+            )
 
 
 def check_failures(answer: ClientResponse) -> None:

@@ -6,11 +6,12 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
 
+from baton.core.ids import RequestId, TokenId
 from tests.sim.whole.clients import (
     ClientRequest,
     ClientResponse,
@@ -20,7 +21,7 @@ from tests.sim.whole.clients import (
 )
 from tests.sim.whole.cluster import Cluster
 from tests.sim.whole.faults import FaultInjector, draw_faults
-from tests.sim.whole.history import check_history, check_without_faults
+from tests.sim.whole.history import check_history, check_returns, check_without_faults
 from tests.sim.whole.loop import SimLoop
 from tests.sim.whole.router import simulated_streams
 from tests.sim.whole.seeded_random import SeededRandom
@@ -33,6 +34,12 @@ and with the default threshold, collecting them would take a fifth of the time."
 LONGEST_ANSWER_SECONDS = 120.0
 REST_SECONDS = 40.0
 """How long resources may take to be released: longer than every lease and export timeout."""
+
+NUM_RETURNS, NUM_RETURNING_TOKENS = 3, 17
+"""How often a prompt is sent again after the faults, and its length: several blocks."""
+
+FORGET_SECONDS = 10.0
+"""How long to wait until no worker is avoided any more."""
 
 CALM_SECONDS = 3.0
 """How long to wait before checking that no connection broke: longer than a router tolerates a
@@ -79,11 +86,14 @@ class Run:
                 tasks.create_task(self._client(ask))
         cluster.end_faults()
         await self._wait_until_at_rest()
+        num_faulty = len(self.answers)
         await self._client(self._probe())
         await self._wait_until_at_rest()
+        if cluster.has_equal_pools():
+            await self._check_returns()
         config = cluster.environment.engine_config
-        check_history(self.answers[:-1], self.fault_injector.may_fail_often, config)
-        check_history(self.answers[-1:], False, config)
+        check_history(self.answers[:num_faulty], self.fault_injector.may_fail_often, config)
+        check_history(self.answers[num_faulty:], False, config)
         if not self._faults and not cluster.network.firewalls:
             await cluster.clock.sleep(CALM_SECONDS)
             check_without_faults(self.answers, cluster.router.worker_connections.recently_broken())
@@ -108,6 +118,29 @@ class Run:
         """Return the last request of the run, which must succeed because all faults have ended."""
         ask = draw_request(self._chance, len(self._asks), with_windows=self._with_windows)
         return ClientRequest(ask.spec, 0.7)
+
+    async def _check_returns(self) -> None:
+        """Check that one new prompt goes to the same prefill worker every time, at last without a
+        conductor."""
+        await self._cluster.clock.sleep(FORGET_SECONDS)
+        spec, first = self._probe().spec, len(self.answers)
+        tokens = tuple(TokenId(200 + number % 50) for number in range(NUM_RETURNING_TOKENS))
+        for number in range(NUM_RETURNS):
+            if number == NUM_RETURNS - 1:
+                self._cluster.stop_conductors()
+            name = RequestId(f"r{first + number}")
+            sampling = replace(spec.sampling, max_tokens=2)
+            await self._client(
+                ClientRequest(
+                    replace(
+                        spec, request_id=name, token_ids=tokens,
+                        num_prompt_tokens=len(tokens), sampling=sampling,
+                    ),
+                    0.7,
+                )
+            )  # fmt: skip
+            await self._wait_until_at_rest()
+        check_returns(self.answers[first:])
 
     async def _wait_until_at_rest(self) -> None:
         """Wait until no process holds blocks, leases or connections for any request."""
