@@ -1,6 +1,7 @@
 """Count how many prompts leave the prefill worker that has their prefix, on a running cluster.
 
     python -m benchmarks.returning [--prefill 4] [--prefixes 100] [--passes 4] [--seed 1]
+        [--tree DIR]
 
 The demo model, one request at a time, in passes over the same prompts in a new order. Then the
 conductor is frozen for a pass. Then one prefill worker is killed for a pass, and after its return
@@ -14,6 +15,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 
@@ -38,13 +40,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tokens", type=int, default=140)
     parser.add_argument("--passes", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tree", type=Path, help="source of another version to run")
     options = parser.parse_args(arguments)
     machine = describe()
     print(machine, f"seed {options.seed}", flush=True)
     shape = options.prefixes, options.tokens
     prompts = np.random.default_rng(options.seed).integers(300, 3000, shape).tolist()
-    result: dict[str, object] = {"machine": machine, **vars(options)}
-    with local_cluster(prefill=options.prefill) as cluster:
+    result: dict[str, object] = {"machine": machine, **vars(options), "tree": str(options.tree)}
+    with local_cluster(prefill=options.prefill, tree=options.tree) as cluster:
         before: list[str] = []
 
         def show(name: str, number: int) -> None:
