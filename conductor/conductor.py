@@ -8,10 +8,15 @@ from dataclasses import dataclass, field, replace
 from baton.clock import Clock
 from baton.core.ids import BlockKey, WorkerId
 from baton.core.member import Member
-from baton.core.placement import MAX_ALTERNATIVES, Placement, PlacementQuery
+from baton.core.placement import (
+    MAX_ALTERNATIVES,
+    Placement,
+    PlacementQuery,
+)
 from baton.core.pool_plan import PoolPlan
 from baton.core.states import WORKER_ROLES
 from baton.errors import Overloaded
+from baton.placement_refusal import PlacementRefused
 from baton.registry.member_codec import member_to_json
 from baton.registry.membership import MemberView
 from conductor.admission_rates import AdmissionTracker
@@ -82,7 +87,7 @@ class Conductor:
 
     def place(self, query: PlacementQuery) -> Placement:
         """Place a request on workers of one variant. Raises Unavailable if none of them is ready or
-        no worker has loaded the request's adapter, Overloaded if the request is rejected, and
+        no worker has loaded the request's adapter, PlacementRefused if the request is rejected, and
         Invalid if it fits no worker. The query's trace is not used here:
         :class:`ConductorTelemetry` handles it."""
         snapshot = self.snapshot(query.variant)
@@ -105,11 +110,12 @@ class Conductor:
         )
         try:
             decision = self._place(snapshot, policy_query)
-        except Overloaded:
+        except Overloaded as error:
             self._admission_tracker.record(num_tokens, admitted=False)
             if len(snapshot.prefills) or len(snapshot.decodes):
                 self._planner.record_rejected(num_tokens)
-            raise
+            would_be = self._place(snapshot, replace(policy_query, must_admit=True))
+            raise PlacementRefused(error, self._placement(would_be, keys)) from None
         finally:
             self._cache_index.popularity.record(keys)
         if query.epoch <= 1:

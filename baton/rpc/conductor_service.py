@@ -9,6 +9,7 @@ import structlog
 from baton.core.placement import Placement, PlacementQuery
 from baton.core.pool_plan import PoolPlan
 from baton.errors import BatonError
+from baton.placement_refusal import PlacementRefused
 from baton.rpc.convert.error import error_to_proto
 from baton.rpc.convert.placement import placement_query_from_proto, placement_to_proto
 from baton.rpc.convert.pool_plan import pool_plan_to_proto
@@ -68,6 +69,9 @@ def place_all(core: ConductorCore, batch: pb.PlaceRequests) -> pb.PlaceAnswers:
 def _answer(core: ConductorCore, request: pb.PlaceRequest) -> pb.PlaceAnswer:
     try:
         return pb.PlaceAnswer(placement=_place(core, request))
+    except PlacementRefused as error:
+        refused = placement_to_proto(error.placement)
+        return pb.PlaceAnswer(refusal=error_to_proto(error), refused=refused)
     except BatonError as error:
         return pb.PlaceAnswer(refusal=error_to_proto(error))
     except Exception:  # a bug, which must not fail the other placements of the batch

@@ -13,6 +13,7 @@ from baton.core.placement import Placement
 from baton.core.request import RequestOutput, RequestSpec
 from baton.core.variant import Variant
 from baton.errors import BatonError, NotFound, Overloaded, Unavailable
+from baton.placement_refusal import PlacementRefused
 from router.generation.attempt import (
     Attempt,
     AttemptDrained,
@@ -225,7 +226,11 @@ class Generation:
             trace = self.record.attempt_span(self._spec.epoch).traceparent
             self._spec = replace(self._spec, trace=trace)
         find = self._search.find if self._spec.epoch == 1 else self._search.find_again
-        placement = await find(self._spec)
+        try:
+            placement = await find(self._spec)
+        except PlacementRefused as refusal:
+            self.record.refused = refusal.placement
+            raise
         variant = self._search.variant
         has_changed = bool(self._emitted) and variant != self.record.variant
         if has_changed and self._kv_source is not None:

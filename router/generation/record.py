@@ -100,7 +100,8 @@ class GenerationRecord:
     placement query that has not been answered yet, or None. ``trace`` is the trace context of the
     request's span, or None if the request is not traced. ``variant`` is the variant of the model
     that the request was placed on last, or will be tried first; None while no worker is known.
-    ``exact_kv`` says that its lossy codec is not applied to this request.
+    ``exact_kv`` says that its lossy codec is not applied to this request. ``refused`` is the
+    placement that it would have got when a conductor refused it.
     """
 
     request_id: RequestId
@@ -125,6 +126,7 @@ class GenerationRecord:
     variant: Variant | None = None
     exact_kv: bool = False
     model: str = ""
+    refused: Placement | None = None
 
     def record_query(self, epoch: Epoch, now: float) -> None:
         self.pending_query = (epoch, now)
@@ -254,10 +256,13 @@ class GenerationRecord:
         """Return the record as a JSON object. ``tbt_seconds`` and ``bytes_shipped`` are the old
         names of ``itl_seconds`` and ``kv_transfer_bytes``, kept for one version. The
         latencies in ``actual`` count from the request's arrival. To be comparable with them,
-        ``predicted`` is the prediction for the first placement, not for the last one."""
+        ``predicted`` is the prediction for the first placement, not for the last one. For a request
+        that was refused, these and the alternatives are those of the placement that it would have
+        got; it has no workers."""
         placements = [each.explain() for each in self.placements]
-        first = placements[0] if placements else {}
-        last = placements[-1] if placements else {}
+        refused = PlacementRecord(Epoch(1), self.refused).explain() if self.refused else {}
+        first = placements[0] if placements else refused
+        last = placements[-1] if placements else refused
         return {
             "request_id": self.request_id,
             "prefill": _worker_json(self.prefill),

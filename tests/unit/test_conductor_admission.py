@@ -4,10 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from baton.core.ids import Epoch, RequestId, TenantId
+from baton.core.placement import PlacementQuery
 from baton.core.states import Role
 from baton.core.worker_load import QueuedWork
 from baton.errors import Invalid, Overloaded
+from baton.placement_refusal import PlacementRefused
+from baton.rpc.conductor_service import place_all
+from baton.rpc.convert.placement import place_answer_from_proto, placement_query_to_proto
+from baton.rpc.v1 import conductor_pb2 as pb
 from conductor.conductor import MAX_REGISTRY_AGE_SECONDS
+from router.generation.record import GenerationRecord
 from tests.unit.test_conductor import ConductorHarness, decode_member, keys, member, prefill_member
 
 OVERLONG_QUEUE = (QueuedWork(1.0, 0.9), QueuedWork(1.7, 0.8), QueuedWork(1.75, 0.5))
@@ -97,3 +104,28 @@ async def test_refused_request_changes_no_state() -> None:
         cluster.place("new", 64, keys(1))
     assert cluster.prefill_view("p").num_requests == before
     assert cluster.conductor.snapshot().cache.workers_with_prefix(keys(1), 2) == []
+
+
+async def test_refusal_says_what_the_placement_would_have_been() -> None:
+    """Over the wire, too: the router's explanation of a refused request has policy, reason,
+    predictions and alternatives, and no workers."""
+    cluster = await overloaded_cluster()
+    with pytest.raises(PlacementRefused) as refused:
+        cluster.place("new")
+    placement = refused.value.placement
+    assert placement.ttft_seconds == pytest.approx(2.264)
+    assert placement.prefill_alternatives[0].late_seconds == pytest.approx(0.5, abs=0.01)
+    query = placement_query_to_proto(
+        PlacementQuery(RequestId("new"), Epoch(1), TenantId(""), 64, 16, (), frozenset(), model="")
+    )
+    answer = place_all(cluster.conductor, pb.PlaceRequests(requests=[query])).answers[0]
+    with pytest.raises(PlacementRefused) as received:
+        place_answer_from_proto(answer)
+    assert received.value.placement == placement
+    assert str(received.value) == str(refused.value)
+    assert received.value.retry_after_seconds == refused.value.retry_after_seconds
+    explained = GenerationRecord(RequestId("new"), 0.0, 64, refused=placement).explain()
+    assert (explained["prefill"], explained["decode"], explained["placements"]) == (None, None, [])
+    assert (explained["policy"], explained["reason"]) == ("baton", placement.reason)
+    assert explained["predicted"]["ttft_seconds"] == placement.ttft_seconds
+    assert [each["worker"] for each in explained["alternatives"]["prefill"]] == ["p"]

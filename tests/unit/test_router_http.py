@@ -10,6 +10,8 @@ import pytest
 from baton.core.ids import WorkerId
 from baton.core.placement import Placement, PlacementQuery, ScoredWorker
 from baton.core.states import Role
+from baton.errors import Overloaded
+from baton.placement_refusal import PlacementRefused
 from baton.text.tokenizer import Tokenizer
 from router.app import build_app
 from router.generation.fakes import FakeWorker
@@ -323,3 +325,21 @@ async def test_two_keys_must_be_equal(
         ):
             assert answer.status_code == status
             assert (status == 400) == ("have different keys; send only one" in answer.text)
+
+
+async def test_explanation_of_a_refused_request(tokenizer: Tokenizer) -> None:
+    async with open_harness(tokenizer) as (router, client):
+        place = router.placer.place
+
+        async def refuse(query: PlacementQuery) -> Placement:
+            found = replace(await place(query), policy="baton", reason="late", ttft_seconds=9.0)
+            raise PlacementRefused(Overloaded("the queue is long"), found)
+
+        router.placer.place = refuse  # type: ignore[method-assign]
+        refused = await client.post(COMPLETE, json={"prompt": "ab"})
+        assert refused.status_code == 429
+        explained = (await client.get("/admin/requests/cmpl-0")).json()
+    assert (explained["prefill"], explained["decode"], explained["placements"]) == (None, None, [])
+    assert (explained["policy"], explained["reason"]) == ("baton", "late")
+    assert explained["predicted"]["ttft_seconds"] == 9.0
+    assert explained["error"] == "the queue is long"

@@ -15,7 +15,8 @@ from baton.core.placement import (
     ScoredWorker,
 )
 from baton.core.states import Role
-from baton.errors import Invalid, Unavailable
+from baton.errors import Invalid, Overloaded, Unavailable
+from baton.placement_refusal import PlacementRefused
 from baton.rpc.convert.common import (
     adapter_from_proto,
     adapter_to_proto,
@@ -121,10 +122,14 @@ def placement_from_proto(message: pb.Placement) -> Placement:
 
 
 def place_answer_from_proto(message: pb.PlaceAnswer) -> Placement:
-    """Decode the answer to a placement request. If the answer is a refusal, raise its error. Raises
-    Unavailable if the placement names no decode worker."""
+    """Decode the answer to a placement request. If the answer is a refusal, raise its error:
+    PlacementRefused if the placement that the request would have got is known. Raises Unavailable
+    if the placement names no decode worker."""
     if message.HasField("refusal"):
-        raise error_from_proto(message.refusal)
+        error = error_from_proto(message.refusal)
+        if isinstance(error, Overloaded) and message.HasField("refused"):
+            error = PlacementRefused(error, placement_from_proto(message.refused))
+        raise error
     return placement_from_proto(message.placement)
 
 

@@ -52,12 +52,14 @@ class PlaceAnswers(_message.Message):
     def __init__(self, answers: _Optional[_Iterable[_Union[PlaceAnswer, _Mapping]]] = ...) -> None: ...
 
 class PlaceAnswer(_message.Message):
-    __slots__ = ("placement", "refusal")
+    __slots__ = ("placement", "refusal", "refused")
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     placement: Placement
     refusal: Refusal
-    def __init__(self, placement: _Optional[_Union[Placement, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+    refused: Placement
+    def __init__(self, placement: _Optional[_Union[Placement, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., refused: _Optional[_Union[Placement, _Mapping]] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("status", "message", "retry_after_seconds")
