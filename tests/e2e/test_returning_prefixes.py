@@ -64,8 +64,9 @@ def test_only_the_prefixes_of_a_dead_worker_move(prompts: list[list[int]]) -> No
         dead = cluster.processes("prefill")[0]
         os.kill(dead["pid"], signal.SIGKILL)
         after = run_pass(cluster, prompts, 3)
-        moved = [number for number, worker in enumerate(first) if after[number] != worker]
-        assert moved == [number for number, worker in enumerate(first) if worker == dead["id"]]
+        moved = {number for number, worker in enumerate(first) if after[number] != worker}
+        own = {number for number, worker in enumerate(first) if worker == dead["id"]}
+        assert moved and moved <= own  # prompts that come after its return may go there again
         cluster.wait_until_ready()
         assert run_pass(cluster, prompts, 4) == after
 
