@@ -61,7 +61,7 @@ def test_answer_waits_in_the_queue_until_it_is_placed(page: Page, open_router: O
     expect(page.locator(".phases li", has_text="queue")).to_contain_text("1")
     router.call(lambda: setattr(router.placer, "is_held", False))
     expect(row.locator(".phase-bar .now")).to_have_class("prefill now")
-    router.call(router.harness.decode.step)  # which computes answers of one token alone
+    router.call(router.harness.prefill.step)  # which computes answers of one token
     asking.join(REQUEST_SECONDS)
     expect(row).to_contain_text("ended: length")
 
