@@ -56,5 +56,7 @@ def test_prompt_longer_than_the_pools_gets_the_tokens_of_the_mask(tmp_path: Path
         body = {"prompt": prompt, "max_tokens": 2, "ignore_eos": True}
         _, headers = other.post_with_headers("/v1/completions", body | {"attention_window": FIELD})
         assert int(headers["x-baton-kv-transfer-bytes"]) == NUM_TRANSFERRED * size
-        with pytest.raises(RuntimeError, match="needs 63 KV blocks, but the worker has only 15"):
+        # The conductor refuses it, or the worker if the conductor does not know its memory yet.
+        too_large = "largest decode worker has memory for 240|the worker has only 15"
+        with pytest.raises(RuntimeError, match=too_large):
             other.post("/v1/completions", body)

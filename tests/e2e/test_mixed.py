@@ -25,8 +25,8 @@ def only_mixed() -> Iterator[LocalCluster]:
 
 
 def complete(cluster: LocalCluster, prompt: list[int]) -> tuple[dict[str, int], dict[str, object]]:
-    """Send a request for one token; return its usage, and the explanation of its placement."""
-    body = {"prompt": prompt, "max_tokens": 1, **FIELDS}
+    """Send a request for two tokens; return its usage, and the explanation of its placement."""
+    body = {"prompt": prompt, "max_tokens": 2, **FIELDS}
     answer, headers = cluster.post_with_headers("/v1/completions", body)
     return answer["usage"], cluster.get(f"/admin/requests/{headers['x-baton-request-id']}")
 

@@ -124,9 +124,10 @@ def test_a_queue_of_prompts_restarts_no_request() -> None:
 
 
 def test_a_wait_for_the_decode_workers_memory_restarts_no_request() -> None:
-    """The decode worker has memory for one request, and the prefill worker for all of them."""
+    """The decode worker has memory for one request, and the prefill worker for all of them. It
+    announces progress between two of its steps, 0.25 s after the last time: a step takes 0.2 s."""
     blocks = (PROMPT_TOKENS + ANSWER_TOKENS) // 4 + 4
-    assert run_queue(slowness=(1.0, 60.0), num_blocks=(400, blocks)) > 60.0
+    assert run_queue(slowness=(1.0, 40.0), num_blocks=(400, blocks)) > 60 * TIMEOUT_SECONDS
 
 
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])

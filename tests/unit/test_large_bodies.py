@@ -267,7 +267,7 @@ async def test_body_beyond_the_shared_budget_is_rejected_while_it_arrives(
     [
         (CHAT, chat("x" * 3000), False),
         (CHAT, chat(user="x" * 3000), True),
-        (RESPOND, {"input": "x", "user": "x" * 3000}, True),
+        (RESPOND, {"input": "x", "metadata": {f"k{n}": "x" * 500 for n in range(5)}}, True),
     ],
     ids=["prompt", "chat", "response"],
 )
