@@ -85,9 +85,9 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
     _SCALERS: """
         autoscale autoscale_pools min_prefill max_prefill min_decode max_decode max_workers
         autoscale_interval_seconds autoscale_stable_seconds autoscale_cooldown_seconds
-        autoscale_step autoscale_pending_timeout_seconds""",
+        autoscale_step autoscale_pending_timeout_seconds autoscale_shrink_seconds""",
     _CONDUCTOR: """
-        autoscale_utilisation autoscale_shrink_utilisation autoscale_shrink_seconds
+        autoscale_utilisation autoscale_shrink_utilisation
         autoscale_start_seconds autoscale_prefill_pool autoscale_decode_pool kubernetes_namespace
         kubernetes_pools kubernetes_lease kubernetes_initial_replicas kubernetes_watch
         placement_policy admission max_short_prompt_advantage local_prefill""",
