@@ -338,9 +338,9 @@ class FaultInjector:
 
     def _reads(self, fault: Fault) -> str:
         fabric = self._cluster.environment.fabric
-        kind = ("damage", "loss", "stuck")[int(fault.selector * 3)]
+        kind = ("damage", "loss", "stuck", "stuck")[int(fault.selector * 4)]
         setattr(fabric, kind, 0.2 if kind == "stuck" else 0.3)
-        self._later(fault.seconds / 2, lambda _: fabric.end_faults(), None)
+        self._later(fault.seconds, lambda _: fabric.end_faults(), None)
         return kind
 
     def _router(self, fault: Fault) -> str:

@@ -2,7 +2,7 @@
 proceeds independently of what the reading process does meanwhile."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.core.kv_transfer import Endpoint
 from baton.errors import Unavailable
@@ -13,8 +13,8 @@ from tests.sim.whole.seeded_random import SeededRandom
 
 NAME = "wire"
 
-Guard = Callable[[TransferRange], None]
-"""Raises AssertionError when a read is about to write to memory that was not reserved for it."""
+Guard = Callable[[TransferRange], object]
+"""Returns for what the memory of a read is reserved. Raises AssertionError if it isn't reserved."""
 
 
 class SimMemory:
@@ -65,6 +65,8 @@ class SimTransfer:
     deadline: float = 0.0
     in_flight: bool = False
     can_be_aborted: bool = True
+    reserved_for: list[object] = field(default_factory=list)
+    """For what the memory of each span was reserved when the read began."""
 
 
 class SimTransport:
@@ -123,11 +125,13 @@ class SimTransport:
         transfer.state = TransferState.PENDING
         transfer.deadline = loop.time() + transfer.timeout_seconds
         transfer.in_flight = True
+        if self._guard is not None:
+            transfer.reserved_for = [self._guard(span) for span in transfer.spans]
         draw = chance.number()
         if draw < 0.8:
             self._finish(transfer)
             return
-        transfer.can_be_aborted = draw < 0.9
+        transfer.can_be_aborted = draw < 0.83
         is_stuck = draw > 1.0 - self._fabric.stuck
         seconds = 1.0 + 2.0 * chance.number() if is_stuck else 0.02 * chance.number() ** 2
         loop.call_later(seconds, self._finish, transfer, context=self._process.network.context)
@@ -174,9 +178,10 @@ class SimTransport:
         fabric, target = self._fabric, self._memory.view
         if fabric.loss and fabric.chance.happens(fabric.loss):
             raise Unavailable("the read was lost")
+        if self._guard is not None:
+            for span, reserved_for in zip(transfer.spans, transfer.reserved_for, strict=True):
+                assert self._guard(span) is reserved_for, f"a read writes to {span}, which is in use"
         for span in transfer.spans:
-            if self._guard is not None:
-                self._guard(span)
             first, last = span.local_offset, span.local_offset + span.size_bytes
             target[first:last] = memory[span.remote_offset : span.remote_offset + span.size_bytes]
             if fabric.damage and fabric.chance.happens(fabric.damage):

@@ -219,7 +219,7 @@ class SimWorker:
             self.generation,
             plan.host,
             runner.shared,
-            self._may_write,
+            self._reserved_for,
         )
         transports: dict[str, Transport] = {transport.name: transport}  # type: ignore[dict-item]
         layout = KvLayout(
@@ -369,23 +369,26 @@ class SimWorker:
         staging = "" if self.staging is None else f" {self.staging.describe()}"
         return f"{self.plan.name}: {self.engine.stats()} {placements}{staging}"
 
-    def _may_write(self, span: TransferRange) -> None:
-        """Check that KV which is read from elsewhere goes only into blocks that are reserved for
-        that read, or into the staging area."""
+    def _reserved_for(self, span: TransferRange) -> object:
+        """Check that KV which is read from elsewhere goes only into blocks that are reserved, or
+        into an allocated range of the staging area. Return that range."""
         if span.local_offset >= self._staging_offset:
             assert self.staging is not None
-            assert any(
-                each.offset_bytes <= span.local_offset
-                and span.local_offset + span.size_bytes <= each.end_bytes
+            ranges = [
+                each
                 for each in self.staging._allocated.values()
-            ), f"{self.plan.name}: a read writes to {span}, which is not allocated"
-            return
+                if each.offset_bytes <= span.local_offset
+                and span.local_offset + span.size_bytes <= each.end_bytes
+            ]
+            assert ranges, f"{self.plan.name}: a read writes to {span}, which is not allocated"
+            return ranges[0]
         size = BLOCK_TOKENS * 8
         first, end = span.local_offset // size, (span.local_offset + span.size_bytes) // size
         for block_id in range(first, end):
             state = self.engine._pool.state(BlockId(block_id))
             may = state in (BlockState.FILLING, BlockState.QUARANTINED)
             assert may, f"{self.plan.name}: a read writes to block {block_id}, which is {state}"
+        return None
 
     def _member(self) -> Member:
         return Member(
