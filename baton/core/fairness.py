@@ -1,11 +1,17 @@
-"""Fairness between tenants: virtual token counters (VTC; Sheng et al., OSDI '24, algorithm 2).
+"""Fairness between tenants: virtual token counters (VTC; Sheng et al., OSDI '24, algorithm 2), and
+the order of virtual finish times (Demers, Keshav and Shenker, "Analysis and simulation of a fair
+queueing algorithm", SIGCOMM '89).
 
-Each tenant has a counter of the service that it has received, in weighted tokens, and the tenant
-with the lowest counter is served first. When a tenant returns to the queue, its counter is lifted
-to the lowest one in the queue, so that a tenant can't save up service while it is away. While two
-tenants always have requests in the queue, their service differs by no more than ``slack_tokens``
-plus what one step and the running answers consume, however many requests either sends. A tenant of
-weight 2 is charged half as much per token, and so receives twice the service.
+Each tenant has a counter of the service that it has received, in weighted tokens. When a tenant
+returns to the queue, its counter is lifted to the lowest one in the queue, so that a tenant can't
+save up service while it is away. A prompt's virtual finish time is the value that its tenant's
+counter will have once the prompt and those before it of the same tenant are computed; the prompt
+with the earliest one goes first. So a tenant that uses less than its share hardly waits for others,
+whatever they have queued, but a long prompt does not delay the short ones of all other tenants.
+
+While two tenants always have requests in the queue, their service differs by no more than the
+longest prompt plus what one step and the running answers consume, however many requests either
+sends. A tenant of weight 2 is charged half as much per token, and so receives twice the service.
 """
 
 from collections.abc import Iterable
@@ -13,10 +19,6 @@ from collections.abc import Iterable
 INPUT_WEIGHT = 1
 OUTPUT_WEIGHT = 2
 """A token of an answer costs more than one of a prompt (the paper's weights)."""
-
-SLACK_TOKENS = 32_768
-"""Differences below this are ignored: the queue's order decides alone. It is about one long prompt;
-with less, each long prompt would delay its tenant although no tenant sent too much."""
 
 MAX_TENANTS = 4096
 """Maximum number of counters, 100 bytes each. Beyond it, the tenant that has been out of the queue
@@ -27,9 +29,7 @@ class VirtualTokenCounters:
     """Counters of all tenants of a queue. Call :meth:`join` and :meth:`leave` for each request in
     the queue, and :meth:`charge` for its service."""
 
-    def __init__(self, slack_tokens: int = SLACK_TOKENS, max_tenants: int = MAX_TENANTS) -> None:
-        assert slack_tokens > 0, slack_tokens
-        self._slack_tokens = slack_tokens
+    def __init__(self, max_tenants: int = MAX_TENANTS) -> None:
         self._max_tenants = max_tenants
         self._counters: dict[bytes, float] = {}
         """Each tenant's counter, in the order in which the tenants last joined the queue."""
@@ -69,14 +69,22 @@ class VirtualTokenCounters:
             charged = INPUT_WEIGHT * input_tokens + OUTPUT_WEIGHT * output_tokens
             self._counters[tenant] += charged / weight
 
-    def service_surpluses(self, tenants: Iterable[bytes]) -> dict[bytes, int]:
-        """Return how much more service each of ``tenants`` has received than the one with the
-        least. These surpluses are in multiples of ``slack_tokens``, rounded down: 2 means at least
-        2, but less than 3 times ``slack_tokens``. Tenants with smaller surpluses are served first;
-        among equal surpluses, the queue's order decides."""
-        counters = {tenant: self._counters.get(tenant, 0) for tenant in tenants}
+    def virtual_finishes(self, prompts: Iterable[tuple[bytes, int, float]]) -> list[float]:
+        """Return the virtual finish time of each prompt, in weighted tokens. A prompt is a tenant,
+        the number of tokens still to be computed, and a weight; the prompts of a tenant must be in
+        the order in which they will be computed."""
+        finishes, ends = [], dict[bytes, float]()
+        for tenant, num_tokens, weight in prompts:
+            start = ends.get(tenant, self.counter(tenant))
+            ends[tenant] = start + INPUT_WEIGHT * num_tokens / weight
+            finishes.append(ends[tenant])
+        return finishes
+
+    def least_served(self, tenants: Iterable[bytes]) -> set[bytes]:
+        """Return those of ``tenants`` that have the lowest counter."""
+        counters = {tenant: self.counter(tenant) for tenant in tenants}
         least = min(counters.values(), default=0)
-        return {tenant: int((c - least) // self._slack_tokens) for tenant, c in counters.items()}
+        return {tenant for tenant, counter in counters.items() if counter == least}
 
     def counter(self, tenant: bytes) -> float:
         """Return the tenant's counter, in weighted tokens. It may exceed the service received,

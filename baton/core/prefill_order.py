@@ -19,7 +19,7 @@ The functions are pure, and cheap enough to rank a thousand requests between two
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from baton.core.priority import STARVATION_LIMIT_SECONDS, Priority
@@ -146,19 +146,26 @@ PREFILL_ORDERS: dict[str, PrefillOrder] = {
 
 
 def allocate_step_tokens(
-    ranked: Sequence[WaitingPrompt], now_seconds: float, budget_tokens: int
+    ranked: Sequence[WaitingPrompt],
+    now_seconds: float,
+    budget_tokens: int,
+    least_served: Collection[bytes],
 ) -> tuple[list[tuple[int, int]], list[int]]:
     """Return the order in which requests get tokens of a step. Requests that have waited longer
     than their starvation limit come first: pairs of an index into ``ranked`` and the maximum number
     of tokens for that request. Together they get half of ``budget_tokens``, plus what the other
     requests don't need of the other half. The second result has the indexes of all other requests,
-    in order; each may get all that is left."""
-    overdue = [i for i, each in enumerate(ranked) if _is_overdue(each, now_seconds)]
-    others = [i for i, each in enumerate(ranked) if not _is_overdue(each, now_seconds)]
-    remaining = budget_tokens
-    if others:
-        wanted = sum(ranked[i].new_tokens for i in others)
-        remaining = max((budget_tokens + 1) // 2, budget_tokens - wanted)
+    in order; each may get all that is left.
+
+    That applies to the tenants in ``least_served``. A tenant that has received more service than
+    another gets what they leave, however long it has waited; otherwise it would gain by sending
+    more than can be computed."""
+    fair = [each.tenant in least_served or each.goes_first for each in ranked]
+    overdue = [i for i, each in enumerate(ranked) if fair[i] and _is_overdue(each, now_seconds)]
+    late = set(overdue)
+    others = [i for i in range(len(ranked)) if i not in late]
+    wanted = sum(ranked[i].new_tokens for i in others if fair[i])
+    remaining = max((budget_tokens + 1) // 2, budget_tokens - wanted)
     first: list[tuple[int, int]] = []
     for index in overdue:
         if remaining <= 0:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from baton.core.attention_window import AttentionWindow
-from baton.core.fairness import SLACK_TOKENS
 from baton.core.prefill_order import PREFILL_ORDERS
 from baton.engine.kv_window import KvWindow
 from baton.errors import Invalid
@@ -30,9 +29,8 @@ class EngineConfig:
 
     Prompts are computed in the ``order`` (a name in ``baton.core.prefill_order.PREFILL_ORDERS``);
     ``admission_window`` bounds how many waiting prompts are ranked with fresh estimates in one step
-    (each estimate costs a walk along the prompt's cached prefix). If ``fairness`` is set, a tenant
-    that was served more tokens than another tenant by at least ``fairness_slack_tokens`` ranks
-    behind it.
+    (each estimate costs a walk along the prompt's cached prefix). If ``fairness`` is set, the order
+    applies only within a tenant, and tenants get equal service (:mod:`baton.core.fairness`).
 
     If ``speculation`` is set, tokens of answers are drafted where that is measured to pay, at most
     ``speculation_tokens`` for an answer and step (:mod:`baton.engine.speculation`). The runner's
@@ -59,7 +57,6 @@ class EngineConfig:
     growth_tokens: int = 256
     order: str = "deadline"
     fairness: bool = True
-    fairness_slack_tokens: int = SLACK_TOKENS
     admission_window: int = 32
     speculation: bool = False
     speculation_tokens: int = 16
@@ -170,7 +167,6 @@ _MINIMUMS: dict[str, float] = {
     "max_waiting": 0,
     "watermark_blocks": 0,
     "growth_tokens": 0,
-    "fairness_slack_tokens": 1,
     "admission_window": 1,
     "speculation_tokens": 1,
     "vocab_size": 1,

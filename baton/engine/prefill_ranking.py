@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable
-from heapq import nsmallest
 
 from baton.core.fairness import VirtualTokenCounters
 from baton.core.prefill_order import PREFILL_ORDERS, allocate_step_tokens
@@ -30,7 +29,7 @@ class PrefillRanking:
     def __init__(
         self, pool: BlockPool, config: EngineConfig, prefill_seconds: PredictPrefillSeconds
     ) -> None:
-        self.counters = VirtualTokenCounters(config.fairness_slack_tokens)
+        self.counters = VirtualTokenCounters()
         self._pool = pool
         self._config = config
         self._order = PREFILL_ORDERS[config.order]
@@ -87,27 +86,18 @@ class PrefillRanking:
     def _divide_budget(
         self, ranked: list[Sequence], budget: int, now_seconds: float
     ) -> list[tuple[Sequence, int]]:
-        """Divide ``budget`` between prompts. If a tenant has received at least the fairness slack
-        more service than the tenant with the least, its prompts get only what the prompts of the
-        other tenants leave, however long they have waited. Prompts that go first because they were
-        preempted are exempt. Prompts of a lower priority get only what those of higher priorities
-        leave, until they have waited for the starvation limit of their own priority."""
+        """Divide ``budget`` between prompts. Those that have waited for the starvation limit of
+        their priority get a part before all others. Prompts of a lower priority get only what
+        those of higher priorities leave, until then."""
         if len(ranked) < 2:
             return [(each, budget) for each in ranked]
-        surpluses = self._surpluses(ranked)
-
-        def must_yield(each: Sequence) -> bool:
-            return surpluses.get(each.spec.owner, 0) > 0 and not each.waiting_prompt.goes_first
-
-        fair = [each for each in ranked if not must_yield(each)]
+        least_served = self.counters.least_served({each.spec.owner for each in ranked})
         overdue, others = allocate_step_tokens(
-            [each.waiting_prompt for each in fair], now_seconds, budget
+            [each.waiting_prompt for each in ranked], now_seconds, budget, least_served
         )
-        first = [(fair[index], limit) for index, limit in overdue]
-        rest = [fair[index] for index in others] + [each for each in ranked if must_yield(each)]
-        rest.sort(
-            key=lambda each: (not each.waiting_prompt.goes_first, each.waiting_prompt.priority)
-        )
+        first = [(ranked[index], limit) for index, limit in overdue]
+        rest = [ranked[index] for index in others]
+        rest.sort(key=_class_rank)
         return first + [(each, budget) for each in rest]
 
     def _select_candidates(self, waiting: list[Sequence], now_seconds: float) -> list[Sequence]:
@@ -118,7 +108,7 @@ class PrefillRanking:
         window = self._config.admission_window
         if len(waiting) > window:
             oldest = waiting[0]
-            waiting = nsmallest(window, waiting, key=self._rank_key(waiting, now_seconds))
+            waiting = self._sort(waiting, now_seconds)[:window]
             if (
                 oldest.waiting_prompt.priority > waiting[0].waiting_prompt.priority
                 and oldest not in waiting
@@ -132,33 +122,25 @@ class PrefillRanking:
         return waiting
 
     def _sort(self, sequences: list[Sequence], now_seconds: float) -> list[Sequence]:
+        """Return the sequences in ranked order. Sequences that go first because they were preempted
+        come before all others, then those of higher priority, then those with an earlier virtual
+        finish time (:mod:`baton.core.fairness`). Within a tenant, the configured order decides."""
         if len(sequences) < 2:
             return sequences
-        return sorted(sequences, key=self._rank_key(sequences, now_seconds))
-
-    def _rank_key(
-        self, sequences: list[Sequence], now_seconds: float
-    ) -> Callable[[Sequence], tuple[float, Priority, int, float, int]]:
-        """Return a sort key. Sequences that go first because they were preempted come before all
-        others. Then come sequences of higher priority, then those whose tenants have received less
-        service; otherwise, the configured order decides."""
-        surpluses, order = self._surpluses(sequences), self._order
-
-        def rank(sequence: Sequence) -> tuple[float, Priority, int, float, int]:
-            waiting = sequence.waiting_prompt
-            goes_after, rank_time = order.rank(waiting, now_seconds)
-            surplus = surpluses.get(sequence.spec.owner, 0)
-            return goes_after, waiting.priority, surplus, rank_time, sequence.arrival_index
-
-        return rank
-
-    def _surpluses(self, sequences: list[Sequence]) -> dict[bytes, int]:
-        """Return how much more service each tenant of these sequences has received than the one of
-        them with the least (see :meth:`VirtualTokenCounters.service_surpluses`). The result is
-        empty, which means no surpluses, while only one tenant has a counter."""
+        ranked = sorted(sequences, key=lambda each: self._rank(each, now_seconds))
         if not self.counters.has_several_tenants:
-            return {}
-        return self.counters.service_surpluses({each.spec.owner for each in sequences})
+            return ranked
+        finishes = self.counters.virtual_finishes(
+            (each.spec.owner, each.waiting_prompt.new_tokens, each.spec.weight) for each in ranked
+        )
+        finish = dict(zip(ranked, finishes, strict=True))
+        return sorted(ranked, key=lambda each: (*_class_rank(each), finish[each]))
+
+    def _rank(self, sequence: Sequence, now_seconds: float) -> tuple[bool, Priority, float, int]:
+        """Return the sequence's sort key within its tenant."""
+        waiting = sequence.waiting_prompt
+        _, rank_time = self._order.rank(waiting, now_seconds)
+        return *_class_rank(sequence), rank_time, sequence.arrival_index
 
     def _update_estimates(self, sequence: Sequence) -> None:
         waiting, end = sequence.waiting_prompt, sequence.num_known_tokens
@@ -184,3 +166,8 @@ class PrefillRanking:
         waiting = sequence.waiting_prompt
         budget = sequence.spec.ttft_slo_seconds
         waiting.deadline_seconds = waiting.arrival_seconds + budget + own_seconds
+
+
+def _class_rank(sequence: Sequence) -> tuple[bool, Priority]:
+    """Return a sort key: sequences that go first because they were preempted, then by priority."""
+    return not sequence.waiting_prompt.goes_first, sequence.waiting_prompt.priority

@@ -363,7 +363,6 @@ def configs(draw: st.DrawFn, block_tokens: int, window: dict[str, int]) -> Engin
         growth_tokens=draw(st.integers(0, 10)),
         order=draw(st.sampled_from(list(PREFILL_ORDERS))),
         fairness=draw(st.booleans()),
-        fairness_slack_tokens=draw(st.sampled_from([1, 8, 64])),
         admission_window=draw(st.integers(1, 4)),
         **window,
     )

@@ -65,7 +65,7 @@ def test_requests_run_by_priority_then_by_arrival() -> None:
 
 
 def test_priority_goes_before_fairness() -> None:
-    bench = ClassBench(64, replace(FCFS, fairness_slack_tokens=1))
+    bench = ClassBench(64, FCFS)
     for name, tenant, priority in (("a", b"a", 0), ("b", b"a", 0), ("c", b"b", 1), ("d", b"b", 0)):
         bench.tenant, bench.priority = tenant, Priority(priority)
         bench.add(name, unique_tokens(name, 8), Task.PREFILL)
@@ -90,7 +90,7 @@ def test_low_priority_prompt_pauses_for_others_until_its_starvation_limit() -> N
 
 
 def test_starving_prompt_goes_before_a_tenant_that_must_yield() -> None:
-    bench = ClassBench(64, replace(DEADLINE, fairness_slack_tokens=1))
+    bench = ClassBench(64, DEADLINE)
     for name, tenant, priority in (("l", b"b", Priority.LOW), ("h", b"a", Priority.HIGH)):
         bench.tenant, bench.priority = tenant, priority
         bench.add(name, unique_tokens(name, 100), Task.PREFILL)
@@ -145,17 +145,17 @@ def test_preempted_request_resumes_first_within_its_priority() -> None:
 
 
 def test_tenant_with_weight_two_is_charged_half() -> None:
-    counters = VirtualTokenCounters(slack_tokens=100)
+    counters = VirtualTokenCounters()
     for tenant in (b"a", b"b"):
         counters.join(tenant)
     counters.charge(b"a", 300, 50, 2.0)
     counters.charge(b"b", 300, 50)
     assert (counters.counter(b"a"), counters.counter(b"b")) == (200, 400)
-    assert counters.service_surpluses([b"a", b"b"]) == {b"a": 0, b"b": 2}
+    assert counters.virtual_finishes([(b"a", 100, 2.0), (b"b", 100, 1.0)]) == [250, 500]
 
 
 def test_tenants_share_steps_by_weight() -> None:
-    bench = ClassBench(256, replace(FCFS, fairness_slack_tokens=1))
+    bench = ClassBench(256, FCFS)
     for heavy, light in zip("abcdef", "uvwxyz", strict=True):
         for name, tenant, weight in ((heavy, b"h", 2.0), (light, b"l", 1.0)):
             bench.tenant, bench.weight = tenant, weight

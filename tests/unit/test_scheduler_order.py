@@ -34,6 +34,7 @@ class TimedBench(Bench):
         sequence.spec = replace(
             sequence.spec, ttft_slo_seconds=self.seconds, tenant_salt=self.tenant
         )
+        sequence.waiting_prompt.tenant = self.tenant
         return sequence
 
     def step(self) -> list[tuple[str, int]]:
@@ -107,7 +108,7 @@ def test_new_prompt_that_does_not_fit_pauses_no_running_one() -> None:
 
 
 def test_tenant_with_less_service_goes_first() -> None:
-    config = replace(CONFIG, order="fcfs", max_sequences=1, fairness_slack_tokens=10)
+    config = replace(CONFIG, order="fcfs", max_sequences=1)
     bench = TimedBench(64, config)
     for number, tenant in enumerate([b"a", b"a", b"a", b"b"]):
         bench.tenant = tenant
@@ -117,11 +118,47 @@ def test_tenant_with_less_service_goes_first() -> None:
         ((name, _),) = bench.step()
         order.append(name)
         bench.finish(name)
-    assert order == ["w", "x", "z", "y"]  # 8 more are within the slack, 16 are not
+    assert order == ["w", "z", "x", "y"]  # z and w have the same finish time, and w came first
+
+
+def test_quiet_tenant_waits_only_for_the_step_beside_a_flood() -> None:
+    """All deadlines of the flood are earlier, and its counter is as low as the quiet tenant's: the
+    prompt that would end first if tenants shared the worker goes first."""
+    bench = TimedBench(64)
+    bench.tenant = b"flood"
+    for name in "abc":
+        bench.add(name, unique_tokens(name, 40), Task.PREFILL)
+    assert bench.step() == [("a", 16)]
+    bench.tenant = b"quiet"
+    bench.add("q", unique_tokens("q", 6), Task.PREFILL)
+    assert bench.step() == [("q", 6), ("a", 10)]
+    bench.finish("q")
+    assert bench.step() == [("a", 14), ("b", 2)]
+    bench.finish("a")
+    bench.add("r", unique_tokens("r", 6), Task.PREFILL)
+    assert bench.step() == [("r", 6), ("b", 10)]
+
+
+def test_long_prompt_of_a_quiet_tenant_lets_short_ones_of_a_busy_tenant_go_first() -> None:
+    """Both tenants start equal, so the long prompt would end, if they shared the worker, when the
+    other tenant has had as much service: after three prompts of 16 tokens."""
+    bench = TimedBench(64)
+    bench.tenant = b"quiet"
+    bench.add("l", unique_tokens("l", 48), Task.PREFILL)
+    bench.tenant = b"busy"
+    for name in "abcd":
+        bench.add(name, unique_tokens(name, 16), Task.PREFILL)
+    steps = []
+    for _ in range(7):
+        steps.append(bench.step())
+        for name, sequence in bench.sequences.items():
+            if sequence.phase is Phase.RUNNING and sequence.num_uncomputed_tokens <= 1:
+                bench.finish(name)
+    assert [name for ((name, _),) in steps] == ["a", "b", "c", "l", "l", "l", "d"]
 
 
 def test_fairness_can_be_switched_off() -> None:
-    config = replace(CONFIG, order="fcfs", max_sequences=1, fairness=False, fairness_slack_tokens=1)
+    config = replace(CONFIG, order="fcfs", max_sequences=1, fairness=False)
     bench = TimedBench(64, config)
     for name, tenant in (("w", b"a"), ("x", b"a"), ("y", b"b")):
         bench.tenant = tenant
