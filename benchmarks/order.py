@@ -10,6 +10,11 @@ prefill time. Two tenants send the same mix, one of them four times as often. ``
 index of the tenants' computed tokens, each divided by the tenant's max-min fair share: 1 is fair.
 Only tokens that are computed while requests still arrive are counted.
 
+A second table has the TTFT of a quiet tenant, four requests of 200 tokens a second, alone and
+beside a tenant of 48 clients, each of which sends a prompt of 970 tokens as soon as its last one is
+computed; steps have 512 tokens. ``total`` is the number of tokens computed per second for both
+tenants, divided by that without the quiet one.
+
 Prints a table per load, and JSON as the last line; with ``--json``, only the JSON line. All figures
 except the measured run time are the same in every run.
 """
@@ -19,7 +24,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -45,6 +50,11 @@ HORIZON_SECONDS = 400.0
 LONG_SHARE = 0.05
 HEAVY_SHARE = 0.8
 """The share of requests by the tenant that sends four times as many."""
+
+QUIET_TOKENS, QUIET_RPS = 200, 4.0
+FLOOD_TOKENS, FLOOD_CLIENTS = 970, 48
+FLOOD_STEP_TOKENS = 512
+FLOOD_SECONDS = 60.0
 
 LOADS = (0.7, 0.9, 1.1)
 TENANTS = (b"heavy", b"light")
@@ -84,6 +94,20 @@ class PrefillOrderRow:
     p99: float
     longest_wait: float
     fair: float
+
+
+@dataclass(frozen=True, slots=True)
+class QuietRow:
+    """The quiet tenant's TTFT in seconds, alone and beside the flood, over all seeds, and the total
+    throughput relative to that without the quiet tenant."""
+
+    order: str
+    fairness: bool
+    alone_p50: float
+    alone_p99: float
+    p50: float
+    p99: float
+    total: float
 
 
 def prefill_seconds(start: int, end: int) -> float:
@@ -137,15 +161,19 @@ class Replay:
     """One engine and its results: the TTFT of each request, and the number of tokens computed for
     each tenant in the first ``HORIZON_SECONDS``."""
 
-    asks: Sequence[PrefillRequest]
+    asks: list[PrefillRequest]
     clock: ManualClock
     engine: Engine
+    resend_until_seconds: float = 0.0
+    """Until then, the heavy tenant sends a prompt whenever one of its prompts is computed."""
     ttft: dict[int, float] = field(default_factory=dict)
     given: dict[bytes, int] = field(default_factory=lambda: dict.fromkeys(TENANTS, 0))
     computed: dict[int, int] = field(default_factory=dict)
+    coming: list[PrefillRequest] = field(default_factory=list)
+    """The requests that have not arrived yet, the next one last."""
 
     def run(self) -> None:
-        coming = list(reversed(self.asks))
+        self.coming = coming = list(reversed(self.asks))
         while coming or self.engine.has_work():
             if not self.engine.has_work():
                 self.clock.advance(max(0.0, coming[-1].at_seconds - self.clock.monotonic()))
@@ -166,21 +194,34 @@ class Replay:
             number = int(output.request_id)
             self.ttft[number] = self.clock.monotonic() - self.asks[number].at_seconds
             self.engine.release_export(output.request_id)
+            self._resend(self.asks[number])
+
+    def _resend(self, ask: PrefillRequest) -> None:
+        now = self.clock.monotonic()
+        if ask.tenant == TENANTS[0] and now < self.resend_until_seconds:
+            self.asks.append(PrefillRequest(len(self.asks), now, ask.num_tokens, ask.tenant))
+            self.coming.append(self.asks[-1])
 
 
-def replay(asks: Sequence[PrefillRequest], order: str, fairness: bool) -> Replay:
+def replay(
+    asks: Sequence[PrefillRequest],
+    order: str,
+    fairness: bool,
+    step_tokens: int = STEP_TOKENS,
+    resend_until_seconds: float = 0.0,
+) -> Replay:
     clock = ManualClock()
     config = EngineConfig(
-        block_tokens=BLOCK_TOKENS, max_model_tokens=200_000, max_batched_tokens=STEP_TOKENS,
+        block_tokens=BLOCK_TOKENS, max_model_tokens=200_000, max_batched_tokens=step_tokens,
         max_waiting=100_000, max_sequences=256, order=order, fairness=fairness,
     )  # fmt: skip
     engine = Engine(
         IdleRunner(clock), config, model_digest=b"", kv_dtype="none",
         eos_token_ids=frozenset(), clock=clock,
     )  # fmt: skip
-    done = Replay(asks, clock, engine)
+    done = Replay(list(asks), clock, engine, resend_until_seconds)
     done.run()
-    assert len(done.ttft) == len(asks), "a request was not served"
+    assert len(done.ttft) == len(done.asks), "a request was not served"
     return done
 
 
@@ -228,6 +269,43 @@ def measure(order: str, fairness: bool, load: float, num_seeds: int) -> PrefillO
     )  # fmt: skip
 
 
+def measure_quiet(order: str, fairness: bool, num_seeds: int) -> QuietRow:
+    def run(*asks: PrefillRequest) -> Replay:
+        numbered = [replace(ask, number=i) for i, ask in enumerate(asks)]
+        return replay(numbered, order, fairness, FLOOD_STEP_TOKENS, FLOOD_SECONDS)
+
+    def quiet_ttft(result: Replay) -> list[float]:
+        return [result.ttft[ask.number] for ask in result.asks if ask.tenant == TENANTS[1]]
+
+    alone, beside, ratios = list[float](), list[float](), list[float]()
+    flood = [PrefillRequest(0, 0.0, FLOOD_TOKENS, TENANTS[0])] * FLOOD_CLIENTS
+    for seed in range(num_seeds):
+        gaps = np.random.default_rng(seed).exponential(1 / QUIET_RPS, 1000)
+        times = [float(time) for time in np.cumsum(gaps) if time < FLOOD_SECONDS]
+        quiet = [PrefillRequest(0, time, QUIET_TOKENS, TENANTS[1]) for time in times]
+        both = run(*flood, *quiet)
+        alone += quiet_ttft(run(*quiet))
+        beside += quiet_ttft(both)
+        ratios.append(_tokens_per_second(both) / _tokens_per_second(run(*flood)))
+    p50, p99 = (float(np.percentile(beside, q)) for q in (50, 99))
+    alone_p50, alone_p99 = (float(np.percentile(alone, q)) for q in (50, 99))
+    total = statistics.fmean(ratios)
+    return QuietRow(order, fairness, alone_p50, alone_p99, p50, p99, total)
+
+
+def _tokens_per_second(result: Replay) -> float:
+    return sum(ask.num_tokens for ask in result.asks) / result.clock.monotonic()
+
+
+def quiet_table(rows: Sequence[QuietRow]) -> Iterator[str]:
+    yield "order         tenants  alone p50     p99  beside p50     p99  total"
+    for row in rows:
+        yield (
+            f"{row.order:12}  {'vtc' if row.fairness else '-':7}  {row.alone_p50:9.3f}"
+            f"  {row.alone_p99:6.3f}  {row.p50:10.3f}  {row.p99:6.3f}  {row.total:5.3f}"
+        )
+
+
 def _attained(pairs: Sequence[tuple[PrefillRequest, float]]) -> float:
     met = sum(seconds <= FIRST_TOKEN_SECONDS + ask.own_seconds for ask, seconds in pairs)
     return met / max(len(pairs), 1)
@@ -266,9 +344,15 @@ def main() -> None:
         for order in options.orders
         for fairness in (False, True)
     ]
+    quiet_rows = [
+        measure_quiet(order, fairness, options.seeds)
+        for order in options.orders
+        for fairness in (False, True)
+    ]
     if not options.json:
-        print("\n".join(table(rows)))
-    print(json.dumps({"benchmark": "order", "rows": [asdict(row) for row in rows]}))
+        print("\n".join([*table(rows), "", *quiet_table(quiet_rows)]))
+    report = {"rows": [asdict(row) for row in rows], "quiet": [asdict(row) for row in quiet_rows]}
+    print(json.dumps({"benchmark": "order", **report}))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from baton.clock import ManualClock
 from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.prefill_order import NORMAL_STARVATION_LIMIT_SECONDS, PREFILL_ORDERS
+from baton.core.priority import Priority
 from baton.core.request import RequestSpec, SamplingParams
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
@@ -57,6 +58,7 @@ class Bench:
         task: Task = Task.PREFILL,
         tenant: bytes = b"",
         max_tokens: int = 2,
+        priority: Priority = Priority.NORMAL,
     ) -> RequestId:
         """Add a request whose prompt shares no prefix with others."""
         self._number += 1
@@ -69,6 +71,7 @@ class Bench:
             SamplingParams(max_tokens=max_tokens, temperature=0.0),
             tenant_salt=tenant,
             ttft_slo_seconds=2.0,
+            priority=priority,
         )
         self.engine.add(spec, task)
         return spec.request_id
@@ -101,6 +104,19 @@ def test_a_long_prompt_is_served_despite_a_steady_load_of_short_ones(order: str)
         assert waited < 2 * NORMAL_STARVATION_LIMIT_SECONDS + 2 * 600 * TOKEN_SECONDS
     if order == "deadline":  # shows that the starvation limit took effect
         assert bench.clock.monotonic() - began_at > NORMAL_STARVATION_LIMIT_SECONDS
+
+
+@pytest.mark.parametrize("order", PREEMPTIVE)
+def test_a_request_of_lower_priority_waits_for_all_others_of_its_tenant(order: str) -> None:
+    bench = Bench(order=order)
+    low = [bench.add(30, priority=Priority.LOW) for _ in range(3)]
+    assert bench.step().outputs == ()
+    normal = [bench.add(30) for _ in range(3)]
+    served = []
+    while bench.engine.has_work():
+        served += [output.request_id for output in bench.step().outputs if output.token_ids]
+    assert set(served[:3]) == set(normal)
+    assert set(served[3:]) == set(low)
 
 
 @settings(max_examples=60, deadline=None)
