@@ -13,7 +13,8 @@ Only tokens that are computed while requests still arrive are counted.
 A second table has the TTFT of a quiet tenant, four requests of 200 tokens a second, alone and
 beside a tenant of 48 clients, each of which sends a prompt of 970 tokens as soon as its last one is
 computed; steps have 512 tokens. ``total`` is the number of tokens computed per second for both
-tenants, divided by that without the quiet one.
+tenants, divided by that without the quiet one. The rows ``simulator`` have the same load on the
+simulator's prefill worker.
 
 Prints a table per load, and JSON as the last line; with ``--json``, only the JSON line. All figures
 except the measured run time are the same in every run.
@@ -25,19 +26,25 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from baton.clock import ManualClock
-from baton.core.ids import Epoch, RequestId, TokenId
-from baton.core.prefill_order import PREFILL_ORDERS
+from baton.core.cost import PrefillCost
+from baton.core.ids import Epoch, RequestId, TokenId, WorkerId
+from baton.core.prefill_order import PREFILL_ORDERS, WaitingPrompt
 from baton.core.request import RequestSpec, SamplingParams
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.fake_runner import FakeRunner
 from baton.engine.plan import Plan, SampledToken, StepOutput
+from baton.traces.trace import TraceRequest
 from benchmarks.machine import describe
+from simulator.event_queue import EventQueue
+from simulator.prefill import SimulatedPrefillWorker
+from simulator.request import SimulatedRequest
 
 STEP_SECONDS = 0.004
 TOKEN_SECONDS = 50e-6
@@ -99,8 +106,9 @@ class PrefillOrderRow:
 @dataclass(frozen=True, slots=True)
 class QuietRow:
     """The quiet tenant's TTFT in seconds, alone and beside the flood, over all seeds, and the total
-    throughput relative to that without the quiet tenant."""
+    throughput relative to that without the quiet tenant. ``worker`` is "engine" or "simulator"."""
 
+    worker: str
     order: str
     fairness: bool
     alone_p50: float
@@ -171,6 +179,10 @@ class Replay:
     computed: dict[int, int] = field(default_factory=dict)
     coming: list[PrefillRequest] = field(default_factory=list)
     """The requests that have not arrived yet, the next one last."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(ask.num_tokens for ask in self.asks) / self.clock.monotonic()
 
     def run(self) -> None:
         self.coming = coming = list(reversed(self.asks))
@@ -269,12 +281,57 @@ def measure(order: str, fairness: bool, load: float, num_seeds: int) -> PrefillO
     )  # fmt: skip
 
 
-def measure_quiet(order: str, fairness: bool, num_seeds: int) -> QuietRow:
-    def run(*asks: PrefillRequest) -> Replay:
+class SimulatedReplay:
+    """The simulator's prefill worker under the load of the second table, and the TTFT of each
+    request in seconds."""
+
+    def __init__(self, asks: list[PrefillRequest], order: str) -> None:
+        self.asks = asks
+        self.ttft: dict[int, float] = {}
+        self._events = EventQueue()
+        self._worker = SimulatedPrefillWorker(
+            WorkerId("p0"),
+            self._events,
+            PrefillCost(STEP_SECONDS, TOKEN_SECONDS, PAIR_SECONDS),
+            PREFILL_ORDERS[order],
+            step_tokens=FLOOD_STEP_TOKENS,
+            capacity_tokens=NUM_BLOCKS * BLOCK_TOKENS,
+            on_last_chunk=lambda job: None,
+            on_done=self._finish,
+        )
+        for ask in asks:
+            self._events.schedule(ask.at_seconds, partial(self._submit, ask))
+        self._events.run(self._worker.check_integrity)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(ask.num_tokens for ask in self.asks) / self._events.now_seconds
+
+    def _submit(self, ask: PrefillRequest) -> None:
+        deadline = ask.at_seconds + FIRST_TOKEN_SECONDS + ask.own_seconds
+        waiting = WaitingPrompt(ask.at_seconds, deadline, tenant=ask.tenant)
+        arrival = TraceRequest(ask.at_seconds, ask.num_tokens, 1, ())
+        job = SimulatedRequest(ask.number, arrival, (), ask.own_seconds, deadline, waiting)
+        job.ready_at_seconds = ask.at_seconds
+        self._worker.submit(job)
+
+    def _finish(self, job: SimulatedRequest) -> None:
+        now, ask = self._events.now_seconds, self.asks[job.number]
+        self.ttft[job.number] = now - ask.at_seconds
+        if ask.tenant == TENANTS[0] and now < FLOOD_SECONDS:
+            self.asks.append(replace(ask, number=len(self.asks), at_seconds=now))
+            self._submit(self.asks[-1])
+        self._events.schedule(now, partial(self._worker.release, job))
+
+
+def measure_quiet(worker: str, order: str, fairness: bool, num_seeds: int) -> QuietRow:
+    def run(*asks: PrefillRequest) -> Replay | SimulatedReplay:
         numbered = [replace(ask, number=i) for i, ask in enumerate(asks)]
+        if worker == "simulator":
+            return SimulatedReplay(numbered, order)
         return replay(numbered, order, fairness, FLOOD_STEP_TOKENS, FLOOD_SECONDS)
 
-    def quiet_ttft(result: Replay) -> list[float]:
+    def quiet_ttft(result: Replay | SimulatedReplay) -> list[float]:
         return [result.ttft[ask.number] for ask in result.asks if ask.tenant == TENANTS[1]]
 
     alone, beside, ratios = list[float](), list[float](), list[float]()
@@ -286,22 +343,19 @@ def measure_quiet(order: str, fairness: bool, num_seeds: int) -> QuietRow:
         both = run(*flood, *quiet)
         alone += quiet_ttft(run(*quiet))
         beside += quiet_ttft(both)
-        ratios.append(_tokens_per_second(both) / _tokens_per_second(run(*flood)))
+        ratios.append(both.tokens_per_second / run(*flood).tokens_per_second)
     p50, p99 = (float(np.percentile(beside, q)) for q in (50, 99))
     alone_p50, alone_p99 = (float(np.percentile(alone, q)) for q in (50, 99))
     total = statistics.fmean(ratios)
-    return QuietRow(order, fairness, alone_p50, alone_p99, p50, p99, total)
-
-
-def _tokens_per_second(result: Replay) -> float:
-    return sum(ask.num_tokens for ask in result.asks) / result.clock.monotonic()
+    return QuietRow(worker, order, fairness, alone_p50, alone_p99, p50, p99, total)
 
 
 def quiet_table(rows: Sequence[QuietRow]) -> Iterator[str]:
-    yield "order         tenants  alone p50     p99  beside p50     p99  total"
+    yield "worker     order         tenants  alone p50     p99  beside p50     p99  total"
     for row in rows:
         yield (
-            f"{row.order:12}  {'vtc' if row.fairness else '-':7}  {row.alone_p50:9.3f}"
+            f"{row.worker:9}  {row.order:12}  {'vtc' if row.fairness else '-':7}"
+            f"  {row.alone_p50:9.3f}"
             f"  {row.alone_p99:6.3f}  {row.p50:10.3f}  {row.p99:6.3f}  {row.total:5.3f}"
         )
 
@@ -345,9 +399,9 @@ def main() -> None:
         for fairness in (False, True)
     ]
     quiet_rows = [
-        measure_quiet(order, fairness, options.seeds)
+        measure_quiet(worker, order, fairness, options.seeds)
         for order in options.orders
-        for fairness in (False, True)
+        for worker, fairness in (("engine", False), ("engine", True), ("simulator", True))
     ]
     if not options.json:
         print("\n".join([*table(rows), "", *quiet_table(quiet_rows)]))

@@ -1,5 +1,6 @@
 """A simulated prefill worker. It runs one step at a time, and assigns the step's token budget to
-prompts in the configured order (:mod:`baton.core.prefill_order`)."""
+prompts by their tenants' virtual finish times (:mod:`baton.core.fairness`) and, within a tenant, in
+the configured order (:mod:`baton.core.prefill_order`)."""
 
 import math
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from itertools import islice
 from operator import attrgetter
 
 from baton.core.cost import PrefillCost
+from baton.core.fairness import VirtualTokenCounters
 from baton.core.ids import WorkerId
 from baton.core.prefill_order import PrefillOrder
 from conductor.load_tracker import PrefillLoadReport
@@ -59,6 +61,7 @@ class SimulatedPrefillWorker:
         self._jobs: dict[SimulatedRequest, QueuedPrefill] = {}
         """The work that remains for each prompt after the current step, with its deadline."""
         self._queued_tokens = 0
+        self._counters = VirtualTokenCounters()
         self._kv_tokens: dict[SimulatedRequest, int] = {}
         self._num_kv_tokens = 0
         self._step_shares: dict[SimulatedRequest, int] = {}
@@ -72,6 +75,7 @@ class SimulatedPrefillWorker:
     def submit(self, job: SimulatedRequest) -> None:
         self._jobs[job] = self._remaining_work(job, 0)
         self._queued_tokens += job.num_remaining
+        self._counters.join(job.waiting.tenant)
         job.rank_until_seconds = -math.inf
         self.num_changes += 1
         self._events.schedule(job.ready_at_seconds, self._step)
@@ -86,6 +90,8 @@ class SimulatedPrefillWorker:
         share = self._step_shares.pop(job, 0)
         if self._jobs.pop(job, None) is not None:
             self._queued_tokens -= job.num_remaining - share
+            if job not in self._kv_tokens:
+                self._counters.leave(job.waiting.tenant)
         self._num_kv_tokens -= self._kv_tokens.pop(job, 0)
         self.num_changes += 1
         self._events.schedule(self._events.now_seconds, self._step)
@@ -97,6 +103,7 @@ class SimulatedPrefillWorker:
         self.num_changes += 1
         for state in (self._jobs, self._kv_tokens, self._step_shares):
             state.clear()
+        self._counters = VirtualTokenCounters()
         self._num_kv_tokens = self._queued_tokens = 0
         self._set_busy(False)
         return lost
@@ -146,6 +153,7 @@ class SimulatedPrefillWorker:
             pairs = count * (job.num_computed + count / 2)
             seconds += self._cost.per_token_seconds * count + self._cost.per_pair_seconds * pairs
             self._step_shares[job] = count
+            self._counters.charge(job.waiting.tenant, count, 0)
             self._jobs[job] = self._remaining_work(job, count)
             job.rank_until_seconds = -math.inf
             budget -= count
@@ -173,6 +181,12 @@ class SimulatedPrefillWorker:
                 if job.rank_until_seconds < now:
                     self._rank(job, now)
             ready.sort(key=_RANK)
+            if self._counters.has_several_tenants:
+                finishes = self._counters.virtual_finishes(
+                    (job.waiting.tenant, job.num_remaining, 1.0) for job in ready
+                )
+                finish = dict(zip(ready, finishes, strict=True))
+                ready.sort(key=lambda job: (job.rank[0], finish[job]))
         return ready
 
     def _rank(self, job: SimulatedRequest, now: float) -> None:
@@ -191,6 +205,7 @@ class SimulatedPrefillWorker:
         if self._kv_tokens and self._num_kv_tokens + tokens > self._capacity_tokens:
             return False
         self._kv_tokens[job] = tokens
+        self._counters.leave(job.waiting.tenant)
         self._num_kv_tokens += tokens
         return True
 

@@ -104,7 +104,7 @@ class WorkerSettings(BaseModel):
     prefill_order: PrefillOrderName = "deadline"
     """The order in which waiting prompts are computed: a name in baton/core/prefill_order.py."""
     tenant_fairness: bool = True
-    """Whether a queue first serves the tenant that has received the least service so far."""
+    """Whether tenants share a worker equally, by weight (baton/core/fairness.py)."""
 
     # Service-level objectives (SLOs)
     slo_ttft_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0

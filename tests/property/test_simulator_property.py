@@ -25,6 +25,7 @@ arrivals = st.lists(
         prompt=st.integers(1, 700),
         answer=st.integers(0, 120),
         head=st.integers(0, 2),
+        tenant=st.sampled_from(["", "other"]),
     ),
     min_size=1,
     max_size=10,
@@ -83,6 +84,7 @@ def test_each_request_ends_exactly_once(
                 job.arrival.arrival_seconds < job.first_token_at_seconds <= job.finished_at_seconds
             )
             assert job.cached_tokens < job.num_prompt_tokens
+    assert not any(worker._counters._queued for worker in cluster.prefills)
     accepted = [job for job in cluster.jobs if not job.rejected]
     decoded = sum(worker.num_generated_tokens for worker in cluster.decodes)
     answered = sum(max(job.arrival.num_answer_tokens, 1) for job in accepted)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -452,6 +453,42 @@ def test_prompts_are_ordered_by_deadline() -> None:
             )  # fmt: skip
         outputs = await collect(stream, 4)
         assert [output.request_id for output in outputs] == ["first", "eager", "patient", "any"]
+
+    in_virtual_time(main())
+
+
+def test_quiet_tenant_is_next_beside_a_flood() -> None:
+    """The quiet tenant's second prompt has a later virtual finish time than the flood's first two
+    of those that wait."""
+
+    async def main() -> None:
+        one = worker(shared_state(cache_tokens=0))
+        stream = one.open_stream()
+        names = ("f0", "f1", "f2", "f3", "q0", "q1")
+        for name in names:
+            tenant, length = (b"flood", 20) if name.startswith("f") else (b"quiet", 15)
+            request = replace(spec(name, length, max_tokens=1), tenant=tenant)
+            stream.submit(request, Task.PREFILL_AND_DECODE, None)
+        outputs = await collect(stream, len(names))
+        assert [output.request_id for output in outputs] == ["f0", "q0", "f1", "q1", "f2", "f3"]
+        stream.close()
+
+    in_virtual_time(main())
+
+
+def test_cancelled_prompt_hides_no_other_of_its_tenant() -> None:
+    async def main() -> None:
+        one = worker(shared_state(cache_tokens=0))
+        stream = one.open_stream()
+        for name, tenant, length in (
+            ("f0", b"flood", 20), ("f1", b"flood", 20), ("q0", b"quiet", 40), ("q1", b"quiet", 10)
+        ):  # fmt: skip
+            request = replace(spec(name, length, max_tokens=1), tenant=tenant)
+            stream.submit(request, Task.PREFILL_AND_DECODE, None)
+        stream.cancel(RequestId("q0"), Epoch(1))
+        outputs = await collect(stream, 3)
+        assert [output.request_id for output in outputs] == ["f0", "q1", "f1"]
+        stream.close()
 
     in_virtual_time(main())
 

@@ -17,11 +17,13 @@ from baton.config import Settings
 from baton.core.api_key import api_key_digest, hash_api_key
 from baton.core.ids import TenantId
 from baton.core.priority import Priority
-from baton.core.request import PROMPT_PREFILLED, RequestSpec
+from baton.core.request import PROMPT_PREFILLED, RequestOutput, RequestSpec
 from baton.core.states import Role
+from baton.core.task import Task
 from baton.core.tenant import tenant_salt, tenant_tag
 from baton.errors import Invalid, Unavailable
 from baton.registry.memory import MemoryRegistry
+from baton.rpc.convert.common import spec_from_proto, spec_to_proto
 from baton.serve.lifecycle import Lifecycle
 from baton.text.tokenizer import Tokenizer
 from router.openai.completion_handler import CompletionHandler
@@ -45,6 +47,7 @@ from tests.router_harness import (
     wrong_error,
 )
 from tests.unit import test_router_program
+from tests.unit.test_engine import Bench
 from tests.unit.test_router_connections import grpc_worker as worker
 from tests.unit.test_router_connections import member
 from tests.unit.test_router_program import wait_until_ready
@@ -245,6 +248,47 @@ async def test_request_carries_its_tenants_salt_priority_and_weight(tokenizer: T
         )
         assert before.status_code == 400
         assert before.json()["error"]["param"] == "priority"
+
+
+async def test_quiet_tenant_is_computed_right_after_the_step_beside_a_flood(
+    tokenizer: Tokenizer,
+) -> None:
+    """Requests of two tenants pass the router and the wire, and are computed by an engine with
+    steps of 16 tokens. The flood's prompts have 16 tokens; those of the quiet tenant are shorter, and
+    arrive behind the flood's."""
+    async with open_router(tokenizer, tenant("flood"), tenant("quiet"), slo_ttft_seconds=2.0) as (
+        router,
+        client,
+    ):
+
+        async def ask(name: str, prompt: str) -> RequestSpec:
+            body = {"prompt": prompt, "max_tokens": 2}
+            response = await client.post(COMPLETE, json=body, headers=of(name))
+            assert response.status_code == 200, response.text
+            message = spec_to_proto(router.prefill.submitted[-1].spec)
+            return spec_from_proto(type(message).FromString(message.SerializeToString()))
+
+        flood = [await ask("flood", f"{number}" * 16) for number in range(8)]
+        quiet = [await ask("quiet", prompt) for prompt in ("aaaaaa", "bbbb")]
+    engine = Bench(num_blocks=64).engine
+    for spec in flood:
+        engine.add(spec, Task.PREFILL)
+    computed = []
+    for arriving in (None, quiet[0], None, quiet[1], *[None] * 5):
+        if arriving is not None:
+            engine.add(arriving, Task.PREFILL)
+        outputs = engine.step().outputs
+        computed.append([chr(find_spec(output, flood + quiet).token_ids[0]) for output in outputs])
+        for output in outputs:
+            engine.release_export(output.request_id)
+    assert computed == [
+        ["0"], ["a"], ["1"], ["b", "2"], ["3"], ["4"], ["5"], ["6"], ["7"]
+    ]  # fmt: skip
+    assert not engine.has_work()
+
+
+def find_spec(output: RequestOutput, specs: list[RequestSpec]) -> RequestSpec:
+    return next(spec for spec in specs if spec.request_id == output.request_id)
 
 
 async def test_usage_is_counted_and_reported(tokenizer: Tokenizer) -> None:

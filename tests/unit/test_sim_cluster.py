@@ -33,11 +33,13 @@ CONFIG = ClusterConfig(
 )
 
 
-def make_request(at: float, prompt: int, answer: int, head: int = 0) -> TraceRequest:
+def make_request(
+    at: float, prompt: int, answer: int, head: int = 0, tenant: str = ""
+) -> TraceRequest:
     """Create a request. If two requests have the same ``head``, the shorter prompt is a prefix of
     the longer one."""
     blocks = range(head * 1000, head * 1000 + -(-prompt // BLOCK))
-    return TraceRequest(at, prompt, answer, tuple(blocks))
+    return TraceRequest(at, prompt, answer, tuple(blocks), tenant=tenant)
 
 
 def run_cluster(
@@ -73,6 +75,16 @@ def test_single_token_answer_needs_no_decode_step(answer: int) -> None:
     assert job.finished_at_seconds == pytest.approx(0.2 + 100e-6)
     assert job.itl_seconds == 0
     assert cluster.decodes[0].num_generated_tokens == 0
+
+
+def test_quiet_tenant_is_next_beside_a_flood() -> None:
+    """A step has 100 tokens and takes 0.2 s. The quiet tenant's prompt arrives in the first step;
+    the second one computes it, and half of a prompt of the flood."""
+    flood = [make_request(0.0, 100, 1, head, "flood") for head in range(4)]
+    quiet = make_request(0.15, 50, 1, 9, "quiet")
+    cluster = run_cluster(*flood, quiet, step_tokens=100)
+    ends = [job.first_token_at_seconds for job in cluster.jobs]
+    assert ends == pytest.approx([0.2 + 100e-6, 0.6, 0.8, 0.95, 0.4], abs=1e-3)
 
 
 def test_repeated_prompt_computes_only_its_last_token() -> None:

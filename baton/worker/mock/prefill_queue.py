@@ -1,18 +1,22 @@
-"""The prefill queue of a mock worker. Prompts are computed one after the other, in the order of
-their deadlines, at a configured speed."""
+"""The prefill queue of a mock worker. Prompts are computed one after the other, at a configured
+speed. As in a real worker, the one with the earliest virtual finish time is next
+(:mod:`baton.core.fairness`), and deadlines order the prompts of a tenant."""
 
 import asyncio
 import heapq
 import itertools
 import math
 from collections.abc import Callable
+from operator import itemgetter
 
 from baton.core.cost import PrefillCost
+from baton.core.fairness import VirtualTokenCounters
 from baton.core.worker_load import MAX_QUEUED, QueuedWork
 from baton.worker.mock.job import MockJob
 
 PATIENCE_SECONDS = 60.0
-"""A prompt is never overtaken by one that arrived this much later, as in a real worker."""
+"""A prompt is never overtaken by one of its tenant that arrived this much later, as in a real
+worker."""
 
 TIMER_SECONDS = 0.001
 """How early a timer may fire: prompts that are done within this time count as done."""
@@ -33,7 +37,9 @@ class MockPrefillQueue:
         self._count_cached = count_cached
         self._on_done = on_done
         self._numbers = itertools.count()
-        self._heap: list[tuple[float, int, MockJob]] = []
+        self._counters = VirtualTokenCounters()
+        self._heaps: dict[bytes, list[tuple[float, int, MockJob]]] = {}
+        """The waiting prompts of each tenant, and some that were removed."""
         self._waiting: dict[MockJob, None] = {}
         self._current: MockJob | None = None
         self._done_at = 0.0
@@ -44,16 +50,19 @@ class MockPrefillQueue:
         slo = job.spec.ttft_slo_seconds
         job.deadline = job.arrived_at + slo + self._work_seconds(job) if slo else math.inf
         self._waiting[job] = None
+        self._counters.join(job.spec.owner)
         rank = min(job.deadline, job.arrived_at + PATIENCE_SECONDS)
-        heapq.heappush(self._heap, (rank, next(self._numbers), job))
+        heap = self._heaps.setdefault(job.spec.owner, [])
+        heapq.heappush(heap, (rank, next(self._numbers), job))
         if self._current is None:
             self._start_next(job.arrived_at)
             self._schedule_finish()
 
     def remove(self, job: MockJob) -> None:
         """Remove a job; does nothing if it is not in the queue."""
-        self._waiting.pop(job, None)
-        if job is self._current:
+        if job in self._waiting:
+            self._stop_waiting(job)
+        elif job is self._current:
             self._stop_timer()
             self._start_next(asyncio.get_running_loop().time())
             self._schedule_finish()
@@ -69,7 +78,7 @@ class MockPrefillQueue:
 
     @property
     def queued_tokens(self) -> int:
-        return sum(len(job.spec.token_ids) - job.cached_tokens for job in self._unfinished)
+        return sum(map(_num_new_tokens, self._unfinished))
 
     def queue(self, now: float) -> tuple[QueuedWork, ...]:
         """Return the remaining work of all prompts, ordered by deadline, in the form in which
@@ -96,19 +105,35 @@ class MockPrefillQueue:
         return [*self._waiting, *([self._current] if self._current is not None else [])]
 
     def _work_seconds(self, job: MockJob) -> float:
-        return self.cost.seconds(len(job.spec.token_ids) - job.cached_tokens, job.cached_tokens)
+        return self.cost.seconds(_num_new_tokens(job), job.cached_tokens)
 
     def _start_next(self, at: float) -> None:
         """Start the next prompt as if the time were ``at``, so that timer delays do not add up."""
-        self._current = None
-        while self._heap and self._current is None:
-            _, _, job = heapq.heappop(self._heap)
-            if job in self._waiting:
-                del self._waiting[job]
-                self._current = job
-        if self._current is not None:
-            self._current.cached_tokens = self._count_cached(self._current)
-            self._done_at = at + self._work_seconds(self._current)
+        self._current = job = self._next()
+        if job is not None:
+            self._stop_waiting(job)
+            job.cached_tokens = self._count_cached(job)
+            self._counters.charge(job.spec.owner, _num_new_tokens(job), 0, job.spec.weight)
+            self._done_at = at + self._work_seconds(job)
+
+    def _next(self) -> MockJob | None:
+        """Return the waiting prompt with the earliest virtual finish time."""
+        heads = []
+        for tenant, heap in list(self._heaps.items()):
+            while heap and heap[0][2] not in self._waiting:
+                heapq.heappop(heap)
+            if heap:
+                heads.append(heap[0][2])
+            else:
+                del self._heaps[tenant]
+        finishes = self._counters.virtual_finishes(
+            (job.spec.owner, _num_new_tokens(job), job.spec.weight) for job in heads
+        )
+        return min(zip(finishes, heads, strict=True), key=itemgetter(0), default=(0.0, None))[1]
+
+    def _stop_waiting(self, job: MockJob) -> None:
+        del self._waiting[job]
+        self._counters.leave(job.spec.owner)
 
     def _schedule_finish(self) -> None:
         if self._current is None or self._timer is not None:
@@ -133,3 +158,7 @@ class MockPrefillQueue:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _num_new_tokens(job: MockJob) -> int:
+    return len(job.spec.token_ids) - job.cached_tokens
