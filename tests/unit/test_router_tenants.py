@@ -254,8 +254,8 @@ async def test_quiet_tenant_is_computed_right_after_the_step_beside_a_flood(
     tokenizer: Tokenizer,
 ) -> None:
     """Requests of two tenants pass the router and the wire, and are computed by an engine with
-    steps of 16 tokens. The flood's prompts have 16 tokens; those of the quiet tenant are shorter, and
-    arrive behind the flood's."""
+    steps of 16 tokens. The flood's prompts have 16 tokens. Those of the quiet tenant are shorter,
+    and arrive while the flood's wait."""
     async with open_router(tokenizer, tenant("flood"), tenant("quiet"), slo_ttft_seconds=2.0) as (
         router,
         client,
