@@ -46,6 +46,9 @@ class PrefillView:
     free_at_seconds: float = 0.0
     """When the whole queue will have been computed."""
     is_measured: bool = True
+    late_margin: float = 0.0
+    """The share of the TTFT SLO by which earlier a first token must be predicted, because first
+    tokens of this worker came late although they were predicted in time."""
     host: str = ""
     wire_codecs: tuple[CodecSpeed, ...] = ()
     store_codec: CodecSpeed | None = None
