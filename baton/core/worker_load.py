@@ -31,10 +31,10 @@ class WorkerLoad:
     Prefill: ``queue`` is ordered by deadline, and the last of :data:`MAX_QUEUED` entries stands for
     all others; it is empty while ``prefill_cost`` is unknown. ``queued_tokens`` counts the tokens
     of all these prompts that are still to be computed. ``prefill_error`` is the relative standard
-    error of ``prefill_cost`` for :data:`REFERENCE_PROMPT_TOKENS` tokens. ``num_first_tokens`` counts
-    the first tokens of requests with a TTFT deadline that the worker has generated since its start,
-    or that should have come by now; ``num_late_first_tokens`` counts those of them that came after
-    their deadline or have not come yet.
+    error of ``prefill_cost`` for :data:`REFERENCE_PROMPT_TOKENS` tokens. ``num_first_tokens``
+    counts the first tokens of requests with a TTFT deadline that the worker has generated since its
+    start, or that should have come by now; ``num_late_first_tokens`` counts those of them that came
+    after their deadline or have not come yet.
 
     Decode: ``decode_requests`` counts the requests that decode on this worker or whose KV is being
     imported. They have ``context_tokens`` tokens of KV now, and will have ``promised_tokens`` once

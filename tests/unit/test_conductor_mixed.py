@@ -125,7 +125,7 @@ async def test_hybrid_uses_the_pair_while_it_is_idle_and_mixed_workers_beside_it
             placement.mixed_alternatives,
         )] == [1, 1, 1]  # fmt: skip
     assert kinds == ["pair", "mixed"] * 3
-    # A fourth prompt of 0.64 s would be done at 2.56 s; it is due at 2.64 s, with a margin of 0.3 s.
+    # A fourth prompt of 0.64 s would be done at 2.56 s. It is due at 2.64 s, less 0.3 s of margin.
     with pytest.raises(Overloaded, match=r"exceed its SLO by 0\.22 s"):
         cluster.place("6", 640)
     assert "that of the mixed worker m would be" in reasons[0]

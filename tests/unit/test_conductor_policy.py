@@ -297,9 +297,9 @@ def test_unmeasured_prefill_worker_gets_as_many_prompts_as_it_needs_to_measure()
     assert place(snapshot([idle], [decode("d")]), long, CONFIG).prefill == "p0"
     for max_new_tokens in (1, 1000):
         request = replace(query(), max_new_tokens=max_new_tokens)
-        with pytest.raises(Overloaded, match="are measuring their speed, with 3964 tokens") as error:
+        with pytest.raises(Overloaded, match="their speed, with 3964 tokens") as refusal:
             place(snapshot([full], [decode("d")]), request, CONFIG)
-        assert error.value.retry_after_seconds == 1.0
+        assert refusal.value.retry_after_seconds == 1.0
     assert place(snapshot([full], [decode("d")]), query(must_admit=True), CONFIG).prefill == "p0"
     other = prefill("p1", (1.0, 0.9))
     assert place(snapshot([full, other], [decode("d")]), query(), CONFIG).prefill == "p1"

@@ -57,7 +57,7 @@ def test_dispatched_request_is_added() -> None:
 
 
 def test_late_first_tokens_raise_the_margin_and_others_lower_it() -> None:
-    """A late first token is worth 49 in time: the margin stays while one in fifty is late."""
+    """A late first token is worth 19 in time: the margin stays while one in twenty is late."""
     tracker = new_tracker()
     tracker.add_mixed(mixed("m"))
 
@@ -70,10 +70,10 @@ def test_late_first_tokens_raise_the_margin_and_others_lower_it() -> None:
 
     step = LATE_MARGIN_STEP
     assert margins(1.0, 100, 100) == (0.0, 0.0)  # the first report says nothing of the time since
-    assert margins(2.0, 102, 102) == (pytest.approx(1.96 * step),) * 2
-    assert margins(3.0, 102, 102) == (pytest.approx(1.96 * step),) * 2
-    assert margins(4.0, 152, 103) == (pytest.approx(1.96 * step),) * 2
-    assert margins(5.0, 202, 103) == (pytest.approx(0.96 * step),) * 2
+    assert margins(2.0, 102, 102) == (pytest.approx(1.9 * step),) * 2
+    assert margins(3.0, 102, 102) == (pytest.approx(1.9 * step),) * 2
+    assert margins(4.0, 122, 103) == (pytest.approx(1.9 * step),) * 2
+    assert margins(5.0, 142, 103) == (pytest.approx(0.9 * step),) * 2
     assert margins(6.0, 300, 103) == (0.0, 0.0)
     assert margins(7.0, 1300, 1103) == (MAX_LATE_MARGIN,) * 2
     assert margins(8.0, 0, 0) == (MAX_LATE_MARGIN,) * 2
