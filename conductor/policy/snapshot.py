@@ -32,8 +32,8 @@ class PrefillView:
     then it computes the prompts in ``queue``, which is ordered by deadline and has
     ``queued_tokens`` tokens to compute in total. ``node`` is the store node on its host. If
     ``is_measured`` is False, its cost is a guess, which affects the choice of a worker but is no
-    reason to reject a request. ``host`` identifies the host if KV is copied within it through
-    memory; else it is empty. In ``wire_codecs``, KV may travel to a decode worker; in
+    reason to call a first token late. ``host`` identifies the host if KV is copied within it
+    through memory; else it is empty. In ``wire_codecs``, KV may travel to a decode worker; in
     ``store_codec``, the worker stores blocks (None: as they are)."""
 
     id: WorkerId
