@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from baton.core.cost import DecodeCost
 from baton.core.ids import WorkerId
+from conductor.policy.config import MAX_LATE_MARGIN
 from conductor.policy.decision import Decision
 from conductor.policy.local_prefill import MAX_LOCAL_PREFILL_SHARE
 from conductor.policy.snapshot import (
@@ -31,6 +32,16 @@ whose deadlines are the earliest, become one. These prompts are computed first o
 after all others, so new prompts are forecast as before. If the last entries became one, as in a
 worker's report, new prompts would overtake them, and the most overloaded worker would look best."""
 
+LATE_MARGIN_STEP = 0.03
+"""A late first token raises its worker's margin by this share of the TTFT SLO. With smaller steps,
+margins are found later. Larger ones vary more, and refuse more at loads below the capacity."""
+
+LATE_TARGET = 0.05
+"""The share of first tokens that may be late. Each first token lowers its worker's margin by this
+share of :data:`LATE_MARGIN_STEP`, so margins stay the same if this share is late. With 0.02, a
+worker at 0.7 of its capacity refuses three times as many requests; with 0.07, more than a tenth of
+the admitted are late under overload."""
+
 MIN_ADVANCE_SECONDS = 0.1
 
 MAX_ADVANCED_WORKERS = 32
@@ -42,13 +53,16 @@ to wait for."""
 @dataclass(frozen=True, slots=True)
 class PrefillLoadReport:
     """A prefill worker's load at ``at_seconds``: its current step takes ``busy_seconds`` more; then
-    it computes ``queue``, ordered by deadline."""
+    it computes ``queue``, ordered by deadline. For ``num_first_tokens`` and
+    ``num_late_first_tokens``, see :class:`baton.core.worker_load.WorkerLoad`."""
 
     at_seconds: float
     busy_seconds: float
     queue: tuple[QueuedPrefill, ...]
     num_requests: int
     queued_tokens: int
+    num_first_tokens: int = 0
+    num_late_first_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +119,8 @@ class LoadTracker:
         self.mixed: WorkerPool[MixedView] = WorkerPool()
         self._unreported_prompts: dict[WorkerId, deque[_DispatchedPrompt]] = {}
         self._unreported_answers: dict[WorkerId, deque[_DispatchedAnswer]] = {}
+        self._first_tokens: dict[WorkerId, tuple[int, int]] = {}
+        """The last reported numbers of first tokens and of late ones."""
         self._advanced_seconds = 0.0
         self._to_advance: list[WorkerId] = []
         """The workers whose answers are still to be advanced, last one first."""
@@ -129,6 +145,7 @@ class LoadTracker:
             if worker in pool:
                 pool.remove(worker)
         self._unreported_prompts.pop(worker, None)
+        self._first_tokens.pop(worker, None)
         self._unreported_answers.pop(worker, None)
 
     # -- reports ---------------------------------------------------------------------------
@@ -159,8 +176,22 @@ class LoadTracker:
         view.queue = list(report.queue)
         view.free_at_seconds = view.busy_until_seconds + sum(q.work_seconds for q in view.queue)
         view.num_requests, view.queued_tokens = report.num_requests, report.queued_tokens
+        self._update_late_margin(view, report)
         for prompt in sent:
             _add_prompt(view, prompt)
+
+    def _update_late_margin(self, view: PrefillView, report: PrefillLoadReport) -> None:
+        """Learn from the first tokens since the last report how early first tokens must be
+        predicted so that only the share :data:`LATE_TARGET` of them is late. Whatever predictions
+        do not know counts: other processes on the host, steps that compute several prompts, late
+        prompts that are computed in between. This is adaptive conformal inference (Gibbs and
+        Candès, "Adaptive conformal inference under distribution shift", 2021)."""
+        now = report.num_first_tokens, report.num_late_first_tokens
+        before = self._first_tokens.get(view.id, now)
+        self._first_tokens[view.id] = now
+        num_new, num_late = max(now[0] - before[0], 0), max(now[1] - before[1], 0)
+        change = LATE_MARGIN_STEP * (num_late - LATE_TARGET * num_new)
+        view.late_margin = min(max(view.late_margin + change, 0.0), MAX_LATE_MARGIN)
 
     def apply_decode_report(self, worker: WorkerId, report: DecodeLoadReport) -> None:
         if worker not in self.decodes:

@@ -11,7 +11,7 @@ from baton.core.worker_load import REFERENCE_PROMPT_TOKENS, WorkerLoad
 
 PRIOR_PREFILL_COST = PrefillCost(0.0, 1e-4, 0.0)
 """The assumed cost before any measurement: between a CPU with a small model and a GPU with a large
-one. It is used to balance the load, but never to reject a request."""
+one. It is used to balance the load, but never to call a first token late."""
 
 SAME_SPEED_RATIO = 0.8
 """Workers of a pool whose speed ratio is at least this are treated as equally fast: otherwise an

@@ -283,7 +283,15 @@ class WorkerDirectory:
         as the worker has reported."""
         load = member.load
         queue = self._queue(load, at, slowdown)
-        return PrefillLoadReport(at, 0.0, queue, load.running + load.waiting, load.queued_tokens)
+        return PrefillLoadReport(
+            at,
+            0.0,
+            queue,
+            load.running + load.waiting,
+            load.queued_tokens,
+            load.num_first_tokens,
+            load.num_late_first_tokens,
+        )
 
     def _queue(self, load: WorkerLoad, at: float, slowdown: float) -> tuple[QueuedPrefill, ...]:
         if load.prefill_cost is None and load.queued_tokens:

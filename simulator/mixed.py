@@ -101,6 +101,7 @@ class SimulatedMixedWorker:
         self._cost = cost
         self._limits = limits
         self._on_prefilled = on_prefilled
+        self._num_first_tokens = self._num_late_first_tokens = 0
         self._on_done = on_done
         self._announced: dict[SimulatedRequest, None] = {}
         self._waiting: deque[_Run] = deque()
@@ -172,7 +173,15 @@ class SimulatedMixedWorker:
         if computes_prompt:
             busy = max(self.cores.seconds_until(self._began_work + self._seconds(1)), 0.0)
         return MixedLoadReport(
-            PrefillLoadReport(now, busy, load.queue, load.num_prompts, load.prompt_tokens),
+            PrefillLoadReport(
+                now,
+                busy,
+                load.queue,
+                load.num_prompts,
+                load.prompt_tokens,
+                self._num_first_tokens,
+                self._num_late_first_tokens,
+            ),
             DecodeLoadReport(now, load.num_requests, load.context_tokens, load.promised_tokens),
             load.prompt_slowdown,
             self._prompt_share,
@@ -436,6 +445,8 @@ class SimulatedMixedWorker:
             job = run.job
             if job.num_remaining:
                 job.num_computed = job.num_prompt_tokens
+                self._num_first_tokens += 1
+                self._num_late_first_tokens += self._events.now_seconds > job.deadline_seconds
                 prefilled.append(job)
             if run.num_left <= 0:
                 done.append(run)

@@ -69,6 +69,7 @@ class SimulatedPrefillWorker:
         self._busy = False
         self._step_ends_work = 0.0
         """The time of the cores' clock when the current step will end."""
+        self._num_first_tokens = self._num_late_first_tokens = 0
         self._incarnation = 0
         self.num_changes = 0
 
@@ -118,7 +119,16 @@ class SimulatedPrefillWorker:
                 QueuedPrefill(math.inf, sum(map(_WORK, islice(work, REPORTED_JOBS, None))))
             )
         queue.sort(key=_DEADLINE)
-        return PrefillLoadReport(now, busy, tuple(queue), len(work), self._queued_tokens)
+        num_overdue = sum(job.deadline_seconds < now for job in self._jobs)
+        return PrefillLoadReport(
+            now,
+            busy,
+            tuple(queue),
+            len(work),
+            self._queued_tokens,
+            self._num_first_tokens + num_overdue,
+            self._num_late_first_tokens + num_overdue,
+        )
 
     def check_integrity(self) -> None:
         """Raise AssertionError if the counters of tokens and memory don't match the requests."""
@@ -218,6 +228,8 @@ class SimulatedPrefillWorker:
             job.num_computed += count
             if job.num_remaining == 0:
                 del self._jobs[job]
+                self._num_first_tokens += 1
+                self._num_late_first_tokens += self._events.now_seconds > job.deadline_seconds
                 self._on_done(job)
         self._step()
         self.cores.set_busy(self.id, busy=self._busy)

@@ -31,7 +31,10 @@ class WorkerLoad:
     Prefill: ``queue`` is ordered by deadline, and the last of :data:`MAX_QUEUED` entries stands for
     all others; it is empty while ``prefill_cost`` is unknown. ``queued_tokens`` counts the tokens
     of all these prompts that are still to be computed. ``prefill_error`` is the relative standard
-    error of ``prefill_cost`` for :data:`REFERENCE_PROMPT_TOKENS` tokens.
+    error of ``prefill_cost`` for :data:`REFERENCE_PROMPT_TOKENS` tokens. ``num_first_tokens``
+    counts the first tokens of requests with a TTFT deadline that the worker has generated since its
+    start, or that should have come by now; ``num_late_first_tokens`` counts those of them that came
+    after their deadline or have not come yet.
 
     Decode: ``decode_requests`` counts the requests that decode on this worker or whose KV is being
     imported. They have ``context_tokens`` tokens of KV now, and will have ``promised_tokens`` once
@@ -60,6 +63,8 @@ class WorkerLoad:
     queue: tuple[QueuedWork, ...] = ()
     prefill_cost: PrefillCost | None = None
     prefill_error: float | None = None
+    num_first_tokens: int = 0
+    num_late_first_tokens: int = 0
     decode_requests: int = 0
     context_tokens: int = 0
     promised_tokens: int = 0

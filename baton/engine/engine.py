@@ -368,7 +368,7 @@ class Engine:
         if self._speculator is not None:
             self._speculator.record_step(work)
         result = StepResult(work=work, admitted=flight.admitted, preempted=flight.preempted)
-        return self._applier.apply(flight, output, result)
+        return self._applier.apply(flight, output, result, self._clock.monotonic())
 
     def close(self) -> None:
         """Wait until nothing is being computed. Must be the last call."""
@@ -443,6 +443,8 @@ class Engine:
             pool=self._pool.counts,
             num_drafted_tokens=speculator.num_drafted if speculator else 0,
             num_accepted_tokens=speculator.num_accepted if speculator else 0,
+            num_first_tokens=self._applier.num_first_tokens,
+            num_late_first_tokens=self._applier.num_late_first_tokens,
         )
 
     def check_integrity(self) -> None:

@@ -139,7 +139,9 @@ class EngineStats:
     uncomputed tokens of waiting and partly computed prompts. ``num_pauses`` counts how often a
     partly computed prompt got no tokens in a step because other prompts ranked before it.
     ``num_drafted_tokens`` counts the tokens drafted by speculative decoding, and
-    ``num_accepted_tokens`` those of them that became part of an answer."""
+    ``num_accepted_tokens`` those of them that became part of an answer. ``num_first_tokens`` counts
+    the first tokens of requests with a TTFT deadline, and ``num_late_first_tokens`` those of them
+    that came after it."""
 
     running: int
     waiting: int
@@ -152,3 +154,5 @@ class EngineStats:
     pool: BlockCounts
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_first_tokens: int = 0
+    num_late_first_tokens: int = 0

@@ -1,5 +1,6 @@
 """Applies the output of a step to the requests that the step computed."""
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
@@ -22,7 +23,9 @@ them even if the worker crashes before the answer ends."""
 
 class StepApplier:
     """Advances sequences by what a step computed. If a request's answer is complete, ``finish`` is
-    called for it, and the length of the answer is recorded in ``answer_lengths``."""
+    called for it, and the length of the answer is recorded in ``answer_lengths``. For
+    ``num_first_tokens`` and ``num_late_first_tokens``, see
+    :class:`baton.engine.result.EngineStats`."""
 
     def __init__(
         self,
@@ -37,10 +40,14 @@ class StepApplier:
         self._eos_token_ids = eos_token_ids
         self._finish = finish
         self._speculator = speculator
+        self.num_first_tokens = self.num_late_first_tokens = 0
 
-    def apply(self, flight: InflightStep, output: StepOutput, result: StepResult) -> StepResult:
+    def apply(
+        self, flight: InflightStep, output: StepOutput, result: StepResult, now_seconds: float
+    ) -> StepResult:
         """Apply the output to the plan's requests, except those that have ended. Return ``result``
-        with the requests' outputs, progress and sealed blocks added."""
+        with the requests' outputs, progress and sealed blocks added. ``now_seconds`` is the time of
+        the output."""
         outputs: list[RequestOutput] = []
         progress: list[PrefillProgress] = []
         sealed: list[SealedRun] = []
@@ -63,6 +70,7 @@ class StepApplier:
                 progress.append(_prefill_progress(sequence))
             assert (sampled is not None) == row.sample or row.mask, f"row of {row.request_id}"
             if sampled is not None:
+                self._count_first_token(sequence, now_seconds)
                 outputs.append(self._apply_sampled_tokens(sequence, (sampled, *following)))
             elif row.sample:
                 outputs.append(self._fail_without_allowed_token(sequence))
@@ -76,6 +84,14 @@ class StepApplier:
             result.admitted,
             result.preempted,
         )
+
+    def _count_first_token(self, sequence: Sequence, now_seconds: float) -> None:
+        """Count the token that was sampled for a sequence, if it is the first one of a request with
+        a deadline."""
+        deadline = sequence.waiting_prompt.deadline_seconds
+        if sequence.num_known_tokens == len(sequence.spec.token_ids) and deadline < math.inf:
+            self.num_first_tokens += 1
+            self.num_late_first_tokens += now_seconds > deadline
 
     def _apply_accepted_drafts(self, sequence: Sequence, row: Row, num_accepted: int) -> None:
         """Append the row's first ``num_accepted`` drafts, which are right. The KV of the other

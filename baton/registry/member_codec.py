@@ -152,6 +152,10 @@ def _load(raw: Any) -> WorkerLoad:
         queue=_queue(raw["queue"]),
         prefill_cost=_optional(raw, "prefill_cost", _prefill_cost),
         prefill_error=_optional(raw, "prefill_error", _amount) if "prefill_error" in raw else None,
+        num_first_tokens=_number(raw, "num_first_tokens") if "num_first_tokens" in raw else 0,
+        num_late_first_tokens=(
+            _number(raw, "num_late_first_tokens") if "num_late_first_tokens" in raw else 0
+        ),
         decode_requests=_number(raw, "decode_requests"),
         context_tokens=_number(raw, "context_tokens"),
         promised_tokens=_number(raw, "promised_tokens"),

@@ -46,6 +46,8 @@ def measure_load(
     in_engine = {sequence.request_id for sequence in engine.sequences}
     incoming = [each for each in incoming if each.spec.request_id not in in_engine]
     stats, cost, config = engine.stats(), engine.prefill_cost(), engine.config
+    now = clock.monotonic()
+    num_overdue = sum(_is_overdue(sequence, now) for sequence in engine.sequences)
     load = WorkerLoad(
         running=stats.running,
         waiting=stats.waiting + stats.reserved,
@@ -55,16 +57,24 @@ def measure_load(
         at_seconds=clock.wall_nanoseconds() / 1e9,
         prefill_cost=cost,
         prefill_error=engine.prefill_cost_relative_error(),
+        num_first_tokens=stats.num_first_tokens + num_overdue,
+        num_late_first_tokens=stats.num_late_first_tokens + num_overdue,
         decode_cost=engine.decode_cost(),
         window_tokens=config.window_tokens,
         windowed_share=config.windowed_share,
     )
-    prompts = _prompts(engine, incoming, clock.monotonic(), cost)
+    prompts = _prompts(engine, incoming, now, cost)
     load = replace(load, queued_tokens=sum(prompt.num_tokens for prompt in prompts))
     if cost is not None:
         load = replace(load, queue=_reported_queue(prompts, cost))
     load = _with_answers(load, engine, incoming, answer_tokens or UNKNOWN_ANSWER_TOKENS)
     return _with_shared_steps(load, engine)
+
+
+def _is_overdue(sequence: Sequence, now: float) -> bool:
+    """Return whether the first token has not come by its deadline."""
+    has_first_token = sequence.num_known_tokens > len(sequence.spec.token_ids)
+    return sequence.waiting_prompt.deadline_seconds < now and not has_first_token
 
 
 def _prompts(

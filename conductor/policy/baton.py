@@ -27,12 +27,21 @@ from baton.core.placement import ScoredWorker
 from baton.errors import Overloaded, Unavailable
 from baton.hash_ring import ring_successors
 from conductor.policy.candidates import candidates
-from conductor.policy.config import IDLE_QUEUE_SECONDS, SLO_MISS_PENALTY, BatonPolicyConfig
+from conductor.policy.config import (
+    IDLE_QUEUE_SECONDS,
+    MAX_UNMEASURED_TOKENS,
+    SLO_MISS_PENALTY,
+    BatonPolicyConfig,
+)
 from conductor.policy.decision import Decision
 from conductor.policy.local_prefill import local_prefill_decision
 from conductor.policy.memory import check_size, fits, needed_tokens, wait_seconds
 from conductor.policy.mixed import mixed_scores
-from conductor.policy.prefill_work import first_token_deadline, prefill_work
+from conductor.policy.prefill_work import (
+    first_token_deadline,
+    predicted_lateness,
+    prefill_work,
+)
 from conductor.policy.queue_forecast import forecast_queue
 from conductor.policy.snapshot import (
     DecodeView,
@@ -66,7 +75,7 @@ def place(snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig) -> 
     if not decodes or not query.needs_decode:
         # Prefill workers have the same engine and can decode, only more slowly.
         if config.admission and not query.must_admit and not query.needs_decode:
-            _check_first_token(best)
+            _check_first_token(snapshot, query, best)
         cause = "no decode worker is ready" if query.needs_decode else "the answer has one token"
         return Decision(
             best.worker,
@@ -231,13 +240,15 @@ def _prefill_score(
 ) -> ScoredWorker:
     now = snapshot.now_seconds
     work = prefill_work(snapshot, query, view, stored)
-    deadline = first_token_deadline(snapshot, query, config, view)
+    deadline = first_token_deadline(snapshot, query, view)
     forecast = forecast_queue(view, now, now + work.fetch_seconds, deadline, work.compute_seconds)
-    late = max(forecast.done_seconds - deadline, 0.0) if view.is_measured else 0.0
+    late = predicted_lateness(snapshot, query, config, view, forecast.done_seconds)
     wait = view.queue_seconds(now) + work.fetch_seconds
     score = wait + config.service_weight * work.compute_seconds
     if view.is_measured:
         score += SLO_MISS_PENALTY * ((late > 0) + forecast.num_made_late)
+    elif _has_enough_to_measure(view, query):
+        score += SLO_MISS_PENALTY
     queue = max(forecast.done_seconds - now - work.compute_seconds, 0.0)
     return ScoredWorker(
         view.id, score, queue, work.compute_seconds, work.local_blocks, work.fetched_blocks, late
@@ -297,7 +308,7 @@ def _check_admission(
             f"than the SLO of {query.itl_slo_seconds:.3f} s",
             retry_after_seconds=1.0,
         )
-    _check_first_token(best)
+    _check_first_token(snapshot, query, best)
     needed = decode.held_tokens(needed_tokens(snapshot, query))
     wait = wait_seconds(snapshot, query, decode, needed)
     if wait > 0:
@@ -318,9 +329,25 @@ def _check_admission(
         )
 
 
-def _check_first_token(best: ScoredWorker) -> None:
+def _has_enough_to_measure(view: PrefillView, query: PolicyQuery) -> bool:
+    """Return whether a worker has prompts enough to measure its speed, and so should get no further
+    ones before it has."""
+    tokens = view.queued_tokens
+    return bool(tokens) and tokens + query.num_tokens > MAX_UNMEASURED_TOKENS
+
+
+def _check_first_token(snapshot: Snapshot, query: PolicyQuery, best: ScoredWorker) -> None:
     """Raise Overloaded if the first token would be late on the best worker for the prompt, or would
-    make that of an earlier request late."""
+    make that of an earlier request late, or if the worker has not measured its speed yet and has
+    prompts enough to do so."""
+    if best.worker in snapshot.prefills:
+        view = snapshot.prefills[best.worker]
+        if not view.is_measured and _has_enough_to_measure(view, query):
+            raise Overloaded(
+                f"the prefill workers are measuring their speed, with {view.queued_tokens} tokens "
+                "of earlier prompts",
+                retry_after_seconds=1.0,
+            )
     if best.late_seconds and best.queue_seconds > IDLE_QUEUE_SECONDS:
         raise Overloaded(
             f"the time to first token would exceed its SLO by {best.late_seconds:.2f} s",

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from baton.core.worker_load import REFERENCE_PROMPT_TOKENS
+
 SLO_MISS_PENALTY = 1e3
 """Seconds added to the score of a worker for each missed SLO; more than any queue that admission
 allows."""
@@ -12,6 +14,15 @@ worker, so admission does not reject on its predicted TTFT."""
 
 MAX_MARGIN_SHARE = 0.25
 """Maximum TTFT margin, as a share of the TTFT SLO."""
+
+MAX_LATE_MARGIN = 1 - MAX_MARGIN_SHARE
+"""Maximum of :attr:`conductor.policy.snapshot.PrefillView.late_margin`. With it, hardly any request
+is admitted unless a worker is about to be idle."""
+
+MAX_UNMEASURED_TOKENS = 4 * REFERENCE_PROMPT_TOKENS
+"""Maximum number of prompt tokens to be queued at a prefill worker that has not measured its speed,
+apart from a single longer prompt. So many are enough for the four steps after which it knows its
+speed; with more, an unknown number of them would be late."""
 
 MAX_SHORT_PROMPT_ADVANTAGE = 0.02
 

@@ -10,7 +10,11 @@ from baton.core.placement import ScoredWorker
 from conductor.policy.candidates import candidates
 from conductor.policy.config import SLO_MISS_PENALTY, BatonPolicyConfig
 from conductor.policy.memory import fits, needed_tokens, wait_seconds
-from conductor.policy.prefill_work import first_token_deadline, prefill_work
+from conductor.policy.prefill_work import (
+    first_token_deadline,
+    predicted_lateness,
+    prefill_work,
+)
 from conductor.policy.queue_forecast import forecast_queue
 from conductor.policy.snapshot import MixedView, PolicyQuery, Snapshot, StoredPrefix
 
@@ -46,9 +50,9 @@ def _score(
     now, prefill, decode = snapshot.now_seconds, view.prefill, view.decode
     work = prefill_work(snapshot, query, prefill, stored)
     compute = work.compute_seconds * view.prompt_slowdown
-    deadline = first_token_deadline(snapshot, query, config, prefill)
+    deadline = first_token_deadline(snapshot, query, prefill)
     forecast = forecast_queue(prefill, now, now + work.fetch_seconds, deadline, compute)
-    late = max(forecast.done_seconds - deadline, 0.0) if prefill.is_measured else 0.0
+    late = predicted_lateness(snapshot, query, config, prefill, forecast.done_seconds)
     num_made_late = forecast.num_made_late if prefill.is_measured else 0
     itl = view.itl_seconds(1, decode.held_tokens(query.attended_tokens(query.num_tokens)))
     is_slow = decode.is_measured and itl > query.itl_slo_seconds

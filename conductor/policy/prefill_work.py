@@ -20,14 +20,29 @@ class PrefillWork:
     fetch_seconds: float = 0.0
 
 
-def first_token_deadline(
-    snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig, view: PrefillView
+def first_token_deadline(snapshot: Snapshot, query: PolicyQuery, view: PrefillView) -> float:
+    """Return the time by which the first token must come to meet the TTFT SLO. The worker orders
+    its queue by this deadline."""
+    return snapshot.now_seconds + query.ttft_slo_seconds + view.cost.seconds(query.num_tokens)
+
+
+def predicted_lateness(
+    snapshot: Snapshot,
+    query: PolicyQuery,
+    config: BatonPolicyConfig,
+    view: PrefillView,
+    done_seconds: float,
 ) -> float:
-    """Return the time by which the first token must be predicted to come, so that the TTFT SLO is
-    met with a margin."""
+    """Return by how many seconds a first token that is predicted for ``done_seconds`` would miss
+    the TTFT SLO minus the margin; 0 if it would not, or if the prediction is a guess. The margin
+    grows by ``view.late_margin`` of the SLO."""
+    if not view.is_measured:
+        return 0.0
+    slo = query.ttft_slo_seconds
+    margin = min(config.ttft_margin_seconds, slo * MAX_MARGIN_SHARE)
     own = view.cost.seconds(query.num_tokens)
-    margin = min(config.ttft_margin_seconds, query.ttft_slo_seconds * MAX_MARGIN_SHARE)
-    return snapshot.now_seconds + query.ttft_slo_seconds + own - margin
+    latest = snapshot.now_seconds + slo * (1 - view.late_margin) + own - margin
+    return max(done_seconds - latest, 0.0)
 
 
 def prefill_work(

@@ -32,8 +32,8 @@ class PrefillView:
     then it computes the prompts in ``queue``, which is ordered by deadline and has
     ``queued_tokens`` tokens to compute in total. ``node`` is the store node on its host. If
     ``is_measured`` is False, its cost is a guess, which affects the choice of a worker but is no
-    reason to reject a request. ``host`` identifies the host if KV is copied within it through
-    memory; else it is empty. In ``wire_codecs``, KV may travel to a decode worker; in
+    reason to call a first token late. ``host`` identifies the host if KV is copied within it
+    through memory; else it is empty. In ``wire_codecs``, KV may travel to a decode worker; in
     ``store_codec``, the worker stores blocks (None: as they are)."""
 
     id: WorkerId
@@ -46,6 +46,9 @@ class PrefillView:
     free_at_seconds: float = 0.0
     """When the whole queue will have been computed."""
     is_measured: bool = True
+    late_margin: float = 0.0
+    """The share of the TTFT SLO by which earlier a first token must be predicted, because first
+    tokens of this worker came late although they were predicted in time."""
     host: str = ""
     wire_codecs: tuple[CodecSpeed, ...] = ()
     store_codec: CodecSpeed | None = None

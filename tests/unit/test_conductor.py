@@ -128,6 +128,7 @@ async def test_extreme_reports_do_not_prevent_placements(number: float) -> None:
         "decode_cost": DecodeCost(number, number, number),
         "queue": tuple(QueuedWork(due, number) for due in (-number, number, None)),
         "link_bytes_per_second": max(number, MIN_RATE),
+        "num_first_tokens": count, "num_late_first_tokens": count,
     }  # fmt: skip
     await cluster.announce(
         prefill_member("p0"), prefill_member("p1", **wild), decode_member("d0"),

@@ -86,15 +86,23 @@ async def test_without_a_ttft_slo_nothing_counts_as_late() -> None:
     assert placement.prefill_alternatives[0].late_seconds == 0.0
 
 
-async def test_burst_on_workers_without_measurements_is_admitted() -> None:
+async def test_burst_on_workers_without_measurements_is_admitted_until_they_can_measure() -> None:
+    """Each prefill worker gets five prompts, 4,000 tokens, and more once it has measured."""
     cluster = ConductorHarness()
     await cluster.announce(
         *(member(f"p{n}", Role.PREFILL) for n in range(2)),
         *(member(f"d{n}", Role.DECODE, at_seconds=1e9, num_blocks=4096) for n in range(2)),
     )
-    for number in range(64):
+    for number in range(10):
         placement = cluster.place(str(number), 800)
         assert (placement.ttft_seconds, placement.itl_seconds) == (None, None)
+    assert [cluster.prefill_view(f"p{n}").num_requests for n in range(2)] == [5, 5]
+    with pytest.raises(PlacementRefused, match="are measuring their speed, with 4000 tokens"):
+        cluster.place("10", 800)
+    await cluster.announce(prefill_member("p0", queue=(QueuedWork(1.9, 0.8),), queued_tokens=800))
+    placement = cluster.place("11", 800)
+    assert placement.prefill is not None and placement.prefill.id == "p0"
+    assert placement.ttft_seconds == pytest.approx(1.6)
 
 
 async def test_refused_request_changes_no_state() -> None:

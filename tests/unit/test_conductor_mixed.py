@@ -116,7 +116,7 @@ async def test_hybrid_uses_the_pair_while_it_is_idle_and_mixed_workers_beside_it
     cluster = ConductorHarness()
     await cluster.announce(prefill_member("p"), decode_member("d"), mixed_member("m"))
     kinds, reasons = [], []
-    for number in range(8):
+    for number in range(6):
         placement = cluster.place(str(number), 640)
         kinds.append(placement_kind(placement))
         reasons.append(placement.reason)
@@ -124,7 +124,10 @@ async def test_hybrid_uses_the_pair_while_it_is_idle_and_mixed_workers_beside_it
             placement.prefill_alternatives, placement.decode_alternatives,
             placement.mixed_alternatives,
         )] == [1, 1, 1]  # fmt: skip
-    assert kinds == ["pair", "mixed"] * 4
+    assert kinds == ["pair", "mixed"] * 3
+    # A fourth prompt of 0.64 s would be done at 2.56 s. It is due at 2.64 s, less 0.3 s of margin.
+    with pytest.raises(Overloaded, match=r"exceed its SLO by 0\.22 s"):
+        cluster.place("6", 640)
     assert "that of the mixed worker m would be" in reasons[0]
     assert "that of p and d would be" in reasons[1]
 

@@ -12,7 +12,11 @@ from baton.errors import Invalid, Overloaded, Unavailable
 from baton.hash_ring import ring_successors
 from conductor.policy.baton import place
 from conductor.policy.candidates import candidates, hash_to_index, ring_key
-from conductor.policy.config import SLO_MISS_PENALTY, BatonPolicyConfig
+from conductor.policy.config import (
+    MAX_UNMEASURED_TOKENS,
+    SLO_MISS_PENALTY,
+    BatonPolicyConfig,
+)
 from conductor.policy.prefill_work import PrefillWork, prefill_work
 from conductor.policy.queue_forecast import QueueForecast, forecast_queue
 from conductor.policy.snapshot import AdmissionRates, PrefillView, QueuedPrefill, StoredPrefix
@@ -255,6 +259,50 @@ def test_late_request_is_refused_with_a_retry_after() -> None:
     assert refusal.value.retry_after_seconds == pytest.approx(0.3)
     assert place(cluster, query(must_admit=True), CONFIG).prefill == "p"
     assert place(cluster, query(ttft_slo_seconds=math.inf), CONFIG).prefill == "p"
+
+
+def test_margin_changes_the_admission_and_not_the_place_in_the_queue() -> None:
+    """The last prompts' deadlines are within the margin before the new prompt's deadline, so they
+    are computed first."""
+    recent = prefill("p", (3.1, 0.8), (3.2, 0.8))
+    decision = place(snapshot([recent], [decode("d")]), query(), CONFIG)
+    assert (decision.prefill, decision.ttft_seconds) == ("p", pytest.approx(1.6 + OWN))
+
+
+def test_margin_grows_by_the_learned_share_of_the_slo() -> None:
+    def refusal(late_margin: float) -> str:
+        view = prefill("p", (1.0, 1.0), late_margin=late_margin)
+        try:
+            place(snapshot([view], [decode("d")]), query(), CONFIG)
+        except Overloaded as error:
+            return str(error)
+        return ""
+
+    # The first token is predicted for 2.33 s. The deadline is at 3.33 s, less a margin of 0.3 s.
+    assert [refusal(share) for share in (0.0, 0.34)] == ["", ""]
+    assert refusal(0.36) == "the time to first token would exceed its SLO by 0.02 s"
+    assert refusal(0.75) == "the time to first token would exceed its SLO by 0.80 s"
+    idle = prefill("p", late_margin=0.75)
+    assert place(snapshot([idle], [decode("d")]), query(), CONFIG).prefill == "p"
+
+
+def test_unmeasured_prefill_worker_gets_as_many_prompts_as_it_needs_to_measure() -> None:
+    most = MAX_UNMEASURED_TOKENS - 133
+    full = prefill("p0", (9.0, 0.1), is_measured=False, queued_tokens=most + 1)
+    for room in (most, 0):
+        view = prefill("p0", (9.0, 0.1), is_measured=False, queued_tokens=room)
+        assert place(snapshot([view], [decode("d")]), query(), CONFIG).prefill == "p0"
+    idle = prefill("p0", is_measured=False)
+    long = query("long", MAX_UNMEASURED_TOKENS + 1)
+    assert place(snapshot([idle], [decode("d")]), long, CONFIG).prefill == "p0"
+    for max_new_tokens in (1, 1000):
+        request = replace(query(), max_new_tokens=max_new_tokens)
+        with pytest.raises(Overloaded, match="their speed, with 3964 tokens") as refusal:
+            place(snapshot([full], [decode("d")]), request, CONFIG)
+        assert refusal.value.retry_after_seconds == 1.0
+    assert place(snapshot([full], [decode("d")]), query(must_admit=True), CONFIG).prefill == "p0"
+    other = prefill("p1", (1.0, 0.9))
+    assert place(snapshot([full, other], [decode("d")]), query(), CONFIG).prefill == "p1"
 
 
 def test_request_that_would_miss_the_itl_slo_is_refused() -> None:

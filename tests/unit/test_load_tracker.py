@@ -11,18 +11,21 @@ from baton.core.ids import WorkerId
 from conductor import load_tracker
 from conductor.admission_rates import EWMA_WEIGHT, REFRESH_REQUESTS, AdmissionTracker
 from conductor.load_tracker import (
+    LATE_MARGIN_STEP,
     MAX_ADVANCED_WORKERS,
     MAX_QUEUE_ENTRIES,
     MAX_UNREPORTED,
     MIN_ADVANCE_SECONDS,
     DecodeLoadReport,
     LoadTracker,
+    MixedLoadReport,
     PrefillLoadReport,
 )
+from conductor.policy.config import MAX_LATE_MARGIN
 from conductor.policy.decision import Decision
 from conductor.policy.queue_forecast import forecast_queue
 from conductor.policy.snapshot import AdmissionRates, DecodeView, PrefillView, QueuedPrefill
-from tests.cluster_snapshots import decode, prefill, query
+from tests.cluster_snapshots import decode, mixed, prefill, query
 
 P, D = WorkerId("p"), WorkerId("d")
 PAIR = Decision(P, D, "", service_seconds=0.5)
@@ -51,6 +54,32 @@ def test_dispatched_request_is_added() -> None:
     tracker.record_dispatch(10.1, replace(query(), max_new_tokens=7), PAIR, 100.0)
     assert tracker.decodes[D].projected_tokens == 233 + 140
     assert tracker.prefills[P].free_at_seconds == 11.0
+
+
+def test_late_first_tokens_raise_the_margin_and_others_lower_it() -> None:
+    """A late first token is worth 19 in time: the margin stays while one in twenty is late."""
+    tracker = new_tracker()
+    tracker.add_mixed(mixed("m"))
+
+    def margins(at: float, num: int, num_late: int) -> tuple[float, float]:
+        counted = replace(report(at), num_first_tokens=num, num_late_first_tokens=num_late)
+        answers = DecodeLoadReport(at, 0, 0, 0)
+        tracker.apply_prefill_report(P, counted)
+        tracker.apply_mixed_report(WorkerId("m"), MixedLoadReport(counted, answers, 1.0, 0.0))
+        return tracker.prefills[P].late_margin, tracker.mixed[WorkerId("m")].prefill.late_margin
+
+    step = LATE_MARGIN_STEP
+    assert margins(1.0, 100, 100) == (0.0, 0.0)  # the first report says nothing of the time since
+    assert margins(2.0, 102, 102) == (pytest.approx(1.9 * step),) * 2
+    assert margins(3.0, 102, 102) == (pytest.approx(1.9 * step),) * 2
+    assert margins(4.0, 122, 103) == (pytest.approx(1.9 * step),) * 2
+    assert margins(5.0, 142, 103) == (pytest.approx(0.9 * step),) * 2
+    assert margins(6.0, 300, 103) == (0.0, 0.0)
+    assert margins(7.0, 1300, 1103) == (MAX_LATE_MARGIN,) * 2
+    assert margins(8.0, 0, 0) == (MAX_LATE_MARGIN,) * 2
+    tracker.remove(P)
+    tracker.add_prefill(prefill("p"))
+    assert margins(9.0, 50, 50)[0] == 0.0
 
 
 def test_finished_work_leaves_the_queue() -> None:

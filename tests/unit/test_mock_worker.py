@@ -423,6 +423,29 @@ def test_load_reports_queue_and_memory() -> None:
     in_virtual_time(main())
 
 
+def test_load_reports_late_first_tokens() -> None:
+    """Three prompts take 0.4 s each, and are due 0.5 s + 0.4 s after their arrival."""
+
+    async def main() -> None:
+        one = worker(shared_state(), "p0", Role.PREFILL)
+        stream = one.open_stream()
+        for number in range(4):
+            request = replace(
+                spec(f"r{number}", 40),
+                token_ids=(TokenId(number),) * 40,
+                ttft_slo_seconds=0.5 if number < 3 else 0.0,
+            )
+            stream.submit(request, Task.PREFILL, None)
+        counts = []
+        for pause in (0.85, 0.1, 0.3, 0.4):
+            await asyncio.sleep(pause)
+            counts.append((one.load.num_first_tokens, one.load.num_late_first_tokens))
+        assert counts == [(2, 0), (3, 1), (3, 1), (3, 1)]
+        one.close()
+
+    in_virtual_time(main())
+
+
 def test_long_queue_is_reported_in_few_entries() -> None:
     async def main() -> None:
         one = worker(shared_state(cache_tokens=0))

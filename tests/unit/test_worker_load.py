@@ -197,6 +197,31 @@ def test_queue_is_reported_by_deadline_once_the_speed_is_known() -> None:
     engine.check_integrity()
 
 
+def test_first_tokens_after_their_deadline_are_counted_as_late() -> None:
+    clock = ManualClock()
+    engine = engine_at(clock)
+    warm_up(engine)  # four first tokens, whose deadlines were not known yet
+
+    def counts() -> tuple[int, int]:
+        load = measure_load(engine, (), clock, None)
+        return load.num_first_tokens, load.num_late_first_tokens
+
+    known = counts()
+    # Each prompt takes 0.08 s, and is due so long after its arrival, plus its objective.
+    engine.add(spec("first", 8, slo=0.07), Task.PREFILL_AND_DECODE)
+    engine.add(spec("late", 8, slo=0.07), Task.PREFILL)
+    engine.add(spec("any", 8, slo=0.0), Task.PREFILL)
+    engine.step()
+    assert counts() == (known[0] + 1, known[1])
+    clock.advance(0.08)  # the second one is overdue
+    assert counts() == (known[0] + 2, known[1] + 1)
+    engine.step()
+    engine.step()
+    assert counts() == (known[0] + 2, known[1] + 1)
+    engine.step()  # an answer's second token counts as nothing
+    assert counts() == (known[0] + 2, known[1] + 1)
+
+
 def test_long_queue_is_truncated_and_its_rest_summed() -> None:
     clock = ManualClock()
     engine = engine_at(clock)

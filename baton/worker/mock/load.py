@@ -20,6 +20,7 @@ def measure_mock_load(
     now: float,
 ) -> WorkerLoad:
     """Measure the load, except for the numbers of blocks and the wall-clock time."""
+    num_overdue = prefill_queue.num_overdue(now)
     load = WorkerLoad(
         running=prefill_queue.num_running,
         waiting=len(prefill_queue.waiting),
@@ -27,6 +28,8 @@ def measure_mock_load(
         queue=prefill_queue.queue(now),
         prefill_cost=prefill_queue.cost,
         prefill_error=0.0,
+        num_first_tokens=prefill_queue.num_first_tokens + num_overdue,
+        num_late_first_tokens=prefill_queue.num_late_first_tokens + num_overdue,
         decode_cost=decode_cost,
         answer_tokens=answers.mean,
         short_answer_tokens=answers.short,

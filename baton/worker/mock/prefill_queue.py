@@ -25,7 +25,8 @@ TIMER_SECONDS = 0.001
 class MockPrefillQueue:
     """Calls ``on_done`` for each prompt once it is computed. ``count_cached`` returns how many of a
     prompt's tokens are cached; it is called when the prompt is added, and again when its
-    computation starts. There is one timer for all prompts."""
+    computation starts. There is one timer for all prompts. ``num_first_tokens`` counts the computed
+    prompts that have a deadline, and ``num_late_first_tokens`` those computed after it."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class MockPrefillQueue:
         self._current: MockJob | None = None
         self._done_at = 0.0
         self._timer: asyncio.Handle | None = None
+        self.num_first_tokens = self.num_late_first_tokens = 0
 
     def add(self, job: MockJob) -> None:
         job.cached_tokens = self._count_cached(job)
@@ -79,6 +81,10 @@ class MockPrefillQueue:
     @property
     def queued_tokens(self) -> int:
         return sum(map(_num_new_tokens, self._unfinished))
+
+    def num_overdue(self, now: float) -> int:
+        """Return how many prompts have not been computed by their deadline."""
+        return sum(job.deadline < now for job in self._unfinished)
 
     def queue(self, now: float) -> tuple[QueuedWork, ...]:
         """Return the remaining work of all prompts, ordered by deadline, in the form in which
@@ -150,6 +156,8 @@ class MockPrefillQueue:
         latest = asyncio.get_running_loop().time() + TIMER_SECONDS
         while self._current is not None and self._done_at <= latest:
             job = self._current
+            self.num_first_tokens += job.deadline < math.inf
+            self.num_late_first_tokens += job.deadline < self._done_at
             self._start_next(self._done_at)
             self._on_done(job)
         self._schedule_finish()
