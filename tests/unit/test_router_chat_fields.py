@@ -163,6 +163,16 @@ async def test_broken_arguments_of_earlier_calls_are_accepted(tmp_path: Path, pa
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+async def test_half_a_surrogate_pair_in_the_body_is_not_json(hermes: Tokenizer, path: str) -> None:
+    async with open_harness(hermes, "x") as (_, client):
+        for half in (rb"\ud83d", rb"\ude00", b"\xed\xa0\xbd"):
+            body = b'{"messages": [{"role": "user", "content": "%b"}]}' % half
+            headers = {"content-type": "application/json"}
+            wrong = wrong_error(await client.post(path, content=body, headers=headers))
+            assert wrong["code"] == "invalid_json"
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETE])
 async def test_usage_in_every_chunk(hermes: Tokenizer, path: str) -> None:
     """As in vLLM, each chunk has its choice's usage so far, and the last chunk has the total."""

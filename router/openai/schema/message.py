@@ -97,7 +97,9 @@ def _reasoning_block_text(block: Any) -> str:
     return next((text for text in texts if isinstance(text, str)), "")
 
 
-OtherReasoning = Annotated[str | None, BeforeValidator(_to_reasoning)]
+OtherReasoning = Annotated[
+    str | None, BeforeValidator(_to_reasoning, json_schema_input_type=str | list[Any] | None)
+]
 
 Calls = Annotated[
     list[Annotated[dict[str, Any], AfterValidator(_check_call)]],
