@@ -186,27 +186,37 @@ def _find_folded(messages: Sequence[Message], rules: TemplateRules) -> Iterator[
         and (rules.takes_system_at_any_end or ends_with_user or num_system == len(messages))
         and (rules.takes_only_system or num_system < len(messages))
     )
-    is_leading, last_role = True, ""
-    for message in messages:
+    last_role = ""
+    for message, next_role in zip(messages, _next_roles(messages), strict=True):
         role = message["role"]
         if role not in SYSTEM_ROLES:
-            is_leading, last_role = False, role
+            last_role = role
             yield False
-        elif is_leading:
+        elif not last_role:
             yield not takes_system
         else:
             takes_late = rules.takes_another_system if num_system > 1 else rules.takes_late_system
-            # Otherwise, the user's messages before and after it would be adjacent.
-            may_divide = rules.takes_user_pair or last_role != "user"
-            yield not (takes_system and takes_late and may_divide)
+            # Without it, the messages before and after it would be adjacent.
+            divides_pair = last_role == next_role and not rules.takes_pair(last_role)
+            yield not (takes_system and takes_late) or divides_pair
+
+
+def _next_roles(messages: Sequence[Message]) -> list[str]:
+    """Return, for each message, the role of the next one that is not a system message; empty if
+    there is none."""
+    roles = []
+    role = ""
+    for message in reversed(messages):
+        roles.append(role)
+        role = role if message["role"] in SYSTEM_ROLES else message["role"]
+    return roles[::-1]
 
 
 def _may_not_follow(last_role: str, role: str, rules: TemplateRules) -> bool:
     """Whether a message of this role can't follow one of the same role."""
     if role in SYSTEM_ROLES:
         return last_role in SYSTEM_ROLES and not rules.takes_system_pair
-    takes_pair = {"user": rules.takes_user_pair, "assistant": rules.takes_assistant_pair}
-    return last_role == role and not takes_pair.get(role, True)
+    return last_role == role and not rules.takes_pair(role)
 
 
 def _join(turn: Sequence[Message]) -> Message:

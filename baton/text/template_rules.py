@@ -72,6 +72,11 @@ class TemplateRules:
     reasoning_key: str | None = None
     takes_text_beside_reasoning: bool = True
 
+    def takes_pair(self, role: str) -> bool:
+        """Whether the template takes two adjacent messages of a role other than the system's."""
+        pairs = {"user": self.takes_user_pair, "assistant": self.takes_assistant_pair}
+        return pairs.get(role, True)
+
 
 PAIR = "system system user"
 LATE = ("user system", "user assistant system user")

@@ -4,6 +4,7 @@ leave out parts of."""
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -148,11 +149,41 @@ def test_all_texts_of_calls_are_in_the_prompt_once(
     prompt.encode()
 
 
-LENIENT = ("Hermes, Qwen2.5", "Qwen3", "Kimi K2", "Granite")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_messages_may_have_any_order(family: str) -> None:
+    """All chats of up to three messages; a call counts as one with its result."""
+    rendered = template(family).render
+    kinds = ("system", "developer", "user", "assistant", "call")
+    for length in (1, 2, 3):
+        for order in product(kinds, repeat=length):
+            chat, shown = chat_in_order(order)
+            if family in WITHOUT_TEXT_BESIDE_CALLS:
+                # Answers before a call become part of its message.
+                initials = "".join(kind[0] for kind in order)
+                shown = [
+                    text for at, text in enumerate(shown) if not re.match("a+c", initials[at:])
+                ]
+            prompt = rendered(chat, None, True, max_characters=LIMIT)
+            assert sorted(re.findall("text-[A-Z]", prompt)) == sorted(shown), order
+
+
+def chat_in_order(order: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a chat and its texts, one for each of ``order``."""
+    chat: list[dict[str, Any]] = []
+    texts = [f"text-{letter}" for letter in "ABC"[: len(order)]]
+    for kind, text in zip(order, texts, strict=True):
+        if kind == "call":
+            chat += [called(call({"x": "y"}, text.lower())), result(text, text.lower())]
+        else:
+            chat.append(message(kind, text))
+    return chat, texts
 
 
 def template(family: str) -> ChatTemplate:
     return ChatTemplate({"default": FAMILIES[family]}, {}, ManualClock())
+
+
+LENIENT = ("Hermes, Qwen2.5", "Qwen3", "Kimi K2", "Granite")
 
 
 @pytest.mark.parametrize("family", LENIENT)
