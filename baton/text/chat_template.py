@@ -11,8 +11,20 @@ import jinja2.sandbox
 
 from baton.clock import Clock
 from baton.errors import Invalid
+from baton.text.template_messages import fit_messages
+from baton.text.template_rules import Message, TemplateRules, find_rules
 
-Message = Mapping[str, Any]
+PROBE_CHARACTERS = 2**20
+"""The limit of the prompts from which a template's rules are found."""
+
+PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "",
+        "parameters": {"type": "object", "properties": {"value": {"type": "string"}}},
+    },
+}
 
 JSON_LIMIT = "baton json limit"
 """The template variable with the limit of the JSON that one rendering makes. Templates can't name
@@ -25,9 +37,9 @@ class ChatTemplate:
     ``variables`` are the special tokens by name, for example ``bos_token``."""
 
     def __init__(self, named: Mapping[str, str], variables: Mapping[str, Any], clock: Clock):
-        """Compile the templates. Raises Invalid for a template that does not compile."""
+        """Compile the templates, and find out which messages they take. Raises Invalid for a
+        template that does not compile."""
         self._variables = dict(variables)
-        self._sources = dict(named)
         self.source = "\n".join(named.values())
         environment = _environment(clock)
         try:
@@ -36,6 +48,8 @@ class ChatTemplate:
             }
         except jinja2.TemplateError as error:
             raise Invalid(f"the chat template does not compile: {error}") from error
+        rules = self._find_rules(None) or TemplateRules()
+        self._rules = {False: rules, True: self._find_rules([PROBE_TOOL]) or rules}
 
     def render(
         self,
@@ -46,17 +60,41 @@ class ChatTemplate:
         *,
         max_characters: int,
     ) -> str:
-        """Render messages. ``variables`` are options that the template defines for its users; they
-        can't override the variables that every template gets: the first three arguments of this
-        method, ``documents`` and the special tokens. Raises Invalid when the template rejects the
-        messages, or fails on them, or as soon as the text, or the JSON that the template makes, has
-        more than ``max_characters``."""
+        """Render messages, fitted to what the template takes
+        (:func:`~baton.text.template_messages.fit_messages`). ``variables`` are options that the
+        template defines for its users; they can't override the variables that every template gets:
+        the first three arguments of this method, ``documents`` and the special tokens. Raises
+        Invalid when the template rejects the messages, or fails on them, or as soon as the text, or
+        the JSON that the template makes, has more than ``max_characters``."""
+        return self._render(
+            fit_messages(messages, self.rules(bool(tools))),
+            tools,
+            add_generation_prompt,
+            variables or {},
+            max_characters,
+        )
+
+    def rules(self, with_tools: bool) -> TemplateRules:
+        """Return which messages the template takes in chats with or without tools."""
+        return self._rules[with_tools]
+
+    def _find_rules(self, tools: Sequence[Mapping[str, Any]] | None) -> TemplateRules | None:
+        return find_rules(
+            lambda messages: self._render(messages, tools, True, {}, PROBE_CHARACTERS)
+        )
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+        max_characters: int,
+    ) -> str:
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
-        if "developer" not in self._sources[name]:
-            messages = [_as_system(message) for message in messages]
         pieces = self._templates[name].generate(
             {
-                **(variables or {}),
+                **variables,
                 "messages": messages,
                 "tools": tools,
                 "documents": None,
@@ -66,7 +104,7 @@ class ChatTemplate:
             }
         )
         try:
-            return _TextLimit(max_characters).join(pieces)
+            return _without_surrogates(_TextLimit(max_characters).join(pieces))
         except Invalid:
             raise
         # A template is a program by the model's author. With unexpected messages it may raise
@@ -99,10 +137,14 @@ class _TextLimit:
         return "".join(taken)
 
 
-def _as_system(message: Message) -> Message:
-    """Rename the role ``developer``, OpenAI's newer name for ``system``, which most templates don't
-    know."""
-    return {**message, "role": "system"} if message["role"] == "developer" else message
+def _without_surrogates(text: str) -> str:
+    """Return the text with a replacement character for each unpaired surrogate, which has no
+    encoding. JSON within JSON, such as a call's arguments, may contain one."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def _environment(clock: Clock) -> jinja2.Environment:

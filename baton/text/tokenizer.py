@@ -10,7 +10,7 @@ import tokenizers
 
 from baton.clock import Clock, SystemClock
 from baton.errors import Invalid
-from baton.text.chat_template import ChatTemplate, Message
+from baton.text.chat_template import ChatTemplate
 from baton.text.detokenizer import (
     ByteLevelDetokenizer,
     IncrementalDetokenizer,
@@ -19,6 +19,7 @@ from baton.text.detokenizer import (
     byte_level_bytes,
 )
 from baton.text.fast_encoder import make_fast_encoder
+from baton.text.template_rules import Message
 
 SPECIAL_TOKEN_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",

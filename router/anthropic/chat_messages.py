@@ -83,13 +83,9 @@ class ChatMessages:
     A cache breakpoint (``cache_control``) after the tools, after the whole system prompt or after a
     tool call is moved to the beginning of the next message. The reason is the order in templates:
     some put the tools before the system prompt and others after it, and a message's tool calls come
-    after its text.
+    after its text."""
 
-    If ``folds_system`` is True, the text of a system message within the conversation is added to
-    the user's turn, for templates that allow a system message only at the beginning."""
-
-    def __init__(self, *, folds_system: bool = False) -> None:
-        self._folds_system = folds_system
+    def __init__(self) -> None:
         self._drafts: list[_Draft] = []
         self._pending_seconds = 0.0
         self._num_breakpoints = 0
@@ -118,7 +114,7 @@ class ChatMessages:
         for block in message.content:
             if isinstance(block, ToolResultBlock):
                 continue
-            draft = draft or self._open(self._role(message), source)
+            draft = draft or self._open(message.role, source)
             match block:
                 case TextBlock():
                     draft.add_text(block.text)
@@ -174,10 +170,6 @@ class ChatMessages:
             )
         for message, draft in zip(messages, self._drafts, strict=True):
             message.set_breakpoints(draft.breakpoints)
-
-    def _role(self, message: MessageParam) -> str:
-        is_folded = self._folds_system and self._drafts and message.role == "system"
-        return "user" if is_folded else message.role
 
     def _open(self, role: str, source: str, tool_call_id: str | None = None) -> _Draft:
         """Return the message to which blocks of this role are added: the last one if it has the

@@ -1,6 +1,5 @@
 """Handlers of Anthropic's routes."""
 
-from functools import partial
 from typing import Any
 
 import orjson
@@ -52,9 +51,8 @@ class MessagesHandler(AnthropicHandler, ChatHandler):
         return self._body.chat
 
     def _build_prompts(self, preprocessor: Preprocessor, body: Any) -> list[Prompt]:
-        build = partial(super()._build_prompts, preprocessor)
         try:
-            prompts = self._body.build(build)
+            prompts = super()._build_prompts(preprocessor, body)
         except ApiError as error:
             error.param = error.param and self._body.source_of(error.param)
             raise
@@ -91,9 +89,7 @@ class CountTokensHandler(AnthropicHandler):
             self._model.name,
             tenant,
             text.tokenizing_bytes(raw.size_bytes),
-            lambda: body.build(
-                lambda chat: count_prompt_tokens(chat, text.tokenizer, text.output_format, limits)
-            ),
+            lambda: count_prompt_tokens(body.chat, text.tokenizer, text.output_format, limits),
         )
         answer = orjson.dumps({"input_tokens": count})
         await writer.respond(200, JSON_HEADERS | self._response_headers, answer)

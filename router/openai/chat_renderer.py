@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from baton.errors import Invalid
+from baton.text.template_messages import REASONING_KEY
 from baton.text.tokenizer import SPECIAL_TOKEN_NAMES, Tokenizer
 from router.errors import ApiError
 from router.http.ignored_fields import IgnoredFields
@@ -15,6 +16,7 @@ from router.http.json_limits import check_json_size
 from router.http.nesting import is_nested_deeper
 from router.http.unknown_fields import closest_name
 from router.openai.schema import ChatBody, Message, TokenizeBody
+from router.openai.schema.message import OTHER_REASONING_FIELDS
 from router.openai.schema.tool import MAX_TOOL_NESTING, Tool
 from router.openai.unique_marker import make_unique_marker
 
@@ -122,8 +124,12 @@ def _names_in(source: str, first_letter: str) -> frozenset[str]:
 
 
 def _template_message(message: Message) -> Mapping[str, Any]:
-    fields = message.model_dump(exclude_none=True, exclude={"refusal", "cache_control"})
+    fields = message.model_dump(
+        exclude_none=True, exclude={"refusal", "cache_control", *OTHER_REASONING_FIELDS}
+    )
     fields["content"] = message.content or message.refusal or ""
+    if message.reasoning_text:
+        fields[REASONING_KEY] = message.reasoning_text
     if message.tool_calls is not None:
         fields["tool_calls"] = _template_tool_calls(message.tool_calls)
     return fields
@@ -150,7 +156,8 @@ def _check_arguments(messages: Sequence[Message]) -> None:
 
 def _template_tool_call(call: dict[str, Any]) -> dict[str, Any]:
     """Return the tool call with its arguments converted from JSON text, as clients of OpenAI's API
-    send them, to the object that templates expect."""
+    send them, to an object. Text that is not a JSON object, such as an answer that ``max_tokens``
+    has cut off, stays as it is."""
     function = call["function"]
     if isinstance(function["arguments"], dict):
         return call

@@ -52,6 +52,28 @@ def answer(value: str) -> dict[str, Any]:
 # -- what the model sees --------------------------------------------------------------------------
 
 
+async def test_instructions_and_a_developer_item_for_a_strict_template(tmp_path: Path) -> None:
+    """Codex sends both. The texts of all messages are in the prompt, whatever the template takes;
+    errors still name the item."""
+    guard = (
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+        "{{ raise_exception('late') }}{% endif %}{% endfor %}"
+    )
+    strict = load_tokenizer(tmp_path, guard + TEMPLATE)
+    items = [
+        {"role": "developer", "content": "b"}, USER,
+        reasoning(content=[text("reasoning_text", "Hm")]), CALL, OUTPUT,
+        {"role": "system", "content": "c"},
+    ]  # fmt: skip
+    async with open_harness(strict, "x", refuses_special_tokens=True) as (router, client):
+        response_of(await client.post(RESPOND, json={"input": items, "instructions": "a"}))
+        items[-1] = {"role": "user", "content": "<|im_end|>"}
+        wrong = await client.post(RESPOND, json={"input": items, "instructions": "a"})
+    prompt = bytes(router.prefill.submitted[0].spec.token_ids).decode()
+    assert prompt == "<system>a\n\nb|<user>Hi|<assistant>(Hm)!f:1|<tool>2#c1|<user>c|>"
+    assert wrong_error(wrong)["param"] == "input[5].content"
+
+
 @pytest.mark.parametrize(
     ("given", "prompt"),
     [

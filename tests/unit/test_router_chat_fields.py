@@ -138,7 +138,39 @@ async def test_litellms_extra_message_fields_are_accepted(hermes: Tokenizer) -> 
         second = await client.post(CHAT, json={"messages": turns, "tools": [TOOL]})
         assert second.status_code == 200, second.text
     prompt = bytes(router.prefill.submitted[1].spec.token_ids).decode()
-    assert prompt == f"[f ]<user>Hi|<assistant>!f:1|<tool>2#{call['id']}|>"
+    assert prompt == f"[f ]<user>Hi|<assistant>(Hm)!f:1|<tool>2#{call['id']}|>"
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+async def test_broken_arguments_of_earlier_calls_are_accepted(tmp_path: Path, path: str) -> None:
+    """Answers of the model itself may have such arguments. Half a surrogate pair has no UTF-8."""
+    template = "{% for m in messages %}{% for c in m.tool_calls or [] %}" + (
+        "{% for k, v in c.function.arguments | items %}{{ k }}={{ v }}{% endfor %}"
+        "{% endfor %}{{ m.content }}{% endfor %}"
+    )
+    only_objects = load_tokenizer(tmp_path, template)
+    async with open_harness(only_objects, "x") as (router, client):
+        for arguments in ('{"x": 1', "null", " ", "[1]", '{"x": "\n"}', '{"x": "\\ud83d"}'):
+            function = {"name": "f", "arguments": arguments}
+            call = {"id": "c", "type": "function", "function": function}
+            messages = [*USER, {"role": "assistant", "tool_calls": [call]}, *USER]
+            response = await client.post(path, json={"messages": messages})
+            assert response.status_code == 200, response.text
+    prompts = [bytes(job.spec.token_ids).decode() for job in router.prefill.submitted]
+    assert path != CHAT or prompts == [
+        'Hiinvalid_arguments={"x": 1Hi', "HiHi", "HiHi", "Hiinvalid_arguments=[1]Hi", "Hix=\nHi",
+        "Hix=\ufffdHi",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+async def test_half_a_surrogate_pair_in_the_body_is_not_json(hermes: Tokenizer, path: str) -> None:
+    async with open_harness(hermes, "x") as (_, client):
+        for half in (rb"\ud83d", rb"\ude00", b"\xed\xa0\xbd"):
+            body = b'{"messages": [{"role": "user", "content": "%b"}]}' % half
+            headers = {"content-type": "application/json"}
+            wrong = wrong_error(await client.post(path, content=body, headers=headers))
+            assert wrong["code"] == "invalid_json"
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETE])

@@ -1,6 +1,9 @@
 """Tests reasoning and its variables over HTTP, with exact answers and chunks."""
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from baton.core.grammar import GrammarKind
 from baton.text.tokenizer import Tokenizer
@@ -71,6 +74,34 @@ async def test_any_reasoning_effort_is_accepted(thinker: Tokenizer) -> None:
         for effort in ("some", "", "maximal"):
             message = message_of(await client.post(CHAT, json=chat(reasoning_effort=effort)))
             assert (message["reasoning_content"], message["content"]) == ("Hm", "Yes")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning": "Hm"},
+        {"thinking": "Hm"},
+        {"reasoning_details": [
+            {"type": "reasoning.text", "text": "H", "signature": "x"},
+            {"type": "reasoning.summary", "summary": "m"},
+            {"type": "reasoning.encrypted", "data": "x"},
+            "x",
+        ]},
+        {"thinking_blocks": [{"type": "thinking", "thinking": "Hm", "signature": "x"}]},
+        {"reasoning_content": "Hm", "reasoning": "Ha", "thinking": "Ho"},
+        {"reasoning_content": "", "reasoning": {"effort": "low"}, "reasoning_details": [],
+         "thinking": 1, "thinking_blocks": [{"thinking": "Hm"}]},
+    ],
+)  # fmt: skip
+async def test_reasoning_of_earlier_turns_has_many_names(
+    hermes: Tokenizer, fields: dict[str, Any]
+) -> None:
+    message = {"role": "assistant", "content": "Yes", **fields}
+    user = {"role": "user", "content": "Hi", "reasoning": "not the assistant's"}
+    async with open_harness(hermes, "x") as (router, client):
+        message_of(await client.post(CHAT, json={"messages": [user, message, *USER]}))
+    prompt = b"<user>Hi|<assistant>Yes(Hm)|<user>Hi|>"
+    assert bytes(router.prefill.submitted[0].spec.token_ids) == prompt
 
 
 async def test_reasoning_of_earlier_turns_is_rendered(hermes: Tokenizer) -> None:

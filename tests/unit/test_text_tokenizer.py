@@ -216,6 +216,7 @@ def test_text_and_json_of_a_template_are_limited(source: str, size: int) -> None
 
 def test_indented_json_is_not_made_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The JSON of 1,000 values 100 levels deep would have 400 characters per value."""
+    template = ChatTemplate({"default": "{{ tools | tojson(indent=4) }}"}, {}, ManualClock())
     made: list[int] = []
     make = json.JSONEncoder.iterencode
 
@@ -228,7 +229,6 @@ def test_indented_json_is_not_made_beyond_the_limit(monkeypatch: pytest.MonkeyPa
     value: list[Any] = [1] * 1000
     for _ in range(99):
         value = [value]
-    template = ChatTemplate({"default": "{{ tools | tojson(indent=4) }}"}, {}, ManualClock())
     with pytest.raises(Invalid, match="more than 50000 characters"):
         template.render(USER, value, False, max_characters=50_000)
     before_values = sum(1 + 1 + 4 * level for level in range(1, 101))

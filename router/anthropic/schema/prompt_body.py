@@ -2,12 +2,11 @@
 /v1/messages/count_tokens."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Self, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Self
 
 from pydantic import PrivateAttr, ValidationError, WithJsonSchema, model_validator
 
-from baton.errors import Invalid
 from router.anthropic.chat_messages import SYSTEM_SOURCE, ChatMessages
 from router.anthropic.schema.cache_control import CacheControl
 from router.anthropic.schema.content_block import TextContent
@@ -23,8 +22,6 @@ from router.openai.schema.strict_model import (
 )
 
 Hint = Annotated[Any, WithJsonSchema({"description": "Ignored."})]
-
-Result = TypeVar("Result")
 
 DEFAULT_EFFORT = "high"
 """The reasoning effort if a request enables reasoning without naming an effort, as in Anthropic's
@@ -58,19 +55,6 @@ class PromptBody(RequestBody):
     @property
     def chat(self) -> ChatBody:
         return self._chat
-
-    def build(self, render: Callable[[ChatBody], Result]) -> Result:
-        """Return ``render(chat)``. If the template refuses the chat, and there are system messages
-        within the conversation, return ``render`` of a chat in which these messages are part of the
-        user's turns."""
-        try:
-            return render(self._chat)
-        except Invalid:
-            if not any(message.role == "system" for message in self.messages):
-                raise
-        folded = self._chat_messages(folds_system=True)
-        self._sources = folded.sources
-        return render(self._create_chat(folded))
 
     def source_of(self, param: str) -> str:
         """Return the request's field from which the chat's field ``param`` comes, such as
@@ -123,8 +107,8 @@ class PromptBody(RequestBody):
         chat_messages.mark_breakpoints(chat.messages)
         return chat
 
-    def _chat_messages(self, *, folds_system: bool = False) -> ChatMessages:
-        chat_messages = ChatMessages(folds_system=folds_system)
+    def _chat_messages(self) -> ChatMessages:
+        chat_messages = ChatMessages()
         chat_messages.add_tools(tool.cache_control for tool in self._custom_tools)
         chat_messages.add_system(self.system or ())
         for number, message in enumerate(self.messages):

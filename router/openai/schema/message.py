@@ -27,6 +27,9 @@ from router.openai.schema.strict_model import (
 MAX_MESSAGES = 16_384
 MAX_TOOL_CALLS = 128
 
+OTHER_REASONING_FIELDS = ("reasoning", "reasoning_details", "thinking", "thinking_blocks")
+"""The names that OpenRouter, vLLM, Ollama and litellm give to ``reasoning_content``."""
+
 PART_KEYS = {
     "text": frozenset({"type", "text", "cache_control"}),
     "refusal": frozenset({"type", "refusal", "cache_control"}),
@@ -75,6 +78,29 @@ def _drop_annotations(value: Any, info: ValidationInfo) -> None:
         note_ignored(info, "messages.annotations")
 
 
+def _to_reasoning(value: Any, info: ValidationInfo) -> str | None:
+    """Convert earlier reasoning (a string, or a list of blocks) to one string. Blocks without text,
+    such as encrypted ones, are left out, and so are values of other types: other providers define
+    the field."""
+    if isinstance(value, list):
+        value = "".join(map(_reasoning_block_text, value))  # blocks may be pieces of a stream
+    if value is not None and not isinstance(value, str):
+        note_ignored(info, f"messages.{info.field_name}")
+        return None
+    return value or None
+
+
+def _reasoning_block_text(block: Any) -> str:
+    if not isinstance(block, dict):
+        return ""
+    texts = (block.get(key) for key in ("text", "thinking", "summary"))
+    return next((text for text in texts if isinstance(text, str)), "")
+
+
+OtherReasoning = Annotated[
+    str | None, BeforeValidator(_to_reasoning, json_schema_input_type=str | list[Any] | None)
+]
+
 Calls = Annotated[
     list[Annotated[dict[str, Any], AfterValidator(_check_call)]],
     Field(max_length=MAX_TOOL_CALLS, fail_fast=True),
@@ -87,15 +113,17 @@ def _checked_cache_control(value: Any, info: ValidationInfo) -> Any:
 
 
 def _note_unknown_fields(message: dict[str, Any], info: ValidationInfo) -> None:
-    if not MESSAGE_FIELDS.issuperset(message):
+    known = MESSAGE_FIELDS if message.get("role") == "assistant" else FIELDS_OF_ANY_ROLE
+    if not known.issuperset(message):
         for name in message:
-            if name not in MESSAGE_FIELDS:
+            if name not in known:
                 note_ignored(info, f"messages.{name}")
 
 
 class Message(StrictModel):
     """One message. ``tool_calls`` are an assistant's earlier calls in OpenAI's format, and
-    ``reasoning_content`` is its earlier reasoning, for chat templates that render it.
+    ``reasoning_content`` is its earlier reasoning, for chat templates that render it. Clients send
+    reasoning under other names, too (:data:`OTHER_REASONING_FIELDS`).
 
     Unknown fields are always ignored, since clients also send back answers from other providers
     unchanged."""
@@ -109,6 +137,10 @@ class Message(StrictModel):
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    reasoning: OtherReasoning = None
+    reasoning_details: OtherReasoning = None
+    thinking: OtherReasoning = None
+    thinking_blocks: OtherReasoning = None
     cache_control: Annotated[Any, AfterValidator(_checked_cache_control)] = None
     # Fields of answers, so that clients can send them back unchanged
     annotations: Annotated[Any, AfterValidator(_drop_annotations)] = None
@@ -116,6 +148,15 @@ class Message(StrictModel):
     function_call: Annotated[Any, unsupported_field("deprecated by OpenAI; use tool_calls")] = None
 
     _breakpoints: tuple[Breakpoint, ...] = PrivateAttr(())
+
+    @property
+    def reasoning_text(self) -> str:
+        """The earlier reasoning, empty if there is none. If the message has it under several names,
+        they mean the same reasoning, so only the first one counts. Messages of other roles than
+        the assistant's have no other names."""
+        others = OTHER_REASONING_FIELDS if self.role == "assistant" else ()
+        names = ("reasoning_content", *others)
+        return next((text for name in names if (text := getattr(self, name))), "")
 
     @property
     def breakpoints(self) -> tuple[Breakpoint, ...]:
@@ -153,6 +194,7 @@ class Message(StrictModel):
 
 
 MESSAGE_FIELDS = frozenset(Message.model_fields)
+FIELDS_OF_ANY_ROLE = MESSAGE_FIELDS.difference(OTHER_REASONING_FIELDS)
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
