@@ -47,7 +47,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 SECONDS := 120
 
-.PHONY: help setup setup-vllm setup-clients setup-console up down test test-portable test-vllm test-clients test-console check sim fuzz neighbour proto bench exact clean
+.PHONY: help setup setup-vllm setup-clients setup-console up down test test-portable test-vllm test-clients test-console check sim tool-formats fuzz neighbour proto bench exact clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST)
@@ -168,6 +168,9 @@ sim: setup  ## Storms over a simulated cluster (SEED=… RUNS=… PROCESSES=… 
 	@$(BIN)/python -m tools.sim $(if $(SEED),--seed $(SEED)) \
 	  --runs $(if $(RUNS),$(RUNS),$(if $(SEED),1,1000)) \
 	  $(if $(PROCESSES),--processes $(PROCESSES)) $(if $(VERBOSE),--verbose)
+
+tool-formats: setup  ## Recorded outputs of nine model families, read by the router's parser
+	@$(BIN)/python -m tests.tool_formats
 
 fuzz: setup  ## Whatever may come in, random and broken (SECONDS=… SEED=…)
 	@$(BIN)/python -m tools.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -15,12 +15,15 @@ from rich.table import Table
 from baton.config import baton_home, load_settings
 from baton.console import open_console
 from baton.errors import Unavailable
+from baton.hub import resolve_model
 from baton.system.cpu_cores import usable_cores
 from baton.system.memory_file import create_memory_file, memory_file_problem
 from baton.system.portability import describe_facilities, uses_linux
+from baton.text.tokenizer import Tokenizer
 from orchestrator.cluster_state import ClusterFolder
 from orchestrator.engine_probe import probe_vllm
 from orchestrator.socket_audit import SocketReport, listening_sockets
+from router.openai.parsers.model_output_format import ModelOutputFormat
 
 MIN_PYTHON = (3, 11)
 
@@ -38,6 +41,7 @@ def run_doctor() -> None:
         ("redis server", False, _valkey),
         ("nixl", False, _nixl),
         ("shared memory", True, _shared_memory),
+        ("output format", False, lambda: _output_format(settings.model)),
     ]
     if settings.engine == "vllm":
         checks.append(("vllm", True, lambda: f"in {probe_vllm(settings)}"))
@@ -111,6 +115,12 @@ def _kernels() -> str:
         f"{best_instruction_set()}: float32, bfloat16; weights in {formats}; AMX: "
         f"{tiles if has_tiles() else 'this processor has none'}"
     )
+
+
+def _output_format(model: str) -> str:
+    form = ModelOutputFormat.detect(Tokenizer.load(resolve_model(model)))
+    names = ", ".join(f"{field} {name}" for field, name in form.names.items())
+    return names if form.is_known else f"{names} (the chat template does not show another one)"
 
 
 def _version(package: str) -> str:

@@ -158,6 +158,7 @@ def _add_models(app: FastAPI, context: RouterContext) -> None:
             model.name,
             created,
             model.workers.max_model_tokens,
+            model.text.output_format.names,
             model.workers.kv_codec.value if has_lossy_codec else None,
         )
 

@@ -259,7 +259,7 @@ class RouterProgram:
             vocab_size=limits.vocab_size,
             rank_variants=workers.rank_variants,
         )
-        return ServedModel.build(
+        model = ServedModel.build(
             tokenizer,
             workers,
             generation_context,
@@ -270,6 +270,17 @@ class RouterProgram:
             grammar_validator=GrammarValidator(checker.check),
             prefix_pinner=self._prefix_pinner,
         )
+        form = model.text.output_format
+        if form.is_known or not form.supports_tools:
+            log.info("output_format", model=name, **form.names)
+        else:
+            log.warning(
+                "tool_format_unknown",
+                model=name,
+                detail="the chat template does not show how the model writes tool calls; calls in "
+                "plain JSON are read; the setting tool_parser names another format",
+            )
+        return model
 
     def _read_adapter_digest(self, model: str, path: Path) -> bytes:
         """Read and validate the LoRA adapter in the folder ``path`` for the model with this name,

@@ -63,10 +63,18 @@ class RouterSettings(BaseModel):
     The tenants file may override this setting for each tenant."""
     access_log: bool = False
     """Write a line of JSON per request to stderr, without prompts and answers."""
-    tool_parser: Literal["auto", "llama3", "pythonic", "hermes", "mistral", "none"] = "auto"
+    tool_parser: Literal[
+        "auto", "none", "harmony", "kimi_k3", "kimi_k2", "deepseek_v41", "deepseek_v4",
+        "deepseek_v32", "deepseek_v3", "deepseek_v31", "minimax_m2", "seed_oss", "gemma4",
+        "command", "phi4_mini", "lfm2", "nemotron", "hunyuan", "glm45", "glm47",
+        "qwen3_xml", "hermes", "mistral", "mistral_v3", "pythonic", "llama3"
+    ] = "auto"  # fmt: skip
     """Format in which the model writes tool calls. ``auto``: determined by its chat template."""
-    reasoning_parser: Literal["auto", "qwen3", "deepseek_r1", "none"] = "auto"
-    """Format of the model's reasoning (``<think>``). ``auto``: determined by its chat template.
+    reasoning_parser: Literal[
+        "auto", "none", "harmony", "kimi_k3", "mistral", "seed_oss", "command", "gemma4",
+        "hunyuan", "think", "qwen3", "deepseek_r1"
+    ] = "auto"  # fmt: skip
+    """Format of the model's reasoning. ``auto``: determined by its chat template.
     ``deepseek_r1`` is for models whose answer begins with reasoning although the prompt does not
     open it."""
     batch_folder: str | None = None

@@ -37,6 +37,17 @@ class AnswerParts:
         self._parts.append(part)
         self._ends.append(num_entries)
 
+    def remove_call(self, index: int) -> None:
+        """Remove a tool call."""
+        self._join()
+        kept = [
+            (part, end)
+            for part, end in zip(self._parts, self._ends, strict=True)
+            if not (isinstance(part, ToolCallStart | ToolCallArguments) and part.index == index)
+        ]
+        self._parts = [part for part, _ in kept]
+        self._ends = array("q", [end for _, end in kept])
+
     def __len__(self) -> int:
         return len(self._parts)
 

@@ -42,6 +42,8 @@ class ChoiceResult:
         self.token_entries.extend(delta.token_entries)
         for part in delta.parts:
             self.parts.add(part, len(self.token_entries))
+        for index in delta.cut_calls:
+            self.parts.remove_call(index)
         self.finish_reason = delta.finish_reason
         self.stop_string = delta.stop_string
 
@@ -58,11 +60,11 @@ class ChoiceResult:
     @property
     def tool_calls(self) -> list[tuple[ToolCallStart, str]]:
         """The calls and their arguments, in order."""
-        calls: list[tuple[ToolCallStart, list[str]]] = []
+        calls: dict[int, tuple[ToolCallStart, list[str]]] = {}
         for part in self.parts:
             match part:
-                case ToolCallStart():
-                    calls.append((part, []))
+                case ToolCallStart(index):
+                    calls[index] = (part, [])
                 case ToolCallArguments(index, arguments):
                     calls[index][1].append(arguments)
-        return [(call, "".join(arguments)) for call, arguments in calls]
+        return [(call, "".join(arguments)) for call, arguments in calls.values()]

@@ -23,7 +23,8 @@ class ChoiceDelta:
     """The new part of one answer. ``token_entries`` are empty unless logprobs were requested. If
     the answer is parsed for reasoning or tool calls, the delta has ``parts``, and ``text`` is
     empty. The first delta has ``prompt_token_entries`` if prompt logprobs were requested. The last
-    delta has the ``stop_string`` that ended the answer, if a stop string ended it."""
+    delta has the ``stop_string`` that ended the answer, if a stop string ended it, and in
+    ``cut_calls`` the indexes of tool calls that are not complete, and must not be run."""
 
     index: int
     text: str
@@ -33,6 +34,7 @@ class ChoiceDelta:
     parts: tuple[OutputPart, ...] = ()
     prompt_token_entries: tuple[TokenEntry, ...] = ()
     stop_string: str | None = None
+    cut_calls: tuple[int, ...] = ()
 
 
 DeltaHandler = Callable[[ChoiceDelta], Awaitable[None]]
@@ -208,7 +210,11 @@ class ChoiceStream:
         ids, entries = tuple(self._token_ids), tuple(self._entries)
         prompt, self._prompt_entries = self._prompt_entries, ()
         stop = self._stop_strings.matched
-        delta = ChoiceDelta(self.index, text, ids, entries, reason, tuple(pieces), prompt, stop)
+        parser = self._parser
+        cut = tuple(parser.cut_calls) if parser is not None and reason is not None else ()
+        delta = ChoiceDelta(
+            self.index, text, ids, entries, reason, tuple(pieces), prompt, stop, cut
+        )
         self._token_ids.clear()
         self._entries.clear()
         return delta

@@ -17,6 +17,7 @@ from router.openai.encoders import AnswerEncoder, ChoiceResult, ResponseMetadata
 from router.openai.grammar_validator import TOOLS_FIELD
 from router.openai.inline_stream_writer import InlineStreamWriter
 from router.openai.logprobs_budget import KeptLogprobs
+from router.openai.parsers.model_output_format import tool_format_headers
 from router.openai.preprocessor import (
     BYTES_PER_TOKEN_ID,
     Preprocessor,
@@ -59,6 +60,8 @@ class GenerationHandler(RequestHandler):
         if context.telemetry.tracer is not None:
             self._trace = context.telemetry.tracer.begin(request_id, self._traceparent)
         body = await self._read_body(raw, tenant)
+        if isinstance(body, ChatBody) and body.offered_tools:
+            self._response_headers |= tool_format_headers(self._model.text.output_format)
         if body.stream:
             writer.start_pings(self._response_headers, self.ping)
         body.priority = max(body.priority or 0, self._min_priority)

@@ -7,11 +7,15 @@ from typing import Any
 
 
 def describe_model(
-    name: str, created: int, max_tokens: int, kv_codec: str | None = None
+    name: str,
+    created: int,
+    max_tokens: int,
+    formats: Mapping[str, str],
+    kv_codec: str | None = None,
 ) -> dict[str, Any]:
     """Describe a model. ``created`` is in seconds since 1970; ``max_tokens`` is the length of the
-    context; ``kv_codec`` is the strongest codec that the KV of requests may pass, None to leave it
-    out."""
+    context; ``formats`` are the names of the formats of tool calls and reasoning; ``kv_codec`` is
+    the strongest codec that the KV of requests may pass, None to leave it out."""
     openai = {"object": "model", "created": created, "owned_by": "baton"}
     anthropic = {
         "type": "model",
@@ -21,7 +25,9 @@ def describe_model(
         "max_input_tokens": max_tokens,
         "max_tokens": max_tokens,
     }
-    own = {"max_model_len": max_tokens} | ({} if kv_codec is None else {"kv_codec": kv_codec})
+    own = {"max_model_len": max_tokens, **formats} | (
+        {} if kv_codec is None else {"kv_codec": kv_codec}
+    )
     return {"id": name, **openai, **own, **anthropic}
 
 

@@ -133,9 +133,7 @@ class Preprocessor:
             prefix_pins=pins,
         )
         dialect = self._output_format.for_prompt(text, reasoning_off=body.disables_reasoning)
-        calls_tools = body.forces_tool_call or (
-            body.has_strict_tools and dialect.tool_call_format is not None
-        )
+        calls_tools = body.forces_tool_call or (body.has_strict_tools and dialect.tools is not None)
         return [
             _with_tool_call_grammar(dialect, prompt, body)
             if calls_tools
@@ -284,7 +282,7 @@ def _with_response_format(dialect: ModelOutputFormat, prompt: Prompt, body: Chat
     """Return the prompt with a grammar that lets a reasoning model reason freely before an answer
     that follows the response format. The prompt stays unchanged if there is no response format, if
     the model does not reason, or if the client wrote a whole Lark grammar."""
-    if body.format is None or not (dialect.has_reasoning or prompt.starts_in_reasoning):
+    if body.format is None or not (dialect.reasoning is not None or prompt.starts_in_reasoning):
         return prompt
     field, grammar = body.format
     rule = grammar_rule_for(grammar, field)

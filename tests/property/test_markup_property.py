@@ -2,17 +2,14 @@
 anywhere."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.openai.parsers.held_whitespace import MAX_HELD_WHITESPACE
-from router.openai.parsers.hermes import HermesToolParser
-from router.openai.parsers.llama3 import Llama3ToolParser
-from router.openai.parsers.mistral import MistralToolParser
-from router.openai.parsers.output_parser import OutputParser
+from router.openai.parsers.model_output_format import TOOL_PARSERS
+from router.openai.parsers.output_formats import REASONING_FORMATS
+from router.openai.parsers.output_parser import MAX_HELD_WHITESPACE, OutputParser
 from router.openai.parsers.output_parts import (
     OutputPart,
     ReasoningPart,
@@ -20,22 +17,19 @@ from router.openai.parsers.output_parts import (
     ToolCallArguments,
     ToolCallStart,
 )
-from router.openai.parsers.pythonic import PythonicToolParser
-from router.openai.parsers.reasoning_parser import ReasoningParser
-from router.openai.parsers.tool_call_parser import ToolCallParser
 
 NAMES = ("f", "get-weather", "a.b_c")
 SCHEMAS: dict[str, dict[str, Any]] = {name: {} for name in NAMES}
 
-PARSERS: dict[str, Callable[[], ToolCallParser]] = {
-    "hermes": lambda: HermesToolParser(SCHEMAS),
-    "coder": lambda: HermesToolParser(SCHEMAS),
-    "llama3": lambda: Llama3ToolParser(frozenset(NAMES)),
-    "tagged": lambda: Llama3ToolParser(frozenset(NAMES)),
-    "mistral": MistralToolParser,
-    "mistral_named": MistralToolParser,
-    "pythonic": lambda: PythonicToolParser(frozenset(NAMES)),
-}
+FAMILIES = ("hermes", "llama3", "tagged", "mistral_v3", "mistral", "pythonic")
+"""The families whose calls :func:`render` writes; ``tagged`` is Llama 3 with its special token."""
+
+
+def parser_of(family: str, reasoning: str = "", *, inside: bool = False) -> OutputParser:
+    tools = TOOL_PARSERS["llama3" if family == "tagged" else family]
+    thinks = next((each for each in REASONING_FORMATS if each.name == reasoning), None)
+    return OutputParser(thinks, tools, SCHEMAS, in_reasoning=inside and thinks is not None)
+
 
 FRAGMENTS = [
     "<tool_call>", "</tool_call>", "<tool_", "<function=f>", "<parameter=x>", "</parameter>",
@@ -85,18 +79,26 @@ def split(text: str, cuts: list[int]) -> list[str]:
     return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
+MARKS = sorted(
+    {string for each in (*TOOL_PARSERS.values(), *REASONING_FORMATS) for string in each.special}
+)
+MARKED = st.lists(
+    st.sampled_from(FRAGMENTS) | st.sampled_from(MARKS) | st.text(max_size=4), max_size=12
+).map("".join)
+
+
 @given(
-    st.sampled_from(sorted(PARSERS)),
-    st.sampled_from([None, False, True]),
-    texts,
+    st.sampled_from(sorted(TOOL_PARSERS)),
+    st.sampled_from(["", *(each.name for each in REASONING_FORMATS)]),
+    st.booleans(),
+    MARKED,
     st.lists(st.integers(0, 120), max_size=20),
 )
 def test_splitting_an_output_does_not_change_the_result(
-    family: str, inside: bool | None, text: str, cuts: list[int]
+    family: str, reasoning: str, inside: bool, text: str, cuts: list[int]
 ) -> None:
     def parser() -> OutputParser:
-        reasoning = None if inside is None else ReasoningParser(in_reasoning=inside)
-        return OutputParser(reasoning, PARSERS[family]())
+        return parser_of(family, reasoning, inside=inside)
 
     whole = parse(parser(), [text])
     assert parse(parser(), split(text, cuts)) == whole
@@ -104,17 +106,17 @@ def test_splitting_an_output_does_not_change_the_result(
 
 
 @given(
-    st.sampled_from(sorted(PARSERS)),
-    st.sampled_from([None, False, True]),
+    st.sampled_from(sorted(TOOL_PARSERS)),
+    st.sampled_from(["", *(each.name for each in REASONING_FORMATS)]),
+    st.booleans(),
     st.lists(st.sampled_from(FRAGMENTS) | long_spaces, max_size=12).map("".join),
     st.lists(st.integers(0, 4 * MAX_HELD_WHITESPACE), max_size=20),
 )
 def test_splitting_an_output_with_much_white_space_does_not_change_the_result(
-    family: str, inside: bool | None, text: str, cuts: list[int]
+    family: str, reasoning: str, inside: bool, text: str, cuts: list[int]
 ) -> None:
     def parser() -> OutputParser:
-        reasoning = None if inside is None else ReasoningParser(in_reasoning=inside)
-        return OutputParser(reasoning, PARSERS[family]())
+        return parser_of(family, reasoning, inside=inside)
 
     assert parse(parser(), split(text, cuts)) == parse(parser(), [text])
 
@@ -122,7 +124,7 @@ def test_splitting_an_output_with_much_white_space_does_not_change_the_result(
 @given(texts)
 def test_an_output_without_markup_is_text(text: str) -> None:
     if "<tool_call>" not in text:
-        assert parse(OutputParser(None, PARSERS["hermes"]()), [text]) == ("", text, [])
+        assert parse(parser_of("hermes"), [text]) == ("", text, [])
 
 
 def render(family: str, tool_calls: list[tuple[str, dict[str, Any]]], indent: int | None) -> str:
@@ -139,7 +141,7 @@ def render(family: str, tool_calls: list[tuple[str, dict[str, Any]]], indent: in
             return "; ".join(objects)
         case "tagged":
             return "<|python_tag|>" + "; ".join(objects)
-        case "mistral":
+        case "mistral_v3":
             return "[TOOL_CALLS] [" + ", ".join(objects) + "]"
         case "pythonic":
             rendered = (f"{name}(x={arguments!r})" for name, arguments in tool_calls)
@@ -152,7 +154,7 @@ def render(family: str, tool_calls: list[tuple[str, dict[str, Any]]], indent: in
 
 
 @given(
-    st.sampled_from(sorted(PARSERS.keys() - {"coder"})),
+    st.sampled_from(FAMILIES),
     calls,
     st.sampled_from([None, 2]),
     st.lists(st.integers(0, 300), max_size=20),
@@ -161,7 +163,7 @@ def test_tool_calls_are_parsed_as_they_were_written(
     family: str, expected: list[tuple[str, dict[str, Any]]], indent: int | None, cuts: list[int]
 ) -> None:
     pieces = split(render(family, expected, indent), cuts)
-    reasoning, text, parsed = parse(OutputParser(None, PARSERS[family]()), pieces)
+    reasoning, text, parsed = parse(parser_of(family), pieces)
     assert reasoning == text == ""
     if family == "pythonic":
         expected = [(name, {"x": arguments}) for name, arguments in expected]
@@ -189,6 +191,6 @@ def test_tool_calls_in_xml_are_parsed(expected: list[tuple[str, dict[str, str]]]
         + "</function>\n</tool_call>"
         for name, values in expected
     )
-    _, text, parsed = parse(OutputParser(None, PARSERS["coder"]()), [text])
+    _, text, parsed = parse(parser_of("qwen3_xml"), [text])
     assert text == ""
     assert [(name, json.loads(arguments)) for name, arguments in parsed] == expected

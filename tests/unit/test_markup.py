@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from router.openai.parsers.hermes import HermesToolParser
-from router.openai.parsers.llama3 import Llama3ToolParser
-from router.openai.parsers.mistral import MistralToolParser
+from router.openai.parsers.model_output_format import TOOL_PARSERS
+from router.openai.parsers.output_formats import REASONING_FORMATS
 from router.openai.parsers.output_parser import OutputParser
 from router.openai.parsers.output_parts import (
     OutputPart,
@@ -17,26 +16,28 @@ from router.openai.parsers.output_parts import (
     ToolCallArguments,
     ToolCallStart,
 )
-from router.openai.parsers.pythonic import PythonicToolParser
-from router.openai.parsers.reasoning_parser import ReasoningParser
-from router.openai.parsers.tool_call_parser import ToolCallParser
 
+THINK = REASONING_FORMATS[-1]
 SCHEMAS = {
     "f": {"properties": {"x": {"type": "integer"}, "b": {"type": "boolean"}, "s": {}}},
     "g": {},
 }
 
 
-def hermes() -> ToolCallParser:
-    return HermesToolParser(SCHEMAS)
+def hermes() -> OutputParser:
+    return OutputParser(None, TOOL_PARSERS["hermes"], SCHEMAS)
 
 
-def llama3() -> ToolCallParser:
-    return Llama3ToolParser(SCHEMAS.keys())
+def llama3() -> OutputParser:
+    return OutputParser(None, TOOL_PARSERS["llama3"], SCHEMAS)
 
 
-def pythonic() -> ToolCallParser:
-    return PythonicToolParser(SCHEMAS.keys())
+def mistral() -> OutputParser:
+    return OutputParser(None, TOOL_PARSERS["mistral"], SCHEMAS)
+
+
+def pythonic() -> OutputParser:
+    return OutputParser(None, TOOL_PARSERS["pythonic"], SCHEMAS)
 
 
 TextAndCalls = tuple[str, list[tuple[str, str]]]
@@ -56,13 +57,13 @@ def text_and_calls(pieces: list[OutputPart]) -> TextAndCalls:
     return "".join(piece.text for piece in pieces if isinstance(piece, TextPart)), calls
 
 
-def read(parser: ToolCallParser, text: str) -> TextAndCalls:
+def read(parser: OutputParser, text: str) -> TextAndCalls:
     return text_and_calls(parser.push(text) + parser.flush())
 
 
 F = '{"name": "f", "arguments": {"x": 1}}'
 
-CASES: list[tuple[Callable[[], ToolCallParser], str, str, list[tuple[str, str]]]] = [
+CASES: list[tuple[Callable[[], OutputParser], str, str, list[tuple[str, str]]]] = [
     # -- Hermes: text, calls, and both; keys in any order; text after a call
     (hermes, "", "", []),
     (hermes, " just text \n", " just text \n", []),
@@ -97,8 +98,9 @@ CASES: list[tuple[Callable[[], ToolCallParser], str, str, list[tuple[str, str]]]
     # Text that is no call
     (hermes, "a <tool_call> b", "a <tool_call> b", []),
     (hermes, "<tool_call", "<tool_call", []),
-    (hermes, "<tool_call>", "<tool_call>", []),
-    (hermes, '<tool_call>\n{"name": "f", "arg', '<tool_call>\n{"name": "f", "arg', []),
+    # The answer ends where a call may have begun
+    (hermes, "Hi <tool_call>", "Hi", []),
+    (hermes, '<tool_call>\n{"name": "f", "arg', "", []),
     (hermes, '<tool_call>{"x": 1}</tool_call>', '<tool_call>{"x": 1}</tool_call>', []),
     (hermes, '<tool_call>{"name": 5, "x": {}}', '<tool_call>{"name": 5, "x": {}}', []),
     (hermes, "</tool_call>", "</tool_call>", []),
@@ -145,20 +147,20 @@ CASES: list[tuple[Callable[[], ToolCallParser], str, str, list[tuple[str, str]]]
     (llama3, "Hello {there}", "Hello {there}", []),
     # -- Mistral
     (
-        MistralToolParser,
+        mistral,
         '[TOOL_CALLS] [{"name": "f", "arguments": {"x": [1]}}, {"name": "g", "arguments": {}}]',
         "",
         [("f", '{"x": [1]}'), ("g", "{}")],
     ),
-    (MistralToolParser, '[TOOL_CALLS]f[ARGS]{"x": 1}', "", [("f", '{"x": 1}')]),
+    (mistral, '[TOOL_CALLS]f[ARGS]{"x": 1}', "", [("f", '{"x": 1}')]),
     (
-        MistralToolParser,
+        mistral,
         'Hm.[TOOL_CALLS]f[CALL_ID]a1[ARGS]{"x": {}}[TOOL_CALLS]g{}',
         "Hm.",
         [("f", '{"x": {}}'), ("g", "{}")],
     ),
-    (MistralToolParser, "[TOOL_CALLS] never mind", " never mind", []),
-    (MistralToolParser, "[TOOL", "[TOOL", []),
+    (mistral, "[TOOL_CALLS] never mind", " never mind", []),
+    (mistral, "[TOOL", "[TOOL", []),
     # -- Pythonic: a list as the whole answer, with Python and JSON values
     (pythonic, "[f(x=1)]", "", [("f", '{"x": 1}')]),
     (
@@ -173,7 +175,7 @@ CASES: list[tuple[Callable[[], ToolCallParser], str, str, list[tuple[str, str]]]
     (pythonic, '[f(s="\\ud83d\\ude00\\n")]', "", [("f", '{"s": "😀\\n"}')]),
     (pythonic, "[g( ) , f ( x = 2 ) ] and more", "and more", [("g", "{}"), ("f", '{"x": 2}')]),
     (pythonic, "[g()", "", [("g", "{}")]),
-    (pythonic, "[g(), f(x=", "f(x=", [("g", "{}")]),
+    (pythonic, "[g(), f(x=", "", [("g", "{}")]),
     (pythonic, "[g(), f(x=y)] z", "f(x=y)] z", [("g", "{}")]),
     (pythonic, "[h(x=1)]", "[h(x=1)]", []),
     (pythonic, "[f(1)]", "[f(1)]", []),
@@ -192,14 +194,14 @@ CASES: list[tuple[Callable[[], ToolCallParser], str, str, list[tuple[str, str]]]
 
 @pytest.mark.parametrize(("make", "text", "content", "calls"), CASES)
 def test_tool_calls_are_parsed(
-    make: Callable[[], ToolCallParser], text: str, content: str, calls: list[tuple[str, str]]
+    make: Callable[[], OutputParser], text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
     assert read(make(), text) == (content, calls)
 
 
 @pytest.mark.parametrize(("make", "text", "content", "calls"), CASES)
 def test_tool_calls_are_parsed_in_pieces_of_any_size(
-    make: Callable[[], ToolCallParser], text: str, content: str, calls: list[tuple[str, str]]
+    make: Callable[[], OutputParser], text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
     whole = read(make(), text)
     for size in (1, 2, 3, 5, 8):
@@ -254,7 +256,7 @@ def test_many_unclosed_tags_take_linear_time() -> None:
     the end of the text."""
     opened = "<parameter=" * 5900
     text = f"<tool_call><function=f>{opened}</function></tool_call>"
-    assert read(hermes(), text) == ("", [("f", "{}")])
+    assert read(hermes(), text) == (text, [])
 
 
 def test_long_arguments_are_parsed() -> None:
@@ -267,7 +269,7 @@ def test_long_arguments_are_parsed() -> None:
 
 
 def split_reasoning(inside: bool, text: str, size: int) -> tuple[str, str]:
-    thinking = ReasoningParser(in_reasoning=inside)
+    thinking = OutputParser(THINK, None, {}, in_reasoning=inside)
     pieces: list[OutputPart] = []
     for start in range(0, len(text), size):
         pieces += thinking.push(text[start : start + size])
@@ -301,7 +303,7 @@ def test_reasoning_is_separated_from_the_answer(
 
 
 def test_reasoning_before_tool_calls() -> None:
-    reader = OutputParser(ReasoningParser(in_reasoning=False), hermes())
+    reader = OutputParser(THINK, TOOL_PARSERS["hermes"], SCHEMAS)
     pieces = reader.push(f"<think>call {F}</think>\n<tool_call>{F}</tool_call>")
     assert reader.is_in_reasoning is False and reader.has_tool_calls
     assert [piece for piece in pieces if isinstance(piece, ReasoningPart)] == [
@@ -311,7 +313,7 @@ def test_reasoning_before_tool_calls() -> None:
 
 
 def test_parsing_stops_after_max_calls() -> None:
-    reader = OutputParser(None, hermes(), max_calls=1)
+    reader = OutputParser(None, TOOL_PARSERS["hermes"], SCHEMAS, max_calls=1)
     pieces = reader.push(f"<tool_call>{F}</tool_call>\n<tool_call>\n")
     assert not reader.has_enough_calls
     pieces += reader.push(f"{F}</tool_call>")

@@ -14,6 +14,7 @@ from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
 from router.openai.grammar_validator import GrammarValidator, grammar_rule_for
 from router.openai.parsers.model_output_format import ModelOutputFormat
+from router.openai.parsers.output_formats import REASONING_FORMATS
 from router.openai.preprocessor import ModelLimits, Preprocessor
 from router.openai.schema.completion import CompletionBody
 from tests.router_harness import CHAT, USER, eventually, open_harness, tokenizer, wrong_error
@@ -209,7 +210,7 @@ async def test_cancelled_check_is_repeated_by_a_waiting_request() -> None:
 
 @pytest.mark.parametrize("in_thought", [True, False])
 def test_grammar_may_follow_reasoning(in_thought: bool) -> None:
-    dialect = ModelOutputFormat(has_reasoning=True)
+    dialect = ModelOutputFormat(reasoning=REASONING_FORMATS[-1])
     for grammar in (OBJECT, SHAPED, Grammar(GrammarKind.CHOICE, '["a"]')):
         rule = grammar_rule_for(grammar, "guided_json")
         assert rule is not None

@@ -42,7 +42,7 @@ async def test_reasoning_before_a_tool_call(thinker: Tokenizer) -> None:
     assert message["reasoning_content"] == "f?" and message["content"] is None
     grammar = router.prefill.submitted[1].spec.sampling.grammar
     assert grammar is not None
-    assert grammar.text.startswith(r'start: thought /\n{0,2}/ "<tool_call>" "\n" call')
+    assert grammar.text.startswith(r'start: thought /\n{0,2}/ "<tool_call>\n{\"name\": \"" call')
 
 
 async def test_thinking_can_be_switched_off(thinker: Tokenizer) -> None:

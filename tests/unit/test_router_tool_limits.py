@@ -62,7 +62,7 @@ async def test_definitions_are_not_repeated_beyond_the_largest_grammar(
         return text
 
     counting = SimpleNamespace(dumps=dumps)
-    monkeypatch.setattr("router.openai.parsers.tool_call_format.json", counting)
+    monkeypatch.setattr("router.openai.parsers.writing.json", counting)
     schema = {
         "type": "object",
         "properties": {f"p{number}": {"$ref": "#/$defs/d"} for number in range(1000)},

@@ -81,6 +81,34 @@ async def test_tool_calls_are_streamed(hermes: Tokenizer) -> None:
     assert [call["function"]["arguments"] for call in calls] == ['{"x": 1}', "{}"]
 
 
+async def test_call_that_is_cut_off_can_not_be_run(hermes: Tokenizer) -> None:
+    cut = f"Hm\n{CALL}"[: f"Hm\n{CALL}".index("1}}") + 2]  # without the brace that ends the object
+    async with open_harness(hermes, f"Hm\n{CALL}") as (_, client):
+        limits = {"tools": [TOOL], "max_tokens": len(cut)}
+        whole = await client.post(CHAT, json=chat(**limits))
+        streamed = await client.post(CHAT, json=chat(**limits, stream=True))
+    assert whole.json()["choices"][0]["finish_reason"] == "length"
+    assert message_of(whole) == {"role": "assistant", "content": "Hm"}
+    pieces = [
+        d["tool_calls"][0]["function"]["arguments"] for d in deltas(streamed) if "tool_calls" in d
+    ]
+    assert "".join(pieces) == '{"x": 1'
+    assert events(streamed)[-2]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_unknown_template_is_told(hermes: Tokenizer, tmp_path: Path) -> None:
+    unknown = load_tokenizer(tmp_path, "{{ tools }}{{ messages[0].content }}")
+    for tokenizer, told in ((hermes, None), (unknown, "json; template unknown")):
+        async with open_harness(tokenizer, "Hi") as (_, client):
+            answer = await client.post(CHAT, json=chat(tools=[TOOL]))
+            assert answer.headers.get("x-baton-tool-format") == told
+            plain = await client.post(CHAT, json=chat())
+            assert "x-baton-tool-format" not in plain.headers
+            [described] = (await client.get("/v1/models")).json()["data"]
+        assert described["tool_format"] == ("json" if told else "hermes")
+        assert described["reasoning_format"] == "none"
+
+
 async def test_invalid_tool_call_is_text(hermes: Tokenizer) -> None:
     text = "a <tool_call> b"
     async with open_harness(hermes, text) as (_, client):
@@ -118,16 +146,15 @@ async def test_forced_tool_calls_have_a_grammar(hermes: Tokenizer) -> None:
             assert message_of(await client.post(CHAT, json=body))["tool_calls"]
     required, named = (job.spec.sampling.grammar for job in router.prefill.submitted)
     assert required is not None and named is not None
-    tags = r'"<tool_call>" "\n" call "\n" "</tool_call>"'
     assert required.kind is named.kind is GrammarKind.LARK
     assert required.text.splitlines()[:2] == [
-        rf'start: {tags} ("\n" {tags})*',
+        r'start: "<tool_call>\n{\"name\": \"" call ("\n<tool_call>\n{\"name\": \"" call)* ',
         "call: call_0 | call_1",
     ]
     assert named.text.splitlines()[:3] == [
-        f"start: {tags}",
+        r'start: "<tool_call>\n{\"name\": \"" call ',
         "call: call_0",
-        r'call_0: "{\"name\": \"f\", \"arguments\": " arguments_0 "}"',
+        r'call_0: "f\", \"arguments\": " args_0 "}\n</tool_call>"',
     ]
     assert bytes(router.prefill.submitted[1].spec.token_ids) == b"[f ]<user>Hi|>"
 

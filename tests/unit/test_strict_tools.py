@@ -4,6 +4,7 @@ tool's schema. Also tests that what each model family's grammar allows is what i
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +20,26 @@ from baton.text.detokenizer import byte_level_alphabet
 from baton.text.grammar.compilation import validate_grammar
 from baton.text.grammar.matcher import GrammarCompiler
 from baton.text.tokenizer import Tokenizer
-from router.openai.parsers.markup_tokens import MARKUP_STRINGS
-from router.openai.parsers.model_output_format import ModelOutputFormat
+from router.openai.parsers.model_output_format import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    ModelOutputFormat,
+)
+from router.openai.parsers.output_formats import MARKUP_STRINGS, PLAIN_JSON
 from router.openai.parsers.output_parts import (
     ReasoningPart,
     TextPart,
     ToolCallArguments,
     ToolCallStart,
 )
-from router.openai.parsers.tool_call_format import ToolCallFormat
 from tests.router_harness import CHAT, chat, open_harness, wrong_error
 from tests.unit.small_chats import load_tokenizer as load_template
 
 EOS = 256
-FAMILIES = (
-    ToolCallFormat.HERMES,
-    ToolCallFormat.LLAMA3,
-    ToolCallFormat.MISTRAL,
-    ToolCallFormat.PYTHONIC,
-    ToolCallFormat.JSON,
-)
+FORMATS = {**TOOL_PARSERS, PLAIN_JSON.name: PLAIN_JSON}
+WITH_CHANNELS = ("harmony", "kimi_k3", "command")
+"""Formats whose text stands behind a mark, so that they need their format of reasoning, too."""
+
 PLACE = {
     "type": "object",
     "properties": {
@@ -71,11 +72,10 @@ class Model:
         self.grammars = GrammarCompiler(made.to_str(), 257 + len(marks), [TokenId(EOS)])
         self.num_tokens = 257 + len(marks)
 
-    def dialect(self, form: ToolCallFormat, *, thinks: bool = False) -> ModelOutputFormat:
+    def dialect(self, form: str, *, thinks: bool = False) -> ModelOutputFormat:
         found = ModelOutputFormat.detect(self.tokenizer)
-        return ModelOutputFormat(
-            form, True, thinks, False, found.markup_tokens, found.visible_special_ids
-        )
+        reasoning = "think" if thinks else form if form in WITH_CHANNELS else ""
+        return replace(found, tools=FORMATS[form], reasoning=REASONING_PARSERS.get(reasoning))
 
     def follows(self, grammar: Grammar, text: str) -> bool:
         """Return whether ``text``, as the tokenizer encodes it, is a complete answer according to
@@ -101,7 +101,7 @@ class Model:
         randomness = np.random.default_rng(seed)
         tokens = self.tokenizer.encode(start)
         constraint = self.grammars.create(grammar, [TokenId(token) for token in tokens])
-        while len(tokens) < 600:
+        while len(tokens) < 2000:
             bits = np.unpackbits(np.frombuffer(constraint.mask(), np.uint8), bitorder="little")
             allowed = [int(token) for token in np.flatnonzero(bits)]
             may_end, is_free = EOS in allowed, len(allowed) > 100
@@ -143,32 +143,32 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Model(folder, marks if request.param == "tokens" else [])
 
 
-CALLS = {
-    ToolCallFormat.HERMES: 'So:\n<tool_call>\n{"name": "weather", "arguments": ',
-    ToolCallFormat.LLAMA3: '{"name": "weather", "parameters": ',
-    ToolCallFormat.MISTRAL: '[TOOL_CALLS] [{"name": "weather", "arguments": ',
-    ToolCallFormat.PYTHONIC: "[weather(",
-    ToolCallFormat.JSON: '{"name": "weather", "arguments": ',
-}
+def begun_call(form: str) -> str:
+    """The beginning of a call of ``weather``, up to its arguments."""
+    writing = FORMATS[form].writing
+    head = writing.opening + writing.head.replace("{number}", "0")
+    opening = "So:\n" if form == "hermes" else ""
+    return opening + head.replace("{name}", "weather")
 
 
-@pytest.mark.parametrize("form", FAMILIES)
-def test_started_tool_call_follows_its_schema(model: Model, form: ToolCallFormat) -> None:
+@pytest.mark.parametrize("form", FORMATS)
+def test_started_tool_call_follows_its_schema(model: Model, form: str) -> None:
     dialect = model.dialect(form)
     grammar = dialect.offered_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
     for seed in range(6):
-        text = model.random_answer(grammar, CALLS[form], seed)
+        text = model.random_answer(grammar, begun_call(form), seed)
         content, calls = calls_in(dialect, text)
         assert calls[0][0] == "weather", text
-        assert content.strip() == ("So:" if form is ToolCallFormat.HERMES else ""), text
+        assert content.strip() == ("So:" if form == "hermes" else ""), text
         for name, arguments in calls:
             jsonschema.validate(arguments, PLACE if name == "weather" else {"maxProperties": 0})
 
 
-@pytest.mark.parametrize("form", FAMILIES)
-def test_forced_tool_calls_are_parsed(model: Model, form: ToolCallFormat) -> None:
+@pytest.mark.parametrize("form", FORMATS)
+def test_forced_tool_calls_are_parsed(model: Model, form: str) -> None:
     dialect = model.dialect(form)
-    grammar = dialect.forced_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
+    without_reasoning = replace(dialect, reasoning=None)
+    grammar = without_reasoning.forced_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
     for seed in range(6):
         content, calls = calls_in(dialect, model.random_answer(grammar, "", seed))
         assert (content, bool(calls)) == ("", True)
@@ -176,11 +176,11 @@ def test_forced_tool_calls_are_parsed(model: Model, form: ToolCallFormat) -> Non
             jsonschema.validate(arguments, PLACE if name == "weather" else {"maxProperties": 0})
 
 
-@pytest.mark.parametrize("form", FAMILIES)
+@pytest.mark.parametrize("form", [form for form in FORMATS if form not in WITH_CHANNELS])
 @pytest.mark.parametrize(
     "text", ["", "Hello.", " \n It is\n\n30 °C in {Rome} [1] <b>", "<tool", "1"]
 )
-def test_plain_text_is_not_restricted(model: Model, form: ToolCallFormat, text: str) -> None:
+def test_plain_text_is_not_restricted(model: Model, form: str, text: str) -> None:
     grammar = model.dialect(form).offered_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
     assert model.follows(grammar, text)
 
@@ -190,19 +190,19 @@ BAD = ('{"city": "Rom', '{"town"', '{"city": "Rome", "days": 10', '{"days"', '{"
 
 
 @pytest.mark.parametrize(
-    "form", [ToolCallFormat.HERMES, ToolCallFormat.LLAMA3, ToolCallFormat.MISTRAL]
+    "form", ["hermes", "llama3", "mistral_v3", "mistral", "kimi_k2", "command"]
 )
-def test_arguments_outside_the_schema_are_not_allowed(model: Model, form: ToolCallFormat) -> None:
+def test_arguments_outside_the_schema_are_not_allowed(model: Model, form: str) -> None:
     grammar = model.dialect(form).offered_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
-    assert model.begins(grammar, CALLS[form] + GOOD + "}")
+    assert model.begins(grammar, begun_call(form) + GOOD + FORMATS[form].writing.tail)
     for arguments in BAD:
         wrong = arguments if arguments != BAD[0] else '{"city": "Roma'
-        assert not model.begins(grammar, CALLS[form] + wrong + "x")
-    assert not model.begins(grammar, CALLS[form].replace("weather", "whether"))
+        assert not model.begins(grammar, begun_call(form) + wrong + "x")
+    assert not model.begins(grammar, begun_call(form).replace("weather", "whether"))
 
 
 def test_pythonic_arguments_follow_the_schema(model: Model) -> None:
-    grammar = model.dialect(ToolCallFormat.PYTHONIC).offered_call_grammar(
+    grammar = model.dialect("pythonic").offered_call_grammar(
         TOOLS, in_reasoning=False, max_calls=None
     )
     for text in ('[weather(city="Rome")]', '[weather(city="Oslo", far=true), now()]', "[now()]"):
@@ -213,10 +213,10 @@ def test_pythonic_arguments_follow_the_schema(model: Model) -> None:
 
 def test_single_tool_call_limit(model: Model) -> None:
     for form, text in (
-        (ToolCallFormat.HERMES, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'),
-        (ToolCallFormat.LLAMA3, '{"name": "now", "parameters": {}}'),
-        (ToolCallFormat.MISTRAL, '[TOOL_CALLS][{"name": "now", "arguments": {}}]'),
-        (ToolCallFormat.PYTHONIC, "[now()]"),
+        ("hermes", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'),
+        ("llama3", '{"name": "now", "parameters": {}}'),
+        ("mistral_v3", '[TOOL_CALLS] [{"name": "now", "arguments": {}}]'),
+        ("pythonic", "[now()]"),
     ):
         grammar = model.dialect(form).offered_call_grammar(TOOLS, in_reasoning=False, max_calls=1)
         assert model.follows(grammar, text)
@@ -225,29 +225,29 @@ def test_single_tool_call_limit(model: Model) -> None:
 
 def test_non_strict_functions_accept_any_object(model: Model) -> None:
     loose = {"type": "function", "function": {**TOOLS[0]["function"], "strict": False}}
-    grammar = model.dialect(ToolCallFormat.LLAMA3).offered_call_grammar(
+    grammar = model.dialect("llama3").offered_call_grammar(
         [loose, TOOLS[1]], in_reasoning=False, max_calls=1
     )
     assert model.follows(grammar, '{"name": "weather", "parameters": {"town": [1]}}')
     assert not model.begins(grammar, '{"name": "now", "parameters": {"t')
 
 
-@pytest.mark.parametrize("form", [ToolCallFormat.HERMES, ToolCallFormat.LLAMA3])
-def test_reasoning_comes_before_tool_calls(model: Model, form: ToolCallFormat) -> None:
+@pytest.mark.parametrize("form", ["hermes", "llama3"])
+def test_reasoning_comes_before_tool_calls(model: Model, form: str) -> None:
     dialect = model.dialect(form, thinks=True)
     opened = dialect.offered_call_grammar(TOOLS, in_reasoning=True, max_calls=None)
     closed = dialect.offered_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
-    call = CALLS[form] + GOOD + "}"
+    call = begun_call(form) + GOOD + "}"
     assert model.begins(opened, f"Hm, {{...</think>\n\n{call}")
     assert model.begins(closed, f"<think>\nHm</think>\n\n{call}")
     assert model.follows(closed, "Hi")
-    assert not model.begins(opened, f"Hm</think>\n\n{CALLS[form]}[")
+    assert not model.begins(opened, f"Hm</think>\n\n{begun_call(form)}[")
 
 
 def test_name_before_arguments(tmp_path: Path) -> None:
     """Mistral's newer models, whose vocabularies have ``[ARGS]``, write calls in this order."""
     model = Model(tmp_path, ["[TOOL_CALLS]", "[ARGS]"])
-    dialect = model.dialect(ToolCallFormat.MISTRAL)
+    dialect = model.dialect("mistral")
     text = f"Hm.[TOOL_CALLS]weather[ARGS]{GOOD}[TOOL_CALLS]now[ARGS]{{}}"
     grammar = dialect.offered_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
     assert model.follows(grammar, text)
@@ -272,8 +272,8 @@ def test_schema_with_definitions(model: Model) -> None:
     }
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
     for form, text in (
-        (ToolCallFormat.PYTHONIC, "[f(a=2)]"),
-        (ToolCallFormat.LLAMA3, '{"name": "f", "parameters": {"a": 2}}'),
+        ("pythonic", "[f(a=2)]"),
+        ("llama3", '{"name": "f", "parameters": {"a": 2}}'),
     ):
         grammar = model.dialect(form).offered_call_grammar(
             [tool], in_reasoning=False, max_calls=None

@@ -2,16 +2,15 @@
 also match the model's special tokens for the strings."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from baton.text.tokenizer import Tokenizer
 
-MARKUP_STRINGS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]",
-                  "[CALL_ID]", "<think>", "</think>")  # fmt: skip
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MarkupTokens:
     """Ids of the markup strings that are special tokens of the model. A grammar that allows only
     the text of such a string would keep the model from writing the special token, which it was
@@ -20,25 +19,41 @@ class MarkupTokens:
     ids: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> "MarkupTokens":
+    def of(cls, tokenizer: Tokenizer, strings: Collection[str]) -> "MarkupTokens":
         added = tokenizer.added_ids
-        found = ((mark, tokenizer.token_id(mark)) for mark in MARKUP_STRINGS)
+        found = ((mark, tokenizer.token_id(mark)) for mark in strings)
         return cls({mark: id_ for mark, id_ in found if id_ is not None and id_ in added})
 
-    def rule(self, mark: str) -> str:
-        """Return the part of a grammar rule that matches a markup string."""
-        text = json.dumps(mark)
-        return f"(<[{self.ids[mark]}]> | {text})" if mark in self.ids else text
+    @cached_property
+    def _pieces(self) -> "re.Pattern[str]":
+        longest_first = sorted(self.ids, key=len, reverse=True)
+        marks = "|".join(map(re.escape, longest_first))
+        return re.compile(rf"({marks}|\{{number\}})" if marks else r"(\{number\})")
 
-    def rules_until(self, name: str, mark: str) -> list[str]:
-        """Return grammar rules that define ``name``: any text up to and including the first markup
-        string ``mark``."""
-        if mark not in self.ids:
-            return [f"{name}[suffix={json.dumps(mark)}]: /(?s:.*)/"]
+    def literal(self, text: str) -> str:
+        """Return the part of a grammar rule that matches a text. ``{number}`` matches a number."""
+        return " ".join(map(self._piece, filter(None, self._pieces.split(text)))) or '""'
+
+    def _piece(self, text: str) -> str:
+        if text == "{number}":
+            return "/[0-9]{1,3}/"
+        literal = json.dumps(text, ensure_ascii=False)
+        return f"(<[{self.ids[text]}]> | {literal})" if text in self.ids else literal
+
+    def rules_until(self, name: str, end: str) -> list[str]:
+        """Return grammar rules that define ``name``: any text up to and including the first
+        ``end``."""
+        found = next((piece for piece in self._pieces.split(end) if piece in self.ids), None)
+        spelt = f"[suffix={json.dumps(end, ensure_ascii=False)}]: /(?s:.*)/"
+        if found is None:
+            return [f"{name}{spelt}"]
+        after = end.partition(found)[2]
+        rest = f" {self.literal(after)}" if after else ""
+        # What precedes the token in ``end`` is part of the text, which may be anything.
         return [
-            f"{name}: {name}_spelt | {name.upper()}_TEXT? <[{self.ids[mark]}]>",
-            f"{name}_spelt[suffix={json.dumps(mark)}]: /(?s:.*)/",
-            f"{name.upper()}_TEXT: {terminal_without(mark)}",
+            f"{name}: {name}_spelt | {name.upper()}_TEXT? <[{self.ids[found]}]>{rest}",
+            f"{name}_spelt{spelt}",
+            f"{name.upper()}_TEXT: {terminal_without(found)}",
         ]
 
 

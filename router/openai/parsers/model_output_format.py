@@ -1,47 +1,48 @@
-"""The format of a model's tool calls and reasoning: detected from its chat template, or chosen by
-settings."""
+"""The format of a model's tool calls and reasoning: detected from its chat template and vocabulary,
+or chosen by settings."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from baton.core.grammar import Grammar, GrammarKind
 from baton.text.tokenizer import Tokenizer
-from router.openai.parsers.hermes import HermesToolParser
-from router.openai.parsers.llama3 import Llama3ToolParser
-from router.openai.parsers.markup_tokens import MARKUP_STRINGS, NO_MARKUP_TOKENS, MarkupTokens
-from router.openai.parsers.mistral import MistralToolParser
+from router.openai.parsers.call_grammar import ToolCallGrammar, reasoning_rules
+from router.openai.parsers.markup_tokens import NO_MARKUP_TOKENS, MarkupTokens
+from router.openai.parsers.output_formats import (
+    MARKUP_STRINGS,
+    PLAIN_JSON,
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    ReasoningFormat,
+    ToolFormat,
+)
 from router.openai.parsers.output_parser import OutputParser
-from router.openai.parsers.pythonic import PythonicToolParser
-from router.openai.parsers.reasoning_parser import THINK_END, THINK_START, ReasoningParser
-from router.openai.parsers.tool_call_format import ToolCallFormat
-from router.openai.parsers.tool_call_grammar import ToolCallGrammar, reasoning_rules
-from router.openai.parsers.tool_call_parser import ToolCallParser
 
-TOOL_CALL_FORMATS: dict[str, ToolCallFormat | None] = {
-    "hermes": ToolCallFormat.HERMES,
-    "llama3": ToolCallFormat.LLAMA3,
-    "mistral": ToolCallFormat.MISTRAL,
-    "pythonic": ToolCallFormat.PYTHONIC,
-    "none": None,
-}
+TOOL_PARSERS = {each.name: each for each in TOOL_FORMATS}
 """The formats by their names in the setting ``tool_parser``."""
+
+REASONING_PARSERS = {each.name: each for each in REASONING_FORMATS}
+REASONING_PARSERS |= dict.fromkeys(("qwen3", "deepseek_r1"), REASONING_PARSERS["think"])
+"""The formats by their names in the setting ``reasoning_parser``."""
+
+TOOL_FORMAT_HEADER = "x-baton-tool-format"
 
 Tool = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOutputFormat:
-    """A model's output format. If ``tool_call_format`` is None, only tool calls that the client
-    forces are parsed; their format is :attr:`ToolCallFormat.JSON`. ``starts_with_reasoning`` is
-    True for models that begin with reasoning even if the prompt does not open a reasoning section.
+    """A model's output format. If ``tools`` is None, only tool calls that the client forces are
+    parsed; their format is :data:`PLAIN_JSON`. ``starts_with_reasoning`` is True for models that
+    begin with reasoning even if the prompt does not open a reasoning section.
     ``visible_special_ids`` are special tokens that must not be removed from the text, because the
-    parsers need them."""
+    parser needs them."""
 
-    tool_call_format: ToolCallFormat | None = None
+    tools: ToolFormat | None = None
     supports_tools: bool = False
-    has_reasoning: bool = False
+    reasoning: ReasoningFormat | None = None
     starts_with_reasoning: bool = False
     markup_tokens: MarkupTokens = NO_MARKUP_TOKENS
     visible_special_ids: frozenset[int] = frozenset()
@@ -51,53 +52,76 @@ class ModelOutputFormat:
         cls, tokenizer: Tokenizer, tool_parser: str = "auto", reasoning_parser: str = "auto"
     ) -> "ModelOutputFormat":
         template = tokenizer.chat_template_source
-        call_form = (
-            _detect_tool_call_format(template)
-            if tool_parser == "auto"
-            else TOOL_CALL_FORMATS[tool_parser]
-        )
-        thinks = (
-            THINK_START in template if reasoning_parser == "auto" else reasoning_parser != "none"
-        )
+        tools: ToolFormat | None = None
+        if tool_parser == "auto":
+            tools = _detect(TOOL_FORMATS, template, tokenizer) or PLAIN_JSON
+        elif tool_parser != "none":
+            tools = TOOL_PARSERS[tool_parser]
+        reasoning: ReasoningFormat | None = None
+        if reasoning_parser == "auto":
+            reasoning = _detect(REASONING_FORMATS, template, tokenizer)
+        elif reasoning_parser != "none":
+            reasoning = REASONING_PARSERS[reasoning_parser]
         ids = map(tokenizer.token_id, MARKUP_STRINGS)
         shown = tokenizer.special_ids.intersection(id_ for id_ in ids if id_ is not None)
         return cls(
-            tool_call_format=call_form,
+            tools=tools,
             supports_tools="tools" in template,
-            has_reasoning=thinks,
+            reasoning=reasoning,
             starts_with_reasoning=reasoning_parser == "deepseek_r1",
-            markup_tokens=MarkupTokens.of(tokenizer),
+            markup_tokens=MarkupTokens.of(tokenizer, MARKUP_STRINGS),
             visible_special_ids=shown,
         )
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the format of tool calls is one that the model's template shows. If not, calls in
+        plain JSON are read."""
+        return self.tools is not PLAIN_JSON
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of the formats, by the fields in which clients see them."""
+        return {
+            "tool_format": "none" if self.tools is None else self.tools.name,
+            "reasoning_format": "none" if self.reasoning is None else self.reasoning.name,
+        }
+
     def starts_in_reasoning(self, prompt: str) -> bool:
         """Whether the answer to ``prompt`` begins inside a reasoning section, without an opening
-        tag."""
+        mark."""
+        if self.reasoning is None:
+            return False
         prompt_end = prompt.rstrip()
-        begins = self.starts_with_reasoning and not prompt_end.endswith(THINK_END)
-        return self.has_reasoning and (begins or prompt_end.endswith(THINK_START))
+        begins = self.starts_with_reasoning and not prompt_end.endswith(
+            self.reasoning.prompt_closes
+        )
+        return begins or prompt_end.endswith(self.reasoning.prompt_opens)
 
     def for_prompt(self, prompt: str, *, reasoning_off: bool) -> "ModelOutputFormat":
         """Return the format from which to build the grammar of the answer to ``prompt``. It has no
         reasoning if the prompt ends with a closed reasoning section (templates write an empty one
         to switch reasoning off), or if ``reasoning_off`` is True and the prompt does not open a
         reasoning section."""
-        is_over = prompt.rstrip().endswith(THINK_END)
+        if self.reasoning is None or self.reasoning.starts_with_header:
+            return self
+        is_over = prompt.rstrip().endswith(self.reasoning.prompt_closes)
         if is_over or (reasoning_off and not self.starts_in_reasoning(prompt)):
-            return replace(self, has_reasoning=False)
+            return replace(self, reasoning=None)
         return self
 
     def create_parser(
         self, tools: Sequence[Tool], *, forced: bool, in_reasoning: bool, max_calls: int | None
     ) -> OutputParser | None:
         """Create a parser for the answer, or return None if the answer is only text."""
-        thinking = ReasoningParser(in_reasoning=in_reasoning) if self.has_reasoning else None
-        grammar = (
-            self._parser(tools) if tools and (forced or self.tool_call_format is not None) else None
-        )
-        if thinking is None and grammar is None:
+        call_format = (self.tools or PLAIN_JSON) if tools and (forced or self.tools) else None
+        if self.reasoning is None and call_format is None:
             return None
-        return OutputParser(thinking, grammar, max_calls)
+        functions = (tool["function"] for tool in tools)
+        schemas = {each["name"]: each.get("parameters") or {} for each in functions}
+        return OutputParser(
+            self.reasoning, call_format, schemas, in_reasoning=in_reasoning, max_calls=max_calls
+        )
 
     def forced_call_grammar(
         self, tools: Sequence[Tool], *, in_reasoning: bool, max_calls: int | None
@@ -117,18 +141,21 @@ class ModelOutputFormat:
 
     def answer_grammar(self, rule: str, *, in_reasoning: bool) -> Grammar:
         """Return the grammar of an answer that follows ``rule``, after optional reasoning."""
+        body = "answer"
+        if self.reasoning is not None and self.reasoning.starts_with_header:
+            body = f"{self.markup_tokens.literal(self.reasoning.answer_opening)} answer"
         lines = reasoning_rules(
-            self.markup_tokens,
-            has_reasoning=self.has_reasoning,
-            in_reasoning=in_reasoning,
-            answer_rule="answer",
+            self.markup_tokens, self.reasoning, in_reasoning=in_reasoning, body=body
         )
         return Grammar(GrammarKind.LARK, "\n".join([*lines, f"answer: {rule}"]) + "\n")
 
-    def _call_grammar(self, in_thought: bool, max_calls: int | None) -> ToolCallGrammar:
-        form = self.tool_call_format or ToolCallFormat.JSON
+    def _call_grammar(self, in_reasoning: bool, max_calls: int | None) -> ToolCallGrammar:
         return ToolCallGrammar(
-            form, self.markup_tokens, self.has_reasoning, in_thought, max_calls == 1
+            self.tools or PLAIN_JSON,
+            self.markup_tokens,
+            self.reasoning,
+            in_reasoning,
+            max_calls == 1,
         )
 
     def call_id(self, request_id: str, choice: int, call: int, prefix: str = "call_") -> str:
@@ -136,27 +163,28 @@ class ModelOutputFormat:
         have no prefix, since its chat template accepts only ids of 9 characters."""
         data = f"{request_id}/{choice}/{call}".encode()
         digest = hashlib.blake2b(data, digest_size=12).hexdigest()
-        return digest[:9] if self.tool_call_format is ToolCallFormat.MISTRAL else prefix + digest
-
-    def _parser(self, tools: Sequence[Tool]) -> ToolCallParser:
-        functions = {tool["function"]["name"]: tool["function"] for tool in tools}
-        if self.tool_call_format is ToolCallFormat.HERMES:
-            return HermesToolParser({n: f.get("parameters") or {} for n, f in functions.items()})
-        if self.tool_call_format is ToolCallFormat.MISTRAL:
-            return MistralToolParser()
-        if self.tool_call_format is ToolCallFormat.PYTHONIC:
-            return PythonicToolParser(functions.keys())
-        return Llama3ToolParser(functions.keys())
+        is_mistral = self.tools is not None and self.tools.trigger == "[TOOL_CALLS]"
+        return digest[:9] if is_mistral else prefix + digest
 
 
-def _detect_tool_call_format(template: str) -> ToolCallFormat:
-    if "<tool_call>" in template:
-        return ToolCallFormat.HERMES
-    if "[TOOL_CALLS]" in template:
-        return ToolCallFormat.MISTRAL
-    if "func_name1(" in template:
-        return ToolCallFormat.PYTHONIC
-    is_llama = "<|start_header_id|>" in template and '"parameters"' in template
-    return (
-        ToolCallFormat.LLAMA3 if is_llama or "<|python_tag|>" in template else ToolCallFormat.JSON
-    )
+def tool_format_headers(form: ModelOutputFormat) -> dict[str, str]:
+    """Return the header of an answer to a request with tools if the model's template does not show
+    how it writes calls."""
+    return {} if form.is_known else {TOOL_FORMAT_HEADER: f"{PLAIN_JSON.name}; template unknown"}
+
+
+Format = TypeVar("Format", ToolFormat, ReasoningFormat)
+
+
+def _detect(formats: Sequence[Format], template: str, tokenizer: Tokenizer) -> Format | None:
+    """Return the first format one of whose groups of signs the template shows."""
+
+    def is_in_template(sign: str) -> bool:
+        return sign in template or sign.replace("\n", "\\n") in template
+
+    def has(signs: tuple[str, ...]) -> bool:
+        first, *others = signs
+        known = (is_in_template(each) or tokenizer.token_id(each) is not None for each in others)
+        return is_in_template(first) and all(known)
+
+    return next((each for each in formats if any(map(has, each.signs))), None)

@@ -180,7 +180,9 @@ class SimTransport:
             raise Unavailable("the read was lost")
         if self._guard is not None:
             for span, reserved_for in zip(transfer.spans, transfer.reserved_for, strict=True):
-                assert self._guard(span) is reserved_for, f"a read writes to {span}, which is in use"
+                assert self._guard(span) is reserved_for, (
+                    f"a read writes to {span}, which is in use"
+                )
         for span in transfer.spans:
             first, last = span.local_offset, span.local_offset + span.size_bytes
             target[first:last] = memory[span.remote_offset : span.remote_offset + span.size_bytes]

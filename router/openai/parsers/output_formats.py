@@ -1,0 +1,603 @@
+"""The formats of tool calls and of reasoning, a row for each: how they are read, how they are
+written, and how they are recognised. A new family is a row."""
+
+from dataclasses import dataclass, replace
+
+import regex
+
+from router.openai.parsers.answer_tape import END, SPACE
+from router.openai.parsers.call_syntax import (
+    NAME,
+    CallSyntax,
+    Choice,
+    Elements,
+    JsonList,
+    JsonObject,
+    NamedJson,
+)
+from router.openai.parsers.gemma_calls import QUOTE, GemmaCall
+from router.openai.parsers.marks import Mark, Segment
+from router.openai.parsers.pythonic import PythonCalls
+from router.openai.parsers.writing import (
+    GemmaArguments,
+    JsonArguments,
+    KeyedArguments,
+    Writing,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a family writes tool calls.
+
+    ``syntax`` reads calls behind a mark that opens ``Segment.CALL``; ``unannounced`` reads calls
+    that begin an answer without a mark, where ``unannounced_begins`` is the pattern of their first
+    character. After calls, the segment ``after_calls`` follows. ``writing`` is the way back: what
+    is written by its grammar, ``syntax`` reads. ``trigger`` is the string of the first mark before
+    calls, and ``special`` are all strings that may be special tokens.
+
+    A model has the format if its chat template contains the first sign of one of ``signs``, and
+    template or vocabulary the others."""
+
+    name: str
+    syntax: CallSyntax
+    writing: Writing
+    marks: tuple[Mark, ...] = ()
+    trigger: str = ""
+    special: tuple[str, ...] = ()
+    signs: tuple[tuple[str, ...], ...] = ()
+    unannounced: CallSyntax | None = None
+    unannounced_begins: str = ""
+    after_calls: Segment = Segment.TEXT
+
+    def marks_within(self, segment: Segment) -> tuple[Mark, ...]:
+        return tuple(mark for mark in self.marks if mark.within is segment)
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """How a family marks reasoning. The model ``opens`` it at the beginning of an answer, unless
+    the prompt ends with one of ``prompt_opens``; a prompt that ends with one of ``prompt_closes``
+    leaves it out. ``answer_opening`` and ``answer_closing`` are marks around text, if there are
+    any. ``signs`` and ``special`` are as in :class:`ToolFormat`."""
+
+    name: str
+    opens: str
+    closes: str
+    marks: tuple[Mark, ...]
+    prompt_opens: tuple[str, ...]
+    prompt_closes: tuple[str, ...]
+    signs: tuple[tuple[str, ...], ...]
+    special: tuple[str, ...]
+    answer_opening: str = ""
+    answer_closing: str = ""
+    starts_with_header: bool = False
+
+    def marks_within(self, segment: Segment) -> tuple[Mark, ...]:
+        return tuple(mark for mark in self.marks if mark.within is segment)
+
+
+def _call(pattern: str, *, is_shown: bool = False, within: Segment = Segment.TEXT) -> Mark:
+    return Mark(pattern, within, Segment.CALL, is_shown)
+
+
+def _dropped(pattern: str) -> Mark:
+    """A mark that is not shown, and changes nothing."""
+    return Mark(pattern, Segment.TEXT, Segment.TEXT)
+
+
+def _section(opening: str, call: str, closing: str) -> tuple[Mark, ...]:
+    """The marks of calls that stand in a section of their own."""
+    return (
+        Mark(opening, Segment.TEXT, Segment.GAP),
+        _call(call, within=Segment.GAP),
+        _call(call),
+        Mark(closing, Segment.GAP, Segment.TEXT),
+        _dropped(closing),
+    )
+
+
+def _invocations(prefix: str, opening: str, closing: str, space: str = "") -> tuple[Mark, ...]:
+    """The marks of ``<invoke>`` elements in a section."""
+    return _section(opening, rf"(?=<{prefix}{space}invoke\s)", closing)
+
+
+def _invoke(prefix: str, space: str = "", is_text: str = "") -> Elements:
+    """``<invoke name="f">`` with a ``<parameter name="x">`` for each argument."""
+    opened, closed = f"<{prefix}{space}", f"</{prefix}{space}"
+    argument = rf'{opened}parameter\s+name="(?P<key>[^"<>]{{1,256}}+)"{is_text}\s*>'
+    end = f"{closed}invoke>"
+    return Elements(
+        head=rf'{SPACE}{opened}invoke\s+name="{NAME}"\s*(?P<empty>/)?>',
+        argument=argument,
+        value_end=f"{closed}parameter>(?={SPACE}(?:{opened}parameter\\s|{end}))",
+        end=end,
+    )
+
+
+_QWEN_XML = Elements(
+    head=rf"{SPACE}<function={NAME}>",
+    argument=r"<parameter=(?P<key>[^<>\s]{1,256}+)>",
+    value_begins=r"\n|(?=[^\n])",
+    value_end=rf"\n?</parameter>(?={SPACE}(?:<parameter=[^<>\s]{{1,256}}+>|</function>))"
+    rf"|\n?(?=</function>{SPACE}</tool_call>)",
+    end="</function>",
+    tail="</tool_call>",
+    new_argument=r"\n(?=<parameter=(?P<forgotten>[^<>\s]{1,256}+)>)",
+)
+_GLM = Elements(
+    head=rf"{SPACE}(?P<name>[\w.\-/:]{{1,256}}+)(?=\s|<arg_key>|</tool_call>)",
+    argument=rf"<arg_key>(?P<key>[^<>]{{1,256}}+)</arg_key>{SPACE}<arg_value>",
+    value_end=rf"</arg_value>(?={SPACE}(?:<arg_key>|</tool_call>))"
+    rf"|(?=</tool_call>{SPACE}(?:<tool_call>|{END}))",
+    end="</tool_call>",
+)
+_TAGGED_JSON = (r"\{", JsonObject(excess="}", tail="</tool_call>"))
+_TAGGED = Choice((_TAGGED_JSON, ("<function=", _QWEN_XML)))
+_TAGGED_GLM = Choice((_TAGGED_JSON, (r"[\w.\-/:]", _GLM)))
+"""What stands in ``<tool_call>`` tags shows its syntax by its first characters."""
+
+_TOOL_CALL_TAG = _call("<tool_call>", is_shown=True)
+_MISTRAL = Choice(
+    (
+        (r"\[", JsonList(JsonObject(between=","))),
+        (
+            r"[\w.\-/:]",
+            NamedJson(head=rf"{NAME}(?:\[CALL_ID\]\w*+)?(?:\[ARGS\])?{SPACE}(?=\{{)", tail=""),
+        ),
+    )
+)
+_DSML = "｜DSML｜"
+_DSML_IS_TEXT = r'\s+string="(?P<is_text>true|false)"'
+
+
+def _json_calls(
+    head: str = '{"name": "{name}", "arguments": ',
+    *,
+    opening: str = "",
+    between: str = "",
+    closing: str = "",
+    tail: str = "}",
+) -> Writing:
+    return Writing(head, JsonArguments(), tail, between, opening, closing)
+
+
+def _dsml(name: str, section: str, space: str, sign: str) -> ToolFormat:
+    return ToolFormat(
+        name,
+        _invoke(_DSML, space, _DSML_IS_TEXT),
+        Writing(
+            f'<{_DSML}{space}invoke name="{{name}}">\n',
+            KeyedArguments(
+                f'<{_DSML}{space}parameter name="{{key}}" string="{{is_text}}">',
+                f"</{_DSML}{space}parameter>\n",
+            ),
+            f"</{_DSML}{space}invoke>\n",
+            opening=f"<{_DSML}{space}{section}>\n",
+            closing=f"</{_DSML}{space}{section}>",
+        ),
+        _invocations(_DSML, f"<{_DSML}{space}{section}>", f"</{_DSML}{space}{section}>", space),
+        trigger=_DSML,
+        special=(_DSML,),
+        signs=((sign,),),
+        after_calls=Segment.GAP,
+    )
+
+
+_DEEPSEEK_SPECIAL = (
+    "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+)  # fmt: skip
+_DEEPSEEK_MARKS = _section(
+    "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁calls▁end｜>"
+)
+_KIMI_SPECIAL = (
+    "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>", "<|tool_calls_section_end|>",
+)  # fmt: skip
+_XTML_SPECIAL = ("<|open|>", "<|close|>", "<|sep|>")
+_KIMI_K3_END = r"<\|close\|>call<\|sep\|>"
+_HARMONY_SPECIAL = (
+    "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>",
+)  # fmt: skip
+_HARMONY_SIGNS = (("<|channel|>", "<|message|>"),)
+_TAG_SPECIAL = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>",
+                "</arg_value>")  # fmt: skip
+_MISTRAL_SPECIAL = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+_IN_LIST = JsonObject(between=",")
+
+
+def _glm(name: str, line: str, *signs: str) -> ToolFormat:
+    return ToolFormat(
+        name,
+        _TAGGED_GLM,
+        Writing(
+            f"<tool_call>{{name}}{line}",
+            KeyedArguments(f"<arg_key>{{key}}</arg_key>{line}<arg_value>", f"</arg_value>{line}"),
+            "</tool_call>",
+            between=line,
+        ),
+        (_TOOL_CALL_TAG,),
+        "<tool_call>",
+        _TAG_SPECIAL,
+        (signs,),
+    )
+
+
+TOOL_FORMATS: tuple[ToolFormat, ...] = (
+    ToolFormat(
+        "harmony",
+        JsonObject(),
+        _json_calls(
+            " to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>", tail=""
+        ),
+        special=_HARMONY_SPECIAL,
+        signs=_HARMONY_SIGNS,
+    ),
+    ToolFormat(
+        "kimi_k3",
+        Elements(
+            head=rf'tool="{NAME}"[^<]{{0,64}}+<\|sep\|>',
+            argument=r'<\|open\|>argument\s+key="(?P<key>[^"<>]{1,256}+)"\s+'
+            r'type="(?P<type>\w+)"\s*<\|sep\|>',
+            value_end=rf"<\|close\|>argument<\|sep\|>(?=<\|open\|>argument\s|{_KIMI_K3_END})",
+            end=_KIMI_K3_END,
+            is_escaped=True,
+        ),
+        Writing(
+            '<|open|>call tool="{name}" index="{number}"<|sep|>',
+            KeyedArguments(
+                '<|open|>argument key="{key}" type="{type}"<|sep|>', "<|close|>argument<|sep|>"
+            ),
+            "<|close|>call<|sep|>",
+            opening="<|open|>tools<|sep|>",
+            closing="<|close|>tools<|sep|>",
+        ),
+        (_call(r"<\|open\|>call\s+", within=Segment.GAP),),
+        "<|open|>",
+        _XTML_SPECIAL,
+        (_XTML_SPECIAL,),
+        after_calls=Segment.GAP,
+    ),
+    ToolFormat(
+        "kimi_k2",
+        NamedJson(
+            head=rf"{SPACE}(?:functions\.)?(?P<name>[\w.\-/]{{1,256}}+)(?::\d+)?{SPACE}"
+            r"<\|tool_call_argument_begin\|>",
+            tail=rf"{SPACE}<\|tool_call_end\|>",
+        ),
+        Writing(
+            "<|tool_call_begin|>functions.{name}:{number}<|tool_call_argument_begin|>",
+            JsonArguments(),
+            "<|tool_call_end|>",
+            opening="<|tool_calls_section_begin|>",
+            closing="<|tool_calls_section_end|>",
+        ),
+        _section(
+            r"<\|tool_calls_section_begin\|>",
+            r"<\|tool_call_begin\|>",
+            r"<\|tool_calls_section_end\|>",
+        ),
+        "<|tool_calls_section_begin|>",
+        _KIMI_SPECIAL,
+        (("<|tool_calls_section_begin|>",),),
+        after_calls=Segment.GAP,
+    ),
+    _dsml("deepseek_v41", "calls", " ", "｜DSML｜ calls"),
+    _dsml("deepseek_v4", "tool_calls", "", "｜DSML｜tool_calls"),
+    _dsml("deepseek_v32", "function_calls", "", "｜DSML｜"),
+    ToolFormat(
+        "deepseek_v3",
+        NamedJson(
+            head=rf"function<｜tool▁sep｜>{NAME}{SPACE}```json{SPACE}",
+            tail=rf"{SPACE}```{SPACE}<｜tool▁call▁end｜>",
+        ),
+        Writing(
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
+            JsonArguments(),
+            "\n```<｜tool▁call▁end｜>",
+            between="\n",
+            opening="<｜tool▁calls▁begin｜>",
+            closing="<｜tool▁calls▁end｜>",
+        ),
+        _DEEPSEEK_MARKS,
+        "<｜tool▁calls▁begin｜>",
+        _DEEPSEEK_SPECIAL,
+        (("<｜tool▁sep｜>", "```json"),),
+        after_calls=Segment.GAP,
+    ),
+    ToolFormat(
+        "deepseek_v31",
+        NamedJson(head=rf"{NAME}<｜tool▁sep｜>", tail=rf"{SPACE}<｜tool▁call▁end｜>"),
+        Writing(
+            "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
+            JsonArguments(),
+            "<｜tool▁call▁end｜>",
+            opening="<｜tool▁calls▁begin｜>",
+            closing="<｜tool▁calls▁end｜>",
+        ),
+        _DEEPSEEK_MARKS,
+        "<｜tool▁calls▁begin｜>",
+        _DEEPSEEK_SPECIAL,
+        (("<｜tool▁sep｜>",),),
+        after_calls=Segment.GAP,
+    ),
+    ToolFormat(
+        "minimax_m2",
+        _invoke(""),
+        Writing(
+            '<invoke name="{name}">\n',
+            KeyedArguments('<parameter name="{key}">', "</parameter>\n"),
+            "</invoke>\n",
+            opening="<minimax:tool_call>\n",
+            closing="</minimax:tool_call>",
+        ),
+        _invocations("", "<minimax:tool_call>", "</minimax:tool_call>"),
+        "<minimax:tool_call>",
+        ("<minimax:tool_call>", "</minimax:tool_call>"),
+        (("<minimax:tool_call>",),),
+        after_calls=Segment.GAP,
+    ),
+    ToolFormat(
+        "seed_oss",
+        _QWEN_XML,
+        Writing(
+            "<seed:tool_call>\n<function={name}>\n",
+            KeyedArguments("<parameter={key}>", "</parameter>\n"),
+            "</function>\n</seed:tool_call>",
+            between="\n",
+        ),
+        (_call("<seed:tool_call>"), _dropped("</seed:tool_call>")),
+        "<seed:tool_call>",
+        ("<seed:tool_call>", "</seed:tool_call>"),
+        (("<seed:tool_call>",),),
+    ),
+    ToolFormat(
+        "gemma4",
+        GemmaCall(),
+        Writing("<|tool_call>call:{name}", GemmaArguments(QUOTE), "<tool_call|>"),
+        (_call(r"<\|tool_call>"),),
+        "<|tool_call>",
+        ("<|tool_call>", "<tool_call|>", QUOTE),
+        (("<|tool_call>", "<tool_call|>"),),
+    ),
+    ToolFormat(
+        "command",
+        JsonList(JsonObject(name_key="tool_name", between=","), r"<\|END_ACTION\|>"),
+        _json_calls(
+            '{"tool_call_id": "{number}", "tool_name": "{name}", "parameters": ',
+            opening="<|START_ACTION|>[",
+            between=", ",
+            closing="]<|END_ACTION|>",
+        ),
+        (_call(r"<\|START_ACTION\|>"), _dropped(r"<\|END_ACTION\|>")),
+        "<|START_ACTION|>",
+        ("<|START_ACTION|>", "<|END_ACTION|>"),
+        (("<|START_ACTION|>",),),
+    ),
+    ToolFormat(
+        "phi4_mini",
+        JsonList(_IN_LIST, r"<\|/tool_call\|>"),
+        _json_calls(opening="<|tool_call|>[", between=", ", closing="]<|/tool_call|>"),
+        (_call(r"<\|tool_call\|>"),),
+        "<|tool_call|>",
+        ("<|tool_call|>", "<|/tool_call|>"),
+        (("<|tool_call|>",),),
+    ),
+    ToolFormat(
+        "lfm2",
+        PythonCalls(),
+        Writing(
+            "{name}(",
+            KeyedArguments("{key}=", between=", ", text_is_raw=False),
+            ")",
+            between=", ",
+            opening="<|tool_call_start|>[",
+            closing="]<|tool_call_end|>",
+        ),
+        (_call(r"<\|tool_call_start\|>"), _dropped(r"<\|tool_call_end\|>")),
+        "<|tool_call_start|>",
+        ("<|tool_call_start|>", "<|tool_call_end|>"),
+        (("<|tool_call_start|>",),),
+    ),
+    ToolFormat(
+        "nemotron",
+        JsonList(_IN_LIST, "</TOOLCALL>"),
+        _json_calls(opening="<TOOLCALL>[", between=", ", closing="]</TOOLCALL>"),
+        (_call("<TOOLCALL>", is_shown=True),),
+        "<TOOLCALL>",
+        ("<TOOLCALL>", "</TOOLCALL>"),
+        (("<TOOLCALL>",),),
+    ),
+    ToolFormat(
+        "hunyuan",
+        JsonList(_IN_LIST, "</tool_calls>"),
+        _json_calls(opening="<tool_calls>[", between=", ", closing="]</tool_calls>"),
+        (_call("<tool_calls>", is_shown=True),),
+        "<tool_calls>",
+        ("<tool_calls>", "</tool_calls>"),
+        (("<tool_calls>",),),
+    ),
+    _glm("glm45", "\n", "<arg_key>", "</arg_key>\n<arg_value>"),
+    _glm("glm47", "", "<arg_key>"),
+    ToolFormat(
+        "qwen3_xml",
+        _TAGGED,
+        Writing(
+            "<tool_call>\n<function={name}>\n",
+            KeyedArguments("<parameter={key}>\n", "\n</parameter>\n"),
+            "</function>\n</tool_call>",
+            between="\n",
+        ),
+        (_TOOL_CALL_TAG, _call(rf"(?=<function={NAME}>)", is_shown=True)),
+        "<tool_call>",
+        _TAG_SPECIAL,
+        (("<function=", "<tool_call>"),),
+    ),
+    ToolFormat(
+        "hermes",
+        _TAGGED,
+        _json_calls(
+            '<tool_call>\n{"name": "{name}", "arguments": ', tail="}\n</tool_call>", between="\n"
+        ),
+        (_TOOL_CALL_TAG,),
+        "<tool_call>",
+        _TAG_SPECIAL,
+        (("<tool_call>",),),
+    ),
+    ToolFormat(
+        "mistral",
+        _MISTRAL,
+        _json_calls("[TOOL_CALLS]{name}[ARGS]", tail=""),
+        (_call(r"\[TOOL_CALLS\]"),),
+        "[TOOL_CALLS]",
+        _MISTRAL_SPECIAL,
+        (("[TOOL_CALLS]", "[ARGS]"),),
+    ),
+    ToolFormat(
+        "mistral_v3",
+        _MISTRAL,
+        _json_calls(opening="[TOOL_CALLS] [", between=", ", closing="]"),
+        (_call(r"\[TOOL_CALLS\]"),),
+        "[TOOL_CALLS]",
+        _MISTRAL_SPECIAL,
+        (("[TOOL_CALLS]",),),
+    ),
+    ToolFormat(
+        "pythonic",
+        PythonCalls(),
+        Writing(
+            "{name}(",
+            KeyedArguments("{key}=", between=", ", text_is_raw=False),
+            ")",
+            between=", ",
+            opening="[",
+            closing="]",
+        ),
+        (_call(r"<\|python_start\|>"), _dropped(r"<\|python_end\|>")),
+        "<|python_start|>",
+        ("<|python_start|>", "<|python_end|>"),
+        (("func_name1(",), ("<|python_start|>",)),
+        PythonCalls(),
+        r"\[",
+    ),
+    ToolFormat(
+        "llama3",
+        JsonObject(between=";"),
+        _json_calls('{"name": "{name}", "parameters": ', between="; "),
+        (_call(r"<\|python_tag\|>"),),
+        "<|python_tag|>",
+        ("<|python_tag|>",),
+        (("<|python_tag|>",), ('"parameters"', "<|start_header_id|>")),
+        JsonObject(between=";", is_announced=False),
+        r"\{",
+    ),
+)
+"""In the order in which they are looked for: a format whose signs contain another one's comes
+first."""
+
+PLAIN_JSON = replace(
+    next(each for each in TOOL_FORMATS if each.name == "llama3"),
+    name="json",
+    writing=_json_calls(between="; "),
+    signs=(),
+)
+"""The format of calls of a model whose own format is not known."""
+
+
+def _thoughts(
+    name: str,
+    opens: str,
+    closes: str,
+    *marks: Mark,
+    signs: tuple[str, ...] = (),
+    special: tuple[str, ...] = (),
+    prompt_closes: str = "",
+) -> ReasoningFormat:
+    return ReasoningFormat(
+        name,
+        opens,
+        closes,
+        (Mark(regex.escape(closes), Segment.THOUGHT, Segment.ANSWER), *marks),
+        (opens,),
+        (prompt_closes or closes,),
+        (signs or (opens,),),
+        (*(special or (opens,)), closes),
+    )
+
+
+_MESSAGE_END = rf"<\|(?:end|call|return)\|>(?={SPACE}(?:<\|start\|>|{END}))"
+
+REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
+    ReasoningFormat(
+        "harmony",
+        "<|channel|>analysis<|message|>",
+        "<|end|><|start|>assistant",
+        (
+            Mark(_MESSAGE_END, Segment.THOUGHT, Segment.HEADER),
+            Mark(_MESSAGE_END, Segment.TEXT, Segment.HEADER),
+            Mark(r"<\|start\|>", Segment.GAP, Segment.HEADER),
+        ),
+        (),
+        (),
+        _HARMONY_SIGNS,
+        _HARMONY_SPECIAL,
+        answer_opening="<|channel|>final<|message|>",
+        starts_with_header=True,
+    ),
+    ReasoningFormat(
+        "kimi_k3",
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        (
+            Mark(r"<\|close\|>think<\|sep\|>", Segment.THOUGHT, Segment.GAP),
+            Mark(r"<\|open\|>response<\|sep\|>", Segment.THOUGHT, Segment.TEXT),
+            Mark(r"<\|open\|>response<\|sep\|>", Segment.GAP, Segment.TEXT),
+            Mark(
+                r"<\|(?:close|open)\|>(?:response|tools|message)<\|sep\|>",
+                Segment.TEXT,
+                Segment.GAP,
+            ),
+        ),
+        ("<|open|>think<|sep|>",),
+        ("<|open|>response<|sep|>",),
+        (_XTML_SPECIAL,),
+        _XTML_SPECIAL,
+        answer_opening="<|open|>response<|sep|>",
+        answer_closing="<|close|>response<|sep|>",
+    ),
+    _thoughts("mistral", "[THINK]", "[/THINK]"),
+    _thoughts("seed_oss", "<seed:think>", "</seed:think>"),
+    replace(
+        _thoughts(
+            "command",
+            "<|START_THINKING|>",
+            "<|END_THINKING|>",
+            _dropped(r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>"),
+            special=(
+                "<|START_THINKING|>",
+                "<|START_RESPONSE|>",
+                "<|END_RESPONSE|>",
+                "<|START_TEXT|>",
+                "<|END_TEXT|>",
+            ),
+        ),
+        answer_opening="<|START_RESPONSE|>",
+        answer_closing="<|END_RESPONSE|>",
+    ),
+    _thoughts(
+        "gemma4",
+        "<|channel>thought",
+        "<channel|>",
+        signs=("<|channel>", "<channel|>"),
+        special=("<|channel>",),
+    ),
+    _thoughts(
+        "hunyuan", "<think>", "</think>", _dropped("</?answer>"), signs=("<think>", "<answer>")
+    ),
+    _thoughts("think", "<think>", "</think>"),
+)
+
+_ROWS: tuple[ToolFormat | ReasoningFormat, ...] = (*TOOL_FORMATS, *REASONING_FORMATS)
+MARKUP_STRINGS = tuple(dict.fromkeys(string for row in _ROWS for string in row.special))
+"""All strings of all formats that may be special tokens."""
