@@ -103,7 +103,7 @@ def test_bounded_white_space_is_held(
 
 def held_size(parser: OutputParser) -> int:
     tape = parser._tape
-    return len(tape.text) + len(parser._whitespace) + len("".join(tape._taken or ()))
+    return tape.size + len(parser._whitespace) + tape.taken_size
 
 
 def test_any_number_of_braces_after_a_hermes_call_is_dropped() -> None:

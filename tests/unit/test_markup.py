@@ -319,3 +319,23 @@ def test_parsing_stops_after_max_calls() -> None:
     pieces += reader.push(f"{F}</tool_call>")
     assert reader.has_enough_calls
     assert text_and_calls(pieces) == ("", [("f", '{"x": 1}')])
+
+
+def read_reasoning(pieces: list[str]) -> tuple[str, TextAndCalls]:
+    reader = OutputParser(THINK, TOOL_PARSERS["hermes"], SCHEMAS, in_reasoning=True)
+    parts = [part for piece in pieces for part in reader.push(piece)] + reader.flush()
+    thought = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
+    return thought, text_and_calls(parts)
+
+
+def test_call_within_reasoning_counts_if_the_reasoning_is_never_closed() -> None:
+    call, long = f"<tool_call>{F}</tool_call>", "hm " * 30_000
+    called = [("f", '{"x": 1}')]
+    for text, expected in (
+        (f"Hm.\n{call}", ("Hm.", ("", called))),
+        (f"Hm.\n{call} No.</think>Yes", (f"Hm.\n{call} No.", ("Yes", []))),
+        (f"Hm.{call} No.</think>{call}", (f"Hm.{call} No.", ("", called))),
+        (f"{call}{long}", ((call + long).rstrip(), ("", []))),
+    ):
+        assert read_reasoning([text]) == expected
+        assert read_reasoning(list(text)) == expected

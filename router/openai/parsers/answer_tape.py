@@ -29,61 +29,84 @@ def compiled(pattern: str) -> "regex.Pattern[str]":
 
 
 class AnswerTape:
-    """The text that has arrived and has not been taken. Patterns are matched partially: a match
-    that more text could still complete makes the reader wait for this text."""
+    """The text that has arrived; what precedes ``position`` has been taken. Patterns are matched
+    partially: a match that more text could still complete makes the reader wait for this text."""
 
     def __init__(self) -> None:
         self.text = ""
+        self.position = 0
         self.has_ended = False
         self.is_cut = False
         """Whether the last :meth:`match` failed because the answer has ended."""
         self._taken: list[str] | None = None
-        self._taken_size = 0
+        self.taken_size = 0
+        """The number of characters that are remembered (:meth:`record`)."""
 
     def push(self, text: str) -> None:
-        self.text += text.replace(END, "\ufffd")
+        self._append(text.replace(END, "\ufffd"))
 
     def end(self) -> None:
-        self.text += END
+        self._append(END)
         self.has_ended = True
+
+    def put_back(self, text: str) -> None:
+        """Let ``text`` be read before what has not been taken."""
+        self.text, self.position = text + self.text[self.position :], 0
+
+    def _append(self, text: str) -> None:
+        self.text, self.position = self.text[self.position :] + text, 0
+
+    @property
+    def size(self) -> int:
+        """The number of characters that have arrived and have not been taken."""
+        return len(self.text) - self.position
+
+    @property
+    def front(self) -> str:
+        """The next character, which must have arrived (:meth:`wait`)."""
+        return self.text[self.position]
 
     @property
     def is_at_end(self) -> bool:
-        return self.text.startswith(END)
+        return self.text.startswith(END, self.position)
 
     def take(self, size: int) -> str:
-        taken, self.text = self.text[:size], self.text[size:]
+        taken = self.text[self.position : self.position + size]
+        self.position += size
         if self._taken is not None:
             self._taken.append(taken)
-            self._taken_size += size
+            self.taken_size += size
         return taken
 
     def drop_rest(self) -> None:
         """Drop the rest of an answer that has ended."""
-        self.text = END
+        self.position = len(self.text) - len(END)
 
     def record(self) -> None:
         """Remember what is taken from now on, until :meth:`forget` or the next call."""
         self._taken = []
-        self._taken_size = 0
+        self.taken_size = 0
 
     def forget(self) -> str:
         """Return what has been taken since :meth:`record`, and remember no more."""
         taken, self._taken = "".join(self._taken or ()), None
+        self.taken_size = 0
         return taken
 
     def match(self, pattern: "regex.Pattern[str]") -> "Reading[regex.Match[str] | None]":
         """Take what the pattern matches at the front. Return None if it can't match there, or if
         more than MAX_HELD_CHARACTERS would be held back."""
         while True:
-            found = pattern.match(self.text, partial=not self.has_ended)
+            found = pattern.match(self.text, self.position, partial=not self.has_ended)
             if found is None or not found.partial:
                 if found is not None:
-                    self.take(found.end())
+                    self.take(found.end() - self.position)
                 elif self.has_ended:
-                    self.is_cut = pattern.match(self.text[:-1], partial=True) is not None
+                    end = len(self.text) - len(END)
+                    begun = pattern.match(self.text, self.position, endpos=end, partial=True)
+                    self.is_cut = begun is not None
                 return found
-            if len(self.text) > MAX_HELD_CHARACTERS:
+            if self.size > MAX_HELD_CHARACTERS:
                 return None
             yield
 
@@ -93,17 +116,16 @@ class AnswerTape:
         """Pass the text before the first match of the pattern to ``sink`` as it arrives, and take
         the match. At the end of the answer, return None, and leave only END."""
         while True:
-            found = pattern.search(self.text, partial=not self.has_ended)
-            end = len(self.text) - self.has_ended
-            size = found.start() if found is not None else end
-            if size:
-                sink(self.take(size))
+            found = pattern.search(self.text, self.position, partial=not self.has_ended)
+            end = found.start() if found is not None else len(self.text) - self.has_ended
+            if end > self.position:
+                sink(self.take(end - self.position))
             if found is None and self.has_ended:
                 return None
             if found is not None and not found.partial:
-                self.take(found.end() - size)
+                self.take(found.end() - self.position)
                 return found
-            if len(self.text) > MAX_HELD_CHARACTERS:
+            if self.size > MAX_HELD_CHARACTERS:
                 sink(self.take(1))
             else:
                 yield
@@ -112,16 +134,16 @@ class AnswerTape:
         """Take what repetitions of the pattern, which must not match END, match at the front, as it
         arrives. While it is remembered, stop after MAX_HELD_CHARACTERS."""
         while (yield from self.wait()):
-            found = pattern.match(self.text)
-            size = found.end() if found is not None else 0
+            found = pattern.match(self.text, self.position)
+            size = found.end() - self.position if found is not None else 0
             if self._taken is not None:
-                size = min(size, MAX_HELD_CHARACTERS + 1 - self._taken_size)
+                size = min(size, MAX_HELD_CHARACTERS + 1 - self.taken_size)
             if size <= 0:
                 return
             self.take(size)
 
     def wait(self) -> Reading[bool]:
         """Wait for a character. Return False at the end of the answer."""
-        while not self.text:
+        while not self.size:
             yield
         return not self.is_at_end

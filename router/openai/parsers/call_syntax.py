@@ -9,7 +9,6 @@ from html import unescape
 from typing import Any, Protocol
 
 from router.openai.parsers.answer_tape import (
-    END,
     MAX_HELD_CHARACTERS,
     SPACE,
     AnswerTape,
@@ -76,7 +75,7 @@ def read_json(
             if rest := value.end():
                 sink(rest)
             break
-        copy, used = value.push(tape.text.partition(END)[0])
+        copy, used = value.push(tape.text, tape.position, len(tape.text) - tape.has_ended)
         tape.take(used)
         size += used
         if copy:
@@ -112,7 +111,7 @@ class JsonObject:
         outcome = yield from self._read_object(tape, calls, schemas)
         while outcome is Outcome.DONE and self.between:
             yield from tape.skip(_CLASSES_OF_SPACE[self.between])
-            if not (yield from tape.wait()) or not tape.text.startswith("{"):
+            if not (yield from tape.wait()) or tape.front != "{":
                 break
             tape.record()
             outcome = yield from self._read_object(tape, calls, schemas)
@@ -147,7 +146,7 @@ class JsonObject:
             if not (yield from tape.wait()):
                 return Outcome.CUT
             if calls.has_begun or (
-                name is not None and word in ARGUMENT_KEYS and tape.text[0] == "{"
+                name is not None and word in ARGUMENT_KEYS and tape.front == "{"
             ):
                 is_arguments = not calls.has_begun
                 if is_arguments:
@@ -223,11 +222,11 @@ class JsonList:
             return failed(tape)
         outcome = Outcome.DONE
         yield from tape.skip(WHITE_SPACE)
-        if (yield from tape.wait()) and tape.text[0] == "{":
+        if (yield from tape.wait()) and tape.front == "{":
             outcome = yield from self.calls.read(tape, calls, schemas)
         elif tape.is_at_end:
             return Outcome.CUT
-        elif tape.text[0] != "]":
+        elif tape.front != "]":
             return Outcome.NOT_A_CALL
         if outcome is Outcome.DONE:
             yield from tape.match(_CLOSE_LIST)

@@ -51,7 +51,7 @@ def _read_value(tape: AnswerTape, calls: CallSink) -> Reading[bool]:
         yield from tape.skip(WHITE_SPACE)
         if not (yield from tape.wait()):
             return False
-        character = tape.text[0]
+        character = tape.front
         if closing and character == closing[-1]:
             tape.take(1)
             calls.arguments(closing.pop())
@@ -77,7 +77,7 @@ def _read_value(tape: AnswerTape, calls: CallSink) -> Reading[bool]:
                 yield from tape.skip(WHITE_SPACE)
                 if not (yield from tape.wait()):
                     return False
-                character = tape.text[0]
+                character = tape.front
         if character in "{[":
             if len(closing) == MAX_DEPTH:
                 return False
@@ -92,7 +92,7 @@ def _read_value(tape: AnswerTape, calls: CallSink) -> Reading[bool]:
 
 
 def _read_scalar(tape: AnswerTape, calls: CallSink) -> Reading[bool]:
-    if tape.text[0] == "<":
+    if tape.front == "<":
         if (yield from tape.match(_QUOTE)) is None:
             return False
         calls.arguments('"')

@@ -27,21 +27,24 @@ class JsonRepairer:
         self.is_done = False
         self.is_invalid = False
 
-    def push(self, text: str) -> tuple[str, int]:
-        """Read ``text``, or its part up to the end of the value. Return the copy, and the number of
-        characters that were read."""
+    def push(self, text: str, start: int = 0, end: int | None = None) -> tuple[str, int]:
+        """Read ``text`` from ``start`` to ``end``, or to the end of the value. Return the copy, and
+        the number of characters that were read."""
+        end = len(text) if end is None else end
+        skipped = len(self._pending)
+        if skipped:
+            text, start, end = self._pending + text[start:end], 0, skipped + end - start
+            self._pending = ""
         copy: list[str] = []
-        text, skipped = self._pending + text, len(self._pending)
-        self._pending = ""
-        position = 0
-        while position < len(text) and not (self.is_done or self.is_invalid):
+        position = start
+        while position < end and not (self.is_done or self.is_invalid):
             read = self._in_text if self._in_string else self._outside
-            size = read(text, position, copy)
+            size = read(text, position, end, copy)
             if not size and not self.is_done:
-                self._pending = text[position:]
-                position = len(text)
+                self._pending = text[position:end]
+                position = end
             position += size
-        return "".join(copy), max(0, position - skipped)
+        return "".join(copy), max(0, position - start - skipped)
 
     def end(self) -> str:
         """End a value that is a number or word, which nothing else ends; return the rest of its
@@ -50,19 +53,19 @@ class JsonRepairer:
         self.is_done = not self._closing and not self._in_string and bool(self._begun)
         return _PYTHON_WORDS.get(word, word)
 
-    def _outside(self, text: str, position: int, copy: list[str]) -> int:
+    def _outside(self, text: str, position: int, end: int, copy: list[str]) -> int:
         character = text[position]
         is_scalar = bool(self._begun) and not self._closing
         if is_scalar and character in ",}] \t\r\n":
             self.is_done = True
             return 0
-        if word := _WORD.match(text, position):
-            if word.end() == len(text) and len(word[0]) < MAX_WORD:
+        if word := _WORD.match(text, position, end):
+            if word.end() == end and len(word[0]) < MAX_WORD:
                 return 0
             self._begun = self._begun or "w"
             copy.append(_PYTHON_WORDS.get(word[0], word[0]))
             return len(word[0])
-        if not is_scalar and (run := _OUTSIDE.match(text, position)):
+        if not is_scalar and (run := _OUTSIDE.match(text, position, end)):
             if self._closing:
                 copy.append(run[0])
                 return len(run[0])
@@ -83,8 +86,8 @@ class JsonRepairer:
         self._begun = self._begun or character
         return 1
 
-    def _in_text(self, text: str, position: int, copy: list[str]) -> int:
-        if run := _PLAIN.match(text, position):
+    def _in_text(self, text: str, position: int, end: int, copy: list[str]) -> int:
+        if run := _PLAIN.match(text, position, end):
             copy.append(run[0])
             return len(run[0])
         character = text[position]
@@ -96,11 +99,11 @@ class JsonRepairer:
         if character != "\\":
             copy.append(_escape(character))
             return 1
-        if position + 1 == len(text):
+        if position + 1 == end:
             return 0
         follower = text[position + 1]
         if follower == "u":
-            digits = text[position + 2 : position + 6]
+            digits = text[position + 2 : min(position + 6, end)]
             is_hex = all(digit in "0123456789abcdefABCDEF" for digit in digits)
             if is_hex and len(digits) < 4:
                 return 0

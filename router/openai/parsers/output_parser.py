@@ -2,7 +2,13 @@
 
 import regex
 
-from router.openai.parsers.answer_tape import SPACE, AnswerTape, Reading, compiled
+from router.openai.parsers.answer_tape import (
+    MAX_HELD_CHARACTERS,
+    SPACE,
+    AnswerTape,
+    Reading,
+    compiled,
+)
 from router.openai.parsers.call_syntax import WHITE_SPACE, CallSyntax, Outcome, Schemas, read_json
 from router.openai.parsers.harmony import read_header
 from router.openai.parsers.marks import Mark, Segment, mark_set
@@ -116,7 +122,7 @@ class OutputParser:
         if reasoning.starts_with_header:
             return Segment.HEADER
         in_reasoning = self.is_in_reasoning
-        if self.is_in_reasoning:
+        if in_reasoning:
             yield from self._tape.skip(WHITE_SPACE)
         opens = compiled(SPACE + regex.escape(reasoning.opens))
         in_reasoning = (yield from self._tape.match(opens)) is not None or in_reasoning
@@ -136,19 +142,31 @@ class OutputParser:
 
     def _thought(self) -> Reading[Segment]:
         """Read reasoning up to its closing mark. A call within reasoning counts only if the
-        reasoning is never closed, so it is held back until this is known."""
+        reasoning is never closed, so it is held back until this is known, or until it is too
+        long."""
         assert self._reasoning is not None
         self.is_in_reasoning = True
         closing = self._reasoning.marks_within(Segment.THOUGHT)
-        calls = () if self._tools is None else self._tools.marks_within(Segment.TEXT)
+        opening = () if self._tools is None else self._tools.marks_within(Segment.TEXT)
+        calls = tuple(mark for mark in opening if mark.opens is not Segment.TEXT)
         marks = mark_set(closing + calls)
         found = yield from self._tape.until(marks.pattern, self._emit_reasoning)
         if found is not None and marks.mark_of(found) in calls:
             held = [found[0]]
+            size = 0
+
+            def hold(text: str) -> None:
+                nonlocal size
+                held.append(text)
+                size += len(text)
+                if size > MAX_HELD_CHARACTERS:
+                    self._emit_reasoning("".join(held))
+                    held.clear()
+
             marks = mark_set(closing)
-            found = yield from self._tape.until(marks.pattern, held.append)
+            found = yield from self._tape.until(marks.pattern, hold)
             if found is None:
-                self._tape.text = "".join(held) + self._tape.text
+                self._tape.put_back("".join(held) if size <= MAX_HELD_CHARACTERS else "")
                 return self._end_section(Segment.TEXT)
             self._emit_reasoning("".join(held))
         opened = Segment.TEXT if found is None else marks.mark_of(found).opens
