@@ -238,7 +238,7 @@ class GenerationHandler(RequestHandler):
     ) -> ResponseMetadata:
         return ResponseMetadata(
             id=request_id,
-            created=self._context.clock.wall_nanoseconds() // 1_000_000_000,
+            created=self._unix_seconds(),
             model=self._model.shown_name,
             return_token_ids=bool(body.return_token_ids),
             has_usage_chunk=body.wants_usage_chunk,
@@ -250,6 +250,9 @@ class GenerationHandler(RequestHandler):
             records=[choice.record for choice in choices],
             service_tier="default" if isinstance(body, ChatBody) and body.service_tier else None,
         )
+
+    def _unix_seconds(self) -> int:
+        return self._context.clock.wall_nanoseconds() // 1_000_000_000
 
     def _debug_headers(self, choice: ChoiceStream) -> dict[str, str]:
         return self._response_headers | choice.record.headers()

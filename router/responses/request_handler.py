@@ -144,6 +144,7 @@ class ResponsesHandler(_ChatSource, ChatHandler):
             options,
             self._model.text.tokenizer if body.num_logprobs is not None else None,
             is_obfuscated=metadata.is_obfuscated,
+            unix_seconds=self._unix_seconds,
         )
 
     @property
