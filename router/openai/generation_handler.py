@@ -14,7 +14,7 @@ from router.http.response_writer import JSON_HEADERS, STREAM_HEADERS, ResponseWr
 from router.openai.best_of import prompt_usage, response_usage, select_best
 from router.openai.choice_stream import ChoiceDelta, ChoiceStream
 from router.openai.encoders import AnswerEncoder, ChoiceResult, ResponseMetadata
-from router.openai.grammar_validator import TOOLS_FIELD
+from router.openai.grammar_validator import TOOLS_FIELD, grammar_parts
 from router.openai.inline_stream_writer import InlineStreamWriter
 from router.openai.logprobs_budget import KeptLogprobs
 from router.openai.preprocessor import (
@@ -75,7 +75,7 @@ class GenerationHandler(RequestHandler):
         self._report_ignored_fields(tenant)
         field = body.format[0] if body.format is not None else TOOLS_FIELD
         grammar = prompts[0].sampling.grammar
-        await self._model.text.grammar_validator.check(grammar, field, tenant)
+        await self._model.text.grammar_validator.check(grammar, field, tenant, grammar_parts(body))
         self._admission.set_size(raw.size_bytes)
         await self._reserve_tokens(prompts, body)
         choices = context.create_choice_streams(

@@ -34,7 +34,8 @@ PATH = "/v1/responses/resp_1"
 
 def stored(**fields: Any) -> StoredResponse:
     response = {
-        "id": "resp_1", "object": "response", "created_at": 1, "completed_at": 1, "model": "demo", "store": True,
+        "id": "resp_1", "object": "response", "created_at": 1, "completed_at": 1,
+        "model": "demo", "store": True,
         "status": "completed", "output": [], "usage": None, "error": None,
         "incomplete_details": None, "previous_response_id": None, "presence_penalty": 0.0,
         "frequency_penalty": 0.0, **fields,
