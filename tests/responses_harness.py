@@ -28,8 +28,9 @@ __all__ = [
 ]
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-EXTENSIONS = {"obfuscation", "store"}
-"""Fields of OpenAI's answers that the types of its client lack."""
+EXTENSIONS = {"obfuscation", "store", "presence_penalty", "frequency_penalty", "bytes"}
+"""Fields of OpenAI's answers or of Open Responses (``bytes`` in the logprobs of events) that the
+types of OpenAI's client lack."""
 
 
 class DictStore:

@@ -57,6 +57,7 @@ def error_message(error: ApiError) -> str:
 
 def field_name(param: str) -> str:
     """Convert the name of a field to Anthropic's form: ``messages.0.content``."""
+    param = param.replace(".function.parameters", ".input_schema")
     return re.sub(r"\[(\d+)\]", r".\1", param)
 
 

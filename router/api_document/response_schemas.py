@@ -5,6 +5,7 @@ from typing import Any
 from router.api_document.schema_forms import ANYTHING, NULL, REF, TEXT, Schema
 
 INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
 BOOLEAN: Schema = {"type": "boolean"}
 
 
@@ -88,6 +89,7 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
         id=TEXT,
         object=_const("response"),
         created_at=INTEGER,
+        completed_at=_or_null(INTEGER),
         model=TEXT,
         status={"type": "string", "enum": RESPONSE_STATUSES},
         output=_list_of(extensible_object(id=TEXT, type=TEXT)),
@@ -95,6 +97,8 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
         error=_or_null(extensible_object(code=TEXT, message=TEXT)),
         incomplete_details=_or_null(extensible_object(reason=TEXT)),
         previous_response_id=_or_null(TEXT),
+        presence_penalty=NUMBER,
+        frequency_penalty=NUMBER,
         store=BOOLEAN,
     ),
     "ResponseUsage": extensible_object(

@@ -14,7 +14,7 @@ from router.http.response_writer import JSON_HEADERS, STREAM_HEADERS, ResponseWr
 from router.openai.best_of import prompt_usage, response_usage, select_best
 from router.openai.choice_stream import ChoiceDelta, ChoiceStream
 from router.openai.encoders import AnswerEncoder, ChoiceResult, ResponseMetadata
-from router.openai.grammar_validator import TOOLS_FIELD
+from router.openai.grammar_validator import TOOLS_FIELD, grammar_parts
 from router.openai.inline_stream_writer import InlineStreamWriter
 from router.openai.logprobs_budget import KeptLogprobs
 from router.openai.parsers.model_output_format import tool_format_headers
@@ -78,7 +78,7 @@ class GenerationHandler(RequestHandler):
         self._report_ignored_fields(tenant)
         field = body.format[0] if body.format is not None else TOOLS_FIELD
         grammar = prompts[0].sampling.grammar
-        await self._model.text.grammar_validator.check(grammar, field, tenant)
+        await self._model.text.grammar_validator.check(grammar, field, tenant, grammar_parts(body))
         self._admission.set_size(raw.size_bytes)
         await self._reserve_tokens(prompts, body)
         choices = context.create_choice_streams(
@@ -241,7 +241,7 @@ class GenerationHandler(RequestHandler):
     ) -> ResponseMetadata:
         return ResponseMetadata(
             id=request_id,
-            created=self._context.clock.wall_nanoseconds() // 1_000_000_000,
+            created=self._unix_seconds(),
             model=self._model.shown_name,
             return_token_ids=bool(body.return_token_ids),
             has_usage_chunk=body.wants_usage_chunk,
@@ -253,6 +253,9 @@ class GenerationHandler(RequestHandler):
             records=[choice.record for choice in choices],
             service_tier="default" if isinstance(body, ChatBody) and body.service_tier else None,
         )
+
+    def _unix_seconds(self) -> int:
+        return self._context.clock.wall_nanoseconds() // 1_000_000_000
 
     def _debug_headers(self, choice: ChoiceStream) -> dict[str, str]:
         return self._response_headers | choice.record.headers()

@@ -2,14 +2,17 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from baton.core.grammar import Grammar, GrammarKind
 from baton.errors import Invalid
 from baton.text.grammar.checker import GrammarChecker
+from baton.text.grammar.compilation import without_quotes
 from baton.text.grammar.to_lark import to_lark_rule
 from router.errors import ApiError
+from router.openai.schema import ChatBody, CompletionBody
+from router.openai.schema.response_format import json_schema_grammar
 
 MAX_REMEMBERED_VERDICTS = 4096
 """The maximum number of cached verdicts, of a few hundred bytes each; the least recently used one
@@ -20,6 +23,20 @@ TOOLS_FIELD = "tools"
 
 Check = Callable[[Grammar, str], Awaitable[None]]
 """Validates a tenant's grammar. Raises Invalid, Overloaded or Unavailable."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarPart:
+    """A grammar that a client wrote in ``field``, and that is a part of the answer's grammar.
+    ``name`` is the name of the tool that it belongs to; empty if it belongs to none."""
+
+    field: str
+    grammar: Grammar
+    name: str = ""
+
+    @property
+    def place(self) -> str:
+        return f"{self.field} ({self.name})" if self.name else self.field
 
 
 @dataclass(slots=True)
@@ -41,15 +58,25 @@ class GrammarValidator:
         self._pending_checks: dict[bytes, _PendingCheck] = {}
 
     async def check(
-        self, grammar: Grammar | None, field: str = TOOLS_FIELD, tenant: str = ""
+        self,
+        grammar: Grammar | None,
+        field: str = TOOLS_FIELD,
+        tenant: str = "",
+        parts: Iterable[GrammarPart] = (),
     ) -> None:
-        """Check that a grammar can be compiled. Raises ApiError (400), which names ``field``, if it
-        can't; Overloaded or Unavailable if the check itself fails."""
+        """Check that a grammar can be compiled. Raises ApiError (400) if it can't; Overloaded or
+        Unavailable if the check itself fails. The error names the first of the ``parts`` that can't
+        be compiled alone, or ``field`` if each of them can."""
         if grammar is None:
             return
         complaint = await self._find_error(grammar, tenant)
-        if complaint:
-            raise grammar_error(field, complaint)
+        if not complaint:
+            return
+        for part in parts:
+            if wrong := await self._find_error(part.grammar, tenant):
+                raise _invalid_value(part.field, f"{part.place}: {wrong}")
+            complaint = without_quotes(complaint)
+        raise grammar_error(field, complaint)
 
     async def _find_error(self, grammar: Grammar, tenant: str) -> str:
         """Return what is wrong with the grammar; empty if it is valid."""
@@ -82,6 +109,23 @@ class GrammarValidator:
             self._verdicts.popitem(last=False)
 
 
+def grammar_parts(body: ChatBody | CompletionBody) -> Iterator[GrammarPart]:
+    """Yield the parts of the answer's grammar: the response format, and the schemas of the tools
+    whose calls must follow them."""
+    if body.format is not None:
+        yield GrammarPart(*body.format)
+    if not isinstance(body, ChatBody):
+        return
+    offered = body.offered_tools
+    for number, tool in enumerate(body.tools or ()):
+        function = tool["function"]
+        schema = function.get("parameters")
+        is_enforced = body.forces_tool_call or function.get("strict")
+        if schema and is_enforced and any(tool is each for each in offered):
+            field = f"{TOOLS_FIELD}[{number}].function.parameters"
+            yield GrammarPart(field, json_schema_grammar(schema), function["name"])
+
+
 def grammar_rule_for(grammar: Grammar, field: str) -> str | None:
     """Return the grammar as the right-hand side of a Lark rule, to embed it in a larger grammar;
     None if the client wrote a whole Lark grammar. Raises ApiError (400) like
@@ -96,4 +140,8 @@ def grammar_rule_for(grammar: Grammar, field: str) -> str | None:
 
 def grammar_error(field: str, complaint: str) -> ApiError:
     """Return the error (400) for an invalid grammar that was built from a request's ``field``."""
-    return ApiError(400, f"{field}: {complaint}", param=field, code="invalid_value")
+    return _invalid_value(field, f"{field}: {complaint}")
+
+
+def _invalid_value(field: str, message: str) -> ApiError:
+    return ApiError(400, message, param=field, code="invalid_value")

@@ -17,22 +17,27 @@ FIELDS = {
 _NAME = re.compile(
     r"""(?<!\w)(?P<quoted>'(?:[^'\\]|\\.)*(?:'|\Z)|"(?:[^"\\]|\\.)*(?:"|\Z))"""
     r"|\bmessages\[(?P<number>\d{1,9})\](?:\.\w+)*"
-    rf"|\b(?P<field>{'|'.join(FIELDS)})\b"
+    r"|\btools\[(?P<tool>\d{1,9})\]\.function(?=\.parameters\b)"
+    rf"|(?<![\w.])(?P<field>{'|'.join(FIELDS)})\b"
 )
-"""Matches a message or a field of a chat. Quoted text, which may be any client's text, is matched,
-too, so that it stays as it is."""
+"""Matches a message, a tool's schema or a field of a chat. Quoted text, which may be any client's
+text, is matched, too, so that it stays as it is."""
 
 
-def translate_error(error: ApiError, message_paths: Sequence[str]) -> ApiError:
+def translate_error(
+    error: ApiError, message_paths: Sequence[str], tool_paths: Sequence[str]
+) -> ApiError:
     """Return the error with the names of the request's fields in place of the chat's names.
     ``message_paths`` are the places in the request from which the texts of the chat's messages
-    come."""
+    come, and ``tool_paths`` those of the chat's tools."""
 
     def name(match: re.Match[str]) -> str:
         if match["quoted"]:
             return match[0]
         if match["field"]:
             return FIELDS[match["field"]]
+        if match["tool"]:
+            return tool_paths[int(match["tool"])]
         number = int(match["number"])
         return message_paths[number] if number < len(message_paths) else "input"
 

@@ -52,7 +52,7 @@ def build_chat(body: InputTokensBody, items: Sequence[Any], history: Sequence[An
     try:
         chat = validate_fields(ChatBody, fields)
     except ApiError as error:
-        raise translate_error(error, messages.paths) from error
+        raise translate_error(error, messages.paths, tools.paths) from error
     ignored = [*tools.ignored, *messages.ignored]
     return ChatRequest(chat, tools, messages.paths, ignored)
 

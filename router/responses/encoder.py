@@ -1,6 +1,6 @@
 """Encoder of responses, as output items or as the events of a stream."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -16,7 +16,7 @@ from router.responses.event_stream import EventStream
 from router.responses.output_item import ItemStatus, MessageItem, OutputItem
 from router.responses.output_items import OutputItems, OutputOptions
 from router.responses.response_status import failure
-from router.responses.text_logprobs import TextLogprobs, without_bytes
+from router.responses.text_logprobs import TextLogprobs
 
 FINISH_REASON_LENGTH = "length"
 
@@ -24,7 +24,7 @@ FINISH_REASON_LENGTH = "length"
 class ResponsesEncoder(AnswerEncoder):
     """Encodes one response, which has one choice. ``fields`` are the fields that are the same in
     all states of the response; they are encoded once. ``tokenizer`` is None if the client wants no
-    logprobs.
+    logprobs. ``unix_seconds`` returns the time.
 
     The events follow the items: whenever a part of the answer does not belong to the open item,
     that item is closed and another one is opened."""
@@ -36,8 +36,10 @@ class ResponsesEncoder(AnswerEncoder):
         tokenizer: Tokenizer | None,
         *,
         is_obfuscated: bool,
+        unix_seconds: Callable[[], int],
     ) -> None:
         self._fields = fields
+        self._unix_seconds = unix_seconds
         self._head = orjson.dumps(fields)[:-1]
         self._output = OutputItems(options)
         self._logprobs = TextLogprobs(tokenizer) if tokenizer is not None else None
@@ -139,7 +141,7 @@ class ResponsesEncoder(AnswerEncoder):
         if not isinstance(item, MessageItem):
             return self._encode_delta(item, text)
         item.logprobs += logprobs
-        fields = {"delta": text, "logprobs": [without_bytes(each) for each in logprobs]}
+        fields = {"delta": text, "logprobs": logprobs}
         position = {**self._position(item), **item.position}
         return self._events.encode(item.delta_event, position | fields)
 
@@ -214,6 +216,8 @@ class ResponsesEncoder(AnswerEncoder):
         state = _state(self._item_status, self._closed) | {"usage": _usage(usage)}
         if self._item_status == "incomplete":
             state["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            state["completed_at"] = self._unix_seconds()
         self._final_state = state
         return state
 
@@ -227,6 +231,7 @@ class ResponsesEncoder(AnswerEncoder):
 def _state(status: str, output: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "status": status,
+        "completed_at": None,
         "error": None,
         "incomplete_details": None,
         "output": output,

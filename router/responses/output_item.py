@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from router.openai.text_buffer import TextBuffer
 from router.responses.encrypted_reasoning import encode_reasoning
-from router.responses.text_logprobs import without_bytes
 from router.responses.tool_arguments import decode_custom_arguments
 from router.responses.tools import ToolIdentity
 
@@ -72,8 +71,7 @@ class MessageItem(OutputItem):
         return [("response.content_part.added", {**self.position, "part": _text_part("", [])})]
 
     def closing(self) -> Sequence[Event]:
-        text = self.text
-        logprobs = [without_bytes(each) for each in self.logprobs]
+        text, logprobs = self.text, self.logprobs
         return [
             ("response.output_text.done", {**self.position, "text": text, "logprobs": logprobs}),
             ("response.content_part.done", {**self.position, "part": self._part(text)}),

@@ -51,6 +51,7 @@ class _ChatSource(RequestHandler):
         self._store = store
         self._input_items: Sequence[Any] = ()
         self._message_paths: Sequence[str] = ()
+        self._tool_paths: Sequence[str] = ()
         self._is_parsed = False
 
     async def _build_chat(
@@ -76,6 +77,7 @@ class _ChatSource(RequestHandler):
         )
         self._input_items = items
         self._message_paths = request.message_paths
+        self._tool_paths = request.tools.paths
         self._report_ignored_fields(tenant, request.ignored)
         return request
 
@@ -85,7 +87,11 @@ class _ChatSource(RequestHandler):
     def _translate(self, error: ApiError) -> ApiError:
         """Return the error with the request's field names in place of the chat's. An error that is
         found while the body is parsed already has the request's field names."""
-        return translate_error(error, self._message_paths) if self._is_parsed else error
+        return (
+            translate_error(error, self._message_paths, self._tool_paths)
+            if self._is_parsed
+            else error
+        )
 
 
 class ResponsesHandler(_ChatSource, ChatHandler):
@@ -144,6 +150,7 @@ class ResponsesHandler(_ChatSource, ChatHandler):
             options,
             self._model.text.tokenizer if body.num_logprobs is not None else None,
             is_obfuscated=metadata.is_obfuscated,
+            unix_seconds=self._unix_seconds,
         )
 
     @property

@@ -16,6 +16,7 @@ def response_fields(
         "id": metadata.id,
         "object": "response",
         "created_at": metadata.created,
+        "frequency_penalty": body.frequency_penalty or 0.0,
         "model": metadata.model,
         "background": bool(body.background),
         "instructions": body.instructions,
@@ -24,6 +25,7 @@ def response_fields(
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
+        "presence_penalty": body.presence_penalty or 0.0,
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": _reasoning(body.reasoning or ReasoningConfig()),
         "safety_identifier": body.safety_identifier,
@@ -45,6 +47,7 @@ def _reasoning(config: ReasoningConfig) -> dict[str, Any]:
 
 
 def _text(config: TextConfig) -> dict[str, Any]:
-    plain = {"type": "text"}
-    form = config.format.model_dump(by_alias=True, exclude_none=True) if config.format else plain
-    return {"format": form, "verbosity": config.verbosity or "medium"}
+    return {
+        "format": config.format.answer_format if config.format else {"type": "text"},
+        "verbosity": config.verbosity or "medium",
+    }

@@ -58,9 +58,3 @@ class TextLogprobs:
             "bytes": list(data),
             "logprob": max(logprob, MIN_LOGPROB),
         }
-
-
-def without_bytes(logprob: dict[str, Any]) -> dict[str, Any]:
-    """Return a token's logprobs as events contain them: without the tokens' bytes."""
-    top = [{"token": each["token"], "logprob": each["logprob"]} for each in logprob["top_logprobs"]]
-    return {"token": logprob["token"], "logprob": logprob["logprob"], "top_logprobs": top}

@@ -36,6 +36,10 @@ CUSTOM_PARAMETERS = {
 }
 
 
+FUNCTION_DEFAULTS = {"description": None, "parameters": None, "strict": False}
+"""The optional fields of a function tool; a response repeats the tool with all of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolIdentity:
     """How the client names a tool that it has offered."""
@@ -56,13 +60,15 @@ def function_name(name: str, namespace: str | None) -> str:
 
 @dataclass(slots=True)
 class OfferedTools:
-    """The tools of one request. ``functions`` are the tools as the model sees them, and
-    ``identities`` has the client's names for them, by function name. ``kept`` are the tools as the
-    client sent them, without hosted tools. Hosted tools are left out and only named in ``ignored``,
-    as in ``tools.web_search``."""
+    """The tools of one request. ``functions`` are the tools as the model sees them, ``paths`` are
+    their places in the request, and ``identities`` has the client's names for them, by function
+    name. ``kept`` are the tools as a response repeats them: functions with all their fields, other
+    tools as the client sent them. Hosted tools are left out and only named in ``ignored``, as in
+    ``tools.web_search``."""
 
     functions: list[Tool] = field(default_factory=list)
     identities: dict[str, ToolIdentity] = field(default_factory=dict)
+    paths: list[str] = field(default_factory=list)
     kept: list[Tool] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
 
@@ -77,6 +83,7 @@ class OfferedTools:
         function = {"name": name, "description": reader.optional_text("description"), **fields}
         given = {key: value for key, value in function.items() if value is not None}
         self.functions.append({"type": "function", "function": given})
+        self.paths.append(reader.path)
         self.identities[name] = identity
 
 
@@ -93,7 +100,7 @@ def read_tools(tools: Sequence[Tool]) -> OfferedTools:
             _read_namespace(offered, reader)
         else:
             _read_tool(offered, reader, None)
-        offered.kept.append(tool)
+        offered.kept.append(FUNCTION_DEFAULTS | tool if kind == "function" else tool)
     return offered
 
 

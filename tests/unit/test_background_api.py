@@ -21,6 +21,7 @@ from router.responses.encoded_items import EncodedItems, encode_items
 from router.tenants.tenant import Tenant, TenantLimits
 from router.tenants.tenant_directory import TenantDirectory
 from tests import router_harness
+from tests.open_responses_schema import response_errors
 from tests.router_harness import RouterHarness, eventually, open_harness, wrong_error
 
 tokenizer = router_harness.tokenizer
@@ -50,17 +51,23 @@ async def serving(
 async def start(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
     answer = await client.post(RESPONSES, json=asking(**fields))
     assert answer.status_code == 200, answer.text
-    Response.model_validate(answer.json(), strict=True)
-    response: dict[str, Any] = answer.json()
+    response = checked(answer)
     assert (response["status"], response["output"]) == ("queued", [])
     return response
 
 
 async def get(client: httpx.AsyncClient, response: dict[str, Any]) -> dict[str, Any]:
-    answer = await client.get(f"{RESPONSES}/{response['id']}")
-    Response.model_validate(answer.json(), strict=True)
-    found: dict[str, Any] = answer.json()
+    found = checked(await client.get(f"{RESPONSES}/{response['id']}"))
+    assert (found["completed_at"] is not None) == (found["status"] == "completed")
     return found
+
+
+def checked(answer: httpx.Response) -> dict[str, Any]:
+    """Return a response that is as OpenAI's client and Open Responses expect it."""
+    response: dict[str, Any] = answer.json()
+    Response.model_validate(response, strict=True)
+    assert response_errors(response) == []
+    return response
 
 
 async def wait_for_end(client: httpx.AsyncClient, response: dict[str, Any]) -> dict[str, Any]:

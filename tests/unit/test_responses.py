@@ -21,6 +21,9 @@ tokenizer = router_harness.tokenizer
 PARAMETERS = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 TOOL = {"type": "function", "name": "f", "parameters": PARAMETERS, "strict": False}
 OTHER = {"type": "function", "name": "g"}
+DEFAULTS = {"description": None, "parameters": None, "strict": False}
+"""The fields that a response adds to a function which the request has without them."""
+
 CUSTOM = {"type": "custom", "name": "run", "description": "Runs code."}
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 SECOND = '\n<tool_call>{"name": "g", "arguments": {}}</tool_call>'
@@ -85,7 +88,7 @@ async def test_response_object(tokenizer: Tokenizer) -> None:
     prompt = router.model.text.tokenizer.encode(f"{text.decode()}<|im_start|>assistant\n")
     assert list(router.prefill.submitted[0].spec.token_ids) == prompt
     part = {"type": "output_text", "text": "Hello, wörld!", "annotations": [], "logprobs": []}
-    assert response.pop("created_at") > 0
+    assert response.pop("completed_at") >= response.pop("created_at") > 0
     assert response == {
         "id": "resp_0", "object": "response", "model": "demo", "background": False,
         "status": "completed", "error": None, "incomplete_details": None,
@@ -106,6 +109,7 @@ async def test_response_object(tokenizer: Tokenizer) -> None:
         "previous_response_id": None, "prompt_cache_key": None,
         "reasoning": {"effort": None, "summary": None}, "safety_identifier": None,
         "service_tier": "default", "store": False, "temperature": 1.0,
+        "presence_penalty": 0.0, "frequency_penalty": 0.0,
         "text": {"format": {"type": "text"}, "verbosity": "medium"}, "tool_choice": "auto",
         "tools": [], "top_logprobs": 0, "top_p": 1.0, "truncation": "disabled", "user": None,
     }  # fmt: skip
@@ -127,7 +131,7 @@ async def test_text_is_streamed(tokenizer: Tokenizer) -> None:
         "output_index": 0, "content_index": 0, "delta": "H", "logprobs": [],
     }  # fmt: skip
     assert events[-2]["item"] == final["output"][0]
-    ids = {"id", "created_at", "output"}
+    ids = {"id", "created_at", "completed_at", "output"}
     assert {k: v for k, v in final.items() if k not in ids} == {
         k: v for k, v in whole.items() if k not in ids
     }
@@ -303,7 +307,7 @@ async def test_calls_are_items(thinker: Tokenizer) -> None:
     }  # fmt: skip
     assert two["name"] == "g" and two["arguments"] == "{}"
     assert one["call_id"].startswith("call_") and one["call_id"] != two["call_id"]
-    assert response["tools"] == [TOOL, OTHER]
+    assert response["tools"] == [DEFAULTS | TOOL, DEFAULTS | OTHER]
     assert summarize(events) == [
         *BEGIN, *message_events(0, "Well."), *call_events(1, '{"x": 1}'), *call_events(2, "{}"),
         ("completed", "completed"),
@@ -345,7 +349,7 @@ async def test_tools_of_a_namespace_are_functions(thinker: Tokenizer) -> None:
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "2"}
         await client.post(RESPOND, json=request(input=[*history, output], tools=[space]))
     assert (call["name"], call["namespace"]) == ("f", "n")
-    assert response["tools"] == [TOOL, space]
+    assert response["tools"] == [DEFAULTS | TOOL, space]
     first, second = (bytes(job.spec.token_ids) for job in router.prefill.submitted)
     assert first == b"[f n__f n__g ]<user>Hi|>"
     assert second == (
@@ -382,7 +386,7 @@ async def test_hosted_tools_are_left_out(thinker: Tokenizer) -> None:
     async with open_harness(thinker, "Yes") as (router, client):
         body = request(tools=[{"type": "web_search"}, TOOL, {"type": "code_interpreter"}])
         answer = await client.post(RESPOND, json=body)
-    assert response_of(answer)["tools"] == [TOOL]
+    assert response_of(answer)["tools"] == [DEFAULTS | TOOL]
     ignored = answer.headers["x-baton-ignored-fields"]
     assert ignored == "tools.web_search, tools.code_interpreter"
     assert bytes(router.prefill.submitted[0].spec.token_ids) == b"[f ]<user>Hi|>"
@@ -394,7 +398,7 @@ async def test_answers_follow_their_format(tokenizer: Tokenizer) -> None:
     async with open_harness(tokenizer, '{"x": 1}') as (router, client):
         body = request(text={"format": form, "verbosity": "low"})
         response = response_of(await client.post(RESPOND, json=body))
-    assert response["text"] == {"format": form, "verbosity": "low"}
+    assert response["text"] == {"format": {"description": None} | form, "verbosity": "low"}
     grammar = router.prefill.submitted[0].spec.sampling.grammar
     assert grammar is not None and '"x"' in grammar.text
 

@@ -34,9 +34,11 @@ PATH = "/v1/responses/resp_1"
 
 def stored(**fields: Any) -> StoredResponse:
     response = {
-        "id": "resp_1", "object": "response", "created_at": 1, "model": "demo", "store": True,
+        "id": "resp_1", "object": "response", "created_at": 1, "completed_at": 1,
+        "model": "demo", "store": True,
         "status": "completed", "output": [], "usage": None, "error": None,
-        "incomplete_details": None, "previous_response_id": None, **fields,
+        "incomplete_details": None, "previous_response_id": None, "presence_penalty": 0.0,
+        "frequency_penalty": 0.0, **fields,
     }  # fmt: skip
     items = encode_items([{"id": f"msg_{number}", "type": "message"} for number in range(30)])
     return StoredResponse(response, items)

@@ -296,4 +296,4 @@ async def test_strict_tools_reach_the_workers(tmp_path: Path) -> None:
         assert wrong_error(few)["param"] == "min_tokens"
         hostile = {"name": "f", "strict": True, "parameters": {"type": "nothing"}}
         bad = await client.post(CHAT, json=chat(tools=[{"type": "function", "function": hostile}]))
-        assert wrong_error(bad)["param"] == "tools"
+        assert wrong_error(bad)["param"] == "tools[0].function.parameters"

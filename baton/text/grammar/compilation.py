@@ -27,7 +27,9 @@ LIMITS = LLParserLimits(
 """Limits of one grammar that llguidance enforces. Typical schemas need a thousandth of them. Time,
 memory and depth, which llguidance does not count, are limited by the helper process."""
 
-_PLACE = re.compile(r"^at \d+\(\d+\): ")
+_PLACE = re.compile(r"\bat \d+\(\d+\): |\bfailed to compile JSON schema: ")
+_REGEX_QUOTE = re.compile(r"\bregex parse error:\n.*?\nerror: ", re.DOTALL)
+_QUOTE = re.compile(r"\n *\d+ \| .*", re.DOTALL)
 
 MAX_MESSAGE = 500
 """Maximum length of an error message, which may quote parts of the grammar."""
@@ -54,11 +56,21 @@ def compile_grammar(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
 def invalid_grammar(grammar: Grammar, complaint: str) -> Invalid:
     """Return the error for the client. ``complaint`` is llguidance's message, which is edited to be
     understandable to the client."""
-    if (
-        grammar.kind is not GrammarKind.LARK
-    ):  # the message quotes text that we generated, not the client's
-        complaint = _PLACE.sub("", complaint.partition("\n   1 |")[0])
+    if grammar.kind is not GrammarKind.LARK:
+        complaint = without_quotes(complaint)
     if "coerce_one_of" in complaint:
         complaint = "the alternatives of oneOf must exclude each other; otherwise, use anyOf"
-    message = f"the {grammar.kind.value} can't be enforced: {complaint}"
+    message = refusal_prefix(grammar) + complaint
     return Invalid(message[:MAX_MESSAGE], param="response_format")
+
+
+def refusal_prefix(grammar: Grammar) -> str:
+    """Return the beginning of the errors of :func:`invalid_grammar`."""
+    return f"the {grammar.kind.value} can't be enforced: "
+
+
+def without_quotes(complaint: str) -> str:
+    """Return the complaint without the lines that llguidance quotes, for a grammar that was not
+    written by the client. What is wrong with a regular expression is kept without the
+    expression."""
+    return _PLACE.sub("", _REGEX_QUOTE.sub("", _QUOTE.sub("", complaint)))

@@ -15,6 +15,7 @@ import resource
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from time import thread_time
 from typing import BinaryIO
@@ -29,8 +30,10 @@ from baton.text.grammar.compilation import (
     MAX_MESSAGE,
     compile_grammar,
     invalid_grammar,
+    refusal_prefix,
     validate_grammar,
 )
+from baton.text.grammar.schema_fault import find_fault
 
 CPU_SECONDS = 0.5
 """CPU time limit of one grammar. Typical schemas take a millisecond."""
@@ -43,6 +46,9 @@ STACK_BYTES = 4 << 20
 
 FIRST_MASK_SECONDS = 0.05
 """CPU time limit for computing the mask of the first token: no token should take longer."""
+
+FAULT_SECONDS = CPU_SECONDS / 2
+"""CPU time after which no further variants of a schema are compiled to find its faulty part."""
 
 LENGTH_BYTES = 4
 
@@ -80,7 +86,21 @@ def _write_verdict(vocabulary: LLTokenizer | None, always_wrong: str, job: dict[
 
 
 def _complaint(vocabulary: LLTokenizer | None, grammar: Grammar) -> str:
-    """Return what is wrong with a grammar, or an empty string."""
+    """Return what is wrong with a grammar, or an empty string. What is wrong with a JSON schema
+    begins with the path of its faulty part."""
+    wrong = _refusal(vocabulary, grammar)
+    if not wrong or grammar.kind is not GrammarKind.JSON_SCHEMA:
+        return wrong
+    path = find_fault(
+        json.loads(grammar.text),
+        lambda schema: _refusal(vocabulary, replace(grammar, text=json.dumps(schema))),
+        lambda: thread_time() < FAULT_SECONDS,
+    )
+    return f"{path}: {wrong.removeprefix(refusal_prefix(grammar))}" if path else wrong
+
+
+def _refusal(vocabulary: LLTokenizer | None, grammar: Grammar) -> str:
+    """Return why a grammar is refused, or an empty string."""
     try:
         validate_grammar(grammar)
         if vocabulary is not None:

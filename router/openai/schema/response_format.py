@@ -52,7 +52,7 @@ class ResponseFormat(StrictModel):
         if self.type == "text":
             return None
         schema = self.json_schema.schema_ if self.json_schema is not None else None
-        return Grammar(GrammarKind.JSON_OBJECT) if schema is None else _json_schema_grammar(schema)
+        return Grammar(GrammarKind.JSON_OBJECT) if schema is None else json_schema_grammar(schema)
 
 
 class StructuredOutputs(StrictModel):
@@ -157,7 +157,7 @@ def _grammars_of_fields(
     grammar: str | None = None,
 ) -> list[Grammar]:
     given = [
-        None if json_ is None else _json_schema_grammar(json_),
+        None if json_ is None else json_schema_grammar(json_),
         None if regex is None else Grammar(GrammarKind.REGEX, regex),
         None if choice is None else Grammar(GrammarKind.CHOICE, json.dumps(choice)),
         None if grammar is None else Grammar(GrammarKind.LARK, grammar),
@@ -165,7 +165,7 @@ def _grammars_of_fields(
     return [each for each in given if each is not None]
 
 
-def _json_schema_grammar(schema: dict[str, Any] | str) -> Grammar:
+def json_schema_grammar(schema: dict[str, Any] | str) -> Grammar:
     """Return a grammar for a JSON schema. The order of the schema's keys is kept, since answers
     have the same order."""
     text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)

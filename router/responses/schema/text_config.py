@@ -37,6 +37,14 @@ class TextFormat(StrictModel):
         fields = self.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
         return {"type": self.type, "json_schema": fields}
 
+    @property
+    def answer_format(self) -> dict[str, Any]:
+        """The same format as a response repeats it: a schema's format with all its fields."""
+        fields = self.model_dump(by_alias=True, exclude_none=True)
+        if self.type != "json_schema":
+            return fields
+        return {"description": None, "strict": False} | fields
+
 
 class TextConfig(StrictModel):
     """The form of the answer's text. ``verbosity`` is a hint, which is not passed to the model."""
