@@ -133,12 +133,10 @@ class Preprocessor:
             prefix_pins=pins,
         )
         dialect = self._output_format.for_prompt(text, reasoning_off=body.disables_reasoning)
-        calls_tools = body.forces_tool_call or (body.has_strict_tools and dialect.tools is not None)
-        return [
-            _with_tool_call_grammar(dialect, prompt, body)
-            if calls_tools
-            else _with_response_format(dialect, prompt, body)
-        ]
+        may_call = bool(tools) and dialect.tools is not None
+        if body.forces_tool_call or (may_call and body.has_strict_tools):
+            return [_with_tool_call_grammar(dialect, prompt, body)]
+        return [_with_response_format(dialect, prompt, body, may_call=may_call)]
 
     def _prefix_pins(
         self, body: ChatBody, tools: Sequence[Tool], prompt: Prompt
@@ -278,21 +276,30 @@ class Preprocessor:
         )
 
 
-def _with_response_format(dialect: ModelOutputFormat, prompt: Prompt, body: ChatBody) -> Prompt:
+def _with_response_format(
+    dialect: ModelOutputFormat, prompt: Prompt, body: ChatBody, *, may_call: bool
+) -> Prompt:
     """Return the prompt with a grammar that lets a reasoning model reason freely before an answer
-    that follows the response format. The prompt stays unchanged if there is no response format, if
-    the model does not reason, or if the client wrote a whole Lark grammar."""
-    if body.format is None or not (dialect.reasoning is not None or prompt.starts_in_reasoning):
+    that follows the response format or, if it ``may_call`` tools, consists of calls. The prompt
+    stays unchanged if there is no response format, if the model neither reasons nor may call, or if
+    the client wrote a whole Lark grammar."""
+    reasons = dialect.reasoning is not None or prompt.starts_in_reasoning
+    if body.format is None or not (reasons or may_call):
         return prompt
     field, grammar = body.format
     rule = grammar_rule_for(grammar, field)
     if rule is None:
         return prompt
-    return _with_grammar(
-        prompt,
-        field,
-        lambda: dialect.answer_grammar(rule, in_reasoning=prompt.starts_in_reasoning),
-    )
+
+    def build() -> Grammar:
+        in_reasoning = prompt.starts_in_reasoning
+        if may_call:
+            return dialect.call_or_answer_grammar(
+                body.offered_tools, rule, in_reasoning=in_reasoning, max_calls=body.max_tool_calls
+            )
+        return dialect.answer_grammar(rule, in_reasoning=in_reasoning)
+
+    return _with_grammar(prompt, field, build)
 
 
 def _with_tool_call_grammar(dialect: ModelOutputFormat, prompt: Prompt, body: ChatBody) -> Prompt:

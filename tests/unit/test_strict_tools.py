@@ -32,6 +32,7 @@ from router.openai.parsers.output_parts import (
     ToolCallArguments,
     ToolCallStart,
 )
+from tests import router_harness
 from tests.router_harness import CHAT, chat, open_harness, wrong_error
 from tests.unit.small_chats import load_tokenizer as load_template
 
@@ -260,6 +261,47 @@ def test_name_before_arguments(tmp_path: Path) -> None:
         ),
     )
     assert (content, len(calls)) == ("", 1)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_answer_calls_or_follows_the_response_format(model: Model, form: str) -> None:
+    dialect = model.dialect(form)
+    grammar = dialect.call_or_answer_grammar(
+        TOOLS, '%json {"enum": ["yes"]}', in_reasoning=False, max_calls=None
+    )
+    opening = dialect.reasoning.answer_opening if dialect.reasoning is not None else ""
+    assert model.follows(grammar, f'{opening}"yes"')
+    assert not model.begins(grammar, f'{opening}"no')
+    text = model.random_answer(grammar, begun_call(form).removeprefix("So:\n"), 1)
+    assert calls_in(dialect, text)[1][0][0] == "weather"
+
+
+async def test_response_format_and_tools_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router_harness, "CONTEXT", 512)
+    template = "{{ tools }}{# <tool_call> #}{{ messages[0].content }}"
+    schema = {"name": "s", "schema": {"enum": ["yes"]}}
+    both = {
+        "tools": [{"type": "function", "function": {"name": "now"}}],
+        "response_format": {"type": "json_schema", "json_schema": schema},
+    }
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for answer, choice in (
+        ('"yes"', "auto"),
+        (call, "auto"),
+        (call, "required"),
+        ('"yes"', "none"),
+    ):
+        async with open_harness(load_template(tmp_path, template), answer) as (router, client):
+            reply = await client.post(CHAT, json=chat(tool_choice=choice, **both))
+            grammar = router.prefill.submitted[-1].spec.sampling.grammar
+        message = reply.json()["choices"][0]["message"]
+        assert (message["content"] == answer) is (answer != call)
+        assert ("tool_calls" in message) is (answer == call)
+        assert ("now" in grammar.text, "yes" in grammar.text) == {
+            "auto": (True, True), "required": (True, False), "none": (False, True),
+        }[choice]  # fmt: skip
 
 
 def test_schema_with_definitions(model: Model) -> None:

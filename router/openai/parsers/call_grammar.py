@@ -43,12 +43,16 @@ class ToolCallGrammar:
         """Return the grammar of an answer with text, calls, or both, as the format allows. The
         arguments of ``strict`` functions follow the functions' schemas; the arguments of other
         functions may be any JSON object. Raises Invalid as :meth:`forced` does."""
-        constrained = [
-            function if function.get("strict") else {**function, "parameters": ANY_ARGUMENTS}
-            for function in functions
-        ]
         answer_rule, rules = self._text_or_calls()
-        return self._grammar(answer_rule, constrained, rules)
+        return self._grammar(answer_rule, _only_strict(functions), rules)
+
+    def offered_beside(self, functions: Sequence[Function], rule: str) -> Grammar:
+        """Return the grammar of an answer that consists of calls, as in :meth:`offered`, or follows
+        ``rule``, the right-hand side of a rule."""
+        opening = self.reasoning.answer_opening if self.reasoning is not None else ""
+        begun = f"({self.marks.literal(opening)})? " if opening else ""
+        body = f"({self._calls()} | {begun}answer)"
+        return self._grammar(body, _only_strict(functions), [f"answer: {rule}"])
 
     def _grammar(
         self, body: str, functions: Sequence[Function], rules: Sequence[str] = ()
@@ -106,6 +110,13 @@ class ToolCallGrammar:
         if mark in self.marks.ids:
             return f"(TEXT? | (TEXT? {self.marks.literal(mark)})? {self._calls()})", rules
         return f"(TEXT? | {self._calls()})", rules
+
+
+def _only_strict(functions: Sequence[Function]) -> list[Function]:
+    return [
+        function if function.get("strict") else {**function, "parameters": ANY_ARGUMENTS}
+        for function in functions
+    ]
 
 
 def _forbid_extra_parameters(function: Function) -> Function:

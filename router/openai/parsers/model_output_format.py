@@ -139,6 +139,14 @@ class ModelOutputFormat:
         grammar = self._call_grammar(in_reasoning, max_calls)
         return grammar.offered([tool["function"] for tool in tools])
 
+    def call_or_answer_grammar(
+        self, tools: Sequence[Tool], rule: str, *, in_reasoning: bool, max_calls: int | None
+    ) -> Grammar:
+        """Return the grammar of an answer that either calls some of ``tools``, as in
+        :meth:`offered_call_grammar`, or follows ``rule``."""
+        grammar = self._call_grammar(in_reasoning, max_calls)
+        return grammar.offered_beside([tool["function"] for tool in tools], rule)
+
     def answer_grammar(self, rule: str, *, in_reasoning: bool) -> Grammar:
         """Return the grammar of an answer that follows ``rule``, after optional reasoning."""
         body = "answer"

@@ -81,7 +81,7 @@ class ChatBody(GenerationBody, ChatHints):
         if rules is not None and (mode == "required" or self.has_strict_tools):
             message = f"{rules} is not allowed with forced or strict tool calls"
             raise field_validation_error(rules, message)
-        if mode == "required" and self.format is not None:
+        if mode == "required" and self.format is not None and self.response_format is None:
             field = self.format[0]
             raise field_validation_error(field, f"{field} is not allowed with a forced tool call")
         return self
@@ -118,8 +118,7 @@ class ChatBody(GenerationBody, ChatHints):
 
     @property
     def has_strict_tools(self) -> bool:
-        """Whether the answer may contain calls to strict tools. False with a response format, since
-        the answer then contains no calls."""
+        """Whether calls to strict tools restrict an answer that no response format restricts."""
         strict = any(tool["function"].get("strict") for tool in self.offered_tools)
         return strict and self.format is None
 
