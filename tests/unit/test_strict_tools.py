@@ -296,6 +296,7 @@ async def test_response_format_and_tools_together(
         async with open_harness(load_template(tmp_path, template), answer) as (router, client):
             reply = await client.post(CHAT, json=chat(tool_choice=choice, **both))
             grammar = router.prefill.submitted[-1].spec.sampling.grammar
+        assert grammar is not None
         message = reply.json()["choices"][0]["message"]
         assert (message["content"] == answer) is (answer != call)
         assert ("tool_calls" in message) is (answer == call)
