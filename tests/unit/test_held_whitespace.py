@@ -5,7 +5,6 @@ import pytest
 
 from router.openai.parsers.answer_tape import MAX_HELD_CHARACTERS
 from router.openai.parsers.model_output_format import TOOL_PARSERS
-from router.openai.parsers.output_formats import REASONING_FORMATS
 from router.openai.parsers.output_parser import MAX_HELD_WHITESPACE, OutputParser
 from router.openai.parsers.output_parts import (
     OutputPart,
@@ -14,6 +13,7 @@ from router.openai.parsers.output_parts import (
     ToolCallArguments,
     ToolCallStart,
 )
+from router.openai.parsers.reasoning_formats import REASONING_FORMATS
 
 TOKEN = " \n\t " * 32
 NUM_TOKENS = 10_000

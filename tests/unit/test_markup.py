@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from router.openai.parsers.model_output_format import TOOL_PARSERS
-from router.openai.parsers.output_formats import REASONING_FORMATS
 from router.openai.parsers.output_parser import OutputParser
 from router.openai.parsers.output_parts import (
     OutputPart,
@@ -16,6 +15,7 @@ from router.openai.parsers.output_parts import (
     ToolCallArguments,
     ToolCallStart,
 )
+from router.openai.parsers.reasoning_formats import REASONING_FORMATS
 
 THINK = REASONING_FORMATS[-1]
 SCHEMAS = {

@@ -14,7 +14,7 @@ from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
 from router.openai.grammar_validator import GrammarValidator, grammar_rule_for
 from router.openai.parsers.model_output_format import ModelOutputFormat
-from router.openai.parsers.output_formats import REASONING_FORMATS
+from router.openai.parsers.reasoning_formats import REASONING_FORMATS
 from router.openai.preprocessor import ModelLimits, Preprocessor
 from router.openai.schema.completion import CompletionBody
 from tests.router_harness import CHAT, USER, eventually, open_harness, tokenizer, wrong_error

@@ -21,17 +21,18 @@ from baton.text.grammar.compilation import validate_grammar
 from baton.text.grammar.matcher import GrammarCompiler
 from baton.text.tokenizer import Tokenizer
 from router.openai.parsers.model_output_format import (
+    MARKUP_STRINGS,
     REASONING_PARSERS,
     TOOL_PARSERS,
     ModelOutputFormat,
 )
-from router.openai.parsers.output_formats import MARKUP_STRINGS, PLAIN_JSON
 from router.openai.parsers.output_parts import (
     ReasoningPart,
     TextPart,
     ToolCallArguments,
     ToolCallStart,
 )
+from router.openai.parsers.tool_formats import PLAIN_JSON
 from tests import router_harness
 from tests.router_harness import CHAT, chat, open_harness, wrong_error
 from tests.unit.small_chats import load_tokenizer as load_template

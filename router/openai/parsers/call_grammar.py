@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from baton.core.grammar import Grammar, GrammarKind
 from baton.text.grammar.to_lark import check_grammar_size
 from router.openai.parsers.markup_tokens import NO_MARKUP_TOKENS, MarkupTokens, terminal_without
-from router.openai.parsers.output_formats import ReasoningFormat, ToolFormat
+from router.openai.parsers.reasoning_formats import ReasoningFormat
 from router.openai.parsers.strict_schema import forbid_extra_properties
+from router.openai.parsers.tool_formats import ToolFormat
 from router.openai.parsers.writing import Function
 
 WHITESPACE_PATTERN = r"[\s\x1c-\x1f]"

@@ -31,6 +31,11 @@ class Mark:
     is_shown: bool = False
 
 
+def dropped(pattern: str) -> Mark:
+    """A mark that is not shown, and changes nothing."""
+    return Mark(pattern, Segment.TEXT, Segment.TEXT)
+
+
 @dataclass(frozen=True, slots=True)
 class MarkSet:
     pattern: "regex.Pattern[str]"

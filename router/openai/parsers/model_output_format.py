@@ -10,15 +10,9 @@ from baton.core.grammar import Grammar, GrammarKind
 from baton.text.tokenizer import Tokenizer
 from router.openai.parsers.call_grammar import ToolCallGrammar, reasoning_rules
 from router.openai.parsers.markup_tokens import NO_MARKUP_TOKENS, MarkupTokens
-from router.openai.parsers.output_formats import (
-    MARKUP_STRINGS,
-    PLAIN_JSON,
-    REASONING_FORMATS,
-    TOOL_FORMATS,
-    ReasoningFormat,
-    ToolFormat,
-)
 from router.openai.parsers.output_parser import OutputParser
+from router.openai.parsers.reasoning_formats import REASONING_FORMATS, ReasoningFormat
+from router.openai.parsers.tool_formats import PLAIN_JSON, TOOL_FORMATS, ToolFormat
 
 TOOL_PARSERS = {each.name: each for each in TOOL_FORMATS}
 """The formats by their names in the setting ``tool_parser``."""
@@ -26,6 +20,16 @@ TOOL_PARSERS = {each.name: each for each in TOOL_FORMATS}
 REASONING_PARSERS = {each.name: each for each in REASONING_FORMATS}
 REASONING_PARSERS |= dict.fromkeys(("qwen3", "deepseek_r1"), REASONING_PARSERS["think"])
 """The formats by their names in the setting ``reasoning_parser``."""
+
+MARKUP_STRINGS = tuple(
+    dict.fromkeys(
+        [
+            *(string for row in TOOL_FORMATS for string in row.special),
+            *(string for row in REASONING_FORMATS for string in row.special),
+        ]
+    )
+)
+"""All strings of all formats that may be special tokens."""
 
 TOOL_FORMAT_HEADER = "x-baton-tool-format"
 

@@ -12,7 +12,6 @@ from router.openai.parsers.answer_tape import (
 from router.openai.parsers.call_syntax import WHITE_SPACE, CallSyntax, Outcome, Schemas, read_json
 from router.openai.parsers.harmony import read_header
 from router.openai.parsers.marks import Mark, Segment, mark_set
-from router.openai.parsers.output_formats import ReasoningFormat, ToolFormat
 from router.openai.parsers.output_parts import (
     OutputPart,
     ReasoningPart,
@@ -20,6 +19,8 @@ from router.openai.parsers.output_parts import (
     ToolCallArguments,
     ToolCallStart,
 )
+from router.openai.parsers.reasoning_formats import ReasoningFormat
+from router.openai.parsers.tool_formats import ToolFormat
 
 MAX_HELD_WHITESPACE = 4096
 """The maximum number of characters of white space that are held back at one place. Models write a

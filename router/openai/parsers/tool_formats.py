@@ -1,9 +1,7 @@
-"""The formats of tool calls and of reasoning, a row for each: how they are read, how they are
-written, and how they are recognised. A new family is a row."""
+"""The formats of tool calls, a row for each: how they are read, how they are written, and how they
+are recognised. A new family is a row."""
 
 from dataclasses import dataclass, replace
-
-import regex
 
 from router.openai.parsers.answer_tape import END, SPACE
 from router.openai.parsers.call_syntax import (
@@ -16,7 +14,7 @@ from router.openai.parsers.call_syntax import (
     NamedJson,
 )
 from router.openai.parsers.gemma_calls import QUOTE, GemmaCall
-from router.openai.parsers.marks import Mark, Segment
+from router.openai.parsers.marks import Mark, Segment, dropped
 from router.openai.parsers.pythonic import PythonCalls
 from router.openai.parsers.writing import (
     GemmaArguments,
@@ -54,36 +52,8 @@ class ToolFormat:
         return tuple(mark for mark in self.marks if mark.within is segment)
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningFormat:
-    """How a family marks reasoning. The model ``opens`` it at the beginning of an answer, unless
-    the prompt ends with one of ``prompt_opens``; a prompt that ends with one of ``prompt_closes``
-    leaves it out. ``answer_opening`` and ``answer_closing`` are marks around text, if there are
-    any. ``signs`` and ``special`` are as in :class:`ToolFormat`."""
-
-    name: str
-    opens: str
-    closes: str
-    marks: tuple[Mark, ...]
-    prompt_opens: tuple[str, ...]
-    prompt_closes: tuple[str, ...]
-    signs: tuple[tuple[str, ...], ...]
-    special: tuple[str, ...]
-    answer_opening: str = ""
-    answer_closing: str = ""
-    starts_with_header: bool = False
-
-    def marks_within(self, segment: Segment) -> tuple[Mark, ...]:
-        return tuple(mark for mark in self.marks if mark.within is segment)
-
-
 def _call(pattern: str, *, is_shown: bool = False, within: Segment = Segment.TEXT) -> Mark:
     return Mark(pattern, within, Segment.CALL, is_shown)
-
-
-def _dropped(pattern: str) -> Mark:
-    """A mark that is not shown, and changes nothing."""
-    return Mark(pattern, Segment.TEXT, Segment.TEXT)
 
 
 def _section(opening: str, call: str, closing: str) -> tuple[Mark, ...]:
@@ -93,7 +63,7 @@ def _section(opening: str, call: str, closing: str) -> tuple[Mark, ...]:
         _call(call, within=Segment.GAP),
         _call(call),
         Mark(closing, Segment.GAP, Segment.TEXT),
-        _dropped(closing),
+        dropped(closing),
     )
 
 
@@ -195,12 +165,12 @@ _KIMI_SPECIAL = (
     "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
     "<|tool_call_end|>", "<|tool_calls_section_end|>",
 )  # fmt: skip
-_XTML_SPECIAL = ("<|open|>", "<|close|>", "<|sep|>")
+XTML_SPECIAL = ("<|open|>", "<|close|>", "<|sep|>")
 _KIMI_K3_END = r"<\|close\|>call<\|sep\|>"
-_HARMONY_SPECIAL = (
+HARMONY_SPECIAL = (
     "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>",
 )  # fmt: skip
-_HARMONY_SIGNS = (("<|channel|>", "<|message|>"),)
+HARMONY_SIGNS = (("<|channel|>", "<|message|>"),)
 _TAG_SPECIAL = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>",
                 "</arg_value>")  # fmt: skip
 _MISTRAL_SPECIAL = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
@@ -231,8 +201,8 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         _json_calls(
             " to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>", tail=""
         ),
-        special=_HARMONY_SPECIAL,
-        signs=_HARMONY_SIGNS,
+        special=HARMONY_SPECIAL,
+        signs=HARMONY_SIGNS,
     ),
     ToolFormat(
         "kimi_k3",
@@ -255,8 +225,8 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         ),
         (_call(r"<\|open\|>call\s+", within=Segment.GAP),),
         "<|open|>",
-        _XTML_SPECIAL,
-        (_XTML_SPECIAL,),
+        XTML_SPECIAL,
+        (XTML_SPECIAL,),
         after_calls=Segment.GAP,
     ),
     ToolFormat(
@@ -347,7 +317,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
             "</function>\n</seed:tool_call>",
             between="\n",
         ),
-        (_call("<seed:tool_call>"), _dropped("</seed:tool_call>")),
+        (_call("<seed:tool_call>"), dropped("</seed:tool_call>")),
         "<seed:tool_call>",
         ("<seed:tool_call>", "</seed:tool_call>"),
         (("<seed:tool_call>",),),
@@ -370,7 +340,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
             between=", ",
             closing="]<|END_ACTION|>",
         ),
-        (_call(r"<\|START_ACTION\|>"), _dropped(r"<\|END_ACTION\|>")),
+        (_call(r"<\|START_ACTION\|>"), dropped(r"<\|END_ACTION\|>")),
         "<|START_ACTION|>",
         ("<|START_ACTION|>", "<|END_ACTION|>"),
         (("<|START_ACTION|>",),),
@@ -395,7 +365,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
             opening="<|tool_call_start|>[",
             closing="]<|tool_call_end|>",
         ),
-        (_call(r"<\|tool_call_start\|>"), _dropped(r"<\|tool_call_end\|>")),
+        (_call(r"<\|tool_call_start\|>"), dropped(r"<\|tool_call_end\|>")),
         "<|tool_call_start|>",
         ("<|tool_call_start|>", "<|tool_call_end|>"),
         (("<|tool_call_start|>",),),
@@ -474,7 +444,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
             opening="[",
             closing="]",
         ),
-        (_call(r"<\|python_start\|>"), _dropped(r"<\|python_end\|>")),
+        (_call(r"<\|python_start\|>"), dropped(r"<\|python_end\|>")),
         "<|python_start|>",
         ("<|python_start|>", "<|python_end|>"),
         (("func_name1(",), ("<|python_start|>",)),
@@ -503,101 +473,3 @@ PLAIN_JSON = replace(
     signs=(),
 )
 """The format of calls of a model whose own format is not known."""
-
-
-def _thoughts(
-    name: str,
-    opens: str,
-    closes: str,
-    *marks: Mark,
-    signs: tuple[str, ...] = (),
-    special: tuple[str, ...] = (),
-    prompt_closes: str = "",
-) -> ReasoningFormat:
-    return ReasoningFormat(
-        name,
-        opens,
-        closes,
-        (Mark(regex.escape(closes), Segment.THOUGHT, Segment.ANSWER), *marks),
-        (opens,),
-        (prompt_closes or closes,),
-        (signs or (opens,),),
-        (*(special or (opens,)), closes),
-    )
-
-
-_MESSAGE_END = rf"<\|(?:end|call|return)\|>(?={SPACE}(?:<\|start\|>|{END}))"
-
-REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
-    ReasoningFormat(
-        "harmony",
-        "<|channel|>analysis<|message|>",
-        "<|end|><|start|>assistant",
-        (
-            Mark(_MESSAGE_END, Segment.THOUGHT, Segment.HEADER),
-            Mark(_MESSAGE_END, Segment.TEXT, Segment.HEADER),
-            Mark(r"<\|start\|>", Segment.GAP, Segment.HEADER),
-        ),
-        (),
-        (),
-        _HARMONY_SIGNS,
-        _HARMONY_SPECIAL,
-        answer_opening="<|channel|>final<|message|>",
-        starts_with_header=True,
-    ),
-    ReasoningFormat(
-        "kimi_k3",
-        "<|open|>think<|sep|>",
-        "<|close|>think<|sep|>",
-        (
-            Mark(r"<\|close\|>think<\|sep\|>", Segment.THOUGHT, Segment.GAP),
-            Mark(r"<\|open\|>response<\|sep\|>", Segment.THOUGHT, Segment.TEXT),
-            Mark(r"<\|open\|>response<\|sep\|>", Segment.GAP, Segment.TEXT),
-            Mark(
-                r"<\|(?:close|open)\|>(?:response|tools|message)<\|sep\|>",
-                Segment.TEXT,
-                Segment.GAP,
-            ),
-        ),
-        ("<|open|>think<|sep|>",),
-        ("<|open|>response<|sep|>",),
-        (_XTML_SPECIAL,),
-        _XTML_SPECIAL,
-        answer_opening="<|open|>response<|sep|>",
-        answer_closing="<|close|>response<|sep|>",
-    ),
-    _thoughts("mistral", "[THINK]", "[/THINK]"),
-    _thoughts("seed_oss", "<seed:think>", "</seed:think>"),
-    replace(
-        _thoughts(
-            "command",
-            "<|START_THINKING|>",
-            "<|END_THINKING|>",
-            _dropped(r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>"),
-            special=(
-                "<|START_THINKING|>",
-                "<|START_RESPONSE|>",
-                "<|END_RESPONSE|>",
-                "<|START_TEXT|>",
-                "<|END_TEXT|>",
-            ),
-        ),
-        answer_opening="<|START_RESPONSE|>",
-        answer_closing="<|END_RESPONSE|>",
-    ),
-    _thoughts(
-        "gemma4",
-        "<|channel>thought",
-        "<channel|>",
-        signs=("<|channel>", "<channel|>"),
-        special=("<|channel>",),
-    ),
-    _thoughts(
-        "hunyuan", "<think>", "</think>", _dropped("</?answer>"), signs=("<think>", "<answer>")
-    ),
-    _thoughts("think", "<think>", "</think>"),
-)
-
-_ROWS: tuple[ToolFormat | ReasoningFormat, ...] = (*TOOL_FORMATS, *REASONING_FORMATS)
-MARKUP_STRINGS = tuple(dict.fromkeys(string for row in _ROWS for string in row.special))
-"""All strings of all formats that may be special tokens."""
