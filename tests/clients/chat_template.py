@@ -99,3 +99,24 @@ CHAT_TEMPLATE = r"""
   {{- '<|im_start|>assistant\n<|answer:' + answer + '|>' -}}
 {%- endif -%}
 """
+
+_STRICT_RULES = r"""
+{%- for message in messages -%}
+  {%- if message.role not in ('system', 'user', 'assistant', 'tool') -%}
+    {{- raise_exception('Unexpected message role.') -}}
+  {%- elif message.role == 'system' and not loop.first -%}
+    {{- raise_exception('System message must be at the beginning.') -}}
+  {%- elif message.role == 'user' and loop.previtem and loop.previtem.role == 'user' -%}
+    {{- raise_exception('Conversation roles must alternate.') -}}
+  {%- endif -%}
+  {%- for call in message.tool_calls or [] -%}
+    {%- if call.function.arguments is string -%}
+      {{- raise_exception('Arguments must be an object.') -}}
+    {%- endif -%}
+  {%- endfor -%}
+{%- endfor -%}
+"""
+
+STRICT_CHAT_TEMPLATE = _STRICT_RULES + CHAT_TEMPLATE
+"""The same template, which refuses what strict families refuse: a second system message, other
+roles, a user after a user, and arguments as text."""

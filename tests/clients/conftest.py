@@ -38,13 +38,13 @@ def run_program(cluster: LocalCluster, model_path: Path) -> RunProgram:
     def run(program: Program) -> dict[str, Any]:
         if program not in results:
             results[program] = {}  # so that a program that fails is not run again for each case
-            results[program] = program.run(_variables(cluster.url, model_path))
+            results[program] = program.run(variables_of(cluster.url, model_path))
         return results[program]
 
     return run
 
 
-def _variables(url: str, model_path: Path) -> dict[str, str]:
+def variables_of(url: str, model_path: Path) -> dict[str, str]:
     """Return the environment variables of a program. None of them configures Baton or another
     client, and none makes a client call servers other than the cluster."""
     kept = ("PATH", "HOME", "LANG", "TMPDIR")

@@ -82,13 +82,13 @@ CHOICES = (60.0, 40.0, 20.0)
 parameter of the request rules out is replaced by the next choice."""
 
 
-def make_scripted_model(folder: Path) -> Path:
+def make_scripted_model(folder: Path, chat_template: str = CHAT_TEMPLATE) -> Path:
     """Write the model's directory; return ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     chains = _chains()
     tokenizer = _make_tokenizer(chains)
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"chat_template": CHAT_TEMPLATE, "eos_token": EOS}
+    settings = {"chat_template": chat_template, "eos_token": EOS}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     weights = _make_weights(tokenizer, chains)
     num_tokens, hidden_size = weights["lm_head.weight"].shape
