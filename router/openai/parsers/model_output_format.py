@@ -66,7 +66,8 @@ class ModelOutputFormat:
             reasoning = _detect(REASONING_FORMATS, template, tokenizer)
         elif reasoning_parser != "none":
             reasoning = REASONING_PARSERS[reasoning_parser]
-        ids = map(tokenizer.token_id, MARKUP_STRINGS)
+        own = (tools or PLAIN_JSON).special + (reasoning.special if reasoning is not None else ())
+        ids = map(tokenizer.token_id, own)
         shown = tokenizer.special_ids.intersection(id_ for id_ in ids if id_ is not None)
         return cls(
             tools=tools,
