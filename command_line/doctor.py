@@ -19,11 +19,9 @@ from baton.hub import resolve_model
 from baton.system.cpu_cores import usable_cores
 from baton.system.memory_file import create_memory_file, memory_file_problem
 from baton.system.portability import describe_facilities, uses_linux
-from baton.text.tokenizer import Tokenizer
 from orchestrator.cluster_state import ClusterFolder
 from orchestrator.engine_probe import probe_vllm
 from orchestrator.socket_audit import SocketReport, listening_sockets
-from router.openai.parsers.model_output_format import ModelOutputFormat
 
 MIN_PYTHON = (3, 11)
 
@@ -118,6 +116,10 @@ def _kernels() -> str:
 
 
 def _output_format(model: str) -> str:
+    # here, because they take longer to import than everything else
+    from baton.text.tokenizer import Tokenizer
+    from router.openai.parsers.model_output_format import ModelOutputFormat
+
     form = ModelOutputFormat.detect(Tokenizer.load(resolve_model(model)))
     names = ", ".join(f"{field} {name}" for field, name in form.names.items())
     return names if form.is_known else f"{names} (the chat template does not show another one)"
