@@ -409,11 +409,13 @@ async def test_limit_within_a_call_makes_it_incomplete(thinker: Tokenizer) -> No
         async with open_harness(thinker, text) as (_, client):
             response = response_of(await client.post(RESPOND, json=body))
             events = response_events(await client.post(RESPOND, json={**body, "stream": True}))
-        (call,) = response["output"]
+        (item,) = response["output"]
+        assert (response["status"], item["status"]) == ("incomplete", "incomplete")
+        assert [part["text"] for part in item["content"]] == [""]
+        assert events[-1]["type"] == "response.incomplete"
+        call = events[-2]["item"]
         assert call[name].startswith("{") and not call[name].endswith("}")
         assert call.get("status") in ("incomplete", None)
-        assert events[-1]["type"] == "response.incomplete"
-        assert events[-2]["item"][name] == call[name]
 
 
 async def test_limit_within_the_reasoning(thinker: Tokenizer) -> None:
