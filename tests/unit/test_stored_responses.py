@@ -272,8 +272,12 @@ STORED_ITEMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("item", "expected"), STORED_ITEMS)
 async def test_what_is_no_part_of_a_prompt_is_not_stored(
-    tokenizer: Tokenizer, item: dict[str, Any], expected: dict[str, Any]
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    item: dict[str, Any],
+    expected: dict[str, Any],
 ) -> None:
+    monkeypatch.setattr(router_harness, "CONTEXT", 512)  # a call becomes text of the prompt
     question = {"id": "last", "role": "user", "content": "b"}
     async with serving(tokenizer) as (_, client):
         answer = await client.post(
