@@ -213,7 +213,7 @@ def _next_roles(messages: Sequence[Message]) -> list[str]:
 
 
 def _may_not_follow(last_role: str, role: str, rules: TemplateRules) -> bool:
-    """Whether a message of this role can't follow one of the same role."""
+    """Return whether a message of this role can't follow one of the same role."""
     if role in SYSTEM_ROLES:
         return last_role in SYSTEM_ROLES and not rules.takes_system_pair
     return last_role == role and not rules.takes_pair(role)

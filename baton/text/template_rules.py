@@ -26,7 +26,7 @@ CONTENT = "content"
 
 @dataclass(frozen=True, slots=True)
 class TemplateRules:
-    """What a chat template takes. By default, it takes everything but the role ``developer``.
+    """The messages that a chat template takes: by default, all but those of the role ``developer``.
 
     - ``takes_text``: content as text, not only as a list of parts.
     - ``takes_system_at_any_end``: a system message in a chat whose last message is not the user's.
@@ -73,7 +73,8 @@ class TemplateRules:
     takes_text_beside_reasoning: bool = True
 
     def takes_pair(self, role: str) -> bool:
-        """Whether the template takes two adjacent messages of a role other than the system's."""
+        """Return whether the template takes two adjacent messages of a role other than
+        ``system``."""
         pairs = {"user": self.takes_user_pair, "assistant": self.takes_assistant_pair}
         return pairs.get(role, True)
 
@@ -151,7 +152,7 @@ class _Probe:
     has_null_content: bool = False
 
     def shows(self, roles: str) -> bool:
-        """Whether the prompt has the texts of all messages."""
+        """Return whether the prompt has the texts of all messages."""
         messages = self.conversation(roles)
         prompt = self.prompt(messages)
         return prompt is not None and all(text in prompt for text in _texts_in(messages))
@@ -207,7 +208,8 @@ def _texts_in(messages: Sequence[Message]) -> list[str]:
 
 
 def _takes_developer(probe: _Probe) -> bool:
-    """Whether the template knows the role ``developer``, and takes it wherever it takes ``system``.
+    """Return whether the template knows the role ``developer``, and takes it wherever it takes
+    ``system``.
     A template does not know the role if it only writes its name, as it would write any name."""
     unknown = "unknown-role"
     prompt = probe.prompt(probe.conversation("developer user"))
@@ -256,7 +258,7 @@ def _call_rules(form: _Probe) -> dict[str, Any]:
 
 
 def _writes_python(form: _Probe) -> bool:
-    """Whether the template writes an object as Python does, because it expects JSON text."""
+    """Return whether the template writes an object as Python does, because it expects JSON text."""
     prompt = form.prompt(form.conversation("user call result"))
     return prompt is not None and str({"value": _text(1)}) in prompt
 
@@ -297,7 +299,7 @@ def _reasoning_chat(form: _Probe, has_call: bool, fields: Message) -> list[Messa
 
 
 def _separates_reasoning(form: _Probe) -> bool:
-    """Whether the template finds reasoning in the content and writes it in a form of its own: the
+    """Return whether the template finds reasoning in the content and writes it in its own form: the
     odd blanks around it are not in the prompt."""
     answer = "probe-answer"
     content = f"<think>\n \n{REASONING}\n \n</think>\n \n{answer}"

@@ -99,3 +99,9 @@ def deltas(response: httpx.Response) -> list[dict[str, Any]]:
     for chunk in chunks:
         checked(ChatCompletionChunk, chunk)
     return [chunk["choices"][0]["delta"] for chunk in chunks]
+
+
+@pytest.fixture
+def closing_thinker(tmp_path: Path) -> Tokenizer:
+    """A tokenizer whose template does not open reasoning itself."""
+    return load_tokenizer(tmp_path, TEMPLATE + "{# <tool_call> </think> #}")

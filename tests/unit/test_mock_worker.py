@@ -1,78 +1,32 @@
 """Tests mock workers in virtual time: tokens, order, speed, states and reports."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from baton.config import load_settings
-from baton.core.cost import PrefillCost
 from baton.core.ids import Epoch, Incarnation, RequestId, TokenId, WorkerId
 from baton.core.kv_transfer import WorkerRef
-from baton.core.request import FinishReason, RequestOutput, RequestSpec, SamplingParams
+from baton.core.request import FinishReason, RequestOutput, RequestSpec
 from baton.core.states import Role, WorkerState
 from baton.core.task import Task
 from baton.errors import Invalid
-from baton.rpc.convert.common import output_from_proto
 from baton.rpc.output_encoder import OutputEncoder, encode_output
-from baton.rpc.v1 import worker_pb2 as pb
-from baton.worker.mock.kv_transfers import MAX_UNCLAIMED_PROMPTS, MockKvTransfers
 from baton.worker.mock.model import MockModel
 from baton.worker.mock.output_stream import MAX_UNREAD_BYTES, MockStream
-from baton.worker.mock.prefix_cache import MockPrefixCache, block_hashes
 from baton.worker.mock.program import MockProgram, config_from_settings, mock_worker_ids
-from baton.worker.mock.worker import MockConfig, MockSharedState, MockWorker
-from tests.sim.virtual_time import LoopClock, simulate
-
-LEXICON = MockModel([TokenId(token) for token in range(100, 164)])
-SPEED = PrefillCost(0.0, 0.01, 0.0)
-STEP = 0.5
-
-
-def shared_state(step_seconds: float = STEP, cache_tokens: int = 64) -> MockSharedState:
-    config = MockConfig(SPEED, step_seconds, 4, 4096, cache_tokens)
-    return MockSharedState(config, LEXICON, LoopClock(), MockKvTransfers(), {})
-
-
-def worker(place: MockSharedState, name: str = "m0", role: Role = Role.DECODE) -> MockWorker:
-    made = MockWorker(WorkerId(name), Incarnation(1), role, place)
-    made.mark_ready()
-    return made
-
-
-def ref(of: MockWorker, generation: int = 1) -> WorkerRef:
-    return WorkerRef(of.id, "127.0.0.1:1", Incarnation(generation))
-
-
-def spec(
-    name: str = "r", length: int = 20, max_tokens: int = 5, epoch: int = 1, **sampling: Any
-) -> RequestSpec:
-    prompt = tuple(TokenId(number) for number in range(length))
-    params = SamplingParams(max_tokens, **{"temperature": 0.0, **sampling})
-    return RequestSpec(RequestId(name), Epoch(epoch), prompt, length, params)
-
-
-def read(message: bytes) -> list[RequestOutput]:
-    return [output_from_proto(each) for each in pb.WorkerMessage.FromString(message).outputs]
-
-
-async def collect(stream: MockStream, count: int = 1) -> list[RequestOutput]:
-    """Collect outputs until ``count`` answers have ended."""
-    outputs: list[RequestOutput] = []
-    while sum(output.finish_reason is not None for output in outputs) < count:
-        outputs += read(await stream.next_message())
-    return outputs
-
-
-def tokens(outputs: Sequence[RequestOutput]) -> list[int]:
-    return [token for output in outputs for token in output.token_ids]
-
-
-def in_virtual_time(main: Coroutine[Any, Any, None]) -> None:
-    simulate(main)
-
+from tests.unit.mock_workers import (
+    LEXICON,
+    STEP,
+    collect,
+    in_virtual_time,
+    read,
+    ref,
+    shared_state,
+    spec,
+    tokens,
+    worker,
+)
 
 # -- settings --------------------------------------------------------------------------------
 
@@ -388,175 +342,3 @@ def test_converted_worker_takes_the_other_role_when_idle() -> None:
         assert (one.role, one.state) == (Role.PREFILL, WorkerState.READY)
 
     in_virtual_time(main())
-
-
-# -- reports ---------------------------------------------------------------------------------
-
-
-def test_load_reports_queue_and_memory() -> None:
-    async def main() -> None:
-        place = shared_state()
-        one = worker(place, "p0", Role.PREFILL)
-        stream = one.open_stream()
-        for number, length in enumerate((20, 40, 40)):
-            stream.submit(spec(f"r{number}", length), Task.PREFILL, None)
-        await asyncio.sleep(0.05)
-        load = one.load
-        assert (load.running, load.waiting, load.queued_tokens) == (1, 2, 100)
-        assert [round(work.work_seconds, 3) for work in load.queue] == [0.4, 0.4, 0.15]
-        assert load.prefill_cost == SPEED and load.decode_cost is not None
-        writer = worker(place, "d0")
-        writer.open_stream().submit(spec(max_tokens=400), Task.PREFILL_AND_DECODE, None)
-        await asyncio.sleep(2.3)
-        load = writer.load
-        assert (load.decode_requests, load.context_tokens) == (1, 25)
-        assert load.promised_tokens == 20 + 256
-        assert (load.num_blocks, load.free_blocks) == (1024, 1024 - 7)
-        inspection = await writer.inspect()
-        assert (inspection.running_requests, inspection.violation, inspection.state) == (
-            1,
-            "",
-            "ready",
-        )
-        writer.close()
-
-    in_virtual_time(main())
-
-
-def test_load_reports_late_first_tokens() -> None:
-    """Three prompts take 0.4 s each, and are due 0.5 s + 0.4 s after their arrival."""
-
-    async def main() -> None:
-        one = worker(shared_state(), "p0", Role.PREFILL)
-        stream = one.open_stream()
-        for number in range(4):
-            request = replace(
-                spec(f"r{number}", 40),
-                token_ids=(TokenId(number),) * 40,
-                ttft_slo_seconds=0.5 if number < 3 else 0.0,
-            )
-            stream.submit(request, Task.PREFILL, None)
-        counts = []
-        for pause in (0.85, 0.1, 0.3, 0.4):
-            await asyncio.sleep(pause)
-            counts.append((one.load.num_first_tokens, one.load.num_late_first_tokens))
-        assert counts == [(2, 0), (3, 1), (3, 1), (3, 1)]
-        one.close()
-
-    in_virtual_time(main())
-
-
-def test_long_queue_is_reported_in_few_entries() -> None:
-    async def main() -> None:
-        one = worker(shared_state(cache_tokens=0))
-        stream = one.open_stream()
-        for number in range(50):
-            stream.submit(spec(f"r{number}"), Task.PREFILL_AND_DECODE, None)
-        queue = one.load.queue
-        assert len(queue) == 32
-        assert sum(work.work_seconds for work in queue) == pytest.approx(50 * 0.2)
-        stream.close()
-
-    in_virtual_time(main())
-
-
-def test_prompts_are_ordered_by_deadline() -> None:
-    async def main() -> None:
-        one = worker(shared_state(cache_tokens=0))
-        stream = one.open_stream()
-        for name, seconds in (("first", 0.0), ("patient", 9.0), ("eager", 1.0), ("any", 0.0)):
-            base = spec(name, max_tokens=1)
-            stream.submit(
-                RequestSpec(
-                    base.request_id, base.epoch, base.token_ids, 20, base.sampling,
-                    ttft_slo_seconds=seconds,
-                ),
-                Task.PREFILL_AND_DECODE,
-                None,
-            )  # fmt: skip
-        outputs = await collect(stream, 4)
-        assert [output.request_id for output in outputs] == ["first", "eager", "patient", "any"]
-
-    in_virtual_time(main())
-
-
-def test_quiet_tenant_is_next_beside_a_flood() -> None:
-    """The quiet tenant's second prompt has a later virtual finish time than the flood's first two
-    of those that wait."""
-
-    async def main() -> None:
-        one = worker(shared_state(cache_tokens=0))
-        stream = one.open_stream()
-        names = ("f0", "f1", "f2", "f3", "q0", "q1")
-        for name in names:
-            tenant, length = (b"flood", 20) if name.startswith("f") else (b"quiet", 15)
-            request = replace(spec(name, length, max_tokens=1), tenant=tenant)
-            stream.submit(request, Task.PREFILL_AND_DECODE, None)
-        outputs = await collect(stream, len(names))
-        assert [output.request_id for output in outputs] == ["f0", "q0", "f1", "q1", "f2", "f3"]
-        stream.close()
-
-    in_virtual_time(main())
-
-
-def test_cancelled_prompt_hides_no_other_of_its_tenant() -> None:
-    async def main() -> None:
-        one = worker(shared_state(cache_tokens=0))
-        stream = one.open_stream()
-        for name, tenant, length in (
-            ("f0", b"flood", 20), ("f1", b"flood", 20), ("q0", b"quiet", 40), ("q1", b"quiet", 10)
-        ):  # fmt: skip
-            request = replace(spec(name, length, max_tokens=1), tenant=tenant)
-            stream.submit(request, Task.PREFILL_AND_DECODE, None)
-        stream.cancel(RequestId("q0"), Epoch(1))
-        outputs = await collect(stream, 3)
-        assert [output.request_id for output in outputs] == ["f0", "q1", "f1"]
-        stream.close()
-
-    in_virtual_time(main())
-
-
-def test_prefixes_are_cached_in_blocks() -> None:
-    async def main() -> None:
-        one = worker(shared_state())
-        stream = one.open_stream()
-        cached_tokens = []
-        for name, length in (("a", 20), ("b", 20), ("c", 30), ("d", 8)):
-            stream.submit(spec(name, length, max_tokens=1), Task.PREFILL_AND_DECODE, None)
-            cached_tokens.append((await collect(stream))[0].cached_tokens)
-        assert cached_tokens == [0, 19, 20, 7]
-
-    in_virtual_time(main())
-
-
-def test_least_recently_used_prefix_is_evicted_first() -> None:
-    prefixes = MockPrefixCache(4)
-    one, other = (1, 2, 3), (7, 8)
-    prefixes.add(one)
-    prefixes.add(other)
-    assert (
-        prefixes.num_leading_cached(one),
-        prefixes.num_leading_cached(other),
-        len(prefixes),
-    ) == (2, 2, 4)
-    prefixes.add(one[:2])
-    prefixes.add((9,))
-    assert (
-        prefixes.num_leading_cached(one),
-        prefixes.num_leading_cached(other),
-        prefixes.num_leading_cached((9,)),
-    ) == (2, 1, 1)
-    salted = RequestSpec(RequestId("r"), Epoch(1), tuple(map(TokenId, range(9))), 9,
-                         SamplingParams(1), tenant_salt=b"x")  # fmt: skip
-    plain = RequestSpec(RequestId("r"), Epoch(1), salted.token_ids, 9, SamplingParams(1))
-    assert len(block_hashes(salted, 4)) == 2
-    assert not set(block_hashes(salted, 4)) & set(block_hashes(plain, 4))
-
-
-def test_unclaimed_prefilled_prompts_are_forgotten() -> None:
-    transfers, got = MockKvTransfers(), list[bool]()
-    for number in range(MAX_UNCLAIMED_PROMPTS + 1):
-        transfers.mark_prefilled(WorkerId("p"), RequestId(f"r{number}"), False)
-    transfers.wait_for(WorkerId("p"), RequestId("r0"), got.append)
-    transfers.wait_for(WorkerId("p"), RequestId("r1"), got.append)
-    assert got == [False]

@@ -2,18 +2,16 @@
 acceptance tests, and the schemas of all states of a response and of all events of a stream."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from baton.text.tokenizer import Tokenizer
-from tests import router_harness
 from tests.open_responses_schema import EVENTS, RESPONSE, event_errors, response_errors
 from tests.responses_harness import RESPOND, response_events, response_of
 from tests.router_harness import eventually, open_harness, wrong_error
-from tests.unit.small_chats import TEMPLATE, load_tokenizer
+from tests.unit import small_chats
 
 WEATHER = {
     "type": "function",
@@ -29,14 +27,8 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Ulm"}}\n</tool_
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
 
 
-@pytest.fixture(autouse=True)
-def room_for_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router_harness, "CONTEXT", 512)
-
-
-@pytest.fixture
-def thinker(tmp_path: Path) -> Tokenizer:
-    return load_tokenizer(tmp_path, TEMPLATE + "{# <tool_call> </think> #}")
+room_for_calls = small_chats.room_for_calls
+thinker = small_chats.closing_thinker
 
 
 def request(*messages: tuple[str, Any], **fields: Any) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Tests answers of ``/v1/responses``: exact objects and events."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -14,7 +13,7 @@ from router.responses.text_logprobs import TextLogprobs
 from tests import router_harness
 from tests.responses_harness import RESPOND, response_events, response_of, summarize
 from tests.router_harness import EOS, eventually, model_saying, open_harness, wrong_error
-from tests.unit.small_chats import TEMPLATE, load_tokenizer
+from tests.unit import small_chats
 
 tokenizer = router_harness.tokenizer
 
@@ -31,14 +30,8 @@ CUSTOM_CALL = '<tool_call>{"name": "run", "arguments": {"input": "a\\n\\"b\\""}}
 BEGIN = [("created", "in_progress"), ("in_progress", "in_progress")]
 
 
-@pytest.fixture(autouse=True)
-def room_for_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router_harness, "CONTEXT", 512)
-
-
-@pytest.fixture
-def thinker(tmp_path: Path) -> Tokenizer:
-    return load_tokenizer(tmp_path, TEMPLATE + "{# <tool_call> </think> #}")
+room_for_calls = small_chats.room_for_calls
+thinker = small_chats.closing_thinker
 
 
 def request(**fields: Any) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""How model families write tool calls: each syntax reads calls from an answer as it arrives."""
+"""The syntaxes in which model families write tool calls. Each reads calls from an answer as it
+arrives."""
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum, auto
 from html import unescape
@@ -52,7 +53,7 @@ class CallSink(Protocol):
 
 
 class CallSyntax(Protocol):
-    """How calls are written, from behind the mark that announces them to the end of the last one
+    """The form of calls, from behind the mark that announces them to the end of the last one
     that belongs to this mark."""
 
     def read(self, tape: AnswerTape, calls: CallSink, schemas: Schemas) -> Reading[Outcome]: ...
@@ -145,13 +146,12 @@ class JsonObject:
             yield from tape.skip(WHITE_SPACE)
             if not (yield from tape.wait()):
                 return Outcome.CUT
-            if calls.has_begun or (
-                name is not None and word in ARGUMENT_KEYS and tape.front == "{"
-            ):
-                is_arguments = not calls.has_begun
-                if is_arguments:
-                    calls.begin(name or "")
-                if not (yield from read_json(tape, calls.arguments if is_arguments else _ignore)):
+            if calls.has_begun:
+                if not (yield from read_json(tape, _ignore)):
+                    return Outcome.CUT
+            elif name is not None and word in ARGUMENT_KEYS and tape.front == "{":
+                calls.begin(name)
+                if not (yield from read_json(tape, calls.arguments)):
                     return Outcome.CUT
             else:
                 value: list[str] = []
@@ -163,10 +163,9 @@ class JsonObject:
                     return Outcome.CUT
                 raw = "".join(value)
                 if word == self.name_key:
-                    decoded = _decoded(raw)
-                    if not isinstance(decoded, str) or (names is not None and decoded not in names):
+                    name = _name(raw, names)
+                    if name is None:
                         return Outcome.NOT_A_CALL
-                    name = decoded
                 elif word in ARGUMENT_KEYS:
                     pending = _arguments(raw)
                 if name is not None and pending is not None:
@@ -198,6 +197,12 @@ def _decoded(raw: str) -> object:
         return parse_model_json(raw)
     except ValueError:
         return None
+
+
+def _name(raw: str, names: Set[str] | None) -> str | None:
+    """Return the name of the tool; None if it is none of ``names``, or no name."""
+    name = _decoded(raw)
+    return name if isinstance(name, str) and (names is None or name in names) else None
 
 
 def _arguments(raw: str) -> str:
@@ -300,15 +305,12 @@ class Elements:
     or nothing before a character."""
     is_escaped: bool = False
     """Whether names and keys have escapes like ``&amp;``."""
-    needs_offered_name: bool = False
 
     def read(self, tape: AnswerTape, calls: CallSink, schemas: Schemas) -> Reading[Outcome]:
         head = yield from tape.match(compiled(self.head))
         if head is None:
             return failed(tape)
         name = self._word(head["name"])
-        if self.needs_offered_name and name not in schemas:
-            return Outcome.NOT_A_CALL
         schema = schemas.get(name, {})
         properties = schema.get("properties")
         properties = properties if isinstance(properties, dict) else {}

@@ -18,7 +18,7 @@ _FUNCTIONS = "functions."
 
 @dataclass(frozen=True, slots=True)
 class HarmonyMessage:
-    """What a header says: the function that the message calls, or None; whether the message is
+    """The content of a header: the function that the message calls, or None; whether the message is
     reasoning, and else whether it is shown. Code for a tool that the model was trained with, but
     which nobody offers, is not shown."""
 

@@ -1,5 +1,6 @@
 """The marks between the segments of an answer."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -34,6 +35,11 @@ class Mark:
 def dropped(pattern: str) -> Mark:
     """A mark that is not shown, and changes nothing."""
     return Mark(pattern, Segment.TEXT, Segment.TEXT)
+
+
+def within(segment: Segment, marks: Iterable[Mark]) -> tuple[Mark, ...]:
+    """Return the marks that end the segment."""
+    return tuple(mark for mark in marks if mark.within is segment)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from router.openai.parsers.answer_tape import (
 )
 from router.openai.parsers.call_syntax import WHITE_SPACE, CallSyntax, Outcome, Schemas, read_json
 from router.openai.parsers.harmony import read_header
-from router.openai.parsers.marks import Mark, Segment, mark_set
+from router.openai.parsers.marks import Segment, mark_set, within
 from router.openai.parsers.output_parts import (
     OutputPart,
     ReasoningPart,
@@ -58,6 +58,8 @@ class OutputParser:
         self._reasoning = reasoning
         self._tools = tools
         self._schemas = schemas
+        self._reasoning_marks = () if reasoning is None else reasoning.marks
+        self._tool_marks = () if tools is None else tools.marks
         self._max_calls = max_calls
         self._tape = AnswerTape()
         self._parts: list[OutputPart] = []
@@ -145,10 +147,9 @@ class OutputParser:
         """Read reasoning up to its closing mark. A call within reasoning counts only if the
         reasoning is never closed, so it is held back until this is known, or until it is too
         long."""
-        assert self._reasoning is not None
         self.is_in_reasoning = True
-        closing = self._reasoning.marks_within(Segment.THOUGHT)
-        opening = () if self._tools is None else self._tools.marks_within(Segment.TEXT)
+        closing = within(Segment.THOUGHT, self._reasoning_marks)
+        opening = within(Segment.TEXT, self._tool_marks)
         calls = tuple(mark for mark in opening if mark.opens is not Segment.TEXT)
         marks = mark_set(closing + calls)
         found = yield from self._tape.until(marks.pattern, self._emit_reasoning)
@@ -193,7 +194,7 @@ class OutputParser:
 
     def _until_mark(self, segment: Segment) -> Reading[Segment]:
         """Read text, or a gap whose text is not shown, up to the next mark."""
-        marks = mark_set(self._marks_within(segment))
+        marks = mark_set(within(segment, self._reasoning_marks + self._tool_marks))
         sink = self._emit_text if segment is Segment.TEXT else _ignore
         found = yield from self._tape.until(marks.pattern, sink)
         if found is None:
@@ -227,10 +228,6 @@ class OutputParser:
             self._cut()
         self._is_after_call = True
         return Segment.TEXT
-
-    def _marks_within(self, segment: Segment) -> tuple[Mark, ...]:
-        marks = () if self._reasoning is None else self._reasoning.marks_within(segment)
-        return marks + (() if self._tools is None else self._tools.marks_within(segment))
 
     def _end_section(self, segment: Segment) -> Segment:
         self.is_in_reasoning = False

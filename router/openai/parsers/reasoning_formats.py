@@ -11,10 +11,10 @@ from router.openai.parsers.tool_formats import HARMONY_SIGNS, HARMONY_SPECIAL, X
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How a family marks reasoning. The model ``opens`` it at the beginning of an answer, unless
-    the prompt ends with one of ``prompt_opens``; a prompt that ends with one of ``prompt_closes``
-    leaves it out. ``answer_opening`` and ``answer_closing`` are marks around text, if there are
-    any. ``signs`` and ``special`` are as in :class:`ToolFormat`."""
+    """The marks of a family's reasoning. The model ``opens`` it at the beginning of an answer,
+    unless the prompt ends with one of ``prompt_opens``; a prompt that ends with one of
+    ``prompt_closes`` leaves it out. ``answer_opening`` and ``answer_closing`` are marks around
+    text, if there are any. ``signs`` and ``special`` are as in :class:`ToolFormat`."""
 
     name: str
     opens: str
@@ -27,9 +27,6 @@ class ReasoningFormat:
     answer_opening: str = ""
     answer_closing: str = ""
     starts_with_header: bool = False
-
-    def marks_within(self, segment: Segment) -> tuple[Mark, ...]:
-        return tuple(mark for mark in self.marks if mark.within is segment)
 
 
 def _thoughts(

@@ -3,6 +3,8 @@ are recognised. A new family is a row."""
 
 from dataclasses import dataclass, replace
 
+import regex
+
 from router.openai.parsers.answer_tape import END, SPACE
 from router.openai.parsers.call_syntax import (
     NAME,
@@ -26,7 +28,7 @@ from router.openai.parsers.writing import (
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a family writes tool calls.
+    """The form in which a family writes tool calls.
 
     ``syntax`` reads calls behind a mark that opens ``Segment.CALL``; ``unannounced`` reads calls
     that begin an answer without a mark, where ``unannounced_begins`` is the pattern of their first
@@ -47,9 +49,6 @@ class ToolFormat:
     unannounced: CallSyntax | None = None
     unannounced_begins: str = ""
     after_calls: Segment = Segment.TEXT
-
-    def marks_within(self, segment: Segment) -> tuple[Mark, ...]:
-        return tuple(mark for mark in self.marks if mark.within is segment)
 
 
 def _call(pattern: str, *, is_shown: bool = False, within: Segment = Segment.TEXT) -> Mark:
@@ -105,7 +104,7 @@ _GLM = Elements(
 _TAGGED_JSON = (r"\{", JsonObject(excess="}", tail="</tool_call>"))
 _TAGGED = Choice((_TAGGED_JSON, ("<function=", _QWEN_XML)))
 _TAGGED_GLM = Choice((_TAGGED_JSON, (r"[\w.\-/:]", _GLM)))
-"""What stands in ``<tool_call>`` tags shows its syntax by its first characters."""
+"""The first characters in ``<tool_call>`` tags show the syntax."""
 
 _TOOL_CALL_TAG = _call("<tool_call>", is_shown=True)
 _MISTRAL = Choice(
@@ -158,9 +157,6 @@ _DEEPSEEK_SPECIAL = (
     "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
     "<｜tool▁calls▁end｜>",
 )  # fmt: skip
-_DEEPSEEK_MARKS = _section(
-    "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁calls▁end｜>"
-)
 _KIMI_SPECIAL = (
     "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
     "<|tool_call_end|>", "<|tool_calls_section_end|>",
@@ -174,7 +170,37 @@ HARMONY_SIGNS = (("<|channel|>", "<|message|>"),)
 _TAG_SPECIAL = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>",
                 "</arg_value>")  # fmt: skip
 _MISTRAL_SPECIAL = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
-_IN_LIST = JsonObject(between=",")
+
+
+def _deepseek(name: str, syntax: CallSyntax, writing: Writing, *signs: str) -> ToolFormat:
+    opening, call, *_, closing = _DEEPSEEK_SPECIAL
+    return ToolFormat(
+        name,
+        syntax,
+        replace(writing, opening=opening, closing=closing),
+        _section(opening, call, closing),
+        opening,
+        _DEEPSEEK_SPECIAL,
+        (signs,),
+        after_calls=Segment.GAP,
+    )
+
+
+def _json_list(name: str, opening: str, closing: str, *, is_shown: bool = False) -> ToolFormat:
+    return ToolFormat(
+        name,
+        JsonList(JsonObject(between=","), regex.escape(closing)),
+        _json_calls(opening=f"{opening}[", between=", ", closing=f"]{closing}"),
+        (_call(regex.escape(opening), is_shown=is_shown),),
+        opening,
+        (opening, closing),
+        ((opening,),),
+    )
+
+
+def _python_calls(opening: str, closing: str) -> Writing:
+    arguments = KeyedArguments("{key}=", between=", ", text_is_raw=False)
+    return Writing("{name}(", arguments, ")", ", ", opening, closing)
 
 
 def _glm(name: str, line: str, *signs: str) -> ToolFormat:
@@ -193,6 +219,18 @@ def _glm(name: str, line: str, *signs: str) -> ToolFormat:
         (signs,),
     )
 
+
+_LLAMA3 = ToolFormat(
+    "llama3",
+    JsonObject(between=";"),
+    _json_calls('{"name": "{name}", "parameters": ', between="; "),
+    (_call(r"<\|python_tag\|>"),),
+    "<|python_tag|>",
+    ("<|python_tag|>",),
+    (("<|python_tag|>",), ('"parameters"', "<|start_header_id|>")),
+    JsonObject(between=";", is_announced=False),
+    r"\{",
+)
 
 TOOL_FORMATS: tuple[ToolFormat, ...] = (
     ToolFormat(
@@ -256,7 +294,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
     _dsml("deepseek_v41", "calls", " ", "｜DSML｜ calls"),
     _dsml("deepseek_v4", "tool_calls", "", "｜DSML｜tool_calls"),
     _dsml("deepseek_v32", "function_calls", "", "｜DSML｜"),
-    ToolFormat(
+    _deepseek(
         "deepseek_v3",
         NamedJson(
             head=rf"function<｜tool▁sep｜>{NAME}{SPACE}```json{SPACE}",
@@ -267,30 +305,17 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
             JsonArguments(),
             "\n```<｜tool▁call▁end｜>",
             between="\n",
-            opening="<｜tool▁calls▁begin｜>",
-            closing="<｜tool▁calls▁end｜>",
         ),
-        _DEEPSEEK_MARKS,
-        "<｜tool▁calls▁begin｜>",
-        _DEEPSEEK_SPECIAL,
-        (("<｜tool▁sep｜>", "```json"),),
-        after_calls=Segment.GAP,
+        "<｜tool▁sep｜>",
+        "```json",
     ),
-    ToolFormat(
+    _deepseek(
         "deepseek_v31",
         NamedJson(head=rf"{NAME}<｜tool▁sep｜>", tail=rf"{SPACE}<｜tool▁call▁end｜>"),
         Writing(
-            "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
-            JsonArguments(),
-            "<｜tool▁call▁end｜>",
-            opening="<｜tool▁calls▁begin｜>",
-            closing="<｜tool▁calls▁end｜>",
+            "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>", JsonArguments(), "<｜tool▁call▁end｜>"
         ),
-        _DEEPSEEK_MARKS,
-        "<｜tool▁calls▁begin｜>",
-        _DEEPSEEK_SPECIAL,
-        (("<｜tool▁sep｜>",),),
-        after_calls=Segment.GAP,
+        "<｜tool▁sep｜>",
     ),
     ToolFormat(
         "minimax_m2",
@@ -345,49 +370,18 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         ("<|START_ACTION|>", "<|END_ACTION|>"),
         (("<|START_ACTION|>",),),
     ),
-    ToolFormat(
-        "phi4_mini",
-        JsonList(_IN_LIST, r"<\|/tool_call\|>"),
-        _json_calls(opening="<|tool_call|>[", between=", ", closing="]<|/tool_call|>"),
-        (_call(r"<\|tool_call\|>"),),
-        "<|tool_call|>",
-        ("<|tool_call|>", "<|/tool_call|>"),
-        (("<|tool_call|>",),),
-    ),
+    _json_list("phi4_mini", "<|tool_call|>", "<|/tool_call|>"),
     ToolFormat(
         "lfm2",
         PythonCalls(),
-        Writing(
-            "{name}(",
-            KeyedArguments("{key}=", between=", ", text_is_raw=False),
-            ")",
-            between=", ",
-            opening="<|tool_call_start|>[",
-            closing="]<|tool_call_end|>",
-        ),
+        _python_calls("<|tool_call_start|>[", "]<|tool_call_end|>"),
         (_call(r"<\|tool_call_start\|>"), dropped(r"<\|tool_call_end\|>")),
         "<|tool_call_start|>",
         ("<|tool_call_start|>", "<|tool_call_end|>"),
         (("<|tool_call_start|>",),),
     ),
-    ToolFormat(
-        "nemotron",
-        JsonList(_IN_LIST, "</TOOLCALL>"),
-        _json_calls(opening="<TOOLCALL>[", between=", ", closing="]</TOOLCALL>"),
-        (_call("<TOOLCALL>", is_shown=True),),
-        "<TOOLCALL>",
-        ("<TOOLCALL>", "</TOOLCALL>"),
-        (("<TOOLCALL>",),),
-    ),
-    ToolFormat(
-        "hunyuan",
-        JsonList(_IN_LIST, "</tool_calls>"),
-        _json_calls(opening="<tool_calls>[", between=", ", closing="]</tool_calls>"),
-        (_call("<tool_calls>", is_shown=True),),
-        "<tool_calls>",
-        ("<tool_calls>", "</tool_calls>"),
-        (("<tool_calls>",),),
-    ),
+    _json_list("nemotron", "<TOOLCALL>", "</TOOLCALL>", is_shown=True),
+    _json_list("hunyuan", "<tool_calls>", "</tool_calls>", is_shown=True),
     _glm("glm45", "\n", "<arg_key>", "</arg_key>\n<arg_value>"),
     _glm("glm47", "", "<arg_key>"),
     ToolFormat(
@@ -436,14 +430,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
     ToolFormat(
         "pythonic",
         PythonCalls(),
-        Writing(
-            "{name}(",
-            KeyedArguments("{key}=", between=", ", text_is_raw=False),
-            ")",
-            between=", ",
-            opening="[",
-            closing="]",
-        ),
+        _python_calls("[", "]"),
         (_call(r"<\|python_start\|>"), dropped(r"<\|python_end\|>")),
         "<|python_start|>",
         ("<|python_start|>", "<|python_end|>"),
@@ -451,25 +438,10 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         PythonCalls(),
         r"\[",
     ),
-    ToolFormat(
-        "llama3",
-        JsonObject(between=";"),
-        _json_calls('{"name": "{name}", "parameters": ', between="; "),
-        (_call(r"<\|python_tag\|>"),),
-        "<|python_tag|>",
-        ("<|python_tag|>",),
-        (("<|python_tag|>",), ('"parameters"', "<|start_header_id|>")),
-        JsonObject(between=";", is_announced=False),
-        r"\{",
-    ),
+    _LLAMA3,
 )
 """In the order in which they are looked for: a format whose signs contain another one's comes
 first."""
 
-PLAIN_JSON = replace(
-    next(each for each in TOOL_FORMATS if each.name == "llama3"),
-    name="json",
-    writing=_json_calls(between="; "),
-    signs=(),
-)
+PLAIN_JSON = replace(_LLAMA3, name="json", writing=_json_calls(between="; "), signs=())
 """The format of calls of a model whose own format is not known."""

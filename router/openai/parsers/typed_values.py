@@ -36,7 +36,7 @@ def _is_names(kinds: Any) -> bool:
 
 
 def is_text(schema: Any) -> bool:
-    """Whether a value can only be a string. Values that no schema describes are strings."""
+    """Return whether a value can only be a string. Values that no schema describes are strings."""
     return schema is None or types_of(schema) == {"string"}
 
 

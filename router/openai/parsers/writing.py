@@ -1,5 +1,5 @@
-"""How calls are written: grammar rules for calls whose arguments follow the tools' schemas. What a
-format's grammar allows, its syntax reads."""
+"""Grammar rules for tool calls whose arguments follow the tools' schemas. A format's syntax reads
+whatever its grammar allows."""
 
 import json
 import re
@@ -20,7 +20,7 @@ Function = Mapping[str, Any]
 
 
 class ArgumentStyle(Protocol):
-    """How the arguments of a call are written."""
+    """The form of a call's arguments."""
 
     def rules(self, name: str, parameters: Mapping[str, Any], marks: MarkupTokens) -> Iterator[str]:
         """Yield grammar rules that define ``name``: arguments that follow the schema."""
@@ -162,7 +162,7 @@ class GemmaArguments:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """How calls are written: ``opening``, the calls with ``between`` between them, and ``closing``;
+    """The form of calls: ``opening``, the calls with ``between`` between them, and ``closing``;
     each call is ``head`` with ``{name}``, the arguments, and ``tail``. ``{number}`` stands for any
     number."""
 
@@ -188,7 +188,7 @@ class Writing:
 
     @property
     def begins(self) -> str:
-        """What precedes the first call's name."""
+        """The text that precedes the first call's name."""
         return self.opening + self.before_name
 
     @property
