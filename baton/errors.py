@@ -23,6 +23,16 @@ class Invalid(BatonError):
         self.code = code
 
 
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+
+
+def context_length_message(context_tokens: int, problem: str) -> str:
+    """Return the message of an error whose code is ``CONTEXT_LENGTH_EXCEEDED``. Most clients know
+    the error by how this message begins: they then shorten the conversation, or ask a model with a
+    longer context."""
+    return f"This model's maximum context length is {context_tokens} tokens. However, {problem}"
+
+
 class NotFound(BatonError):
     """The named object does not exist, or no longer exists."""
 

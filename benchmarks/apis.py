@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.http_load import post
-from benchmarks.machine import describe
 from benchmarks.peers.routers import baton
 from benchmarks.router import ANSWER_TOKENS, REQUESTS, WARM_UP, ChatPrompts, measure
+from testkit.machine import describe
 
 REFERENCE = "chat"
 

@@ -27,13 +27,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from baton.core.states import WORKER_ROLES
+from baton.core.worker_kinds import WORKER_KINDS
 from baton.pools.scaling_policy import PoolBounds, ScalingConfig
 from baton.traces.diurnal import DiurnalRate, with_diurnal_rate
 from baton.traces.files import add_jitter, read_trace, scale_rate
 from baton.traces.synthetic import TRACE_GENERATORS
 from baton.traces.trace import Trace
-from benchmarks.machine import SYSTEM_CLOCK, describe
 from conductor.planner import PlannerConfig
 from conductor.policy.policies import get_policy
 from conductor.policy.sizing import SizingConfig
@@ -45,6 +44,7 @@ from simulator.hardware import get_gpu
 from simulator.model_shapes import get_model_shape
 from simulator.result import summarize
 from simulator.roofline import roofline
+from testkit.machine import SYSTEM_CLOCK, describe
 
 PERIOD_SECONDS = 3600.0
 REPORT_SECONDS = 1.0
@@ -157,7 +157,7 @@ def elastic(
     assert cluster.autoscaler is not None
     end = traffic.requests[-1].arrival_seconds
     paid = cluster.autoscaler.worker_seconds(end)
-    means = [paid[role] / end for role in WORKER_ROLES]
+    means = [paid[role] / end for role in WORKER_KINDS]
     return _row(cluster, "follows the load", means, len(cluster.autoscaler.steps))
 
 

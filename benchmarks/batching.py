@@ -41,7 +41,7 @@ from baton.engine.engine import Engine
 from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
 from benchmarks.engine import SHAPES, shape_of, write_model
-from benchmarks.machine import SYSTEM_CLOCK, describe
+from testkit.machine import SYSTEM_CLOCK, describe
 
 PROMPTS, ANSWERS = (16, 2048), (16, 256)
 """The ranges of lengths in tokens: log-uniform for prompts, uniform for answers."""

@@ -20,19 +20,19 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from baton.checkpoints.hub import resolve_model
 from baton.clock import SystemClock
 from baton.config import load_settings
 from baton.core.kv_codec import KvCodecName
 from baton.engine.runner import ModelRunner
-from baton.engine_settings import runner_options
-from baton.hub import resolve_model
 from baton.kv_codec.block_format import BlockFormat, parse_layout
 from baton.kv_codec.host_memory import bytes_at
 from baton.kv_codec.registry import open_codecs
 from baton.text.tokenizer import Tokenizer
-from benchmarks.machine import describe
+from baton.worker.engine_settings import runner_options
 from command_line.bench_kv_codec.codec_quality import QualityMeter
 from command_line.bench_kv_codec.codec_speed import measure_speeds
+from testkit.machine import describe
 
 PROMPT_TOKENS, CONTINUATION_TOKENS = 512, 64
 Bits = npt.NDArray[np.uint16]

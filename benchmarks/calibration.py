@@ -31,7 +31,7 @@ from simulator.hardware import get_gpu
 from simulator.model_shapes import get_model_shape
 from simulator.parallelism import Parallelism
 from simulator.roofline import parallel_roofline
-from simulator.worker_costs import WorkerCosts
+from simulator.step_cost import WorkerCosts
 
 LoggedRequest = dict[str, Any]
 Comparison = dict[str, dict[str, dict[str, float]]]

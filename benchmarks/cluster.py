@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from baton.checkpoint import load_model_config
+from baton.checkpoints.checkpoint import load_model_config
 from baton.clock import SystemClock
 from baton.config import DEMO_MODEL
 from baton.core.ids import Epoch, RequestId, TokenId
@@ -25,8 +25,8 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
-from benchmarks.machine import SYSTEM_CLOCK, describe
-from tools.local_cluster import LocalCluster, local_cluster
+from testkit.local_cluster import LocalCluster, local_cluster
+from testkit.machine import SYSTEM_CLOCK, describe
 
 LENGTHS = (512, 4096)
 ANSWER_TOKENS = 16

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from baton.checkpoint import ModelConfig, load_model_config, model_digest
+from baton.checkpoints.checkpoint import ModelConfig, load_model_config, model_digest
 from baton.engine.attention.base import pack_batch
 from baton.engine.bench.bench_case import BenchCase
 from baton.engine.bench.bench_runner import BenchRunner

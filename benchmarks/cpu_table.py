@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.machine import describe
+from testkit.machine import describe
 
 CONTENDERS = ("kernels", "torch", "vllm", "llama.cpp")
 CASES = (("prefill", 1, 512), ("prefill", 1, 4096), *(("decode", n, 512) for n in (1, 8, 32)))

@@ -48,17 +48,17 @@ from baton.worker.constraint_opener import ConstraintOpener
 from baton.worker.context import WorkerConfig, WorkerContext
 from baton.worker.engine_thread import EngineHandle
 from baton.worker.kv_layout import KvLayout
-from baton.worker.memory_kv_transfer import MemoryKvTransferClient
 from baton.worker.output_stream import OutputStream
 from baton.worker.role_state import RoleState
 from baton.worker.telemetry import WorkerTelemetry
 from baton.worker.worker import Worker
 from benchmarks.engine import SHAPES, write_model
-from benchmarks.machine import describe
 from decode_worker.handler import DecodeHandler
 from decode_worker.kv_import import KvImporter, KvImportTimeouts
 from prefill_worker.handler import PrefillHandler
 from prefill_worker.prefix_fetch import PrefixFetch
+from testkit.fakes.kv_transfer import MemoryKvTransferClient
+from testkit.machine import describe
 
 T = TypeVar("T")
 CLOCK = SystemClock()

@@ -35,7 +35,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from baton.checkpoint import ModelConfig, load_model_config
+from baton.checkpoints.checkpoint import ModelConfig, load_model_config
 from baton.engine.bench.bench_case import BenchCase, bench_cases
 from baton.engine.bench.bench_case_result import BenchCaseResult
 from baton.engine.bench.bench_runner import max_blocks
@@ -49,7 +49,7 @@ from baton.engine.native.processor import (
     limit_instruction_set,
 )
 from benchmarks.contenders import BLOCK_TOKENS, EngineContender, contenders
-from benchmarks.machine import describe
+from testkit.machine import describe
 
 SHAPES = {
     "50m": (8, 512, 1536, 8, 4, 64, 32_000),

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.core.ids import BlockKey
-from benchmarks.machine import describe
 from kvstore.eviction import EVICTION_POLICIES, EvictionPolicy, new_eviction_policy
+from testkit.machine import describe
 
 BLOCK_TOKENS = 512
 CAPACITIES = (1_000, 10_000, 30_000, 50_000, None)
@@ -79,12 +79,12 @@ def replay(
         num_hits = next((i for i, key in enumerate(keys) if key not in stored), len(keys))
         saved.note(prompt, num_hits)
         held = []
-        for depth, key in enumerate(keys):
+        for key in keys:
             if key in stored:
                 policy.record_use(key)
                 policy.mark_in_use(key)
             elif capacity is None or len(stored) < capacity or _evict(policy, stored):
-                policy.admit(key, depth)
+                policy.admit(key)
                 stored.add(key)
             else:
                 break

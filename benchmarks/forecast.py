@@ -27,9 +27,9 @@ from baton.core.request import RequestSpec, SamplingParams
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.fake_runner import FakeRunner
 from baton.engine.plan import Plan, SampledToken, StepOutput
-from benchmarks.machine import describe
+from testkit.fakes.runner import FakeRunner
+from testkit.machine import describe
 
 STEP_SECONDS = 0.012
 PREFILL_TOKEN_SECONDS = 50e-6

@@ -28,7 +28,6 @@ from typing import Any
 from baton.traces.files import add_jitter, read_trace, scale_rate
 from baton.traces.synthetic import TRACE_GENERATORS
 from baton.traces.trace import Trace
-from benchmarks.machine import SYSTEM_CLOCK, describe
 from conductor.policy.config import BatonPolicyConfig
 from conductor.policy.policies import PLACEMENT_POLICIES, get_policy
 from conductor.policy.snapshot import LinkSpeed
@@ -39,6 +38,7 @@ from simulator.hardware import get_gpu
 from simulator.model_shapes import get_model_shape
 from simulator.result import SimulationResult, summarize
 from simulator.roofline import roofline
+from testkit.machine import SYSTEM_CLOCK, describe
 
 SEEDS = (1, 2, 3, 4, 5)
 GRID_STEPS = (1.25, 1.05)

@@ -16,7 +16,7 @@ from time import perf_counter
 
 import numpy as np
 
-from baton.checkpoint import load_model_config
+from baton.checkpoints.checkpoint import load_model_config
 from baton.clock import SystemClock
 from baton.config import DEMO_MODEL
 from baton.core.grammar import Grammar, GrammarKind
@@ -29,7 +29,7 @@ from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
 from baton.text.grammar.matcher import GrammarCompiler
 from baton.text.tokenizer import Tokenizer
-from benchmarks.machine import describe
+from testkit.machine import describe
 
 SEED = 1
 PROMPT = "def main():\n    "

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from benchmarks.machine import SYSTEM_CLOCK
+from testkit.machine import SYSTEM_CLOCK
 
 END = b"\r\n0\r\n\r\n"
 

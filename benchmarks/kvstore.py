@@ -42,8 +42,8 @@ from baton.transport.nixl import _HEADER, new_agent
 from baton.transport.selection import open_transports
 from baton.worker.block_reader import BlockReader, BlockSource
 from baton.worker.kv_layout import KvLayout
-from benchmarks.machine import SYSTEM_CLOCK, describe
 from benchmarks.transport import peer as transport_peer
+from testkit.machine import SYSTEM_CLOCK, describe
 
 SIZES = (4 << 10, 1 << 20, 16 << 20, 256 << 20)
 BLOCK = 2 << 20
@@ -54,7 +54,7 @@ CLOCK = SystemClock()
 
 @contextmanager
 def node(disk_bytes: int = 0, folder: str = "", arena: int = ARENA) -> Iterator[tuple[str, str]]:
-    """Run a store node in its own process; yield its address and its local RPC socket."""
+    """Run a store node in its own process; yield its address and its Unix socket."""
     command = [sys.executable, "-m", "benchmarks.store_node", str(arena), str(disk_bytes)]
     with subprocess.Popen(
         [*command, *([folder] if folder else [])],

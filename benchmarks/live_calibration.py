@@ -30,13 +30,12 @@ from typing import Any
 
 import numpy as np
 
-from baton.checkpoint import load_model_config
+from baton.checkpoints.checkpoint import load_model_config
 from baton.clock import SystemClock
 from baton.traces.files import scale_rate
 from baton.traces.trace import Trace, TraceRequest
 from benchmarks.calibration import compare, print_comparison, run_trace
 from benchmarks.live_sharing import Overhead, SharingProbe
-from benchmarks.machine import describe
 from benchmarks.vllm.model import VOCAB_SIZE, make_model
 from benchmarks.vllm.systems import (
     MAX_BATCHED_TOKENS,
@@ -49,8 +48,9 @@ from benchmarks.vllm.systems import (
 from conductor.policy.snapshot import LinkSpeed
 from simulator.cluster_config import ClusterConfig
 from simulator.cost_table import CostTable
-from simulator.rate_estimate import MeanRequest, estimated_rate
-from simulator.worker_costs import WorkerCosts
+from simulator.rate_search import MeanRequest, estimated_rate
+from simulator.step_cost import WorkerCosts
+from testkit.machine import describe
 
 BLOCK_TOKENS = 16
 PROMPT_TOKENS, PROMPT_SIGMA, PROMPT_RANGE = 300, 0.6, (32, 1536)

@@ -20,15 +20,15 @@ from pathlib import Path
 
 import torch
 
-from baton.checkpoint import load_model_config
+from baton.checkpoints.checkpoint import load_model_config
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.engine.plan import Plan, Row
 from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
 from benchmarks.engine import write_model
-from benchmarks.machine import SYSTEM_CLOCK, describe
-from tests.lora_zoo import make_adapter
+from testkit.lora_zoo import make_adapter
+from testkit.machine import SYSTEM_CLOCK, describe
 
 BLOCK_TOKENS = 16
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)

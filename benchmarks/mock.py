@@ -13,20 +13,21 @@ from typing import Any
 
 import psutil
 
+from baton.core.credentials import ClusterCredentials
 from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.request import RequestSpec, SamplingParams
 from baton.core.states import Role
 from baton.core.task import Task
 from baton.registry.redis import RedisRegistry
-from baton.rpc.channel import open_channel
+from baton.rpc.framed.client import open_framed_connection
+from baton.rpc.service import WORKER
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.rpc.worker_stream import SubmitEncoder
-from benchmarks.machine import SYSTEM_CLOCK, describe
 from orchestrator.cluster_state import ClusterFolder
-from tools.local_cluster import LocalCluster, local_cluster
+from testkit.local_cluster import LocalCluster, local_cluster
+from testkit.machine import SYSTEM_CLOCK, describe
 
 PROMPT_TOKENS, ANSWER_TOKENS = 64, 8000
-RUN = "/baton.rpc.v1.Worker/Run"
 
 
 def spec(number: int) -> RequestSpec:
@@ -53,19 +54,27 @@ async def addresses(cluster: LocalCluster) -> list[str]:
         members = await registry.members()
     finally:
         await registry.close()
-    return [member.address for member in members if member.role is Role.DECODE]
+    return [member.framed_address for member in members if member.role is Role.DECODE]
 
 
 async def listen(address: str, first: int, streams: int, counts: list[int]) -> None:
     """Request as many answers from one worker as ``streams`` says, and count their outputs in
     ``counts[0]`` until cancelled."""
-    async with open_channel(address) as channel:
-        call: Any = channel.stream_stream(RUN, None, pb.WorkerMessage.FromString)()
+
+    def count(payload: bytes) -> None:
+        counts[0] += len(pb.WorkerMessage.FromString(payload).outputs)
+
+    connection = await open_framed_connection(
+        address, WORKER.name, ClusterCredentials(), count, 5.0
+    )
+    try:
         encoder = SubmitEncoder()
         for number in range(first, first + streams):
-            await call.write(encoder.encode(spec(number), Task.PREFILL_AND_DECODE, None))
-        async for message in call:
-            counts[0] += len(message.outputs)
+            message = encoder.encode(spec(number), Task.PREFILL_AND_DECODE, None)
+            connection.send_message(message)
+        raise await connection.wait_until_ended()
+    finally:
+        connection.close()
 
 
 async def rate(cluster: LocalCluster, streams: int, seconds: float) -> dict[str, Any]:

@@ -26,8 +26,8 @@ import numpy as np
 
 from baton.config import DEMO_MODEL
 from benchmarks.http_load import post, stream_all
-from benchmarks.machine import describe
-from tools.local_cluster import LocalCluster, local_cluster
+from testkit.local_cluster import LocalCluster, local_cluster
+from testkit.machine import describe
 
 PROMPT_BYTES, ANSWER_TOKENS = 2_048, 16
 SETTINGS: dict[str, object] = {

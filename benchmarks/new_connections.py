@@ -28,10 +28,9 @@ import httpx
 import numpy as np
 import psutil
 
-from benchmarks.machine import SYSTEM_CLOCK, describe
-from tests import certificates
-from tools.attacks.leaving_connections import DEPARTURES, Departure, leave
-from tools.local_cluster import LocalCluster, local_cluster
+from testkit.leaving_connections import DEPARTURES, Departure, leave
+from testkit.local_cluster import LocalCluster, local_cluster
+from testkit.machine import SYSTEM_CLOCK, describe
 
 KEY = "a-neighbour-with-a-key-0"
 REQUEST = f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n\r\n"
@@ -151,8 +150,9 @@ def measure_all(options: argparse.Namespace) -> list[NewConnectionWaits]:
 
 def tls_settings(folder: Path) -> dict[str, object]:
     files = {"tls_certificate": folder / "one.pem", "tls_key": folder / "one.key"}
-    files["tls_certificate"].write_text(certificates.ONE_CERTIFICATE)
-    files["tls_key"].write_text(certificates.ONE_KEY)
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -keyout {} -out {}"
+    command = command.format(files["tls_key"], files["tls_certificate"])
+    subprocess.run(command.split(), check=True, capture_output=True)
     return dict(files)
 
 

@@ -16,6 +16,9 @@ computed; steps have 512 tokens. ``total`` is the number of tokens computed per 
 tenants, divided by that without the quiet one. The rows ``simulator`` have the same load on the
 simulator's prefill worker.
 
+A third table has a closed loop of 32 clients whose prompts of 512 tokens take longer than the SLO
+allows, beside their answers in a mixed worker, and alone in a prefill worker.
+
 Prints a table per load, and JSON as the last line; with ``--json``, only the JSON line. All figures
 except the measured run time are the same in every run.
 """
@@ -38,13 +41,13 @@ from baton.core.request import RequestSpec, SamplingParams
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.fake_runner import FakeRunner
 from baton.engine.plan import Plan, SampledToken, StepOutput
 from baton.traces.trace import TraceRequest
-from benchmarks.machine import describe
 from simulator.event_queue import EventQueue
 from simulator.prefill import SimulatedPrefillWorker
 from simulator.request import SimulatedRequest
+from testkit.fakes.runner import FakeRunner
+from testkit.machine import describe
 
 STEP_SECONDS = 0.004
 TOKEN_SECONDS = 50e-6
@@ -62,6 +65,12 @@ QUIET_TOKENS, QUIET_RPS = 200, 4.0
 FLOOD_TOKENS, FLOOD_CLIENTS = 970, 48
 FLOOD_STEP_TOKENS = 512
 FLOOD_SECONDS = 60.0
+
+CLIENTS, CLOSED_REQUESTS = 32, (64, 640)
+CLOSED_TOKENS, CLOSED_ANSWER_TOKENS = 512, 64
+CLOSED_STEP_SECONDS, CLOSED_TOKEN_SECONDS, CLOSED_ANSWER_ROW_SECONDS = 0.012, 330e-6, 0.5e-3
+CLOSED_ANSWER_SECONDS = 1.3
+CLOSED_ITL_SECONDS = 0.05
 
 LOADS = (0.7, 0.9, 1.1)
 TENANTS = (b"heavy", b"light")
@@ -86,9 +95,9 @@ class PrefillOrderRow:
 
     ``attained`` is the fraction of requests that met the SLO. ``attained_long`` is that fraction
     for the very long prompts, ``attained_light`` for the tenant that sends fewer requests, and
-    ``attained_worst_quartile`` for the quartile of prompt lengths in which it is lowest. ``p50``
-    and ``p99`` are TTFTs, ``longest_wait`` is the longest TTFT minus the prompt's own prefill time;
-    all three are in seconds. ``fair`` is Jain's index."""
+    ``attained_worst_quartile`` for the quartile of prompt lengths in which it is lowest. ``p50``,
+    ``p90`` and ``p99`` are TTFTs, ``longest_wait`` is the longest TTFT minus the prompt's own
+    prefill time; all four are in seconds. ``fair`` is Jain's index."""
 
     order: str
     fairness: bool
@@ -98,6 +107,7 @@ class PrefillOrderRow:
     attained_worst_quartile: float
     attained_light: float
     p50: float
+    p90: float
     p99: float
     longest_wait: float
     fair: float
@@ -275,6 +285,7 @@ def measure(order: str, fairness: bool, load: float, num_seeds: int) -> PrefillO
         ),
         attained_light=_attained([pair for pair in done if pair[0].tenant == TENANTS[1]]),
         p50=float(np.percentile(times, 50)),
+        p90=float(np.percentile(times, 90)),
         p99=float(np.percentile(times, 99)),
         longest_wait=max(seconds - ask.own_seconds for ask, seconds in done),
         fair=statistics.fmean(fair),
@@ -350,6 +361,127 @@ def measure_quiet(worker: str, order: str, fairness: bool, num_seeds: int) -> Qu
     return QuietRow(worker, order, fairness, alone_p50, alone_p99, p50, p99, total)
 
 
+@dataclass(frozen=True, slots=True)
+class ClosedRow:
+    """TTFTs in seconds of a closed loop: as soon as an answer ends, its client sends the next
+    request. ``worker`` is "mixed", or "prefill": one whose answers are generated elsewhere, in
+    ``CLOSED_ANSWER_SECONDS``. ``run`` is 1 for the first run of a worker, which has not measured
+    its speed yet. ``in_time`` requests met the SLO; all took ``seconds``."""
+
+    worker: str
+    order: str
+    run: int
+    num_requests: int
+    p50: float
+    p90: float
+    p99: float
+    in_time: int
+    seconds: float
+
+
+class ClosedRunner(FakeRunner):
+    """Computes nothing, and advances the clock like a small model on two processor cores."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(NUM_BLOCKS, BLOCK_TOKENS)
+        self._clock = clock
+
+    def run(self, plan: Plan) -> StepOutput:
+        self._check(plan)
+        num_answers = sum(row.num_tokens == 1 for row in plan.rows)
+        self._clock.advance(
+            CLOSED_STEP_SECONDS
+            + CLOSED_ANSWER_ROW_SECONDS * num_answers
+            + CLOSED_TOKEN_SECONDS * (plan.num_tokens - num_answers)
+        )
+        return StepOutput(tuple(SampledToken(TokenId(7)) if r.sample else None for r in plan.rows))
+
+
+class ClosedLoop:
+    """One engine, and the clients of :class:`ClosedRow`."""
+
+    def __init__(self, worker: str, order: str) -> None:
+        self._task = Task.PREFILL_AND_DECODE if worker == "mixed" else Task.PREFILL
+        self._clock = ManualClock()
+        config = EngineConfig(
+            block_tokens=BLOCK_TOKENS, max_model_tokens=8192, max_batched_tokens=512, order=order,
+            target_inter_token_latency_seconds=CLOSED_ITL_SECONDS,
+        )  # fmt: skip
+        self._engine = Engine(
+            ClosedRunner(self._clock), config, model_digest=b"", kv_dtype="none",
+            eos_token_ids=frozenset(), clock=self._clock,
+        )  # fmt: skip
+        self._began_at: dict[RequestId, float] = {}
+        self._ttft: list[float] = []
+        self._returns_at: list[float] = []
+
+    def run(self, num_requests: int) -> tuple[list[float], float]:
+        """Return the TTFTs of ``num_requests`` requests, and the seconds that the run took."""
+        began, last = self._clock.monotonic(), len(self._began_at) + num_requests
+        self._ttft.clear()
+        self._returns_at = [began] * CLIENTS
+        while self._returns_at or self._engine.has_work():
+            if not self._engine.has_work():
+                self._clock.advance(max(0.0, min(self._returns_at) - self._clock.monotonic()))
+            now = self._clock.monotonic()
+            due = [at for at in self._returns_at if at <= now]
+            self._returns_at = [at for at in self._returns_at if at > now]
+            for _ in due[: last - len(self._began_at)]:
+                self._add()
+            if self._engine.has_work():
+                self._step()
+        return list(self._ttft), self._clock.monotonic() - began
+
+    def measure_speed(self) -> None:
+        """Compute one prompt alone, in steps enough for the engine to know its speed."""
+        self._add(8 * CLOSED_TOKENS)
+        while self._engine.has_work():
+            self._step()
+
+    def _add(self, num_tokens: int = CLOSED_TOKENS) -> None:
+        number = len(self._began_at)
+        tokens = (TokenId(number), *SPEC_TOKENS[1:num_tokens])
+        sampling = SamplingParams(max_tokens=CLOSED_ANSWER_TOKENS, ignore_eos=True)
+        spec = RequestSpec(
+            RequestId(str(number)), Epoch(1), tokens, len(tokens), sampling,
+            ttft_slo_seconds=FIRST_TOKEN_SECONDS,
+        )  # fmt: skip
+        self._began_at[spec.request_id] = self._clock.monotonic()
+        self._engine.add(spec, self._task)
+
+    def _step(self) -> None:
+        outputs, now = self._engine.step().outputs, self._clock.monotonic()
+        for output in outputs:
+            if output.first_index == 0 and output.token_ids:
+                self._ttft.append(now - self._began_at[output.request_id])
+            if self._task is Task.PREFILL:
+                self._engine.release_export(output.request_id)
+                self._returns_at.append(now + CLOSED_ANSWER_SECONDS)
+            elif output.finish_reason is not None:
+                self._returns_at.append(now)
+
+
+def measure_closed(worker: str, order: str, num_requests: int) -> Iterator[ClosedRow]:
+    loop = ClosedLoop(worker, order)
+    own = CLOSED_STEP_SECONDS + CLOSED_TOKEN_SECONDS * CLOSED_TOKENS
+    for number in (1, 2):
+        if number == 2:
+            loop.measure_speed()
+        times, seconds = loop.run(num_requests)
+        p50, p90, p99 = (float(np.percentile(times, q)) for q in (50, 90, 99))
+        in_time = sum(each <= FIRST_TOKEN_SECONDS + own for each in times)
+        yield ClosedRow(worker, order, number, num_requests, p50, p90, p99, in_time, seconds)
+
+
+def closed_table(rows: Sequence[ClosedRow]) -> Iterator[str]:
+    yield "worker   order         run  requests    p50    p90    p99  in time  seconds"
+    for row in rows:
+        yield (
+            f"{row.worker:7}  {row.order:12}  {row.run:3}  {row.num_requests:8}  {row.p50:5.2f}"
+            f"  {row.p90:5.2f}  {row.p99:5.2f}  {row.in_time:7}  {row.seconds:7.1f}"
+        )
+
+
 def quiet_table(rows: Sequence[QuietRow]) -> Iterator[str]:
     yield "worker     order         tenants  alone p50     p99  beside p50     p99  total"
     for row in rows:
@@ -366,7 +498,8 @@ def _attained(pairs: Sequence[tuple[PrefillRequest, float]]) -> float:
 
 
 HEADER = (
-    "load  order         tenants  attained  long  worst ¼  light    p50     p99  longest   fair"
+    "load  order         tenants  attained  long  worst ¼  light    p50    p90     p99  longest"
+    "   fair"
 )
 
 
@@ -376,7 +509,8 @@ def table(rows: Sequence[PrefillOrderRow]) -> Iterator[str]:
         yield (
             f"{row.load:4.1f}  {row.order:12}  {'vtc' if row.fairness else '-':7}"
             f"  {row.attained:8.3f}  {row.attained_long:4.2f}  {row.attained_worst_quartile:7.3f}"
-            f"  {row.attained_light:5.3f}  {row.p50:5.2f}  {row.p99:6.1f}  {row.longest_wait:7.1f}"
+            f"  {row.attained_light:5.3f}  {row.p50:5.2f}  {row.p90:5.1f}"
+            f"  {row.p99:6.1f}  {row.longest_wait:7.1f}"
             f"  {row.fair:5.3f}"
         )
 
@@ -403,10 +537,18 @@ def main() -> None:
         for order in options.orders
         for worker, fairness in (("engine", False), ("engine", True), ("simulator", True))
     ]
+    closed_rows = [
+        row
+        for num_requests in CLOSED_REQUESTS
+        for worker in ("mixed", "prefill")
+        for order in options.orders
+        for row in measure_closed(worker, order, num_requests)
+    ]
+    tables = {"rows": rows, "quiet": quiet_rows, "closed": closed_rows}
     if not options.json:
-        print("\n".join([*table(rows), "", *quiet_table(quiet_rows)]))
-    report = {"rows": [asdict(row) for row in rows], "quiet": [asdict(row) for row in quiet_rows]}
-    print(json.dumps({"benchmark": "order", **report}))
+        lines = [*table(rows), "", *quiet_table(quiet_rows), "", *closed_table(closed_rows)]
+        print("\n".join(lines))
+    print(json.dumps({"benchmark": "order", **tables}, default=asdict))
 
 
 if __name__ == "__main__":

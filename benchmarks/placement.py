@@ -26,10 +26,10 @@ from baton.core.states import Role, WorkerState
 from baton.core.store import Tier, WatchEvent
 from baton.core.worker_load import QueuedWork, WorkerLoad
 from baton.registry.membership import Membership
-from baton.registry.memory import MemoryRegistry
-from benchmarks.machine import PROCESSOR_CLOCK, SYSTEM_CLOCK, describe
 from conductor.conductor import Conductor, ConductorConfig
 from conductor.store_mirror import StoreMirror
+from testkit.fakes.registry import MemoryRegistry
+from testkit.machine import PROCESSOR_CLOCK, SYSTEM_CLOCK, describe
 
 WORKERS = (8, 64, 1024)
 PROMPTS = (1_000, 12_000, 128_000)

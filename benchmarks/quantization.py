@@ -32,8 +32,8 @@ from baton.engine.plan import Row
 from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
 from baton.text.tokenizer import Tokenizer
-from benchmarks.machine import describe
-from tools.train_demo_model import library
+from testkit.machine import describe
+from testkit.standard_library import texts
 
 ROW_TOKENS = 512
 BLOCK_TOKENS = 16
@@ -92,7 +92,7 @@ def held_out(model: Path, most: int) -> list[list[int]]:
     model computes all but the last one, which is only predicted."""
     tokenizer = Tokenizer.load(model, uses_fast_encoder=False)
     tokens: list[int] = []
-    for is_held_out, text in library():
+    for is_held_out, text in texts():
         if is_held_out and len(tokens) < most * (ROW_TOKENS + 1):
             tokens += tokenizer.encode(text)
     starts = range(0, len(tokens) - ROW_TOKENS, ROW_TOKENS + 1)

@@ -32,15 +32,15 @@ from baton.core.request import RequestSpec, SamplingParams
 from baton.core.states import Role, WorkerState
 from baton.core.task import Task
 from baton.kv.cluster_store_client import ClusterStoreClient
-from baton.kv.memory_index import MemoryKvIndex
 from baton.registry.membership import Membership
-from baton.registry.memory import MemoryRegistry
 from baton.rpc.kvstore_client import KvStoreClient
 from baton.system.host import host_id
 from baton.transport.base import Region
 from baton.transport.selection import TRANSPORT_PREFERENCE, open_transports
 from benchmarks.kvstore import node, plain_copy
-from benchmarks.machine import SYSTEM_CLOCK, describe
+from testkit.fakes.kv_index import MemoryKvIndex
+from testkit.fakes.registry import MemoryRegistry
+from testkit.machine import SYSTEM_CLOCK, describe
 
 set_thread_environment(0)
 

@@ -26,8 +26,8 @@ import psutil
 from baton.config import DEMO_MODEL
 from baton.text.tokenizer import Tokenizer
 from benchmarks.http_load import StreamLoadResult, post, stream_all
-from benchmarks.machine import describe
 from benchmarks.peers.routers import Running, baton, direct, dynamo, sglang_router
+from testkit.machine import describe
 
 PROMPT_TOKENS, ANSWER_TOKENS = 512, 16
 REQUESTS = {1: 100, 32: 640, 128: 1280}

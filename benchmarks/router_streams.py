@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from benchmarks.http_load import StreamLoadResult, stream_all
-from benchmarks.machine import describe
 from benchmarks.router import ChatPrompts, CpuUsage
-from tools.local_cluster import LocalCluster, local_cluster
+from testkit.local_cluster import LocalCluster, local_cluster
+from testkit.machine import describe
 
 STEP_SECONDS = 0.02
 NUM_WORKERS = 64

@@ -49,7 +49,7 @@ from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
 from baton.text.tokenizer import load_tokenizer
 from benchmarks.engine import SHAPES, write_model
-from benchmarks.machine import describe
+from testkit.machine import describe
 
 MODULES = [
     *("textwrap", "argparse", "heapq", "bisect", "csv", "shlex", "fnmatch", "glob", "queue"),

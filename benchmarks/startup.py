@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.machine import SYSTEM_CLOCK, describe
+from testkit.machine import SYSTEM_CLOCK, describe
 
 SHAPES = {
     "50m": (8, 512, 1536, 8, 4, 64, 32_000),
@@ -163,7 +163,7 @@ def run_child(options: argparse.Namespace) -> None:
     elif options.child == "memory":
         took = timed(lambda: take_memory(path, options.child_dtype))
     elif options.child == "digest":
-        from baton.checkpoint import model_digest
+        from baton.checkpoints.checkpoint import model_digest
 
         took = timed(lambda: model_digest(path))
     else:

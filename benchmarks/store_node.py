@@ -1,4 +1,4 @@
-"""Runs a store node without Redis, for benchmarks. Prints its address and its local RPC socket."""
+"""Runs a store node without Redis, for benchmarks. Prints its address and its Unix socket."""
 
 import asyncio
 import sys
@@ -8,10 +8,10 @@ from pathlib import Path
 import uvloop
 
 from baton.clock import SystemClock
+from baton.core.credentials import ClusterCredentials
 from baton.core.ids import Incarnation
-from baton.rpc.kvstore_methods import KvStoreMethods
-from baton.rpc.kvstore_service import add_kvstore_service
-from baton.rpc.local_rpc import LocalRpcServer, local_rpc_socket_path
+from baton.rpc.framed.server import FramedServer
+from baton.rpc.kvstore_service import add_kvstore_service, local_kvstore_services
 from baton.rpc.server import build_server, listen
 from baton.system.host import host_id
 from baton.transport.host_memory import HostMemory
@@ -41,10 +41,9 @@ async def serve(arena_bytes: int, disk_bytes: int, folder: Path) -> None:
     server = build_server()
     add_kvstore_service(server, node)
     port = await listen(server, "127.0.0.1", 0)
-    path = local_rpc_socket_path(folder / "sockets", "node")
-    assert path is not None
-    local_server = LocalRpcServer(KvStoreMethods(node), path)
-    await local_server.start()
+    path = folder / "sockets" / "node.sock"
+    local_server = FramedServer(ClusterCredentials(), local_kvstore_services(node))
+    await local_server.listen_locally(path)
     print(f"127.0.0.1:{port} {path}", flush=True)
     demoting = asyncio.create_task(node.demoter.run())
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)

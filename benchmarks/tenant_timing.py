@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from baton.core.api_key import hash_api_key
-from benchmarks.machine import describe
 from benchmarks.tenants import VOCABULARY, cluster_of
 from benchmarks.ttft_client import time_request
+from testkit.machine import describe
 
 VICTIM, ATTACKER = "victim-tenant-key-000", "attacker-tenant-key-0"
 WARM_UP_TRIALS = 5

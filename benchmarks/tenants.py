@@ -24,9 +24,9 @@ import numpy as np
 import yaml
 
 from baton.core.api_key import hash_api_key
-from benchmarks.machine import SYSTEM_CLOCK, describe
 from benchmarks.ttft_client import time_request
-from tools.local_cluster import LocalCluster, local_cluster
+from testkit.local_cluster import LocalCluster, local_cluster
+from testkit.machine import SYSTEM_CLOCK, describe
 
 QUIET, FLOODER = "quiet-tenant-key-0000", "flooder-tenant-key-00"
 FLOOD = 10

@@ -35,8 +35,8 @@ from baton.config import DEMO_MODEL
 from baton.rpc.worker_client import drain_worker
 from benchmarks.engine import SHAPES, shape_of, write_model
 from benchmarks.http_load import END, post
-from benchmarks.machine import SYSTEM_CLOCK, describe, pause
-from tools.local_cluster import LocalCluster, local_cluster
+from testkit.local_cluster import LocalCluster, local_cluster
+from testkit.machine import SYSTEM_CLOCK, describe, pause
 
 STREAM_PROMPT_TOKENS = 64
 STREAM_TOKENS = 7000

@@ -24,8 +24,8 @@ from baton.transport.host_memory import HostMemory
 from baton.transport.nixl import _HEADER, new_agent
 from baton.transport.reads import read_ranges
 from baton.transport.selection import open_transports
-from benchmarks.machine import describe, median_seconds
-from tests.contract.transport_peer import endpoint_from_json
+from testkit.machine import describe, median_seconds
+from testkit.transport_peer import endpoint_from_json
 
 SIZES = (16 << 20, 256 << 20)
 BLOCKS = (64 << 10, 2 << 20)
@@ -34,7 +34,7 @@ NAMES = ("shm", "nixl", "grpc")
 
 @contextmanager
 def peer(name: str, size: int) -> Iterator[Endpoint]:
-    command = [sys.executable, "-m", "tests.contract.transport_peer", name, str(size), "1"]
+    command = [sys.executable, "-m", "testkit.transport_peer", name, str(size), "1"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

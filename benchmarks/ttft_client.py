@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from benchmarks.machine import SYSTEM_CLOCK
+from testkit.machine import SYSTEM_CLOCK
 
 SECONDS = 60.0
 

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from baton.config import baton_home
-from baton.core.states import WORKER_ROLES, Role
+from baton.core.states import Role
+from baton.core.worker_kinds import WORKER_KINDS
 from baton.errors import BatonError, Unavailable
 from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
 
@@ -39,7 +40,7 @@ async def _check_members(state: ClusterState) -> dict[str, Any]:
     ``violation`` is what the integrity check found."""
     report: dict[str, Any] = {"workers": [], "stores": []}
     for process in state.processes:
-        if process.role in WORKER_ROLES:
+        if process.role in WORKER_KINDS:
             report["workers"].append(await _check_member(process, state))
         elif process.role == Role.KVSTORE:
             report["stores"].append(await _check_member(process, state))

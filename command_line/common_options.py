@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from baton.checkpoints.hub import short_name
 from baton.errors import Invalid
-from baton.hub import short_name
 
 if TYPE_CHECKING:
     from baton.config import Settings

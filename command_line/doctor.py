@@ -12,10 +12,11 @@ from dataclasses import asdict
 
 from rich.table import Table
 
+from attached_worker.server_check import check_servers
+from baton.checkpoints.hub import resolve_model
 from baton.config import baton_home, load_settings
-from baton.console import open_console
 from baton.errors import Unavailable
-from baton.hub import resolve_model
+from baton.reports.console import open_console
 from baton.system.cpu_cores import usable_cores
 from baton.system.memory_file import create_memory_file, memory_file_problem
 from baton.system.portability import describe_facilities, uses_linux
@@ -43,6 +44,8 @@ def run_doctor() -> None:
     ]
     if settings.engine == "vllm":
         checks.append(("vllm", True, lambda: f"in {probe_vllm(settings)}"))
+    servers = check_servers(settings)
+    checks += [(f"server {each.url}", True, each.describe) for each in servers]
     missing = []
     for name, essential, check in checks:
         try:
@@ -51,6 +54,9 @@ def run_doctor() -> None:
             print(f"{'MISSING' if essential else 'absent '}  {name}: {error}")
             if essential:
                 missing.append(name)
+    for server in servers:
+        for advice in server.advice:
+            print(f"warning  server {server.url}: {advice}")
     if missing:
         raise Unavailable(f"essential parts of the installation are missing: {', '.join(missing)}")
 
@@ -118,7 +124,7 @@ def _kernels() -> str:
 def _output_format(model: str) -> str:
     # here, because they take longer to import than everything else
     from baton.text.tokenizer import Tokenizer
-    from router.openai.parsers.model_output_format import ModelOutputFormat
+    from router.serving.parsers.model_output_format import ModelOutputFormat
 
     form = ModelOutputFormat.detect(Tokenizer.load(resolve_model(model)))
     names = ", ".join(f"{field} {name}" for field, name in form.names.items())

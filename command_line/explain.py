@@ -21,7 +21,7 @@ def render_explanation(explanation: dict[str, Any]) -> Iterator[RenderableType]:
     yield _latency_table(explanation["predicted"], explanation["actual"])
     for role, candidates in explanation["alternatives"].items():
         if candidates:
-            chosen = (explanation["decode" if role == "mixed" else role] or {}).get("id", "")
+            chosen = (explanation.get(role, explanation["decode"]) or {}).get("id", "")
             yield _candidate_table(role, candidates, chosen)
     for placement in explanation["placements"][:-1]:
         yield f"before, epoch {placement['epoch']}: {placement['reason']}: {placement['error']}"

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
+from baton.checkpoints.hub import resolve_model
 from baton.clock import SystemClock
 from baton.config import Settings
 from baton.core.ids import Epoch, RequestId, TokenId
@@ -12,11 +13,10 @@ from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.runner import ModelRunner
-from baton.engine_settings import runner_options
 from baton.errors import Invalid
-from baton.hub import resolve_model
 from baton.text.grammar.matcher import GrammarCompiler
 from baton.text.tokenizer import Tokenizer
+from baton.worker.engine_settings import runner_options
 
 
 @dataclass

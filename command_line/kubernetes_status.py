@@ -10,9 +10,9 @@ from rich.table import Table
 
 from baton.clock import SystemClock
 from baton.config import Settings
-from baton.console import open_console
 from baton.errors import Unavailable
 from baton.pools.kubernetes.open import OpenKubernetesCluster, open_kubernetes_cluster
+from baton.reports.console import open_console
 from command_line.kubernetes import print_note
 from command_line.status import describe_settings_by_id
 

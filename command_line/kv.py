@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,19 +11,20 @@ from typing import Any, TypeVar
 from rich.progress import track
 from rich.table import Table
 
+from baton.checkpoints.hub import short_name
 from baton.clock import SystemClock
 from baton.config import baton_home
-from baton.console import open_console
 from baton.core.block_key import BLOCK_KEY_BYTES, KeyRoot, block_keys
 from baton.core.ids import BlockKey, TenantId, TokenId
 from baton.core.member import Member
-from baton.core.states import WORKER_ROLES, Role, WorkerState
+from baton.core.states import Role, WorkerState
 from baton.core.store import BlockFilter, LeaseRequest, StoredBlock, StoreStats
 from baton.core.tenant import tenant_salt, tenant_tag
+from baton.core.worker_kinds import WORKER_KINDS
 from baton.errors import Invalid, NotFound, Unavailable
-from baton.hub import short_name
 from baton.network.pinned_tls import pinned_tls_context
 from baton.registry.redis import RedisRegistry
+from baton.reports.console import open_console
 from baton.rpc.kvstore_client import KvStoreClient
 from orchestrator.cluster_state import ClusterFolder, ClusterState
 
@@ -209,7 +210,7 @@ async def _call_each_node(
     return responses
 
 
-async def _ready_members(state: ClusterState, roles: tuple[Role, ...]) -> list[Member]:
+async def _ready_members(state: ClusterState, roles: Collection[Role]) -> list[Member]:
     registry = RedisRegistry(state.redis_url, state.cluster, state.cluster_secret)
     try:
         members = await registry.members()
@@ -220,7 +221,7 @@ async def _ready_members(state: ClusterState, roles: tuple[Role, ...]) -> list[M
 
 
 async def _any_ready_worker(state: ClusterState) -> Member:
-    workers = await _ready_members(state, WORKER_ROLES)
+    workers = await _ready_members(state, WORKER_KINDS)
     if not workers:
         raise Unavailable(
             "no worker is ready; without one, a prompt's block keys can't be computed, since they "
@@ -232,7 +233,7 @@ async def _any_ready_worker(state: ClusterState) -> Member:
 async def _model_tag(state: ClusterState, model: str) -> bytes:
     if re.fullmatch(r"[0-9a-f]{32}([0-9a-f]{2})*", model):
         return bytes.fromhex(model)[:16]
-    for member in await _ready_members(state, WORKER_ROLES):
+    for member in await _ready_members(state, WORKER_KINDS):
         if member.model in (model, short_name(model)):
             return bytes.fromhex(member.model_digest)[:16]
     raise NotFound(

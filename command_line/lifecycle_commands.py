@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from baton.core.worker_kinds import WorkerKind, list_kinds
 from baton.errors import Invalid
 from command_line.common_options import (
     ComputeOptions,
@@ -17,7 +18,7 @@ from command_line.common_options import (
     cluster_name,
     model_settings,
 )
-from command_line.option_groups import with_option_groups
+from command_line.option_groups import option_per_kind, with_option_groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +32,10 @@ class EngineOptions:
             "of them, by the last parts of their paths, or by the names in NAME=PATH.",
         ),
     ] = None
-    adapter: Annotated[
+    adapters: Annotated[
         list[str] | None,
         typer.Option(
+            "--adapter",
             metavar="NAME=DIR",
             help="A LoRA adapter to load at the start; of one of several models: "
             "NAME=MODEL:DIR. Repeatable.",
@@ -41,6 +43,13 @@ class EngineOptions:
     ] = None
     engine: Annotated[
         str | None, typer.Option(help="What computes in the workers: baton or vllm.")
+    ] = None
+    attach: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POOL=URL,…",
+            help="Servers that run already (vllm serve), one for each worker of a pool.",
+        ),
     ] = None
     engine_python: Annotated[
         str | None,
@@ -53,23 +62,28 @@ class EngineOptions:
 
     @property
     def settings(self) -> dict[str, Any]:
-        given = dict(vars(self))
-        return {**given, "adapters": parse_adapters(given.pop("adapter"))}
+        adapters = parse_adapters(self.adapters)
+        return {**vars(self), **model_settings(self.model or []), "adapters": adapters}
+
+
+def _pool_size(kind: WorkerKind) -> object:
+    others = list_kinds("--{}", can=lambda each: not each.serves_alone)
+    text = f"Number of {kind.role.value} workers"
+    if kind.serves_alone:
+        text += f", which serve whole requests. Without {others}: no other workers"
+    return Annotated[int | None, typer.Option(help=f"{text}.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+@option_per_kind(_pool_size)
+class PoolOptions:
+    """The sizes of the pools: one option for each kind of worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """Options for the processes of a cluster, and for their addresses."""
+    """Options for the other processes of a cluster, and for their addresses."""
 
-    prefill: Annotated[int | None, typer.Option(help="Number of prefill workers.")] = None
-    decode: Annotated[int | None, typer.Option(help="Number of decode workers.")] = None
-    mixed: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of mixed workers, which serve whole requests. Without --prefill and "
-            "--decode: no other workers."
-        ),
-    ] = None
     on: Annotated[str | None, typer.Option(help="Where workers run: local or ray.")] = None
     ray_address: Annotated[
         str | None,
@@ -86,6 +100,7 @@ class ClusterOptions:
 @with_option_groups
 def up(
     engine: EngineOptions,
+    pools: PoolOptions,
     cluster: ClusterOptions,
     compute: ComputeOptions,
     transports: Annotated[
@@ -110,7 +125,7 @@ def up(
     flags = {
         "cluster": name,
         **engine.settings,
-        **model_settings(engine.model or []),
+        **vars(pools),
         **vars(cluster),
         **compute.settings,
         "transports": transports,
@@ -205,8 +220,8 @@ def serve(
     deterministic: Deterministic = False,
     sources: SettingSources = SettingSources(),
 ) -> None:
-    """Run one role in the foreground: router, conductor, prefill, decode, mixed, kvstore or
-    mock."""
+    """Run one role in the foreground: router, conductor, kvstore, mock, or a kind of worker:
+    prefill, decode or mixed."""
     from command_line.serve import run_role
 
     flags = {"deterministic": deterministic or None}

@@ -16,7 +16,6 @@ from command_line import (
     generate_options,
     key,
     kv_commands,
-    simulate_fleet_options,
     simulate_options,
 )
 from command_line import inspect_commands as inspect
@@ -45,7 +44,6 @@ COMMANDS = (
     inspect.check,
     simulate_options.simulate,
     simulate_options.plan,
-    simulate_fleet_options.simulate_fleet,
     inspect.doctor,
 )
 """The commands, in the order in which ``baton --help`` lists them."""

@@ -6,7 +6,11 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
+
+from baton.core.worker_kinds import WORKER_KINDS, WorkerKind
+
+GroupT = TypeVar("GroupT")
 
 Command = Callable[..., None]
 
@@ -37,6 +41,21 @@ def with_option_groups(command: Command) -> Command:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
+
+
+def option_per_kind(
+    option: Callable[[WorkerKind], object],
+) -> Callable[[type[GroupT]], type[GroupT]]:
+    """Return a decorator that gives a class, before it becomes a dataclass, a field for each kind
+    of worker: with the role as its name, the type that ``option`` returns, and None as default."""
+
+    def add_fields(group: type[GroupT]) -> type[GroupT]:
+        group.__annotations__ = {role.value: option(kind) for role, kind in WORKER_KINDS.items()}
+        for role in WORKER_KINDS:
+            setattr(group, role.value, None)
+        return group
+
+    return add_fields
 
 
 def _parameters_of(group: type[Any]) -> list[Parameter]:

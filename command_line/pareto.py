@@ -1,5 +1,5 @@
 """``baton plan --pareto`` sweeps configurations over rates, and writes the trade-off between
-throughput per GPU and speed per user as data, figure and page."""
+throughput per GPU and speed per user as data and figure."""
 
 import json
 import math
@@ -11,16 +11,9 @@ from pathlib import Path
 
 from baton.clock import Clock
 from baton.errors import Invalid
-from command_line.deployment_hint import (
-    deployment_note,
-    expert_note,
-    helm_values,
-    up_command,
-)
-from command_line.pareto_figure import draw_figure
-from command_line.pareto_page import render_page
+from baton.reports.plots import Place, plot_pareto
 from simulator.hardware import get_gpu
-from simulator.pareto import ParetoReport, Slo, mark_frontiers, pareto_point, stricter_slos
+from simulator.pareto import ParetoReport, mark_frontier, pareto_point
 from simulator.running_costs import RunningCosts
 from simulator.scenario import Traffic
 from simulator.simulated_hardware import SimulatedHardware
@@ -80,27 +73,22 @@ class ParetoSweep:
         pool: SimulationPool,
         show: Callable[[str], None],
         clock: Clock,
-    ) -> ParetoReport:
+    ) -> None:
         """Simulate the configurations in ``pool``, and write the files."""
         rates = rates_up_to(self.highest_rps)
-        slos = stricter_slos(self._slo)
         progress = SweepProgress(len(configurations) * len(rates), show, clock)
-        evaluate = partial(pareto_point, slos, self.target, self.costs)
+        evaluate = partial(pareto_point, self.target, self.costs)
         points = sweep(configurations, pool, rates, self.target, progress, evaluate)
         report = ParetoReport(
             about=self._about(),
             target=self.target,
+            ttft_seconds=self.hardware.ttft_slo,
+            itl_seconds=self.hardware.tbt_slo,
             costs=self.costs,
-            slos=slos,
-            deployments={each.label: self._deployment(each) for each in configurations},
-            points=mark_frontiers([point for point in points if point is not None]),
+            points=mark_frontier([point for point in points if point is not None]),
         )
-        self._write(report)
-        return report
-
-    @property
-    def _slo(self) -> Slo:
-        return Slo(self.hardware.ttft_slo, self.hardware.tbt_slo)
+        _write_text(self.folder / "pareto.json", json.dumps(report.as_dict()) + "\n")
+        draw_report(report, self.folder)
 
     def _about(self) -> dict[str, object]:
         trace, costs = self.traffic.trace_at_requested_rate, self.hardware.costs
@@ -115,31 +103,24 @@ class ParetoSweep:
             "highest_rps": self.highest_rps,
         }
 
-    def _deployment(self, configuration: SweptConfiguration) -> dict[str, str | None]:
-        workers, pools = configuration.workers, configuration.parallelism
-        slo = (self._slo.ttft_seconds, self._slo.itl_seconds)
-        notes = filter(None, (expert_note(workers, pools), deployment_note(workers, pools)))
-        return {
-            "up": up_command(workers, pools, slo),
-            "helm_values": helm_values(workers, pools, slo),
-            "note": ". ".join(notes) or None,
-        }
 
-    def _write(self, report: ParetoReport) -> None:
-        about = report.about
-        title = (
-            f"{about['model']} on {about['num_gpus']} × {about['gpu']}: tokens per second per GPU "
-            "against per user"
-        )
-        subtitle = (
-            f"{about['traffic']}, {about['num_requests']:,} requests, seed {about['seed']}.  SLO "
-            f"for {self.target:.0%}: TTFT ≤ {self._slo.ttft_seconds:g} s + prompt's prefill, ITL ≤ "
-            f"{self._slo.itl_seconds * 1000:g} ms.  Simulated, {about['costs']}."
-        )
-        as_dict = report.as_dict()
-        _write_text(self.folder / "pareto.json", json.dumps(as_dict) + "\n")
-        _write_text(self.folder / "pareto.html", render_page(as_dict, title))
-        draw_figure(report, self.folder, title, subtitle)
+def draw_report(report: ParetoReport, folder: Path) -> None:
+    """Write the points that meet the target to ``pareto.png`` and ``pareto.svg``. Raises Invalid if
+    matplotlib is not installed or a file can't be written."""
+    about = report.about
+    title = (
+        f"{about['model']} on {about['num_gpus']} × {about['gpu']}; {about['traffic']}, "
+        f"{about['num_requests']:,} requests; {report.target:.0%} within TTFT ≤ "
+        f"{report.ttft_seconds:g} s + prefill and ITL ≤ {report.itl_seconds * 1000:g} ms; "
+        f"simulated, {about['costs']}"
+    )
+    kinds: dict[str, dict[Place, str]] = {}
+    for point in report.points:
+        if point.meets_target:
+            label = f"{point.label} at {point.rate_rps:.3g}/s"
+            kinds.setdefault(point.kind, {})[point.place] = label
+    for suffix in ("png", "svg"):
+        plot_pareto(folder / f"pareto.{suffix}", kinds, title)
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -11,15 +11,16 @@ from pathlib import Path
 from rich.table import Table
 
 from baton.clock import SystemClock
-from baton.console import open_console
 from baton.core.cost import PrefillCost
 from baton.errors import BatonError, Invalid
-from baton.plots import plot_prices, prepare_plots
+from baton.reports.console import open_console
+from baton.reports.plots import plot_prices, prepare_plots
 from command_line.pareto import ParetoSweep
 from command_line.simulate import show_progress
 from simulator.cluster import SimulatedCluster
 from simulator.cluster_config import ClusterConfig
 from simulator.hardware import get_gpu
+from simulator.parallelism import POOLS
 from simulator.planned_workers import (
     SizeOptions,
     Workers,
@@ -115,7 +116,7 @@ def run_plan(
             print(f"and {len(splits) - MAX_ROWS} others, which --json has")
         print(advice)
         if pareto is not None:
-            print(f"{pareto / 'pareto.html'} has the trade-off between throughput and speed.")
+            print(f"{pareto} has the trade-off between throughput and speed.")
     if not splits[0].meets_target:
         raise BatonError(_miss_message(splits[0], num_gpus, target))
 
@@ -149,7 +150,7 @@ class PlannedClusters:
         hardware = self.hardware
         if not hardware.fixes_gpus_per_worker:
             hardware = hardware.with_parallelism(workers.parallelism)
-        config = hardware.config(workers.prefill, workers.decode, workers.mixed)
+        config = hardware.config(*workers.counts.values())
         return replace(config, deadline_cost=self.deadline_cost)
 
     def dollars_per_hour(self, workers: Workers) -> float:
@@ -206,13 +207,14 @@ def _to_sweep(splits: Sequence[PoolSplit], highest: Sequence[HighestRate]) -> li
 
 
 def _swept(clusters: PlannedClusters, workers: Workers) -> SweptConfiguration:
-    pools = ("prefill", "decode", "mixed")
     return SweptConfiguration(
         label=str(workers),
         kind=workers.kind,
-        workers={pool: getattr(workers, pool) for pool in pools},
+        workers=workers.counts,
         num_gpus=workers.num_gpus,
-        gpus_per_worker={pool: getattr(workers.parallelism, pool).num_gpus for pool in pools},
+        gpus_per_worker={
+            pool: size.num_gpus for pool, size in workers.parallelism._asdict().items()
+        },
         parallelism=workers.parallelism,
         cluster=clusters.config(workers),
     )
@@ -311,7 +313,7 @@ def _miss_message(best: PoolSplit, num_gpus: int, target: float) -> str:
 
 def _table(splits: Sequence[PoolSplit]) -> Table:
     table = Table(
-        "prefill", "decode", "mixed", "within SLO", "goodput", "rejected", "TTFT p99 (s)",
+        *POOLS, "within SLO", "goodput", "rejected", "TTFT p99 (s)",
         "ITL p99 (s)", "tokens/s per user", "$ per million tokens", box=None,
     )  # fmt: skip
     shows_sizes = any(split.workers.has_parallelism for split in splits)

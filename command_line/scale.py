@@ -12,6 +12,7 @@ from baton.config import baton_home
 from baton.core.ids import WorkerId
 from baton.core.member import Member
 from baton.core.states import Role
+from baton.core.worker_kinds import list_kinds
 from baton.errors import Invalid, NotFound, Unavailable
 from baton.pools.base import MAX_POOL, PoolWorker
 from baton.pools.control_client import send_control_command
@@ -67,7 +68,7 @@ def parse_pool_counts(texts: list[str]) -> dict[str, int]:
         pool, _, count = text.rpartition("=")
         if not (pool and count.isdecimal() and int(count) <= MAX_POOL):
             raise Invalid(
-                f"scale takes prefill=N, decode=N and mixed=N (if the cluster serves several "
+                f"scale takes {list_kinds('{}=N')} (if the cluster serves several "
                 f"models: MODEL/decode=N) with N from 0 to {MAX_POOL}, not {text!r}"
             )
         wanted[pool] = int(count)

@@ -19,11 +19,13 @@ from baton.config import (
     set_thread_environment,
     set_vllm_environment,
 )
-from baton.core.states import WORKER_ROLES, Role
+from baton.core.states import Role
+from baton.core.worker_kinds import WORKER_KINDS, runs_engine
 from baton.errors import BatonError, Invalid
 from baton.network.browser_guard import BrowserGuard
 from baton.obs.logs import configure_logging, set_log_level
 from baton.obs.lost_writes import tolerate_lost_output
+from baton.obs.metric_aliases import METRIC_ALIASES
 from baton.serve.lifecycle import Program
 from baton.serve.ops_server import OpsServer
 from baton.serve.process import serve
@@ -36,21 +38,19 @@ log = structlog.get_logger(__name__)
 PROGRAM_BUILDERS = {
     Role.ROUTER: "router.program:build",
     Role.CONDUCTOR: "conductor.program:build",
-    Role.PREFILL: "command_line.worker_program:build_prefill",
-    Role.DECODE: "command_line.worker_program:build_decode",
-    Role.MIXED: "command_line.worker_program:build_mixed",
     Role.KVSTORE: "kvstore.program:build",
     Role.MOCK: "baton.worker.mock.program:build",
 }
-"""The function that builds each role's program. Its module is imported only when the role runs,
-since a worker's module imports torch."""
+"""The function that builds the program of each role but those of workers, whose programs are in
+:data:`~baton.core.worker_kinds.WORKER_KINDS`. Its module is imported only when the role runs, since
+a worker's module may import torch."""
 
 
 def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, Any]) -> None:
     """Run the program of ``role`` until it ends. Raises Invalid for an unknown role or setting, or
     the error that ended the program."""
-    if role not in [known.value for known in PROGRAM_BUILDERS]:
-        raise Invalid(f"unknown role {role!r}; known roles: {', '.join(PROGRAM_BUILDERS)}")
+    if role not in (known := (*PROGRAM_BUILDERS, *WORKER_KINDS)):
+        raise Invalid(f"unknown role {role!r}; known roles: {', '.join(known)}")
     tolerate_lost_output()
     open_status_pipe(status_fd)
     log_level = ""
@@ -65,14 +65,15 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
             log.warning(warning.event, message=warning.message)
         # Otherwise each counter and histogram exports another time series with its creation time.
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        set_thread_environment(settings.threads if Role(role) in WORKER_ROLES else 1)
-        if Role(role) in WORKER_ROLES and settings.engine == "vllm":
+        set_thread_environment(settings.threads if runs_engine(role) else 1)
+        if runs_engine(role) and settings.engine == "vllm":
             set_vllm_environment()
         # Probes and scrapes from other machines may use any name for this host, so host names are
         # checked only if the ops server listens on loopback.
         is_here = settings.ops_host in LOOPBACK
         guard = BrowserGuard(hosts=settings.accepted_hosts(settings.ops_host) if is_here else None)
-        ops = OpsServer(STATUS.health, settings.hang_timeout_seconds, guard)
+        aliases = METRIC_ALIASES[settings.metric_aliases]
+        ops = OpsServer(STATUS.health, settings.hang_timeout_seconds, guard, aliases)
         address = _open_ops_server(ops, settings)
         program = _build_program(Role(role), settings)
         drain_timeout = drain_timeout_of(settings, Role(role))
@@ -89,8 +90,12 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
 
 
 def _build_program(role: Role, settings: Settings) -> Program:
-    module, _, function = PROGRAM_BUILDERS[role].partition(":")
-    program: Program = getattr(importlib.import_module(module), function)(settings)
+    """Build the program of a role. A worker's also gets its role, which may be one of several."""
+    is_worker = role in WORKER_KINDS
+    builder = WORKER_KINDS[role].program if is_worker else PROGRAM_BUILDERS[role]
+    module, _, function = builder.partition(":")
+    build = getattr(importlib.import_module(module), function)
+    program: Program = build(settings, role) if is_worker else build(settings)
     return program
 
 

@@ -12,9 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from baton.console import open_console
 from baton.core.ids import WorkerId
-from baton.plots import Points, plot_cdfs, plot_goodput, plot_load, prepare_plots
+from baton.reports.console import open_console
+from baton.reports.plots import Points, plot_cdfs, plot_goodput, plot_load, prepare_plots
 from simulator.cluster import SimulatedCluster
 from simulator.flag_checks import check_at_least
 from simulator.goodput import Goodput, min_hopeless_misses, search_goodput

@@ -1,17 +1,22 @@
 """The options of ``baton simulate`` and ``baton plan``."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from baton.core.worker_kinds import WORKER_KINDS, WorkerKind, list_kinds
 from command_line.common_options import AsJson
-from command_line.option_groups import with_option_groups
+from command_line.option_groups import option_per_kind, with_option_groups
 
 if TYPE_CHECKING:
     from simulator.scenario import Traffic
     from simulator.simulated_hardware import SimulatedHardware
+
+DEFAULT_POOL = 2
+"""The number of prefill, and of decode workers, if no numbers are given."""
 
 Trace = Annotated[
     Path | None, typer.Option(help="A trace file in Mooncake's, Azure's or Baton's format.")
@@ -145,19 +150,40 @@ class HardwareOptions:
         return SimulatedHardware(report_seconds=report_seconds, conductors=conductors, **vars(self))
 
 
+def _pool_size(kind: WorkerKind) -> object:
+    if kind.serves_alone:
+        text = "Workers that compute prompts and answers in the same steps."
+    else:
+        alone = list_kinds("--{}", "or", can=lambda each: each.serves_alone)
+        text = f"{kind.role.value.capitalize()} workers. Default: 2, or none with {alone}."
+    return Annotated[int | None, typer.Option(help=text)]
+
+
+@dataclass(frozen=True, kw_only=True)
+@option_per_kind(_pool_size)
+class PoolOptions:
+    """The numbers of workers of each kind."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """The numbers of workers that only compute prompts, that only write answers, and that serve
+        whole requests. The simulator has a pool of each, with workers of all kinds that do so."""
+
+        def count(can: Callable[[WorkerKind], bool], default: int) -> int:
+            given = [getattr(self, role.value) for role, kind in WORKER_KINDS.items() if can(kind)]
+            counts = [count for count in given if count is not None]
+            return sum(counts) if counts else default
+
+        alone = count(lambda kind: kind.serves_alone, 0)
+        pool = 0 if alone else DEFAULT_POOL
+        prefill = count(lambda kind: kind.exports_kv, pool)
+        return prefill, count(lambda kind: kind.imports_kv, pool), alone
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScenarioOptions:
-    """Options for the size of the cluster, its policies and its faults."""
+    """Options for the policies of the cluster and its faults."""
 
-    prefill: Annotated[
-        int | None, typer.Option(help="Prefill workers. Default: 2, or none with --mixed.")
-    ] = None
-    decode: Annotated[
-        int | None, typer.Option(help="Decode workers. Default: 2, or none with --mixed.")
-    ] = None
-    mixed: Annotated[
-        int, typer.Option(help="Workers that compute prompts and answers in the same steps.")
-    ] = 0
     policy: Annotated[
         str, typer.Option(help="Placement policies, separated by commas; or all.")
     ] = "baton"
@@ -200,6 +226,7 @@ class ScenarioOptions:
 def simulate(
     load: TrafficOptions,
     machines: HardwareOptions,
+    pools: PoolOptions,
     cluster: ScenarioOptions,
     rate: Annotated[float | None, typer.Option(help="Requests per second.")] = None,
     rate_factor: RateFactor = 1.0,
@@ -219,10 +246,7 @@ def simulate(
 
     traffic = load.traffic(rate, rate_factor)
     hardware = machines.hardware(cluster.report_seconds, cluster.conductors)
-    pool = 0 if cluster.mixed else 2
-    prefill = pool if cluster.prefill is None else cluster.prefill
-    decode = pool if cluster.decode is None else cluster.decode
-    config = hardware.config(prefill, decode, cluster.mixed)
+    config = hardware.config(*pools.sizes)
     if cluster.shared_speeds is not None:
         speeds = parse_shared_speeds(cluster.shared_speeds, machines.hosts)
         config = replace(config, shared_speeds=speeds)

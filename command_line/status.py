@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
@@ -13,13 +13,15 @@ from rich.table import Table
 
 from baton.clock import SystemClock
 from baton.config import baton_home
-from baton.console import open_console
 from baton.core.member import Member
 from baton.core.pool_name import pool_name
-from baton.core.states import WORKER_ROLES, Role
+from baton.core.pool_plan import PoolPlan
+from baton.core.states import Role
+from baton.core.worker_kinds import WORKER_KINDS
 from baton.errors import BatonError, DeadlineExceeded, NotFound, Unavailable
 from baton.network.pinned_tls import pinned_tls_context
 from baton.registry.member_list import MemberList
+from baton.reports.console import open_console
 from command_line.explain import render_explanation
 from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
 from orchestrator.process_log import ProcessLog
@@ -255,11 +257,14 @@ async def _pool_plan_lines(state: ClusterState, models: Collection[str]) -> list
     except BatonError:
         return []
     return [
-        f"planned: {pool_name(model, Role.PREFILL, models)}={plan.prefill} "
-        f"{pool_name(model, Role.DECODE, models)}={plan.decode} ({plan.reason})"
+        f"planned: {' '.join(_planned_sizes(model, plan, models))} ({plan.reason})"
         for model, plan in plans
         if plan is not None
     ]
+
+
+def _planned_sizes(model: str, plan: PoolPlan, models: Iterable[str]) -> list[str]:
+    return [f"{pool_name(model, role, models)}={size}" for role, size in plan.sizes.items()]
 
 
 async def fetch_redis_problem(state: ClusterState) -> str:
@@ -295,7 +300,7 @@ def _table(state: ClusterState, members: dict[str, Member]) -> Table:
     table.add_column("free blocks", no_wrap=True)
     for process in state.processes:
         member = members.get(process.id)
-        load = member.load if member and process.role in WORKER_ROLES else None
+        load = member.load if member and process.role in WORKER_KINDS else None
         cells = [str(load.running), str(load.waiting), str(load.free_blocks)] if load else [""] * 3
         table.add_row(
             process.id,

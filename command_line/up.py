@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from attached_worker.server_check import check_servers
 from baton.clock import Clock, SystemClock
 from baton.config import (
     Reader,
@@ -44,6 +45,7 @@ def run_up(settings: Settings, detach: bool) -> None:
     check_port(settings.host, settings.port)
     check_backend(settings)
     pinned = check_models(settings)
+    _check_attached(pinned)
     if detach:
         _detach(settings, pinned, folder)
         return
@@ -55,6 +57,16 @@ def run_up(settings: Settings, detach: bool) -> None:
         if error is None:
             raise
         raise error from group
+
+
+def _check_attached(settings: Settings) -> None:
+    """Print what attached servers lack. Raises Invalid if one can't be used as it was started. A
+    server that does not respond may still be loading its model: its worker waits for it."""
+    for report in check_servers(settings):
+        if isinstance(report.error, Invalid):
+            raise report.error
+        for advice in report.advice:
+            print(f"warning: {report.url}: {advice}", file=sys.stderr)
 
 
 async def _supervise(settings: Settings, pinned: Settings, folder: ClusterFolder) -> None:

@@ -9,9 +9,9 @@ from rich.table import Table
 
 from baton.clock import SystemClock
 from baton.config import baton_home
-from baton.console import open_console
 from baton.errors import Invalid, Unavailable
 from baton.network.pinned_tls import pinned_tls_context
+from baton.reports.console import open_console
 from orchestrator.cluster_state import ClusterFolder
 
 ROUTER_TIMEOUT_SECONDS = 30.0

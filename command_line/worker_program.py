@@ -1,25 +1,22 @@
-"""The programs of prefill, decode and mixed workers.
+"""The program of a worker: with Baton's engine, or with a server that is attached (``attach``).
 
-All of them include both sides, ``prefill_worker`` and ``decode_worker``, so that a worker's role
-can change while the worker runs.
+Whatever its role, a worker with Baton's engine includes both sides, ``prefill_worker`` and
+``decode_worker``, so that the role can change while the worker runs. Its modules are imported only
+for such a worker, since they import torch.
 """
 
 from baton.config import Settings
 from baton.core.states import Role
-from baton.worker.program import SideFactories, WorkerProgram
-from decode_worker.side import open_decode_side
-from prefill_worker.side import open_prefill_side
-
-SIDES = SideFactories(open_prefill_side, open_decode_side)
+from baton.serve.lifecycle import Program
 
 
-def build_prefill(settings: Settings) -> WorkerProgram:
-    return WorkerProgram(settings, Role.PREFILL, SIDES)
+def build(settings: Settings, role: Role) -> Program:
+    if settings.attach:
+        from attached_worker.program import AttachedProgram
 
+        return AttachedProgram(settings, role)
+    from baton.worker.program import SideFactories, WorkerProgram
+    from decode_worker.side import open_decode_side
+    from prefill_worker.side import open_prefill_side
 
-def build_decode(settings: Settings) -> WorkerProgram:
-    return WorkerProgram(settings, Role.DECODE, SIDES)
-
-
-def build_mixed(settings: Settings) -> WorkerProgram:
-    return WorkerProgram(settings, Role.MIXED, SIDES)
+    return WorkerProgram(settings, role, SideFactories(open_prefill_side, open_decode_side))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
 from baton.core.ids import WorkerId
+from conductor.limits import MAX_EVICTED_PER_CALL, MAX_INDEXED_KEYS, MAX_INDEXED_PAIRS
 from conductor.policy.snapshot import AnyBlockKey
 
 DENSE_BLOCKS, SPARSE_STRIDE_BLOCKS = 64, 16
@@ -13,29 +14,13 @@ DENSE_BLOCKS, SPARSE_STRIDE_BLOCKS = 64, 16
 :data:`SPARSE_STRIDE_BLOCKS`-th one: a long prompt takes a few hundred entries, and its cached
 prefix is underestimated by less than one stride."""
 
-MAX_INDEXED_KEYS = 262_144
-"""Maximum number of keys in an index; beyond it, the least recently sent keys are dropped. So many
-keys take about 40 MB if each was sent to one worker, and at most about 100 MB (see
-:data:`MAX_INDEXED_PAIRS`)."""
-
-MAX_INDEXED_PAIRS = 4 * MAX_INDEXED_KEYS
-"""Maximum number of pairs of a key and a worker in an index; beyond it, too, the least recently
-sent keys are dropped. Most keys are sent to few workers. If 128 workers were sent all keys,
-:data:`MAX_INDEXED_KEYS` keys would take more than 1 GB. The workers of a single key are not
-limited: all of them may have the blocks of a system prompt, and a worker without these blocks would
-count as one that has no later block either."""
-
-MAX_EVICTED_PER_CALL = 1024
-"""Maximum number of keys dropped per recorded request, so that no decision takes long after a pool
-has shrunk. A longer prompt drops up to two keys for each of its own keys, so that the index shrinks
-whatever the length of prompts."""
-
 
 class ApproxPrefixIndex:
     """Estimates which blocks each worker has cached, from the requests that the worker was sent.
     The index has at most :data:`MAX_INDEXED_KEYS` keys, no more than all workers together have
     blocks (:meth:`set_capacity`), and at most :data:`MAX_INDEXED_PAIRS` pairs of a key and a
-    worker.
+    worker. The workers of one key are not limited: all of them may have the blocks of a system
+    prompt, and one without these blocks would count as one that has no later block either.
 
     A worker gets a new incarnation number each time it is added, so that it can be removed in O(1),
     without searching all keys.

@@ -1,5 +1,5 @@
-"""Estimates where blocks are cached: on which workers, from the requests sent to them, and in which
-store nodes, from the changes that the nodes report."""
+"""Estimates where blocks are cached: on which workers, from the requests sent to them or from the
+changes that they report, and in which store nodes, from the changes that the nodes report."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -7,7 +7,7 @@ from typing import cast
 
 from baton.core.ids import BlockKey, WorkerId
 from baton.core.store import StoreHint
-from baton.prefix_popularity import PrefixPopularity
+from baton.placement.prefix_popularity import PrefixPopularity
 from conductor.approx_prefix_index import ApproxPrefixIndex
 from conductor.policy.snapshot import AnyBlockKey, PrefillView, StoredPrefix
 from conductor.store_mirror import StoreMirror
@@ -17,7 +17,9 @@ class CacheIndex:
     """Implements :class:`conductor.policy.snapshot.CacheView`. A wrong estimate only costs
     recomputation: the worker itself looks up its cache and the store."""
 
-    def __init__(self, mirror: StoreMirror) -> None:
+    def __init__(self, mirror: StoreMirror, reported: StoreMirror | None = None) -> None:
+        """``reported`` has the blocks of the workers that report what they have cached."""
+        self._reported = StoreMirror() if reported is None else reported
         self.prefill_index = ApproxPrefixIndex()
         self.decode_index = ApproxPrefixIndex()
         """Blocks that decode workers imported or prefilled themselves."""
@@ -54,6 +56,8 @@ class CacheIndex:
     # -- CacheView -------------------------------------------------------------------------
 
     def num_device_blocks(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> int:
+        if self._reported.knows(worker):
+            return self._reported.num_leading_blocks(worker, _block_keys(keys))
         indexes = self.prefill_index, self.decode_index
         return max(index.num_cached_blocks(worker, keys) for index in indexes)
 
@@ -66,7 +70,13 @@ class CacheIndex:
         blocks on their device or in the store on their host. Among workers with equally many
         blocks, those that have the blocks on their device come first."""
         names = self.prefill_index.workers_with_prefix(keys, count)
-        depths = {name: self.prefill_index.num_cached_blocks(name, keys) for name in names}
+        depths = {
+            name: self.prefill_index.num_cached_blocks(name, keys)
+            for name in names
+            if not self._reported.knows(name)
+        }
+        for name in self._reported.nodes_with_prefix(_block_keys(keys)):
+            depths[name] = self._reported.num_leading_blocks(name, _block_keys(keys))
         best = self._best_node(keys)
         if best is not None:
             for name in islice(self._workers_by_node.get(best.node, ()), count):

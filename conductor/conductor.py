@@ -1,5 +1,7 @@
-"""The live conductor. It maintains the inputs of the placement policy, applies the policy, and
-records its decisions."""
+"""The live conductor of one model. It maintains the inputs of the placement policy, applies the
+policy, and records its decisions. The process serves the conductors of all models, as a
+:class:`~conductor.model_conductors.ModelConductors` in a
+:class:`~conductor.telemetry.ConductorTelemetry`."""
 
 import math
 from collections.abc import Sequence
@@ -14,13 +16,14 @@ from baton.core.placement import (
     PlacementQuery,
 )
 from baton.core.pool_plan import PoolPlan
-from baton.core.states import WORKER_ROLES
+from baton.core.worker_kinds import WORKER_KINDS
 from baton.errors import Overloaded
-from baton.placement_refusal import PlacementRefused
+from baton.placement.refusal import PlacementRefused
 from baton.registry.member_codec import member_to_json
 from baton.registry.membership import MemberView
 from conductor.admission_rates import AdmissionTracker
 from conductor.cache_index import CacheIndex
+from conductor.limits import MAX_REPORT_AGE_SECONDS
 from conductor.load_tracker import LoadTracker
 from conductor.planner import Planner, PlannerConfig
 from conductor.policy.baselines import PlacementPolicy
@@ -30,10 +33,6 @@ from conductor.policy.policies import DEFAULT_POLICY, get_policy
 from conductor.policy.snapshot import PolicyQuery, Snapshot
 from conductor.store_mirror import StoreMirror
 from conductor.worker_directory import WorkerDirectory
-
-MAX_REGISTRY_AGE_SECONDS = 10.0
-"""If the registry has not answered for longer than this, the conductor rejects no requests, since
-the loads that it knows are outdated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def _policy_of(config: ConductorConfig) -> PlacementPolicy:
 def describe_members(members: Sequence[Member]) -> tuple[Sequence[str], str]:
     """Return the members, each as JSON, and the hash ring: the ids of all workers, sorted and
     separated by spaces."""
-    workers = [member.id for member in members if member.role in WORKER_ROLES]
+    workers = [member.id for member in members if member.role in WORKER_KINDS]
     return [member_to_json(member).decode() for member in members], " ".join(sorted(workers))
 
 
@@ -70,14 +69,20 @@ class Conductor:
     :class:`baton.rpc.conductor_service.ConductorCore`. Raises Invalid for an unknown policy."""
 
     def __init__(
-        self, membership: MemberView, mirror: StoreMirror, clock: Clock, config: ConductorConfig
+        self,
+        membership: MemberView,
+        mirror: StoreMirror,
+        clock: Clock,
+        config: ConductorConfig,
+        reported: StoreMirror | None = None,
     ) -> None:
+        """``reported``: see :class:`conductor.cache_index.CacheIndex`."""
         self._membership = membership
         self._clock = clock
         self._config = config
         self._place = _policy_of(config)
         self._load_tracker = LoadTracker()
-        self._cache_index = CacheIndex(mirror)
+        self._cache_index = CacheIndex(mirror, reported)
         self._directory = WorkerDirectory(
             membership, self._load_tracker, self._cache_index, clock, config.local_prefill
         )
@@ -170,7 +175,7 @@ class Conductor:
         return describe_members(self._membership.current.members)
 
     def _may_reject(self, now: float) -> bool:
-        if now - self._membership.last_answer_seconds > MAX_REGISTRY_AGE_SECONDS:
+        if now - self._membership.last_answer_seconds > MAX_REPORT_AGE_SECONDS:
             return False
         if self._config.admission is None:
             return not self._directory.has_cpu_workers
@@ -191,20 +196,16 @@ class Conductor:
     def _placement(self, decision: Decision, keys: tuple[BlockKey, ...]) -> Placement:
         directory, tracker = self._directory, self._load_tracker
         prefill, decode = decision.prefill or decision.decode, decision.decode
-        if decode in tracker.mixed:
-            has_prefill_cost = tracker.mixed[decode].prefill.is_measured
-            has_decode_cost = tracker.mixed[decode].decode.is_measured
-        else:
-            has_prefill_cost = prefill in tracker.prefills and tracker.prefills[prefill].is_measured
-            has_decode_cost = decode in tracker.decodes and tracker.decodes[decode].is_measured
+        computing, answering = tracker.view(prefill), tracker.view(decode)
+        prompts, answers = computing and computing.prefill, answering and answering.decode
         return Placement(
             directory.worker_ref(decision.prefill) if decision.prefill is not None else None,
             directory.worker_ref(decision.decode),
             decision.reason,
             self._cache_index.store_hint(directory.store_node_of(prefill), keys),
             policy=self._config.policy,
-            ttft_seconds=decision.ttft_seconds if has_prefill_cost else None,
-            itl_seconds=decision.itl_seconds if has_decode_cost else None,
+            ttft_seconds=decision.ttft_seconds if prompts and prompts.is_measured else None,
+            itl_seconds=decision.itl_seconds if answers and answers.is_measured else None,
             prefill_alternatives=decision.prefill_scores[:MAX_ALTERNATIVES],
             decode_alternatives=decision.decode_scores[:MAX_ALTERNATIVES],
             mixed_alternatives=decision.mixed_scores[:MAX_ALTERNATIVES],

@@ -4,33 +4,25 @@ sent since then."""
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from baton.core.cost import DecodeCost
 from baton.core.ids import WorkerId
+from conductor.limits import MAX_ADVANCED_WORKERS, MAX_QUEUE_ENTRIES, MAX_UNREPORTED
 from conductor.policy.config import MAX_LATE_MARGIN
 from conductor.policy.decision import Decision
 from conductor.policy.local_prefill import MAX_LOCAL_PREFILL_SHARE
 from conductor.policy.snapshot import (
+    AnswersOnly,
     DecodeView,
     MixedView,
     PolicyQuery,
     PrefillView,
+    PromptsOnly,
     QueuedPrefill,
     WorkerPool,
+    WorkerView,
 )
-
-MAX_UNREPORTED = 4096
-"""Maximum number of requests kept per worker that were sent to the worker after its last report.
-If a report arrives that was made before a request was sent, the request is added to the reported
-load. If there are more requests than this, the oldest are not added."""
-
-MAX_QUEUE_ENTRIES = 256
-"""Maximum number of entries in a worker's queue. Without reports of the worker, for instance while
-the registry can't be reached, requests may be sent faster than they are presumably computed, and
-each decision goes through the queues of several workers. Beyond this number, the first entries,
-whose deadlines are the earliest, become one. These prompts are computed first or, if they are late,
-after all others, so new prompts are forecast as before. If the last entries became one, as in a
-worker's report, new prompts would overtake them, and the most overloaded worker would look best."""
 
 LATE_MARGIN_STEP = 0.03
 """A late first token raises its worker's margin by this share of the TTFT SLO. With smaller steps,
@@ -44,14 +36,9 @@ the admitted are late under overload."""
 
 MIN_ADVANCE_SECONDS = 0.1
 
-MAX_ADVANCED_WORKERS = 32
-"""Maximum number of workers whose answers are advanced at once. A worker takes several
-microseconds, so all workers of a large pool would take milliseconds, which one decision would have
-to wait for."""
-
 
 @dataclass(frozen=True, slots=True)
-class PrefillLoadReport:
+class PrefillLoadReport(PromptsOnly):
     """A prefill worker's load at ``at_seconds``: its current step takes ``busy_seconds`` more; then
     it computes ``queue``, ordered by deadline. For ``num_first_tokens`` and
     ``num_late_first_tokens``, see :class:`baton.core.worker_load.WorkerLoad`."""
@@ -66,7 +53,7 @@ class PrefillLoadReport:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeLoadReport:
+class DecodeLoadReport(AnswersOnly):
     """A decode worker's load at ``at_seconds``. If ``cost`` or ``capacity_tokens`` is None, its
     last known value stays."""
 
@@ -82,14 +69,17 @@ class DecodeLoadReport:
 
 @dataclass(frozen=True, slots=True)
 class MixedLoadReport:
-    """A mixed worker's load: of its prompts, of its answers, and what they cost each other (see
-    :class:`conductor.policy.snapshot.MixedView`)."""
+    """The load of a worker that serves whole requests: of its prompts, of its answers, and what
+    they cost each other (see :class:`conductor.policy.snapshot.MixedView`)."""
 
     prefill: PrefillLoadReport
     decode: DecodeLoadReport
     prompt_slowdown: float
     prompt_share: float
     shared_step_seconds: float | None = None
+
+
+LoadReport = PrefillLoadReport | DecodeLoadReport | MixedLoadReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +107,7 @@ class LoadTracker:
         self.prefills: WorkerPool[PrefillView] = WorkerPool()
         self.decodes: WorkerPool[DecodeView] = WorkerPool()
         self.mixed: WorkerPool[MixedView] = WorkerPool()
+        self._pools: tuple[WorkerPool[Any], ...] = (self.prefills, self.decodes, self.mixed)
         self._unreported_prompts: dict[WorkerId, deque[_DispatchedPrompt]] = {}
         self._unreported_answers: dict[WorkerId, deque[_DispatchedAnswer]] = {}
         self._first_tokens: dict[WorkerId, tuple[int, int]] = {}
@@ -127,46 +118,51 @@ class LoadTracker:
 
     # -- workers ---------------------------------------------------------------------------
 
-    def add_prefill(self, view: PrefillView) -> None:
-        self.prefills.put(view)
-        self._unreported_prompts[view.id] = deque(maxlen=MAX_UNREPORTED)
+    def add(self, view: WorkerView) -> None:
+        """Add a worker to the pool of those that do the same."""
+        if view.prefill is None:
+            self.decodes.put(view)
+        elif view.decode is None:
+            self.prefills.put(view)
+        else:
+            self.mixed.put(view)
+        if view.prefill is not None:
+            self._unreported_prompts[view.id] = deque(maxlen=MAX_UNREPORTED)
+        if view.decode is not None:
+            self._unreported_answers[view.id] = deque(maxlen=MAX_UNREPORTED)
 
-    def add_decode(self, view: DecodeView) -> None:
-        self.decodes.put(view)
-        self._unreported_answers[view.id] = deque(maxlen=MAX_UNREPORTED)
+    def view(self, worker: WorkerId) -> WorkerView | None:
+        """Return a worker's view; None for an unknown worker."""
+        pool = self._pool_of(worker)
+        return pool[worker] if pool is not None else None
 
-    def add_mixed(self, view: MixedView) -> None:
-        self.mixed.put(view)
-        self._unreported_prompts[view.id] = deque(maxlen=MAX_UNREPORTED)
-        self._unreported_answers[view.id] = deque(maxlen=MAX_UNREPORTED)
+    def _pool_of(self, worker: WorkerId) -> WorkerPool[Any] | None:
+        return next((pool for pool in self._pools if worker in pool), None)
 
     def remove(self, worker: WorkerId) -> None:
-        for pool in (self.prefills, self.decodes, self.mixed):
-            if worker in pool:
-                pool.remove(worker)
+        if (pool := self._pool_of(worker)) is not None:
+            pool.remove(worker)
         self._unreported_prompts.pop(worker, None)
         self._first_tokens.pop(worker, None)
         self._unreported_answers.pop(worker, None)
 
     # -- reports ---------------------------------------------------------------------------
 
-    def apply_prefill_report(self, worker: WorkerId, report: PrefillLoadReport) -> None:
-        """Apply a report. Reports of unknown workers are ignored."""
-        if worker not in self.prefills:
+    def apply_report(self, worker: WorkerId, report: LoadReport) -> None:
+        """Apply a report: its parts that say what the worker does. Reports of unknown workers are
+        ignored."""
+        pool = self._pool_of(worker)
+        if pool is None:
             return
-        view = self.prefills.take_for_update(worker)
-        self._apply_prefill_report(view, report)
-        self.prefills.put(view)
-
-    def apply_mixed_report(self, worker: WorkerId, report: MixedLoadReport) -> None:
-        if worker not in self.mixed:
-            return
-        view = self.mixed.take_for_update(worker)
-        view.prompt_slowdown, view.prompt_share = report.prompt_slowdown, report.prompt_share
-        view.shared_step_seconds = report.shared_step_seconds
-        self._apply_prefill_report(view.prefill, report.prefill)
-        self._apply_decode_report(view.decode, report.decode)
-        self.mixed.put(view)
+        view: WorkerView = pool.take_for_update(worker)
+        if isinstance(view, MixedView) and isinstance(report, MixedLoadReport):
+            view.prompt_slowdown, view.prompt_share = report.prompt_slowdown, report.prompt_share
+            view.shared_step_seconds = report.shared_step_seconds
+        if view.prefill is not None and report.prefill is not None:
+            self._apply_prefill_report(view.prefill, report.prefill)
+        if view.decode is not None and report.decode is not None:
+            self._apply_decode_report(view.decode, report.decode)
+        pool.put(view)
 
     def _apply_prefill_report(self, view: PrefillView, report: PrefillLoadReport) -> None:
         sent = self._unreported_prompts[view.id]
@@ -192,13 +188,6 @@ class LoadTracker:
         num_new, num_late = max(now[0] - before[0], 0), max(now[1] - before[1], 0)
         change = LATE_MARGIN_STEP * (num_late - LATE_TARGET * num_new)
         view.late_margin = min(max(view.late_margin + change, 0.0), MAX_LATE_MARGIN)
-
-    def apply_decode_report(self, worker: WorkerId, report: DecodeLoadReport) -> None:
-        if worker not in self.decodes:
-            return
-        view = self.decodes.take_for_update(worker)
-        self._apply_decode_report(view, report)
-        self.decodes.put(view)
 
     def _apply_decode_report(self, view: DecodeView, report: DecodeLoadReport) -> None:
         sent = self._unreported_answers[view.id]
@@ -232,18 +221,13 @@ class LoadTracker:
             self._advance_worker(self._to_advance.pop(), now_seconds, answer_tokens)
 
     def _advance_worker(self, worker: WorkerId, now_seconds: float, answer_tokens: float) -> None:
-        if worker in self.decodes:
-            view = self.decodes[worker]
-            if _can_advance(view, now_seconds):
-                self.decodes.take_for_update(worker)
-                _advance_answers(view, now_seconds, view.step_seconds() * answer_tokens)
-                self.decodes.put(view)
-        elif worker in self.mixed:
-            mixed = self.mixed[worker]
-            if _can_advance(mixed.decode, now_seconds):
-                self.mixed.take_for_update(worker)
-                _advance_answers(mixed.decode, now_seconds, mixed.itl_seconds(0, 0) * answer_tokens)
-                self.mixed.put(mixed)
+        pool = self._pool_of(worker)
+        if pool is None or not _can_advance(pool[worker].decode, now_seconds):
+            return
+        view: DecodeView | MixedView = pool.take_for_update(worker)
+        itl = view.itl_seconds(0, 0) if isinstance(view, MixedView) else view.step_seconds()
+        _advance_answers(view.decode, now_seconds, itl * answer_tokens)
+        pool.put(view)
 
     # -- dispatched requests ---------------------------------------------------------------
 
@@ -338,7 +322,10 @@ def _advance_queue(view: PrefillView, now_seconds: float) -> None:
 
 def _merge_first_entries(queue: list[QueuedPrefill]) -> None:
     """Merge the first entries of a queue that has more than :data:`MAX_QUEUE_ENTRIES`. The merged
-    entry has the latest of their deadlines."""
+    entry has the latest of their deadlines. These prompts are computed first or, if they are late,
+    after all others, so new prompts are forecast as before. If the last entries were merged, as in
+    a worker's report, new prompts would overtake them, and the most overloaded worker would look
+    best."""
     if len(queue) > MAX_QUEUE_ENTRIES:
         num_merged = len(queue) - MAX_QUEUE_ENTRIES + 1
         work = sum(queued.work_seconds for queued in queue[:num_merged])

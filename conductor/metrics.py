@@ -13,6 +13,7 @@ from baton.core.placement import Placement
 from baton.core.pool_name import pool_name
 from baton.core.pool_plan import PoolPlan
 from baton.core.states import Role, WorkerState
+from baton.core.worker_kinds import WORKER_KINDS
 from baton.errors import BatonError, Invalid, Overloaded, Unavailable
 from baton.registry.membership import Membership
 from conductor.store_mirror import StoreMirror
@@ -31,12 +32,11 @@ DECISION_SECONDS_BUCKETS = (
     1,
 )
 
-ROLES = (Role.ROUTER, Role.CONDUCTOR, Role.PREFILL, Role.DECODE, Role.MIXED, Role.KVSTORE)
 STATES = (WorkerState.JOINING, WorkerState.READY, WorkerState.DRAINING)
-"""Every combination of role and state is exported, also with 0 members, so that alerts need no
-check for absence."""
+"""Every combination of role and of these states is exported, also with 0 members, so that alerts
+need no check for absence."""
 
-DISAGGREGATED, LOCAL_PREFILL, SINGLE_POOL, MIXED = "pair", "alone", "one_pool", "mixed"
+KINDS = DISAGGREGATED, LOCAL_PREFILL, SINGLE_POOL, MIXED = "pair", "alone", "one_pool", "mixed"
 REJECTION_REASONS: dict[type[BatonError], str] = {
     Overloaded: "overloaded",
     Invalid: "impossible",
@@ -47,7 +47,9 @@ REJECTION_REASONS: dict[type[BatonError], str] = {
 class ConductorMetrics:
     """Metrics that are updated with each decision."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, policy: str) -> None:
+        """``policy`` is the name of the placement policy, whose series exist from the start, at
+        0."""
         decisions = Counter(
             "baton_conductor_decisions_total",
             "Requests that were placed, by policy and kind: on a prefill and a decode worker "
@@ -57,6 +59,8 @@ class ConductorMetrics:
             registry=registry,
         )
         self._decisions = decisions
+        for kind in KINDS:
+            decisions.labels(policy, kind)
         refusals = Counter(
             "baton_conductor_refusals_total",
             "Requests that were not placed: they would miss the SLO, make others miss it, or lack "
@@ -140,7 +144,8 @@ class ClusterGauges(Collector):
             labels=["role", "state"],
         )
         members = Tally((m.role, m.state) for m in self._membership.members)
-        for role, state in product(ROLES, STATES):
+        roles = (Role.ROUTER, Role.CONDUCTOR, *WORKER_KINDS, Role.KVSTORE)
+        for role, state in product(roles, STATES):
             family.add_metric([role.value, state.value], members[role, state])
         return family
 
@@ -157,7 +162,7 @@ class ClusterGauges(Collector):
         )
         plans, models = self._plans(), self._membership.current.models
         for model, plan in plans.items():
-            for role, count in ((Role.PREFILL, plan.prefill), (Role.DECODE, plan.decode)):
+            for role, count in plan.sizes.items():
                 wanted.add_metric([pool_name(model, role, models)], count)
         if plans:
             rate.add_metric([], sum(plan.requests_per_second for plan in plans.values()))

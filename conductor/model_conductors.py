@@ -9,11 +9,8 @@ from baton.core.pool_plan import PoolPlan
 from baton.errors import Unavailable
 from baton.registry.membership import Membership, ModelMembership
 from conductor.conductor import Conductor, ConductorConfig, describe_members
+from conductor.limits import MAX_MODELS
 from conductor.store_mirror import StoreMirror
-
-MAX_MODELS = 256
-"""The maximum number of models whose loads and caches are remembered. Beyond it, those that have no
-workers now are dropped."""
 
 KEEP_SECONDS = 3600.0
 """How long a model's conductor, which may take 200 MB, is kept after the model's last worker has
@@ -26,10 +23,17 @@ class ModelConductors:
     workers, and plans are separate."""
 
     def __init__(
-        self, membership: Membership, mirror: StoreMirror, clock: Clock, config: ConductorConfig
+        self,
+        membership: Membership,
+        mirror: StoreMirror,
+        clock: Clock,
+        config: ConductorConfig,
+        reported: StoreMirror | None = None,
     ) -> None:
+        """``reported``: see :class:`conductor.cache_index.CacheIndex`."""
         self._membership = membership
         self._mirror = mirror
+        self._reported = reported
         self._clock = clock
         self._config = config
         self._leaving: frozenset[WorkerId] = frozenset()
@@ -86,7 +90,11 @@ class ModelConductors:
         if len(self._by_model) >= MAX_MODELS:
             self._by_model = {name: each for name, each in self._by_model.items() if name in served}
         conductor = self._by_model[model] = Conductor(
-            ModelMembership(self._membership, model), self._mirror, self._clock, self._config
+            ModelMembership(self._membership, model),
+            self._mirror,
+            self._clock,
+            self._config,
+            self._reported,
         )
         conductor.set_leaving_workers(self._leaving)
         return conductor

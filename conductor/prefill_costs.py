@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from baton.core.cost import PrefillCost
 from baton.core.ids import WorkerId
 from baton.core.worker_load import REFERENCE_PROMPT_TOKENS, WorkerLoad
+from conductor.limits import MAX_MEASUREMENT_AGE_SECONDS
 
 PRIOR_PREFILL_COST = PrefillCost(0.0, 1e-4, 0.0)
 """The assumed cost before any measurement: between a CPU with a small model and a GPU with a large
@@ -24,10 +25,6 @@ this many standard errors."""
 MAX_ERROR_RATIO = 2.0
 """The pool's cost is determined by the workers whose measurement error is at most this multiple of
 the lowest error."""
-
-MAX_MEASUREMENT_AGE_SECONDS = 60.0
-"""A worker without a newer measurement gets the pool's cost, so that it gets prompts again:
-otherwise a worker that was slow once would be treated as slow forever."""
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import grpc.aio
 from prometheus_client import CollectorRegistry
@@ -16,13 +16,12 @@ from baton.core.states import Role, WorkerState
 from baton.core.store import WatchEvent
 from baton.network.address import host_port
 from baton.obs.tracing import SpanExport
-from baton.pools.kubernetes.open import open_initial_sizes
+from baton.pools.kubernetes.open import kubernetes_client_for, open_initial_sizes
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry
 from baton.registry.startup import wait_for_registry
-from baton.rpc.conductor_service import add_conductor_service
-from baton.rpc.framed.conductor_service import framed_conductor_services
+from baton.rpc.conductor_service import add_conductor_service, framed_conductor_services
 from baton.rpc.framed.server import FramedServer
 from baton.rpc.kvstore_client import KvStoreClient
 from baton.rpc.server import build_server, listen
@@ -35,9 +34,34 @@ from conductor.model_conductors import ModelConductors
 from conductor.planner import PLAN_SECONDS, PlannerConfig
 from conductor.policy.policies import get_policy
 from conductor.policy.sizing import SizingConfig
-from conductor.store_mirror import StoreMirror, StoreWatcher
+from conductor.store_mirror import StoreMirror, StoreWatcher, reporting_workers
 from conductor.telemetry import ConductorTelemetry
-from conductor.terminating_pods import TerminatingPodWatcher
+
+
+class TerminatingPodWatcher:
+    """Calls ``on_change`` in the event loop with the set of all workers whose pods are being
+    deleted, whenever that set changes. The watch starts on construction. Raises Invalid if no API
+    server is configured."""
+
+    def __init__(
+        self, settings: Settings, on_change: Callable[[frozenset[WorkerId]], None]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_change = on_change
+        self._client = kubernetes_client_for(settings)
+        from baton.pools.kubernetes.pod_watch import PodWatch
+
+        self._watch = PodWatch(self._client, settings.cluster, self._forward)
+        self._watch.start()
+
+    def close(self) -> None:
+        self._watch.stop()
+        self._client.close()
+
+    def _forward(self, leaving: frozenset[WorkerId]) -> None:
+        """Forward a change to the event loop; called in the watch's thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._on_change, leaving)
 
 
 class ConductorProgram:
@@ -83,12 +107,17 @@ class ConductorProgram:
             self._autoscaler.check()
         await wait_for_registry(self._registry, self._clock, settings.redis_wait_seconds)
         await self._membership.refresh()
-        mirror = StoreMirror()
-        self._conductor = ModelConductors(self._membership, mirror, self._clock, _config(settings))
+        mirror, reported = StoreMirror(), StoreMirror()
+        self._conductor = ModelConductors(
+            self._membership, mirror, self._clock, _config(settings), reported
+        )
         if settings.kubernetes_watch:
             self._pod_watcher = TerminatingPodWatcher(settings, self._conductor.set_leaving_workers)
         telemetry = self._telemetry = self._build_telemetry(mirror)
-        self._store_watcher = StoreWatcher(mirror, self._membership, self._watch, self._clock)
+        self._watchers = (
+            StoreWatcher(mirror, self._membership, self._watch, self._clock),
+            StoreWatcher(reported, self._membership, self._watch, self._clock, reporting_workers),
+        )
         self._server = build_server(settings.trust)
         add_conductor_service(self._server, telemetry)
         port = await listen(
@@ -111,7 +140,8 @@ class ConductorProgram:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._membership.run())
             tasks.create_task(self._heartbeat.run())
-            tasks.create_task(self._store_watcher.run())
+            for watcher in self._watchers:
+                tasks.create_task(watcher.run())
             tasks.create_task(self._run_planner())
             if self._settings.kubernetes_pools or self._settings.kubernetes_initial_replicas:
                 tasks.create_task(self._size_new_deployments())
@@ -151,8 +181,8 @@ class ConductorProgram:
         is_leader = (lambda: autoscaler.is_leader) if autoscaler is not None else (lambda: False)
         self.metrics.register(ClusterGauges(self._membership, mirror, plans, clock, is_leader))
         self._span_export.open(self._settings.trace_endpoint)
-        metrics, spans = ConductorMetrics(self.metrics), self._span_export.sink
-        return ConductorTelemetry(self._conductor, metrics, clock, self._id, spans)
+        metrics = ConductorMetrics(self.metrics, self._settings.placement_policy)
+        return ConductorTelemetry(self._conductor, metrics, clock, self._id, self._span_export.sink)
 
     async def _run_planner(self) -> None:
         while True:

@@ -1,7 +1,8 @@
-"""Mirrors the contents of every store node, from the node's events, for use in placement."""
+"""Mirrors the contents of store nodes, and of workers that report their cached blocks, from their
+events, for use in placement."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -14,13 +15,10 @@ from baton.core.store import StoreHint, Tier, WatchEvent
 from baton.errors import BatonError
 from baton.registry.membership import Membership
 from conductor.key_table import KeyTable, fingerprint
+from conductor.limits import MAX_NODE_BLOCKS
 
 POLL_SECONDS = 0.2
 """Interval between checks for new nodes; also the delay before a broken watch is restarted."""
-
-MAX_NODE_BLOCKS = 1 << 26
-"""Maximum number of blocks mirrored per node, which take a gigabyte of the conductor's memory;
-further blocks are ignored. No node has so many, but a broken one may report them."""
 
 log = structlog.get_logger(__name__)
 
@@ -104,6 +102,16 @@ class StoreMirror:
                 wanted = fingerprint(keys[num_blocks])
         return best
 
+    def knows(self, node: WorkerId) -> bool:
+        return node in self._contents
+
+    def nodes_with_prefix(self, keys: Sequence[BlockKey]) -> list[WorkerId]:
+        """Return the nodes that have the first block."""
+        if not keys:
+            return []
+        wanted = fingerprint(keys[0])
+        return [node for node, view in self._contents.items() if view.table.has(wanted)]
+
     def num_leading_blocks(self, node: WorkerId, keys: Sequence[BlockKey]) -> int:
         """Return how many leading blocks the node has; 0 for an unknown node."""
         view = self._contents.get(node)
@@ -125,23 +133,39 @@ class StoreMirror:
         )
 
 
+def ready_stores(membership: Membership) -> Iterable[Member]:
+    return membership.ready(Role.KVSTORE)
+
+
+def reporting_workers(membership: Membership) -> Iterable[Member]:
+    """Return the workers that report which blocks they have cached."""
+    return [member for member in membership.members if member.reports_blocks]
+
+
 class StoreWatcher:
-    """Runs one watch per ready store node, and applies its events to the mirror."""
+    """Runs one watch per node, and applies its events to the mirror. The nodes are the members that
+    ``nodes`` selects."""
 
     def __init__(
-        self, mirror: StoreMirror, membership: Membership, watch: WatchNode, clock: Clock
+        self,
+        mirror: StoreMirror,
+        membership: Membership,
+        watch: WatchNode,
+        clock: Clock,
+        nodes: Callable[[Membership], Iterable[Member]] = ready_stores,
     ) -> None:
         self._mirror = mirror
         self._membership = membership
         self._watch = watch
         self._clock = clock
+        self._nodes = nodes
         self._tasks: dict[tuple[WorkerId, Incarnation], asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Watch the ready store nodes until cancelled."""
+        """Watch the nodes until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
-                nodes = {(m.id, m.generation): m for m in self._membership.ready(Role.KVSTORE)}
+                nodes = {(m.id, m.generation): m for m in self._nodes(self._membership)}
                 for key in self._tasks.keys() - nodes.keys():
                     self._tasks.pop(key).cancel()
                 for key in nodes.keys() - self._tasks.keys():

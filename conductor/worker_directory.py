@@ -12,7 +12,8 @@ from baton.core.ids import Incarnation, WorkerId
 from baton.core.kv_codec import CodecSpeed, KvCodecName
 from baton.core.kv_transfer import WorkerRef
 from baton.core.member import Member
-from baton.core.states import WORKER_ROLES, Role, WorkerState
+from baton.core.states import Role, WorkerState
+from baton.core.worker_kinds import WORKER_KINDS
 from baton.core.worker_load import WorkerLoad
 from baton.errors import Unavailable
 from baton.registry.member_list import MemberList
@@ -20,29 +21,29 @@ from baton.registry.membership import MemberView
 from baton.transport.link_meter import PRIOR_BYTES_PER_SECOND
 from conductor.cache_index import CacheIndex
 from conductor.decode_costs import DecodeCosts
+from conductor.limits import MAX_CACHED_ADAPTERS, MAX_REPORT_AGE_SECONDS
 from conductor.load_tracker import (
     DecodeLoadReport,
+    LoadReport,
     LoadTracker,
     MixedLoadReport,
     PrefillLoadReport,
 )
-from conductor.policy.snapshot import DecodeView, LinkSpeed, MixedView, PrefillView, QueuedPrefill
+from conductor.policy.snapshot import (
+    DecodeView,
+    LinkSpeed,
+    MixedView,
+    PrefillView,
+    QueuedPrefill,
+    WorkerView,
+)
 from conductor.prefill_costs import PrefillCosts
-
-PROMPT_ROLES = (Role.PREFILL, Role.MIXED)
-"""The roles of the workers that compute prompts."""
 
 UNKNOWN_CAPACITY_TOKENS = 1 << 40
 """Assumed capacity of a worker that has not reported it: such a worker is never full."""
 
-MAX_REPORT_AGE_SECONDS = 10.0
-"""Assumed maximum age of a report: a worker with an older report would have lost its lease."""
-
 LOCAL_TRANSPORTS = frozenset({"shm", "cuda_ipc"})
 """The transports that copy KV within a host through memory, so that encoding it takes longer."""
-
-MAX_CACHED_ADAPTERS = 1024
-"""Maximum number of adapters whose workers are remembered between two reads of the registry."""
 
 
 class WorkerDirectory:
@@ -92,7 +93,7 @@ class WorkerDirectory:
         before, self._seen_members, members = self._refreshed_at, current, current.members
         self._refreshed_at = min(self._membership.last_answer_seconds, self._clock.monotonic())
         known = self._ready
-        workers = [member for member in members if member.role in WORKER_ROLES]
+        workers = [member for member in members if member.role in WORKER_KINDS]
         ready = [member for member in workers if self._is_ready(member)]
         self._ready = {member.id: member for member in ready}
         self._without_adapter = {}
@@ -143,8 +144,8 @@ class WorkerDirectory:
         """Return the tokens per block and the bytes of KV per token on workers of ``variant``, or
         else of the last worker that has announced them."""
         for member in self._by_variant.get(variant, ()):
-            if member.block_tokens and member.kv_bytes_per_token:
-                return member.block_tokens, member.kv_bytes_per_token
+            if member.block_tokens:
+                return member.block_tokens, member.kv_bytes_per_token or self.kv_bytes_per_token
         return self.block_tokens, self.kv_bytes_per_token
 
     def store_node_of(self, worker: WorkerId) -> str:
@@ -183,7 +184,7 @@ class WorkerDirectory:
         if not self._is_tracked(member):
             before = None
             self._add(member, node)
-        elif (view := self._prefill_view(member)) is not None:
+        elif (view := self._view(member).prefill) is not None:
             view.node = node
         if not member.load.at_seconds:
             return
@@ -193,16 +194,16 @@ class WorkerDirectory:
             self._report(member, looked_at)
 
     def _is_tracked(self, member: Member) -> bool:
-        """Return whether the load tracker has the worker in its present role."""
-        tracker = self._load_tracker
-        if member.role is Role.MIXED:
-            return member.id in tracker.mixed
-        return member.id in (tracker.prefills if member.role is Role.PREFILL else tracker.decodes)
+        """Return whether the load tracker has the worker as one that does what it does now."""
+        view = self._load_tracker.view(member.id)
+        if view is None:
+            return False
+        has = view.prefill is not None, view.decode is not None
+        return has == WORKER_KINDS[member.role].abilities
 
     def _add(self, member: Member, node: str) -> None:
         """Add a worker to the load tracker; if it was there in another role, replace it."""
-        tracker = self._load_tracker
-        tracker.remove(member.id)
+        self._load_tracker.remove(member.id)
         prefill = PrefillView(member.id, self._prefill_costs.pool_cost, node)
         decode = DecodeView(
             member.id,
@@ -211,34 +212,30 @@ class WorkerDirectory:
             node,
             is_measured=False,
         )
-        if member.role is Role.PREFILL:
-            tracker.add_prefill(prefill)
-        elif member.role is Role.DECODE:
-            tracker.add_decode(decode)
-        else:
-            tracker.add_mixed(MixedView(prefill, decode))
+        kind = WORKER_KINDS[member.role]
+        alone = MixedView(prefill, decode) if kind.serves_alone else None
+        self._load_tracker.add(alone or (prefill if kind.computes_prompts else decode))
 
-    def _prefill_view(self, member: Member) -> PrefillView | None:
-        """Return the view of a known worker as one that computes prompts; None for a decode
-        worker."""
-        if member.role is Role.PREFILL:
-            return self._load_tracker.prefills[member.id]
-        return self._load_tracker.mixed[member.id].prefill if member.role is Role.MIXED else None
+    def _view(self, member: Member) -> WorkerView:
+        """Return the view of a known worker."""
+        view = self._load_tracker.view(member.id)
+        assert view is not None, member.id
+        return view
 
     def _index_workers_by_node(self, ready: Iterable[Member]) -> None:
         """Set in the cache index which workers that compute prompts share a host with each store
         node."""
         workers_by_node: dict[str, list[WorkerId]] = {}
         for member in ready:
-            if member.role in PROMPT_ROLES and member.host in self._nodes:
+            if WORKER_KINDS[member.role].computes_prompts and member.host in self._nodes:
                 workers_by_node.setdefault(self._nodes[member.host], []).append(member.id)
         self._cache_index.set_workers_by_node(workers_by_node)
 
     def _update_prefill_costs(self, ready: Iterable[Member]) -> None:
-        """Update the prefill cost of all prefill and mixed workers together, including workers
+        """Update the prefill cost of all workers that compute prompts together, including workers
         without a new report, so that workers of equal speed have equal costs."""
         for member in ready:
-            view = self._prefill_view(member)
+            view = self._view(member).prefill
             if view is not None:
                 view.cost = self._prefill_costs.cost_of(member.id, self._refreshed_at)
                 view.is_measured = member.load.prefill_cost is not None
@@ -248,33 +245,28 @@ class WorkerDirectory:
         were made: a worker that gets codecs has restarted, so that its view is new."""
         for member in ready:
             if member.codec_speeds:
-                for view in self._views(member):
-                    view.host = member.host if LOCAL_TRANSPORTS & {*member.transports} else ""
-                    view.wire_codecs = _wire_codecs(member)
-                    view.store_codec = _store_codec(member)
-
-    def _views(self, member: Member) -> tuple[PrefillView | DecodeView, ...]:
-        tracker = self._load_tracker
-        if member.role is Role.MIXED:
-            return tracker.mixed[member.id].prefill, tracker.mixed[member.id].decode
-        if member.role is Role.PREFILL:
-            return (tracker.prefills[member.id],)
-        return (tracker.decodes[member.id],)
+                known = self._view(member)
+                for view in (known.prefill, known.decode):
+                    if view is not None:
+                        view.host = member.host if LOCAL_TRANSPORTS & {*member.transports} else ""
+                        view.wire_codecs = _wire_codecs(member)
+                        view.store_codec = _store_codec(member)
 
     # -- reports ---------------------------------------------------------------------------
 
     def _report(self, member: Member, earliest: float) -> None:
         age = self._clock.wall_nanoseconds() / 1e9 - member.load.at_seconds
         at = min(max(self._clock.monotonic() - age, earliest), self._refreshed_at)
-        tracker = self._load_tracker
-        if member.role is Role.PREFILL:
-            tracker.apply_prefill_report(member.id, self._prefill_report(member, at))
-        elif member.role is Role.DECODE:
-            view = tracker.decodes[member.id]
+        view = self._view(member)
+        report: LoadReport
+        if isinstance(view, PrefillView):
+            report = self._prefill_report(member, at)
+        elif isinstance(view, DecodeView):
             view.prefill_cost = self._local_prefill_cost(member)
-            tracker.apply_decode_report(member.id, self._decode_report(member, view, at))
+            report = self._decode_report(member, view, at)
         else:
-            tracker.apply_mixed_report(member.id, self._mixed_report(member, at))
+            report = self._mixed_report(member, view, at)
+        self._load_tracker.apply_report(member.id, report)
 
     def _prefill_report(
         self, member: Member, at: float, slowdown: float = 1.0
@@ -303,8 +295,8 @@ class WorkerDirectory:
             for work in load.queue
         )  # fmt: skip
 
-    def _mixed_report(self, member: Member, at: float) -> MixedLoadReport:
-        load, view = member.load, self._load_tracker.mixed[member.id]
+    def _mixed_report(self, member: Member, view: MixedView, at: float) -> MixedLoadReport:
+        load = member.load
         return MixedLoadReport(
             self._prefill_report(member, at, load.prompt_slowdown),
             self._decode_report(member, view.decode, at),
@@ -325,7 +317,9 @@ class WorkerDirectory:
             load.decode_requests,
             load.context_tokens,
             load.promised_tokens,
-            load.decode_cost if member.role is Role.DECODE else self._decode_costs.cost_of(load),
+            self._decode_costs.cost_of(load)
+            if WORKER_KINDS[member.role].serves_alone
+            else load.decode_cost,
             capacity,
             load.window_tokens,
             load.windowed_share,
@@ -345,13 +339,14 @@ class WorkerDirectory:
         for member in ready:
             self.block_tokens = member.block_tokens or self.block_tokens
             self.kv_bytes_per_token = member.kv_bytes_per_token or self.kv_bytes_per_token
-        prefill_loads = {m.id: m.load for m in ready if m.role in PROMPT_ROLES}
+        kinds = [(member, WORKER_KINDS[member.role]) for member in ready]
+        prefill_loads = {m.id: m.load for m, kind in kinds if kind.computes_prompts}
         self._prefill_costs.update(prefill_loads, self._refreshed_at)
-        decode_loads = [member.load for member in ready if member.role is Role.DECODE]
+        decode_loads = [m.load for m, kind in kinds if not kind.computes_prompts]
         self._cache_index.set_capacity(
             _num_blocks(prefill_loads.values()), _num_blocks(decode_loads)
         )
-        self._decode_costs.update(m.load for m in ready if m.role is not Role.PREFILL)
+        self._decode_costs.update(m.load for m, kind in kinds if kind.writes_answers)
         loads = [member.load for member in ready]
         answers = [load.answer_tokens for load in loads if load.answer_tokens]
         shorts = [load.short_answer_tokens for load in loads if load.short_answer_tokens]

@@ -8,11 +8,8 @@ from baton.core.kv_transfer import BlockRef
 from baton.core.store import PutRequest
 from baton.errors import Invalid
 from baton.kv_codec.block_format import BlockFormat, parse_layout
+from kvstore.limits import MAX_RAW_BYTES
 from kvstore.slot_sizes import FIXED_SIZE_STEPS, STEPS_PER_DOUBLING, slot_bytes_for
-
-MAX_RAW_BYTES = 64 * 1024 * 1024
-"""Maximum size of a raw block, for which the encoder has a buffer. A block of 16 tokens of a model
-with 80 layers and 8 KV heads of 128 values has 5 MiB in BF16."""
 
 MAX_DIMENSION = 2**16 - 1
 """Each dimension of a block's format has 16 bits in the records of the SSD tier."""

@@ -1,25 +1,26 @@
-"""Keeps some slots in DRAM free by copying blocks to the disk before their slots are needed."""
+"""Frees slots in DRAM by copying blocks to the disk: in the background, before slots are needed,
+and at once for blocks that need more of them."""
 
 import asyncio
+import math
 
+from baton.clock import Clock
 from kvstore.dram_block import DramBlock
+from kvstore.limits import BATCH_BYTES
 from kvstore.tiered_store import TieredStore
 
 LOW_WATERMARK_SHARE, HIGH_WATERMARK_SHARE = 0.04, 0.08
 """Shares of the part of the arena that is available to a slot size. When less than the low share is
 free, slots are freed until the high share is free."""
 
-BATCH_BYTES = 16 * 1024 * 1024
-"""Maximum number of bytes written at a time. It is limited because blocks can't be evicted while
-they are being written."""
-
 
 class Demoter:
-    """Demotes blocks in the background. On a node without a disk it does nothing, since blocks are
-    then evicted without a copy."""
+    """Demotes blocks. On a node without a disk it does nothing, since blocks are then evicted
+    without a copy."""
 
-    def __init__(self, tiers: TieredStore) -> None:
+    def __init__(self, tiers: TieredStore, clock: Clock) -> None:
         self._tiers = tiers
+        self._clock = clock
         self._wakeup = asyncio.Event()
 
     def wake_if_low(self) -> None:
@@ -32,9 +33,28 @@ class Demoter:
         while True:
             await self._wakeup.wait()
             self._wakeup.clear()
-            for size in self._slot_sizes():
-                if self._is_low(size):
-                    await self._free_slots(size)
+            await self.demote_if_low()
+
+    async def demote_if_low(self) -> None:
+        """Demote blocks of the slot sizes of which few slots are free."""
+        for size in self._slot_sizes():
+            if self._is_low(size):
+                await self.make_room(size, self._slots_per_share(HIGH_WATERMARK_SHARE, size))
+
+    async def make_room(self, slot_bytes: int, num_slots: int, deadline: float = math.inf) -> None:
+        """Demote batches until ``num_slots`` slots are free, no other block can be evicted, the
+        disk fails or is full, or the clock has passed ``deadline``."""
+        tiers = self._tiers
+        while tiers.can_demote and self._clock.monotonic() < deadline:
+            missing = num_slots - tiers.dram.num_free(slot_bytes)
+            batch = self._reference_victims(slot_bytes, missing)
+            if not batch:
+                return
+            await self._demote_referenced(batch)
+            evictable = [slot for slot in batch if self._is_evictable(slot)]
+            if not evictable:
+                return
+            tiers.evict(evictable)
 
     async def demote_all(self) -> int:
         """Write all blocks that are only in DRAM to the disk, the most recently used first, and
@@ -61,18 +81,6 @@ class Demoter:
     def _slots_per_share(self, share: float, slot_bytes: int) -> int:
         available = self._tiers.dram.available_bytes(slot_bytes)
         return max(int(share * available / slot_bytes), 1)
-
-    async def _free_slots(self, slot_bytes: int) -> None:
-        """Demote batches until enough slots are free, every block is referenced, or the disk
-        fails."""
-        tiers, goal = self._tiers, self._slots_per_share(HIGH_WATERMARK_SHARE, slot_bytes)
-        while tiers.can_demote and tiers.dram.num_free(slot_bytes) < goal:
-            missing = goal - tiers.dram.num_free(slot_bytes)
-            batch = self._reference_victims(slot_bytes, missing)
-            if not batch:
-                return
-            await self._demote_referenced(batch)
-            tiers.evict([slot for slot in batch if self._is_evictable(slot)])
 
     def _is_evictable(self, slot: DramBlock) -> bool:
         """Whether the block is on the disk, still in its DRAM slot, and not referenced: a request

@@ -15,10 +15,10 @@ import structlog
 from baton.core.ids import BlockKey
 from baton.errors import Invalid, Unavailable
 from kvstore.eviction import EvictionPolicy, new_eviction_policy
+from kvstore.limits import MIN_SEGMENT_BYTES
 from kvstore.segment import BlockRecord, Segment, num_slots_in, round_up_to_page
 
 SEGMENT_BYTES = 64 * 1024 * 1024
-MIN_SEGMENT_BYTES = 64 * 1024
 
 log = structlog.get_logger(__name__)
 
@@ -189,7 +189,7 @@ class DiskTier:
         self._used[segment].add(block)
         self.raw_bytes += block.raw_bytes
         self._count_reference(block)
-        self._policy(slot_bytes).admit(record.key, record.depth)
+        self._policy(slot_bytes).admit(record.key)
         return block, evicted
 
     def write(self, block: DiskBlock, data: memoryview) -> None:
@@ -441,7 +441,7 @@ class DiskTier:
                 self._unlist(older)
                 self._free_slot(older)
             self._blocks[block.key] = block
-            policy.admit(block.key, block.record.depth)
+            policy.admit(block.key)
             policy.mark_evictable(block.key)
             self._touch_segment(block)
 

@@ -6,16 +6,7 @@ from heapq import heapify, heappop, heappush
 
 from baton.errors import Invalid, Overloaded
 from kvstore.dram_block import BlockReferences, DramBlock
-
-MAX_LEASES = 65_536
-
-MAX_LEASED_REFERENCES = 4_194_304
-"""Limit of the blocks of all leases, about 32 MB. A block counts once for each of its leases."""
-
-MAX_LEASE_SECONDS = 60.0
-
-MIN_EXPIRIES = 1024
-"""The number of expiries up to which those of released leases are kept."""
+from kvstore.limits import MAX_LEASE_SECONDS, MAX_LEASED_REFERENCES, MAX_LEASES, MIN_EXPIRIES
 
 
 class DramLeases:

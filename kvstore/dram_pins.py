@@ -6,12 +6,7 @@ from heapq import heappop, heappush
 
 from baton.errors import Invalid, Overloaded
 from kvstore.dram_block import BlockReferences, DramBlock
-
-MAX_PIN_SECONDS = 24 * 3600.0
-
-MAX_PINNED_SHARE = 0.5
-"""Maximum share of the arena, and of a tenant's quota, for pinned blocks; the rest must stay
-evictable."""
+from kvstore.limits import MAX_PIN_SECONDS, MAX_PINNED_SHARE
 
 
 class DramPins:

@@ -2,7 +2,7 @@
 and which are evicted next."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from baton.core.ids import BlockKey
@@ -13,7 +13,52 @@ from kvstore.dram_leases import DramLeases
 from kvstore.dram_pins import DramPins
 from kvstore.eviction import EvictionPolicy, new_eviction_policy
 from kvstore.slab_allocator import SlabAllocator, default_slab_bytes, slab_bytes_for
-from kvstore.slab_usage import SlabUsage
+
+
+class SlabUsage:
+    """Counts the referenced slots of each slab, by the slab's number. A slab with blocks, none of
+    which is referenced, is idle."""
+
+    def __init__(self) -> None:
+        self._num_referenced: Counter[int] = Counter()
+        self._last_used: dict[int, int] = {}  # the tick of the last release of a slot
+        self._idle: OrderedDict[int, None] = OrderedDict()  # in the order of their last use
+
+    def record_referenced(self, slab: int) -> None:
+        """Record that one of the slab's slots has got its first reference."""
+        self._num_referenced[slab] += 1
+        self._idle.pop(slab, None)
+
+    def record_unreferenced(self, slab: int, tick: int) -> None:
+        """Record that one of the slab's slots has lost its last reference at ``tick``."""
+        self._num_referenced[slab] -= 1
+        self._last_used[slab] = tick
+        if not self._num_referenced[slab]:
+            self._idle[slab] = None
+
+    def record_empty(self, slab: int) -> None:
+        """Record that a slab has no blocks any more."""
+        self._idle.pop(slab, None)
+
+    def clear(self) -> None:
+        """Forget all slabs, none of which has blocks."""
+        self._last_used.clear()
+
+    def idle_before(self, tick: int) -> Iterator[int]:
+        """Yield the idle slabs that were last used before ``tick``, least recently used first."""
+        for slab in self._idle:
+            if self._last_used[slab] >= tick:
+                return
+            yield slab
+
+    def check_integrity(self, num_referenced: Counter[int]) -> None:
+        """Raise AssertionError unless the slabs with blocks are those in ``num_referenced``, each
+        with so many referenced slots."""
+        assert +num_referenced == +self._num_referenced, "referenced slots per slab"
+        idle = {slab for slab, count in num_referenced.items() if not count}
+        assert set(self._idle) == idle, "idle slabs"
+        ages = [self._last_used[slab] for slab in self._idle]
+        assert ages == sorted(ages), "order of idle slabs"
 
 
 @dataclass(slots=True)
@@ -125,7 +170,7 @@ class DramTier:
         self._slab_usage.record_referenced(self._slabs.slab_of(offset))
         self.used_bytes += slot_bytes
         self.raw_bytes += raw_bytes
-        self._policy(slot_bytes).admit(key, slot.depth)
+        self._policy(slot_bytes).admit(key)
         tenant = self._tenants.setdefault(slot.tenant, _TenantUsage(0, OrderedDict()))
         tenant.num_bytes += slot_bytes
         return slot

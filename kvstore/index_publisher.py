@@ -10,16 +10,13 @@ from baton.core.ids import BlockKey
 from baton.core.store import StoreChange, Tier
 from baton.errors import BatonError
 from baton.kv.index import KvHolder, KvIndex
+from kvstore.limits import MAX_MERGED_KEYS
 from kvstore.node import StoreNode
 
 RETRY_SECONDS = 1.0
 REGISTRATION_CHECK_SECONDS = 5.0
 """Interval between checks that the index still lists the node, since the index may have been
 flushed."""
-
-MAX_MERGED_KEYS = 65_536
-"""Maximum number of keys of merged changes. After an outage of the index, up to 1,048,576 keys are
-published; if a call fails, only the keys of its merged changes are sent again."""
 
 log = structlog.get_logger(__name__)
 

@@ -1,5 +1,6 @@
 """Leases and pins stored blocks, reading them from the disk if necessary."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -8,13 +9,10 @@ from baton.core.ids import BlockKey
 from baton.core.kv_transfer import BlockRef
 from baton.core.store import LeasedBlocks, LeaseRequest
 from kvstore.demoter import Demoter
+from kvstore.disk_tier import DiskBlock
 from kvstore.dram_block import DramBlock
-from kvstore.dram_pins import MAX_PINNED_SHARE
+from kvstore.limits import MAX_PINNED_SHARE, MAX_PROMOTIONS, MAX_WAIT_SECONDS
 from kvstore.tiered_store import TieredStore
-
-MAX_PROMOTIONS = 4
-"""Maximum number of leases that wait for the disk concurrently. A further lease gets only the
-blocks in DRAM."""
 
 
 class LeaseHandler:
@@ -134,19 +132,31 @@ class LeaseHandler:
         disk = self._tiers.disk
         if disk is None or self._num_promotions >= MAX_PROMOTIONS:
             return []
-        wanted, room = [], max_bytes
+        wanted: list[DiskBlock] = []
+        room = max_bytes
         for key in keys:
             block = disk.get(key)
             if block is None or block.size_bytes > room:
                 break
             room -= block.size_bytes
-            wanted.append(key)
+            wanted.append(block)
+        for block in wanted:
+            disk.add_reference(block)  # what is demoted to make room must not take its place
         self._num_promotions += 1
         try:
-            return await self._tiers.promote(wanted)
+            await self._make_room(wanted)
+            return await self._tiers.promote([block.key for block in wanted])
         finally:
             self._num_promotions -= 1
+            for block in wanted:
+                disk.release_reference(block)
             self._demoter.wake_if_low()
+
+    async def _make_room(self, blocks: Sequence[DiskBlock]) -> None:
+        deadline = self._clock.monotonic() + MAX_WAIT_SECONDS
+        missing = Counter(block.record.encoding.slot_bytes(block.size_bytes) for block in blocks)
+        for slot_bytes, num_slots in missing.items():
+            await self._demoter.make_room(slot_bytes, num_slots, deadline)
 
 
 def _same_algorithm_prefix(slots: Sequence[DramBlock]) -> list[DramBlock]:

@@ -20,6 +20,7 @@ from baton.core.store import (
     Tier,
     WatchEvent,
 )
+from baton.kv.event_log import BlockFeed, EventLog
 from baton.transport.base import Transport
 from baton.transport.host_memory import HostMemory
 from baton.transport.selection import choose_transport
@@ -28,17 +29,15 @@ from kvstore.disk_encoder import DiskEncoder
 from kvstore.disk_tier import DiskTier
 from kvstore.dram_block import DramBlock
 from kvstore.dram_tier import DramTier
-from kvstore.event_log import EventLog
 from kvstore.lease_handler import LeaseHandler
 from kvstore.put_handler import PutHandler
 from kvstore.segment import BlockRecord
-from kvstore.store_feed import StoreFeed
 from kvstore.stored_codecs import StoredCodecs
 from kvstore.tiered_store import TieredStore
 
 
 class StoreNode:
-    """Implements :class:`baton.rpc.kvstore_methods.KvStoreCore`. Other classes handle puts, leases
+    """Implements :class:`baton.rpc.kvstore_service.KvStoreCore`. Other classes handle puts, leases
     and watchers; this class handles the administration. All methods run in one event loop."""
 
     def __init__(
@@ -62,10 +61,10 @@ class StoreNode:
         self._dram = dram
         self.events = EventLog()
         self._tiers = TieredStore(memory, dram, disk, self.events, clock, disk_encoder, codecs)
-        self.demoter = Demoter(self._tiers)
+        self.demoter = Demoter(self._tiers, clock)
         self._puts = PutHandler(self._tiers, self.demoter, transports, clock)
         self._leases = LeaseHandler(self._tiers, self.demoter, clock)
-        self._feed = StoreFeed(generation, self._tiers)
+        self._feed = BlockFeed(generation, self._tiers.events, self._tiers.keys)
 
     def endpoint_for(self, transports: Sequence[str], host: str) -> Endpoint:
         name = choose_transport(tuple(self._transports), transports, host == self._host)

@@ -9,6 +9,7 @@ import structlog
 
 from baton.clock import Clock, SystemClock
 from baton.config import Settings, baton_home
+from baton.core.credentials import ClusterCredentials
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.kv_codec import KvCodecName
 from baton.core.member import Member
@@ -22,9 +23,8 @@ from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry
 from baton.registry.startup import wait_for_registry
-from baton.rpc.kvstore_methods import KvStoreMethods
-from baton.rpc.kvstore_service import add_kvstore_service
-from baton.rpc.local_rpc import LocalRpcServer, local_rpc_socket_path
+from baton.rpc.framed.server import FramedServer
+from baton.rpc.kvstore_service import add_kvstore_service, local_kvstore_services
 from baton.rpc.server import build_server, listen
 from baton.serve.lifecycle import Program
 from baton.serve.status_pipe import STATUS
@@ -59,8 +59,8 @@ class KvStoreProgram:
         self._server: grpc.aio.Server | None = None
         self._disk: DiskTier | None = None
         self.metrics = StoreMetrics()
-        self._local_rpc: LocalRpcServer | None = None
-        self._local_rpc_path = ""
+        self._local_server: FramedServer | None = None
+        self._local_path = ""
         self._state = WorkerState.READY
         self._address = ""
 
@@ -102,7 +102,7 @@ class KvStoreProgram:
         )
         holder = KvHolder(self._id, self._generation)
         self._publisher = IndexPublisher(holder, self._node, self._index, self._clock)
-        await self._start_local_rpc()
+        await self._listen_locally()
         self._server = build_server(settings.trust)
         add_kvstore_service(self._server, self._node)
         port = await listen(
@@ -136,8 +136,8 @@ class KvStoreProgram:
         log.info("store_blocks_saved", num_blocks=flushed)
 
     async def stop(self) -> None:
-        if self._local_rpc is not None:
-            await self._local_rpc.close()
+        if self._local_server is not None:
+            await self._local_server.close()
         if self._server is not None:
             await self._server.stop(grace=1.0)
             for transport in self._transports.values():
@@ -147,17 +147,17 @@ class KvStoreProgram:
         await self._index.close()
         await self._registry.close()
 
-    async def _start_local_rpc(self) -> None:
+    async def _listen_locally(self) -> None:
         """Serve workers on this host over a Unix socket. If the socket's path is not available,
         they use gRPC like workers on other hosts."""
-        folder = private_folder()
-        path = local_rpc_socket_path(folder, f"{self._settings.cluster}-{self._id}-{os.getpid()}")
-        if path is None:
-            log.warning("no_local_socket", folder=str(folder))
+        path = private_folder() / f"{self._settings.cluster}-{self._id}-{os.getpid()}.sock"
+        server = FramedServer(ClusterCredentials(), local_kvstore_services(self._node))
+        try:
+            await server.listen_locally(path)
+        except Unavailable as error:
+            log.warning("no_local_socket", folder=str(path.parent), error=str(error))
             return
-        server = LocalRpcServer(KvStoreMethods(self._node), path)
-        await server.start()
-        self._local_rpc, self._local_rpc_path = server, str(path)
+        self._local_server, self._local_path = server, str(path)
 
     async def _sweep(self) -> None:
         while True:
@@ -176,7 +176,7 @@ class KvStoreProgram:
             host=host_id(),
             pid=os.getpid(),
             transports=tuple(self._transports),
-            local_socket=self._local_rpc_path,
+            local_socket=self._local_path,
             pending_settings=STATUS.health.pending_settings,
         )
 

@@ -1,5 +1,6 @@
 """Stores blocks: reads them from workers' KV pools into DRAM."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,22 +10,17 @@ from baton.clock import Clock
 from baton.concurrency.threads import run_in_thread
 from baton.core.ids import BlockKey
 from baton.core.kv_transfer import CHECKSUM_XXH3, BlockRef, Endpoint
-from baton.core.store import PutRequest, PutResult
+from baton.core.store import PutRequest, PutResult, Tier
 from baton.errors import Corrupt, Invalid, Overloaded
+from baton.registry.limits import MAX_MEMBERS
 from baton.transport.base import Peer, TransferRange, Transport
 from baton.transport.reads import TransferFailed, read_and_verify
 from baton.transport.unfinished_transfers import UnfinishedTransfers
 from kvstore.block_encoding import BlockEncoding, encodings_of
 from kvstore.demoter import Demoter
 from kvstore.dram_block import DramBlock
+from kvstore.limits import MAX_PUTS, MAX_WAIT_SECONDS
 from kvstore.tiered_store import TieredStore
-
-MAX_PUTS = 16
-"""Maximum number of concurrent puts. A further put is rejected."""
-
-MAX_PEERS = 4096
-"""Maximum number of workers whose connections are kept. Beyond it, the oldest connection is
-dropped."""
 
 READ_TIMEOUT_SECONDS = 5.0
 
@@ -96,7 +92,7 @@ class PutHandler:
         num_good = 0
         new_slots: list[DramBlock] = []
         try:
-            self._reserve(request, encodings, put)
+            await self._reserve(request, encodings, put)
             new_slots = [slot for _, slot in put.incoming]
             if new_slots:
                 num_good = await self._read_blocks(transport, request, put.incoming)
@@ -121,19 +117,33 @@ class PutHandler:
             )
         return PutResult(num_good, put.num_present)
 
-    def _reserve(
+    async def _reserve(
         self, request: PutRequest, encodings: Sequence[BlockEncoding], put: _PutInProgress
     ) -> None:
         """Reference the blocks that are in DRAM, and allocate slots for the blocks that are in no
-        tier, as far as there is space. The references keep the put from evicting its own blocks."""
+        tier, as far as there is space. The references keep the put from evicting its own blocks.
+        If slots are missing, wait until blocks that are only in DRAM are on the disk."""
         now = self._clock.wall_nanoseconds() / 1e9
         for key in request.preceding_keys:
             self._reference_present(key, put)
+        deadline = self._clock.monotonic() + MAX_WAIT_SECONDS
+        sizes = [e.slot_bytes(b.size_bytes) for e, b in zip(encodings, request.blocks, strict=True)]
+        missing = Counter(
+            size for size, block in zip(sizes, request.blocks, strict=True) if self._is_new(block)
+        )
         for index, block in enumerate(request.blocks):
+            if self._is_new(block):
+                size = sizes[index]
+                await self._demoter.make_room(size, missing[size], deadline)
+                missing[size] -= 1
             if self._reference_present(block.key, put) or block.key in self._dram:
                 put.num_present += 1
             elif not self._allocate(request, block, encodings[index], index, now, put):
                 return
+
+    def _is_new(self, block: BlockRef) -> bool:
+        is_filling = block.key in self._dram
+        return not is_filling and self._tiers.tier_of(block.key) is Tier.NONE
 
     def _reference_present(self, key: BlockKey, put: _PutInProgress) -> bool:
         """Reference the block if it is in DRAM; return whether it is in any tier."""
@@ -213,7 +223,7 @@ class PutHandler:
         if known is None or known.endpoint != source:
             known = await run_in_thread(lambda: transport.connect(source))
             self._peers[source.owner] = known
-            if len(self._peers) > MAX_PEERS:
+            if len(self._peers) > MAX_MEMBERS:
                 self._peers.pop(next(iter(self._peers)))
         return known
 

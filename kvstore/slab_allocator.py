@@ -4,18 +4,14 @@ each other where possible."""
 import heapq
 from collections.abc import Iterable, Set
 
+from kvstore.limits import MAX_SLAB_BYTES, MIN_SLAB_BYTES, MIN_SLABS_PER_ARENA
 from kvstore.slot_sizes import ALIGNMENT_BYTES
 
-MIN_SLAB_BYTES = 4 * 1024 * 1024
-MAX_SLAB_BYTES = 64 * 1024 * 1024
 SLABS_PER_ARENA = 64
 
 BLOCKS_PER_SLAB = 8
 """Minimum number of raw blocks in a slab. The end of a slab, where no further slot fits, is unused,
 so a slab should have many slots."""
-
-MIN_SLABS_PER_ARENA = 8
-"""Minimum number of slabs, which several slot sizes share."""
 
 
 def default_slab_bytes(arena_bytes: int) -> int:

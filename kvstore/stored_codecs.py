@@ -11,9 +11,7 @@ from baton.core.kv_codec import KvCodecName
 from baton.kv_codec.base import BlockCodec
 from baton.kv_codec.block_format import BlockFormat
 from kvstore.block_encoding import BlockEncoding
-
-MAX_FORMATS = 8
-"""Maximum number of formats whose codecs and buffers are kept."""
+from kvstore.limits import MAX_FORMATS
 
 OpenCodecs = Callable[[BlockFormat], Mapping[KvCodecName, BlockCodec]]
 """Opens the codecs for blocks of a format."""

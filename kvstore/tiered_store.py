@@ -14,6 +14,7 @@ from baton.core.ids import BlockKey
 from baton.core.kv_codec import KvCodecName
 from baton.core.store import ALL_CODECS, Tier
 from baton.errors import BatonError, Corrupt, Overloaded, Unavailable
+from baton.kv.event_log import EventLog
 from baton.transport.host_memory import HostMemory
 from kvstore.block_encoding import BlockEncoding
 from kvstore.checksum import block_checksum
@@ -21,7 +22,6 @@ from kvstore.disk_encoder import DiskEncoder, DiskForm
 from kvstore.disk_tier import DiskBlock, DiskTier
 from kvstore.dram_block import DramBlock, DramBlockState
 from kvstore.dram_tier import DramTier
-from kvstore.event_log import EventLog
 from kvstore.segment import BlockRecord
 from kvstore.stored_codecs import StoredCodecs
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.clock import Clock
-from baton.traces.seed import seeded_generator
-from baton.traces.trace import Trace, TraceRequest
+from baton.traces.trace import Trace, TraceRequest, seeded_generator
 from load_generator.connection_pool import ConnectionPool
 from load_generator.load_spec import LoadSpec, group_by_session
 from load_generator.prompts import RequestBodyEncoder

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from baton.errors import Invalid
-from baton.traces.seed import seeded_generator
 from baton.traces.synthetic import MAX_BURSTINESS, MAX_REQUESTS, TRACE_GENERATORS
-from baton.traces.trace import Trace, TraceRequest
+from baton.traces.trace import Trace, TraceRequest, seeded_generator
 from simulator.flag_checks import check_at_least, check_positive
 from simulator.scenario import Traffic
 

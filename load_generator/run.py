@@ -5,26 +5,31 @@ import gc
 import json
 import resource
 import signal
-from collections.abc import Coroutine, Iterator
+import sys
+from collections import Counter
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any, TypeVar
 
 import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bars
 
 from baton.clock import Clock, SystemClock
-from baton.console import open_console
 from baton.errors import BatonError, Invalid
-from baton.plots import prepare_plots
+from baton.reports.console import open_console
+from baton.reports.plots import plot_cdfs, plot_load, prepare_plots
 from baton.traces.trace import Trace
 from load_generator.config import BenchConfig
 from load_generator.driver import LoadDriver
 from load_generator.load_spec import LoadSpec
 from load_generator.multiprocess import DriverResult, run_processes, split_load
-from load_generator.plots import draw_latencies
-from load_generator.progress import BenchProgress
 from load_generator.prompts import PromptText, RequestBodyEncoder, TokenCalibration
+from load_generator.record import LatencyHistogram, RequestRecord
 from load_generator.result import BenchResult, GeneratorUsage, summarize
 from load_generator.server_probe import ServerInfo, calibrate_tokens, fit_to_context, query_server
 from load_generator.table import print_result
@@ -250,3 +255,70 @@ def _check_output(path: Path | None) -> None:
 def _salt_number(salt: str) -> int:
     """Return the salt as a number that is small enough to be encoded in a few token ids."""
     return sum(index * code for index, code in enumerate(salt.encode(), start=1)) % 100_003
+
+
+POINTS = 500
+"""The number of points in a line that is drawn from a histogram."""
+
+SECOND = 1.0
+
+
+def draw_latencies(folder: Path, records: Sequence[RequestRecord], gaps: LatencyHistogram) -> None:
+    """Write two plots: ``latency.png`` with the distributions of TTFT and inter-token latency, and
+    ``time.png`` with the numbers of requests that arrived, were answered and failed in each
+    second."""
+    ttfts = [each.ttft_seconds for each in records if each.ttft_seconds is not None]
+    plot_cdfs(folder / "latency.png", {"measured": (ttfts, gaps.sample_percentiles(POINTS))})
+    lines = {
+        "arrived per second": _per_second([each.scheduled_at for each in records]),
+        "answered per second": _per_second([each.ended_at for each in records if each.ok]),
+        "failed per second": _per_second([each.ended_at for each in records if not each.ok]),
+    }
+    plot_load(folder / "time.png", {name: line for name, line in lines.items() if line})
+
+
+def _per_second(times: Sequence[float]) -> list[tuple[float, float]]:
+    counts = Counter(int(time // SECOND) for time in times)
+    if not counts:
+        return []
+    return [(at * SECOND, counts[at] / SECOND) for at in range(min(counts), max(counts) + 1)]
+
+
+class BenchProgress:
+    """Shows progress by time if the load has a duration, else by requests. Shows nothing if several
+    processes send the load."""
+
+    def __init__(self, driver: LoadDriver, load: LoadSpec, trace: Trace, processes: int) -> None:
+        self._driver = driver
+        self._by_time = load.duration is not None
+        self._bars = Bars(
+            BarColumn(),
+            TextColumn("{task.fields[text]}"),
+            console=Console(stderr=True),
+            transient=True,
+            auto_refresh=False,
+            disable=not sys.stderr.isatty() or processes > 1,
+        )
+        total = load.duration if load.duration is not None else len(trace.requests)
+        self._bar = self._bars.add_task("", total=total, text="")
+
+    def __enter__(self) -> "BenchProgress":
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def update(self) -> None:
+        driver = self._driver
+        text = f"{driver.num_ended:,} answered, {driver.num_inflight:,} in flight"
+        if driver.num_failed:
+            text += f", {driver.num_failed:,} failed"
+        done = driver.elapsed_seconds if self._by_time else driver.num_ended
+        self._bars.update(self._bar, completed=done, text=text)
+        self._bars.refresh()

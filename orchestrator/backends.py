@@ -1,4 +1,5 @@
-"""Opens a supervisor with the backend that the settings name: local processes, Ray or mock workers.
+"""Opens a supervisor with the backend that the settings name: local processes, with engines of
+their own or attached servers, Ray or mock workers.
 
 Ray is imported only here and in ``orchestrator/ray``, and only when the settings ask for it.
 """
@@ -8,16 +9,16 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from baton.checkpoint import load_model_config, load_model_limits
+from baton.checkpoints.checkpoint import load_model_config, load_model_limits
+from baton.checkpoints.hub import resolve_model
 from baton.clock import Clock
 from baton.config import Settings, set_ray_environment
+from baton.config.pinned_models import pin_models
 from baton.errors import Invalid
-from baton.hub import resolve_model
-from baton.pinned_models import pin_models
 from orchestrator.cluster_state import ClusterFolder, ClusterState
 from orchestrator.engine_probe import probe_vllm
 from orchestrator.launch_specs import LaunchSpecs
-from orchestrator.mock_pools import MockPools
+from orchestrator.local_pools import AttachedPools, MockPools
 from orchestrator.supervisor import Supervisor
 
 OnState = Callable[[ClusterState], None]
@@ -41,7 +42,7 @@ def check_models(settings: Settings) -> Settings:
     settings = pin_models(settings)
     for model in settings.served_models.values():
         path = resolve_model(model)
-        if settings.engine == "baton":
+        if settings.engine == "baton" and not settings.attach:
             load_model_config(path)
         else:
             load_model_limits(path)
@@ -60,10 +61,11 @@ async def open_supervisor(
     if settings.on == "ray":
         async with _open_on_ray(settings, folder, clock, on_change) as supervisor:
             yield supervisor
-    elif settings.mock:
+    elif settings.mock or settings.attach:
         recipe = LaunchSpecs(settings, folder)
+        of_kind = MockPools if settings.mock else AttachedPools
         pools = {
-            model: MockPools(
+            model: of_kind(
                 specs, clock, settings.drain_timeout_seconds, settings.hang_timeout_seconds
             )
             for model, specs in recipe.by_model().items()

@@ -19,7 +19,8 @@ from baton.config import (
     thread_environment,
     to_environment,
 )
-from baton.core.states import WORKER_ROLES, Role
+from baton.core.states import Role
+from baton.core.worker_kinds import WORKER_KINDS, runs_engine
 from baton.system.process_environment import helper_environment
 from orchestrator.child_process import ChildProcessSpec, baton_command
 from orchestrator.cluster_state import ClusterFolder
@@ -87,7 +88,7 @@ class LaunchSpecs:
         self.redis_url = settings.redis_url or embedded
         self.port = settings.port or free_port(settings.host)
         self._id_prefix = ""
-        self._next_numbers = dict.fromkeys(WORKER_ROLES, 0)
+        self._next_numbers = dict.fromkeys(WORKER_KINDS, 0)
 
     def by_model(self) -> Mapping[str, "LaunchSpecs"]:
         """Return the specs for the workers of each model. If there are several models, the ids of
@@ -99,7 +100,7 @@ class LaunchSpecs:
         specs = copy.copy(self)
         specs._settings = self._settings.for_model(name)
         specs._id_prefix = "" if is_only else f"{name}-"
-        specs._next_numbers = dict.fromkeys(WORKER_ROLES, 0)
+        specs._next_numbers = dict.fromkeys(WORKER_KINDS, 0)
         return specs
 
     @property
@@ -152,15 +153,28 @@ class LaunchSpecs:
 
     def mock(self) -> ChildProcessSpec:
         """Return the spec of the process that runs all mock workers of a model."""
+        sizes = self._settings.pool_sizes.items()
         pools = {
-            f"mock_{role.value}": str(getattr(self._settings, role.value)) for role in WORKER_ROLES
+            f"mock_{role.value}": str(size)
+            for role, size in sizes
+            if WORKER_KINDS[role].runs_engine
         }
         return self._program_spec(Role.MOCK, f"{self._id_prefix}mock", NO_MODEL_ENVIRONMENT, pools)
+
+    @property
+    def attached_servers(self) -> tuple[str, ...]:
+        """The servers that serve as the workers' engines."""
+        return self._settings.attach
 
     def worker(self, role: Role) -> ChildProcessSpec:
         """Return the spec of a new worker, with a number that no worker of its pool had before."""
         threads = thread_environment(self._settings.threads)
         return self._program_spec(role, self._next_id(role), threads)
+
+    def attached_worker(self, role: Role, server: str) -> ChildProcessSpec:
+        """Return the spec of a new worker that uses ``server``, one of the attached servers."""
+        worker_id = self._next_id(role)
+        return self._program_spec(role, worker_id, NO_MODEL_ENVIRONMENT, {"attach": server})
 
     def with_role(self, spec: ChildProcessSpec, role: Role) -> ChildProcessSpec:
         """Return ``spec`` with another role. The worker keeps its id, even though the id contains
@@ -186,7 +200,7 @@ class LaunchSpecs:
         """Return the command line of a role. Workers run in ``engine_python``, if that is set,
         since it has the engine."""
         command = self._role_command(role)
-        if role in WORKER_ROLES and self._settings.engine_python:
+        if runs_engine(role) and self._settings.engine_python:
             return (self._settings.engine_python, *command[1:])
         return command
 

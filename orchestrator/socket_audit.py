@@ -16,14 +16,12 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from baton.core.states import WORKER_ROLES, Role
+from baton.core.states import Role
+from baton.core.worker_kinds import runs_engine
 from baton.network.address import host_port
 from baton.network.listeners import FILE_PERMISSIONS, LISTENERS, LOOPBACK_ONLY, NO_AUTHENTICATION
 from baton.system.portability import uses_linux
 from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
-
-NIXL_ROLES = (*WORKER_ROLES, Role.KVSTORE)
-"""The roles whose processes have a NIXL agent."""
 
 UCX_WAKEUP = re.compile(r"@[0-9a-f]{1,8}")
 VLLM_SOCKETS = re.compile(r".*/baton-vllm-[^/]+/[^/]+")
@@ -188,7 +186,7 @@ def _match_library(
         url = urlsplit(state.redis_url)
         if each.family == "tcp" and each.port == str(url.port):
             return "redis", "a password" if url.password else NO_AUTHENTICATION
-    has_agent = owner.role in NIXL_ROLES
+    has_agent = runs_engine(owner.role) or owner.role == Role.KVSTORE
     if has_agent and each.family == "unix" and UCX_WAKEUP.fullmatch(each.address):
         return "ucx_wakeup", NO_AUTHENTICATION
     return None
@@ -199,7 +197,7 @@ def _match_vllm(
 ) -> tuple[str, str] | None:
     """Identify a socket that vLLM has opened in a worker or in one of its ranks. Return its name
     and authentication, or None if it is not vLLM's."""
-    if owner.role not in WORKER_ROLES or not VLLM_LIBRARY.search(_mapped_files(process)):
+    if not runs_engine(owner.role) or not VLLM_LIBRARY.search(_mapped_files(process)):
         return None
     if each.family == "unix":
         return ("vllm_local", FILE_PERMISSIONS) if VLLM_SOCKETS.fullmatch(each.address) else None

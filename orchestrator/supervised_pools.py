@@ -13,8 +13,9 @@ import structlog
 
 from baton.core.ids import WorkerId
 from baton.core.states import Role
+from baton.core.worker_kinds import WORKER_KINDS, can_serve
 from baton.errors import BatonError, Invalid, NotFound, Unavailable
-from baton.pools.base import PoolWorker, can_serve, check_can_serve, parse_pool_sizes
+from baton.pools.base import PoolWorker, check_can_serve, parse_pool_sizes
 from orchestrator.cluster_state import ProcessState
 
 log = structlog.get_logger(__name__)
@@ -124,7 +125,8 @@ class SupervisedPools(ABC):
             self._sizes[role] = count
             self._remove_failed(role)
         if self.can_convert:
-            for growing, shrinking in permutations(sizes, 2):
+            able = [role for role in sizes if WORKER_KINDS[role].runs_engine]
+            for growing, shrinking in permutations(able, 2):
                 self._convert_surplus(tasks, sizes, growing, shrinking)
         for role, count in sizes.items():
             present = self._remaining_processes(role)

@@ -12,7 +12,7 @@ import structlog
 from baton.clock import Clock
 from baton.config import Settings
 from baton.core.pool_plan import PoolPlan
-from baton.core.states import WORKER_ROLES, Role
+from baton.core.states import Role
 from baton.errors import DeadlineExceeded, Unavailable
 from baton.obs.lost_writes import LOST_WRITES
 from baton.pools import autoscaler
@@ -137,8 +137,7 @@ class Supervisor:
     @property
     def _initial_sizes(self) -> Mapping[Role, int]:
         """The sizes of each model's pools at the start, without the pools that stay empty."""
-        sizes = {role: getattr(self._settings, role.value) for role in WORKER_ROLES}
-        return {role: size for role, size in sizes.items() if size}
+        return {role: size for role, size in self._settings.pool_sizes.items() if size}
 
     def _check_folder(self) -> None:
         """Raise Unavailable if the cluster's state can't be written: ``baton`` commands would not

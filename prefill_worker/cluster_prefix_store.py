@@ -17,16 +17,16 @@ from baton.engine.prefill_cost_model import PrefillCostModel
 from baton.engine.result import StepResult
 from baton.errors import BatonError, Corrupt
 from baton.kv.cluster_store_client import ClusterStoreClient, StoreLease
-from baton.transport.link_meter import LinkMeter
+from baton.transport.link_meter import MAX_LINKS, LinkMeter
 from baton.transport.reads import TransferFailed, raise_if_cancelled
 from baton.transport.selection import LOCAL_ONLY
 from baton.transport.unfinished_transfers import UnfinishedTransfers
 from baton.worker.block_reader import BlockReader, BlockSource
 from baton.worker.engine_thread import EngineHandle
 from baton.worker.kv_layout import KvLayout
+from baton.worker.limits import MAX_SPLIT_FETCHES, MAX_STORE_CALL_BYTES, MIN_FETCH_TIMEOUT_SECONDS
 from prefill_worker.prefix_fetch import PrefixFetch
 from prefill_worker.reload_policy import (
-    MIN_FETCH_TIMEOUT_SECONDS,
     ReloadDecision,
     ReloadMode,
     choose_reload_mode,
@@ -36,7 +36,6 @@ from prefill_worker.store_publisher import StorePublisher
 from prefill_worker.wanted_blocks import WantedBlocks
 
 FIRST_PIECE_BYTES = 4 * 1024 * 1024
-MAX_PIECE_BYTES = 64 * 1024 * 1024
 PIECE_SECONDS = 0.05
 """Target duration of reading one piece, well below the timeout of a call."""
 
@@ -47,11 +46,6 @@ ALL_REMOTE_LINKS = "far"
 """The name under which the link meter counts all links to nodes on other hosts as one. The names of
 links to single nodes contain a ``/``."""
 
-MAX_USED_LINKS = 4096
-"""Maximum number of links that are remembered as used. If there are more, all links are treated as
-new again."""
-
-MAX_SPLIT_FETCHES = 8
 MAX_LEASE_ATTEMPTS = 2
 """A shorter prefix needs other blocks of layers with a window, so leasing begins anew if blocks
 were evicted."""
@@ -383,7 +377,7 @@ class ClusterPrefixStore:
         connecting."""
         if link in self._used_links:
             self._link_meter.record(link, size_bytes, seconds)
-        if len(self._used_links) >= MAX_USED_LINKS:
+        if len(self._used_links) >= MAX_LINKS:
             self._used_links.clear()
         self._used_links.add(link)
 
@@ -414,7 +408,7 @@ class ClusterPrefixStore:
         """Return a piece size that should take :data:`PIECE_SECONDS` to read."""
         rate = self._link_meter.bytes_per_second(_link_name(node, from_disk))
         piece = FIRST_PIECE_BYTES if rate is None else int(rate * PIECE_SECONDS)
-        return max(min(piece, MAX_PIECE_BYTES), self._layout.block_bytes)
+        return max(min(piece, MAX_STORE_CALL_BYTES), self._layout.block_bytes)
 
     async def _sweep(self) -> None:
         while True:

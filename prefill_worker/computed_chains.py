@@ -6,10 +6,7 @@ from dataclasses import replace
 
 from baton.core.ids import BlockKey
 from baton.engine.result import SealedRun
-
-MAX_KEYS = 2**18
-"""Maximum number of keys in all chains, which take some tens of megabytes. Few devices have this
-many blocks."""
+from baton.worker.limits import MAX_CHAINED_KEYS
 
 
 class ComputedChains:
@@ -17,7 +14,7 @@ class ComputedChains:
     continues. While the chains have more than ``max_keys`` keys in total, the least recently added
     chain is dropped."""
 
-    def __init__(self, max_keys: int = MAX_KEYS) -> None:
+    def __init__(self, max_keys: int = MAX_CHAINED_KEYS) -> None:
         self._max_keys = max_keys
         self._num_keys = 0
         self._chains: OrderedDict[BlockKey, SealedRun] = OrderedDict()

@@ -4,12 +4,11 @@ which means to recompute it from the front while fetching it from the back."""
 from dataclasses import dataclass
 from enum import StrEnum
 
+from baton.worker.limits import MAX_FETCH_TIMEOUT_SECONDS, MIN_FETCH_TIMEOUT_SECONDS
+
 SPLIT_MIN_RATIO, SPLIT_MAX_RATIO = 0.4, 2.5
 """A split is clearly faster than either fetching or recomputing alone if the fetch time divided by
 the compute time is between these bounds."""
-
-MIN_FETCH_TIMEOUT_SECONDS = 10.0
-MAX_FETCH_TIMEOUT_SECONDS = 120.0
 
 FETCH_TIMEOUT_FACTOR = 2.0
 

@@ -13,15 +13,9 @@ from baton.kv.cluster_store_client import ClusterStoreClient
 from baton.worker.block_encoder import BlockEncoder
 from baton.worker.engine_thread import EngineHandle
 from baton.worker.kv_layout import KvLayout
+from baton.worker.limits import MAX_STORE_CALL_BYTES, MAX_UNPUBLISHED
 from prefill_worker.computed_chains import ComputedChains
 from prefill_worker.store_encoder import StoreEncoder
-
-MAX_UNPUBLISHED = 256
-"""Maximum number of runs of blocks that wait to be published. A further run is dropped, since the
-store is only a cache."""
-
-MAX_PUT_BYTES = 64 * 1024 * 1024
-"""Maximum number of bytes that are pinned at a time for the store to read."""
 
 log = structlog.get_logger(__name__)
 
@@ -61,9 +55,9 @@ class StorePublisher:
     async def run(self) -> None:
         """Publish the runs of blocks that were enqueued, until cancelled."""
         while True:
-            run = await self._runs.get()
+            sealed = await self._runs.get()
             try:
-                await self._publish(run)
+                await self._publish(sealed)
             except BatonError as error:
                 self._log_failure_once(str(error))
             except Exception:  # a bug: the run's blocks are not published
@@ -95,10 +89,12 @@ class StorePublisher:
         self._last_failure = failure
 
     async def _publish(self, run: SealedRun, *, touch_stored: bool = True) -> int:
-        """Publish a run; return how many blocks the store accepted. If ``touch_stored`` is set, a
-        put with only the keys is sent for a run that is already stored, so that the store counts it
-        as used."""
-        per_put = max(MAX_PUT_BYTES // self._layout.block_bytes, 1)
+        """Publish a run; return how many blocks the store accepted: none if the cluster has no
+        store nodes. If ``touch_stored`` is set, a put with only the keys is sent for a run that is
+        already stored, so that the store counts it as used."""
+        if not self._client.has_nodes:
+            return 0
+        per_put = max(MAX_STORE_CALL_BYTES // self._layout.block_bytes, 1)
         first = max(run.first_new_block, await self._client.count_stored_at_put_target(run.keys))
         if first >= len(run.keys) and touch_stored:
             await self._put(run, len(run.keys), [])

@@ -9,6 +9,7 @@ import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from baton.core.credentials import ClusterCredentials
 from baton.errors import BatonError
@@ -17,7 +18,7 @@ from baton.network.call_signing import PROOF_HEADER
 from router.admin.adapter_routes import add_adapter_routes
 from router.admin.routes import add_admin_routes, check_admin
 from router.admin.usage_routes import add_usage_routes
-from router.anthropic.request_handler import CountTokensHandler, MessagesHandler
+from router.anthropic.endpoints import COUNT_TOKENS, MESSAGES
 from router.api_document.document import encode_document
 from router.api_document.pages import (
     PAGE_HEADERS,
@@ -38,16 +39,14 @@ from router.http.cors import Cors
 from router.http.frontend import HttpFrontend, open_access_log
 from router.http.peer_routers import PEER_HEADER, explain_path
 from router.http.unsupported_paths import unsupported_reason
-from router.openai.chat_handler import ChatHandler
-from router.openai.completion_handler import CompletionHandler
-from router.openai.context import RouterContext
-from router.openai.model_description import describe_adapter, describe_model, describe_models
-from router.openai.request_handler import RequestHandler
-from router.openai.served_model import ServedModel
-from router.openai.tokenize_handlers import DetokenizeHandler, TokenizeHandler
-from router.responses.request_handler import InputTokensHandler, ResponsesHandler
+from router.openai.endpoints import CHATS, COMPLETIONS, DETOKENIZE, TOKENIZE
+from router.responses.endpoints import input_tokens_endpoint, responses_endpoint
 from router.responses.response_service import ResponseService
 from router.responses.routes import add_response_routes
+from router.serving.context import RouterContext
+from router.serving.model_description import describe_adapter, describe_model, describe_models
+from router.serving.request_handler import RequestHandler
+from router.serving.served_model import ServedModel
 from router.tenants.tenant import Tenant
 
 HandlerFactory = Callable[[], RequestHandler]
@@ -84,16 +83,17 @@ def handler_factories(
     body themselves."""
     store = response_service.store if response_service is not None else None
     background = response_service.background if response_service is not None else None
-    return {
-        "/v1/chat/completions": partial(ChatHandler, context),
-        "/v1/completions": partial(CompletionHandler, context),
-        "/v1/responses": partial(ResponsesHandler, context, store, background),
-        "/v1/responses/input_tokens": partial(InputTokensHandler, context, store),
-        "/v1/messages": partial(MessagesHandler, context),
-        "/v1/messages/count_tokens": partial(CountTokensHandler, context),
-        "/tokenize": partial(TokenizeHandler, context),
-        "/detokenize": partial(DetokenizeHandler, context),
+    endpoints = {
+        "/v1/chat/completions": CHATS,
+        "/v1/completions": COMPLETIONS,
+        "/v1/responses": responses_endpoint(store, background),
+        "/v1/responses/input_tokens": input_tokens_endpoint(store),
+        "/v1/messages": MESSAGES,
+        "/v1/messages/count_tokens": COUNT_TOKENS,
+        "/tokenize": TOKENIZE,
+        "/detokenize": DETOKENIZE,
     }
+    return {path: partial(RequestHandler, context, each) for path, each in endpoints.items()}
 
 
 def build_routes(
@@ -103,7 +103,7 @@ def build_routes(
     credentials: ClusterCredentials | str | None = None,
 ) -> FastAPI:
     """Build the FastAPI routes. FastAPI's own OpenAPI schema is off: handlers read and check
-    request bodies themselves (:mod:`router.openai.request_handler`), so FastAPI does not know the
+    request bodies themselves (:mod:`router.serving.request_handler`), so FastAPI does not know the
     bodies' fields."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
     for path, new_handler in handler_factories(context, response_service).items():
@@ -159,6 +159,7 @@ def _add_models(app: FastAPI, context: RouterContext) -> None:
             created,
             model.workers.max_model_tokens,
             model.text.output_format.names,
+            model.sampling_defaults,
             model.workers.kv_codec.value if has_lossy_codec else None,
         )
 
@@ -174,6 +175,8 @@ def _add_models(app: FastAPI, context: RouterContext) -> None:
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
+        if not name:  # some clients put a slash after each path
+            return await models(request)
         found = context.models.find(name, tenant_of(request))
         described = describe(found)
         if found.adapter is not None:
@@ -266,9 +269,10 @@ def _add_error_handlers(app: FastAPI) -> None:
         reason = unsupported_reason(request.url.path)
         if reason is not None and error.status_code == 404:
             text = f"{request.url.path} is not supported: {reason}"
-            return _error_response(ApiError(404, text, code="unsupported_endpoint"))
+            return _error_response(ApiError(400, text, code="unsupported_endpoint"))
+        hint = _path_hint(app, request)
         message = {
-            404: f"Unknown route: {request_line}; GET /openapi.json lists all routes",
+            404: f"Unknown route: {request_line}; {hint}GET /openapi.json lists all routes",
             405: f"Method not allowed: {request_line}; allowed: {headers.get('allow', 'unknown')}",
         }
         text = message.get(error.status_code, error.detail)
@@ -278,6 +282,21 @@ def _add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(BatonError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(Exception, on_api_error)
+
+
+def _path_hint(app: FastAPI, request: Request) -> str:
+    """Name the route that a client with a wrong base URL means: its path lacks the ``/v1`` with
+    which most paths begin, or has it twice, or has one where there is none. Return an empty string
+    if there is no such route."""
+    path = request.url.path
+    for meant, reason in (
+        (f"/v1{path}", "the path begins with /v1"),
+        (path.removeprefix("/v1"), "the path has one /v1 too many"),
+    ):
+        scope = {**request.scope, "path": meant}
+        if meant != path and any(each.matches(scope)[0] is Match.FULL for each in app.routes):
+            return f"{reason}: {meant}; "
+    return ""
 
 
 def _error_response(error: ApiError) -> Response:

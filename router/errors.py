@@ -6,7 +6,15 @@ from typing import Any
 
 import orjson
 
-from baton.errors import Invalid, Overloaded, RequestKilledWorkers, error_mapping
+from baton.errors import (
+    CONTEXT_LENGTH_EXCEEDED,
+    Invalid,
+    Overloaded,
+    RequestKilledWorkers,
+    context_length_message,
+    error_mapping,
+)
+from router.limits import MAX_MESSAGE_CHARACTERS, MAX_RETRY_AFTER_SECONDS, MAX_SPREAD_SECONDS
 
 STATUS_CODES = {
     401: "invalid_api_key",
@@ -15,16 +23,6 @@ STATUS_CODES = {
     503: "service_unavailable",
     504: "timeout",
 }
-
-MAX_CHARACTERS = 1000
-"""The longest error message or field name sent to a client. Both may repeat the client's input,
-which can be megabytes long."""
-
-MAX_RETRY_AFTER_SECONDS = 7 * 24 * 3600.0
-
-MAX_SPREAD_SECONDS = 10.0
-"""By how much the retries of requests that were refused at the same time may differ: long enough
-for thousands of clients, and short enough that free workers don't wait for them."""
 
 REQUEST_ERROR = "invalid_request_error"
 
@@ -62,6 +60,33 @@ class ApiError(Exception):
     @property
     def json(self) -> bytes:
         return orjson.dumps(self.body)
+
+
+def invalid_field(field: str, message: str, code: str = "invalid_value") -> ApiError:
+    """Return the error (400) for the field ``field`` of a request. The message names the field."""
+    return ApiError(400, message, param=field or None, code=code)
+
+
+class PromptTooLong(ApiError):
+    """A prompt leaves no room for an answer in the model's context. ``num_tokens`` is its length,
+    or as much of it as was counted."""
+
+    def __init__(self, problem: str, *, num_tokens: int, context_tokens: int, param: str) -> None:
+        message = context_length_message(context_tokens, problem)
+        super().__init__(400, message, param=param, code=CONTEXT_LENGTH_EXCEEDED)
+        self.num_tokens = num_tokens
+        self.max_tokens = context_tokens - 1
+
+
+def not_json(what: str, reason: object) -> str:
+    """Return the message about a body, or a line of a file, that is not JSON. ``reason`` is the
+    parser's message; where it speaks of hex escapes, half of a character is meant."""
+    if "hex escape" in str(reason) or "surrogate" in str(reason):
+        reason = (
+            "a string has half of a surrogate pair (\\ud83d, for example, without the other half), "
+            f"which is not a character: {reason}"
+        )
+    return f"{what} is not JSON: {reason}"
 
 
 def to_api_error(error: BaseException, request_id: str = "") -> ApiError:
@@ -113,4 +138,4 @@ def _spread_retry(seconds: float, request_id: str) -> float:
 
 
 def _truncate(text: str) -> str:
-    return text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + "…"
+    return text if len(text) <= MAX_MESSAGE_CHARACTERS else text[:MAX_MESSAGE_CHARACTERS] + "…"

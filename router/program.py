@@ -10,18 +10,19 @@ from pathlib import Path
 import structlog
 from prometheus_client import CollectorRegistry
 
-from baton.adapter_checkpoint import adapter_digest
-from baton.checkpoint import load_model_config, load_model_limits
+from baton.checkpoints.adapter_checkpoint import adapter_digest
+from baton.checkpoints.checkpoint import load_model_config, load_model_limits
+from baton.checkpoints.hub import resolve_model, without_revision
 from baton.clock import Clock, SystemClock
 from baton.config import Settings, baton_home
+from baton.config.pinned_models import pin_models
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.core.worker_load import WorkerLoad
-from baton.hub import resolve_model, without_revision
+from baton.obs.metric_aliases import METRIC_ALIASES
 from baton.obs.span import SpanSink
 from baton.obs.tracing import SpanExport
-from baton.pinned_models import pin_models
 from baton.registry.adapters import RedisAdapterRegistry
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
@@ -46,14 +47,15 @@ from router.generation.ring_placer import RingPlacer
 from router.generation.worker_connection_pool import WorkerConnectionPool
 from router.http.listeners import HttpListeners
 from router.http.peer_routers import PeerRouters
-from router.openai.context import RouterConfig, RouterContext
-from router.openai.grammar_validator import GrammarValidator
-from router.openai.served_model import ServedModel
 from router.responses.background_responses import BackgroundResponses
 from router.responses.redis_response_leases import RedisResponseLeases
 from router.responses.redis_response_store import RedisResponseStore
-from router.responses.response_limits import ResponseLimits
 from router.responses.response_service import ResponseService
+from router.responses.response_store import ResponseLimits
+from router.serving.context import RouterConfig, RouterContext
+from router.serving.grammar_validator import GrammarValidator
+from router.serving.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
+from router.serving.served_model import ServedModel
 from router.telemetry.metrics import RouterMetrics
 from router.telemetry.router_telemetry import RouterTelemetry
 from router.telemetry.slo import SloTargets
@@ -61,6 +63,7 @@ from router.telemetry.tracing import RequestTracer
 from router.tenants.authentication import Authenticator
 from router.tenants.redis_quota_store import RedisQuotaStore
 from router.tenants.redis_usage_store import RedisUsageStore
+from router.tenants.tenant_directory import TenantDirectory
 from router.tenants.tenants_file_watcher import TenantsFileWatcher
 from router.tenants.usage_flusher import UsageFlusher
 
@@ -88,7 +91,9 @@ class RouterProgram:
             settings.required_redis_url, settings.cluster, settings.cluster_secret, self._clock
         )
         self._worker_connections = WorkerConnectionPool(settings.trust)
-        self._metrics = RouterMetrics(_slo_targets(settings))
+        self._metrics = RouterMetrics(
+            _slo_targets(settings), METRIC_ALIASES[settings.metric_aliases]
+        )
         self._usage_store = RedisUsageStore(settings.required_redis_url, settings.cluster)
         self._quota_store = RedisQuotaStore(settings.required_redis_url, settings.cluster)
         self._response_store = RedisResponseStore(
@@ -147,8 +152,6 @@ class RouterProgram:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._worker_connections.run())
             tasks.create_task(self._cluster.run())
-            assert self._conductor_placer is not None, "start() comes first"
-            tasks.create_task(self._conductor_placer.run())
             assert self._usage_flusher is not None, "start() comes first"
             tasks.create_task(self._usage_flusher.run())
             tasks.create_task(self._context.tenants.admission.run())
@@ -181,7 +184,7 @@ class RouterProgram:
         if self._response_service is not None:
             await self._response_service.background.stop()
         if self._conductor_placer is not None:
-            await self._conductor_placer.close()
+            self._conductor_placer.close()
         for checker in self._grammar_checkers:
             checker.close()
         if self._usage_flusher is not None:
@@ -242,6 +245,8 @@ class RouterProgram:
         """Load what the router needs of a model: its limits and its tokenizer. Raises Invalid."""
         settings, folder = self._settings, resolve_model(path)
         limits = load_model_limits(folder)
+        reads_defaults = settings.generation_defaults == "model"
+        sampling_defaults = SamplingDefaults.load(folder) if reads_defaults else OPENAI_DEFAULTS
         tokenizer = Tokenizer.load(folder, self._clock)
         context_tokens = limits.max_position_embeddings
         workers = self._cluster.workers_of(
@@ -269,7 +274,10 @@ class RouterProgram:
             reasoning_parser=settings.reasoning_parser,
             grammar_validator=GrammarValidator(checker.check),
             prefix_pinner=self._prefix_pinner,
+            sampling_defaults=sampling_defaults,
         )
+        if sampling_defaults != OPENAI_DEFAULTS:
+            log.info("generation_defaults", model=name, **sampling_defaults.json)
         form = model.text.output_format
         if form.is_known or not form.supports_tools:
             log.info("output_format", model=name, **form.names)
@@ -332,13 +340,18 @@ class RouterProgram:
         """Build the task that writes the tenants' usage to Redis and watches the tenants file, and
         read that file, if there is one. Raises Invalid if the file is invalid."""
         context, path = self._context, self._settings.tenants_file
+        authenticator, metrics = context.tenants.authenticator, context.telemetry.metrics.tenants
+
+        def use_directory(directory: TenantDirectory) -> None:
+            authenticator.set_directory(directory)
+            metrics.add_tenants(authenticator.directory.names)
+
         watcher = None
         if path is not None:
-            metrics = context.telemetry.metrics.tenants
-            watcher = TenantsFileWatcher(
-                Path(path), context.tenants.authenticator.set_directory, metrics, self._clock
-            )
+            watcher = TenantsFileWatcher(Path(path), use_directory, metrics, self._clock)
             watcher.load()
+        else:
+            metrics.add_tenants(authenticator.directory.names)
         writer = f"{self._id}/{self._incarnation}"
         return UsageFlusher(
             watcher, context.tenants.usage_recorder, self._usage_store, writer, self._clock

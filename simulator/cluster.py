@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from baton.core.ids import WorkerId
+from baton.core.pool_plan import PLANNED_ROLES
 from baton.core.prefill_order import WaitingPrompt
 from baton.core.states import Role
 from baton.errors import BatonError
@@ -59,7 +60,8 @@ class SimulatedCluster:
         self._kv_traffic = KvTraffic(config, block, self._events, fleet)
         self.autoscaler: SimulatedAutoscaler | None = None
         if config.autoscaling is not None:
-            sizes = {Role.PREFILL: config.num_prefill, Role.DECODE: config.num_decode}
+            counts = config.num_prefill, config.num_decode
+            sizes = dict(zip(PLANNED_ROLES, counts, strict=True))
             self.autoscaler = SimulatedAutoscaler(config.autoscaling, self, self._events, sizes)
         for slow in faults.slowdowns:
             fleet.worker(slow.worker).slowdown_factor = slow.factor

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from baton.core.cost import DecodeCost, PrefillCost
 from conductor.policy.snapshot import LinkSpeed
 from simulator.autoscaling import SimulatedAutoscalingConfig
-from simulator.step_cost import StepCost
-from simulator.worker_costs import WorkerCosts
+from simulator.step_cost import StepCost, WorkerCosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,15 +4,41 @@ from which it decides."""
 from dataclasses import dataclass
 
 from baton.core.ids import WorkerId
+from baton.worker.answer_lengths import AnswerLengthStats
 from conductor.admission_rates import AdmissionTracker
 from conductor.load_tracker import LoadTracker
 from conductor.policy.decision import Decision
 from conductor.policy.snapshot import PolicyQuery, Snapshot
-from simulator.answer_lengths import ClusterAnswerLengths
 from simulator.cluster_config import ClusterConfig
 from simulator.event_queue import EventQueue
 from simulator.fleet import SimulatedFleet
-from simulator.mixed import SimulatedMixedWorker
+
+WINDOW_ANSWERS = 1024
+"""Larger than the window of one worker, since it covers the answers of all workers."""
+
+REFRESH_ANSWERS = 16
+"""The statistics are recomputed after this many answers, since each computation reads the whole
+window."""
+
+
+class ClusterAnswerLengths:
+    """Statistics of the latest answers of all workers: ``mean`` and ``short`` (the 10th
+    percentile), in tokens. Both have default values until enough answers have ended."""
+
+    def __init__(self) -> None:
+        self.mean = 256.0
+        self.short = 16.0
+        self._stats = AnswerLengthStats(WINDOW_ANSWERS)
+        self._num_recorded = 0
+
+    def record(self, num_tokens: int) -> None:
+        self._stats.record(num_tokens)
+        self._num_recorded += 1
+        if self._num_recorded % REFRESH_ANSWERS:
+            return
+        mean, short = self._stats.mean, self._stats.short
+        assert mean is not None and short is not None, "too few answers were recorded"
+        self.mean, self.short = mean, short
 
 
 @dataclass(slots=True)
@@ -53,12 +79,7 @@ class SimulatedConductors:
 
     def add_worker(self, worker: WorkerId) -> None:
         for conductor in self._conductors:
-            if self._fleet.is_prefill(worker):
-                conductor.load_tracker.add_prefill(self._fleet.prefill_view(worker))
-            elif self._fleet.is_mixed(worker):
-                conductor.load_tracker.add_mixed(self._fleet.mixed_view(worker))
-            else:
-                conductor.load_tracker.add_decode(self._fleet.decode_view(worker))
+            conductor.load_tracker.add(self._fleet.view(worker))
 
     def remove_worker(self, worker: WorkerId) -> None:
         for conductor in self._conductors:
@@ -80,18 +101,12 @@ class SimulatedConductors:
                 self._reported[worker.id] = worker.num_changes
                 prefill_report = worker.report()
                 for conductor in self._conductors:
-                    conductor.load_tracker.apply_prefill_report(worker.id, prefill_report)
+                    conductor.load_tracker.apply_report(worker.id, prefill_report)
         for decode in self._fleet.decodes:
-            if decode.id in self._fleet.crashed:
-                continue
-            if isinstance(decode, SimulatedMixedWorker):
-                mixed_report = decode.report()
+            if decode.id not in self._fleet.crashed:
+                report = decode.report()
                 for conductor in self._conductors:
-                    conductor.load_tracker.apply_mixed_report(decode.id, mixed_report)
-                continue
-            report = decode.report()
-            for conductor in self._conductors:
-                conductor.load_tracker.apply_decode_report(decode.id, report)
+                    conductor.load_tracker.apply_report(decode.id, report)
 
     def snapshot(self, conductor: SimulatedConductor) -> Snapshot:
         """Return a conductor's current knowledge as a snapshot."""

@@ -7,7 +7,8 @@ from baton.core.cost import PrefillCost
 from baton.core.ids import WorkerId
 from baton.core.prefill_order import PREFILL_ORDERS
 from baton.core.states import Role
-from conductor.policy.snapshot import DecodeView, MixedView, PrefillView
+from baton.core.worker_kinds import WORKER_KINDS
+from conductor.policy.snapshot import DecodeView, MixedView, PrefillView, WorkerView
 from simulator.caches import SimulatedCaches, SimulatedNetwork
 from simulator.cluster_config import ClusterConfig
 from simulator.decode import SimulatedDecodeWorker
@@ -16,7 +17,7 @@ from simulator.host_cores import SharedCores
 from simulator.mixed import MixedWorkerLimits, SimulatedMixedWorker
 from simulator.prefill import SimulatedPrefillWorker
 from simulator.request import SimulatedRequest
-from simulator.worker_costs import WorkerCosts
+from simulator.step_cost import WorkerCosts
 
 AnsweringWorker = SimulatedDecodeWorker | SimulatedMixedWorker
 
@@ -102,7 +103,8 @@ class SimulatedFleet:
         number = len(self.host_of)
         host = f"h{number % self._num_hosts}" if self._config.num_hosts else f"h{number}"
         worker: SimulatedPrefillWorker | AnsweringWorker
-        if role is Role.PREFILL:
+        is_prefill = WORKER_KINDS[role].computes_prompts
+        if is_prefill:
             worker = self._new_prefill_worker(len(self.prefills))
             self.prefills.append(worker)
             self.prefill_by_id[worker.id] = worker
@@ -112,7 +114,7 @@ class SimulatedFleet:
             self.decode_by_id[worker.id] = worker
         self.host_of[worker.id] = host
         self._share_cores(worker.id)
-        self.caches.add_worker(worker.id, host, role is Role.PREFILL)
+        self.caches.add_worker(worker.id, host, is_prefill)
         self._resize_device(worker.id)
         self.network.add_host(host)
         return worker.id
@@ -132,8 +134,12 @@ class SimulatedFleet:
         reads = costs.prefill if self._config.allow_local_prefill else None
         return DecodeView(worker, costs.decode, costs.kv_capacity_tokens, host, prefill_cost=reads)
 
-    def mixed_view(self, worker: WorkerId) -> MixedView:
-        return MixedView(self.prefill_view(worker), self.decode_view(worker))
+    def view(self, worker: WorkerId) -> WorkerView:
+        """Return a new view of a worker without load."""
+        if self.is_prefill(worker):
+            return self.prefill_view(worker)
+        decode = self.decode_view(worker)
+        return MixedView(self.prefill_view(worker), decode) if self.is_mixed(worker) else decode
 
     def check_idle(self) -> None:
         """Raise AssertionError if a worker still has requests."""

@@ -1,6 +1,7 @@
 """How the GPUs of a worker share a model."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.errors import Invalid
 from simulator.model_shapes import ModelShape
@@ -66,10 +67,14 @@ class Parallelism:
 ONE_GPU = Parallelism()
 
 
-@dataclass(frozen=True, slots=True)
-class PoolParallelism:
-    """The parallelism of prefill, decode and mixed workers."""
+class PoolParallelism(NamedTuple):
+    """The parallelism of the workers of each pool: of those that only compute prompts, that only
+    write answers, and that serve whole requests."""
 
     prefill: Parallelism = ONE_GPU
     decode: Parallelism = ONE_GPU
     mixed: Parallelism = ONE_GPU
+
+
+POOLS = PoolParallelism._fields
+"""The pools of a simulated cluster. Workers of all kinds that do the same are in one."""

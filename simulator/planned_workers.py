@@ -1,17 +1,18 @@
 """The uses of a number of GPUs that ``baton plan`` compares: how many workers of each kind, and how
 the GPUs of a worker share the model."""
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
 from simulator.hardware import get_gpu
 from simulator.model_shapes import get_model_shape
-from simulator.parallelism import ONE_GPU, Parallelism, PoolParallelism
+from simulator.parallelism import ONE_GPU, POOLS, Parallelism, PoolParallelism
 from simulator.roofline import fits
 from simulator.simulated_hardware import SimulatedHardware
-from simulator.worker_costs import WorkerCosts
+from simulator.step_cost import WorkerCosts
 
 WORKER_SIZES = (1, 2, 4, 8)
 """The numbers of GPUs per worker that are tried, up to those of a host."""
@@ -43,39 +44,35 @@ class Workers(NamedTuple):
 
     @property
     def num_gpus(self) -> int:
-        sizes = self.parallelism
-        pools = self.prefill * sizes.prefill.num_gpus + self.decode * sizes.decode.num_gpus
-        return pools + self.mixed * sizes.mixed.num_gpus
+        sizes = (size.num_gpus for size in self.parallelism)
+        return sum(map(operator.mul, self.counts.values(), sizes))
 
     @property
     def has_parallelism(self) -> bool:
         """Whether a worker has several GPUs."""
-        return self.num_gpus > self.prefill + self.decode + self.mixed
+        return self.num_gpus > sum(self.counts.values())
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of workers by pool."""
+        return dict(zip(POOLS, (self.prefill, self.decode, self.mixed), strict=True))
 
     def as_dict(self) -> dict[str, object]:
         """Return the numbers of workers and their sizes; a size is None if there is no such
         worker."""
-        counts = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}
         sizes: dict[str, object] = {}
-        for pool, count in counts.items():
-            size: Parallelism = getattr(self.parallelism, pool)
+        for (pool, count), size in zip(self.counts.items(), self.parallelism, strict=True):
             sizes[f"{pool}_tp"] = size.tensor if count else None
             sizes[f"{pool}_ep"] = size.expert if count else None
-        return {**counts, **sizes}
+        return {**self.counts, **sizes}
 
-    def pool_texts(self, *, with_sizes: bool) -> tuple[str, str, str]:
+    def pool_texts(self, *, with_sizes: bool) -> list[str]:
         """Return a text like ``2×TP4`` for the prefill, the decode and the mixed workers. It is
         only the number if ``with_sizes`` is false, or if there are no such workers."""
-        sizes = self.parallelism
-
-        def text(count: int, size: Parallelism) -> str:
-            return f"{count}×{str(size).replace(' ', '')}" if with_sizes and count else str(count)
-
-        return (
-            text(self.prefill, sizes.prefill),
-            text(self.decode, sizes.decode),
-            text(self.mixed, sizes.mixed),
-        )
+        return [
+            f"{count}×{str(size).replace(' ', '')}" if with_sizes and count else str(count)
+            for count, size in zip(self.counts.values(), self.parallelism, strict=True)
+        ]
 
     def __str__(self) -> str:
         prefill, decode, mixed = self.pool_texts(with_sizes=self.has_parallelism)
@@ -113,10 +110,6 @@ class SizeOptions:
     def smallest(self) -> Parallelism:
         """The smallest worker that computes prompts."""
         return min((*self.prefill, *self.mixed), key=lambda size: size.num_gpus)
-
-    @property
-    def largest_gpus(self) -> int:
-        return max(size.num_gpus for size in (*self.prefill, *self.decode, *self.mixed))
 
     def mixed_workers(self, num_gpus: int) -> Iterator[Workers]:
         """Yield mixed workers of each size, on all GPUs."""
@@ -163,7 +156,7 @@ def between(
 def hybrids(split: Workers, mixed: Workers, num_gpus: int) -> Iterator[Workers]:
     """Yield hybrids in which mixed workers like those of ``mixed`` have a quarter, a half and three
     quarters of the GPUs. The others have the proportions of ``split``."""
-    sizes = replace(split.parallelism, mixed=mixed.parallelism.mixed)
+    sizes = split.parallelism._replace(mixed=mixed.parallelism.mixed)
     prefill_gpus, decode_gpus = sizes.prefill.num_gpus, sizes.decode.num_gpus
     for quarter in (1, 2, 3):
         num_mixed = num_gpus * quarter // 4 // sizes.mixed.num_gpus

@@ -10,7 +10,11 @@ from operator import attrgetter
 from baton.core.cost import PrefillCost
 from baton.core.fairness import VirtualTokenCounters
 from baton.core.ids import WorkerId
-from baton.core.prefill_order import PrefillOrder
+from baton.core.prefill_order import (
+    PrefillOrder,
+    allocate_step_tokens,
+    seconds_beside_late,
+)
 from conductor.load_tracker import PrefillLoadReport
 from conductor.policy.snapshot import QueuedPrefill
 from simulator.event_queue import EventQueue
@@ -61,6 +65,8 @@ class SimulatedPrefillWorker:
         self._jobs: dict[SimulatedRequest, QueuedPrefill] = {}
         """The work that remains for each prompt after the current step, with its deadline."""
         self._queued_tokens = 0
+        self._overdue_seconds = 0.0
+        """The remaining work of the overdue prompts in the last step."""
         self._counters = VirtualTokenCounters()
         self._kv_tokens: dict[SimulatedRequest, int] = {}
         self._num_kv_tokens = 0
@@ -106,6 +112,7 @@ class SimulatedPrefillWorker:
             state.clear()
         self._counters = VirtualTokenCounters()
         self._num_kv_tokens = self._queued_tokens = 0
+        self._overdue_seconds = 0.0
         self._set_busy(False)
         return lost
 
@@ -156,10 +163,10 @@ class SimulatedPrefillWorker:
             return
         now, budget, seconds = self._events.now_seconds, self._step_tokens, 0.0
         last_chunks = []
-        for job in self._ranked(now):
+        for job, limit in self._divide_budget(self._ranked(now), now):
             if job not in self._kv_tokens and not self._allocate_kv(job):
                 continue
-            count = min(job.num_remaining, budget)
+            count = min(job.num_remaining, limit, budget)
             pairs = count * (job.num_computed + count / 2)
             seconds += self._cost.per_token_seconds * count + self._cost.per_pair_seconds * pairs
             self._step_shares[job] = count
@@ -183,12 +190,26 @@ class SimulatedPrefillWorker:
         for job in last_chunks:
             self._on_last_chunk(job)
 
+    def _divide_budget(
+        self, ranked: list[SimulatedRequest], now: float
+    ) -> list[tuple[SimulatedRequest, int]]:
+        if not self._order.is_preemptive or len(ranked) < 2:
+            self._overdue_seconds = 0.0
+            return [(job, self._step_tokens) for job in ranked]
+        overdue = [job for job in ranked if job.waiting.is_overdue(now)]
+        self._overdue_seconds = sum(job.waiting.remaining_seconds for job in overdue)
+        least_served = self._counters.least_served({job.waiting.tenant for job in ranked})
+        shares = allocate_step_tokens(
+            [job.waiting for job in ranked], now, self._step_tokens, least_served
+        )
+        return [(ranked[index], limit) for index, limit in shares]
+
     def _ranked(self, now: float) -> list[SimulatedRequest]:
         window = islice(self._jobs, RANKED_JOBS)
         ready = [job for job in window if job.ready_at_seconds <= now]
         if len(ready) > 1:
             for job in ready:
-                if job.rank_until_seconds < now:
+                if job.rank_until_seconds < now or job not in self._kv_tokens:
                     self._rank(job, now)
             ready.sort(key=_RANK)
             if self._counters.has_several_tenants:
@@ -200,14 +221,18 @@ class SimulatedPrefillWorker:
         return ready
 
     def _rank(self, job: SimulatedRequest, now: float) -> None:
-        """Update a request's rank. The rank is valid until more of the prompt is computed, or until
-        it is too late to meet the deadline; nothing else changes it."""
+        """Update a request's rank. That of a begun prompt is valid until more of it is computed, or
+        until it is too late to meet the deadline; nothing else changes it."""
         waiting = job.waiting
-        waiting.remaining_seconds = self._cost.seconds(job.num_remaining, job.num_computed)
-        waiting.cached_tokens = job.num_computed
+        seconds = self._cost.seconds(job.num_remaining, job.num_computed)
+        is_new = job not in self._kv_tokens
+        waiting.remaining_seconds = (
+            seconds_beside_late(seconds, self._overdue_seconds) if is_new else seconds
+        )
+        waiting.cached_tokens, waiting.new_tokens = job.num_computed, job.num_remaining
         waits = not self._order.is_preemptive and job not in self._kv_tokens
         job.rank = (waits, self._order.rank(waiting, now), job.number)
-        latest_start = waiting.deadline_seconds - waiting.remaining_seconds
+        latest_start = waiting.latest_start_seconds
         job.rank_until_seconds = latest_start if now <= latest_start else math.inf
 
     def _allocate_kv(self, job: SimulatedRequest) -> bool:

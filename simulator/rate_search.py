@@ -1,18 +1,117 @@
 """Searches the highest rates at which clusters meet a target, for ``baton plan``."""
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice, zip_longest
+from typing import Any, TypeVar
 
+from baton.traces.trace import Trace
 from simulator.cluster import SimulatedCluster
 from simulator.cluster_config import ClusterConfig
 from simulator.goodput import COARSE_STEP, highest_rate, min_hopeless_misses
 from simulator.planned_workers import Workers
-from simulator.rate_estimate import MeanRequest, estimated_rate
 from simulator.result import summarize
 from simulator.scenario import mean_rate
-from simulator.search_ahead import next_probes
 from simulator.simulation_pool import Simulation, SimulationPool
+from simulator.step_cost import WorkerCosts
+
+P = TypeVar("P", bound=Hashable)
+R = TypeVar("R")
+
+Search = Callable[[Callable[[P], bool]], R]
+"""Gets a function that returns a probe's outcome, and returns the search's result."""
+
+MAX_CASES_PER_PROBE = 8
+"""The number of cases of assumed outcomes that are examined, per probe that may be returned."""
+
+
+class _Unknown(Exception):
+    def __init__(self, probe: object) -> None:
+        self.probe = probe
+
+
+def next_probes(searches: Sequence[Search[P, Any]], known: Mapping[P, bool], most: int) -> list[P]:
+    """Return up to ``most`` different probes whose outcomes are not ``known``: first the one that
+    each unfinished search needs now, then those that it will need if outcomes are as assumed, those
+    with the fewest assumptions first. Return none if all searches are finished."""
+    found = (_probes_of(search, known, most) for search in searches)
+    by_urgency = chain.from_iterable(zip_longest(*found))
+    return list(islice(dict.fromkeys(each for each in by_urgency if each is not None), most))
+
+
+def _probes_of(search: Search[P, Any], known: Mapping[P, bool], most: int) -> Iterator[P]:
+    cases: deque[dict[P, bool]] = deque([{}])
+    for _ in range(most * MAX_CASES_PER_PROBE):
+        if not cases:
+            return
+        outcomes = cases.popleft()
+        probe = _first_unknown(search, {**known, **outcomes})
+        if probe is not None:
+            yield probe
+            cases += ({**outcomes, probe: False}, {**outcomes, probe: True})
+
+
+def _first_unknown(search: Search[P, Any], known: Mapping[P, bool]) -> P | None:
+    """Return the first probe that the search asks for and that is not known; None if it ends."""
+
+    def outcome(probe: P) -> bool:
+        if probe not in known:
+            raise _Unknown(probe)
+        return known[probe]
+
+    try:
+        search(outcome)
+    except _Unknown as unknown:
+        probe: P = unknown.probe  # type: ignore[assignment]
+        return probe
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class MeanRequest:
+    """The mean lengths of a trace's prompts and answers, in tokens."""
+
+    prompt_tokens: int
+    answer_tokens: int
+
+    @classmethod
+    def of(cls, trace: Trace) -> "MeanRequest":
+        count = len(trace.requests)
+        prompts = sum(each.num_prompt_tokens for each in trace.requests)
+        answers = sum(each.num_answer_tokens for each in trace.requests)
+        return cls(max(prompts // count, 1), max(answers // count, 1))
+
+    @property
+    def context_tokens(self) -> int:
+        return self.prompt_tokens + self.answer_tokens // 2
+
+
+def estimated_rate(config: ClusterConfig, mean: MeanRequest) -> float:
+    """Return the estimate in requests per second: that of the slower pool, and of the mixed
+    workers."""
+    prompt_seconds = config.prefill_cost.seconds(mean.prompt_tokens)
+    answer_seconds = _answer_seconds(config, config.decode_costs, mean)
+    pools = min(config.num_prefill / prompt_seconds, config.num_decode / answer_seconds)
+    mixed = config.mixed_costs
+    mixed_seconds = mixed.prefill.seconds(mean.prompt_tokens)
+    mixed_seconds += _answer_seconds(config, mixed, mean)
+    return pools + config.num_mixed / mixed_seconds
+
+
+def _answer_seconds(config: ClusterConfig, costs: WorkerCosts, mean: MeanRequest) -> float:
+    """Return a worker's time per answer in its largest batch within the ITL SLO and its memory; at
+    least one answer."""
+    low, high = 1, config.max_batch
+    while low < high:
+        middle = (low + high + 1) // 2
+        tokens = middle * mean.context_tokens
+        seconds = costs.decode.seconds(middle, tokens)
+        fits = tokens <= costs.kv_capacity_tokens and seconds <= config.itl_slo_seconds
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return mean.answer_tokens * costs.decode.seconds(low, low * mean.context_tokens) / low
+
 
 MAX_RATE_FACTOR = 8
 """Highest rates are searched up to this many times the requested rate."""

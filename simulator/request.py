@@ -31,7 +31,7 @@ class SimulatedRequest:
     num_computed: int = 0
     tier_tokens: dict[str, int] = field(default_factory=dict)
     ready_at_seconds: float = 0.0
-    rank: tuple[bool, Rank, int] = (False, (0.0, 0.0), 0)
+    rank: tuple[bool, Rank, int] = (False, (True, False, 0.0), 0)
     rank_until_seconds: float = -math.inf
     has_room: bool = False
     expected_tokens: int = 0

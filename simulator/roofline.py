@@ -9,13 +9,120 @@ from dataclasses import dataclass
 
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.errors import Invalid
-from simulator.communication import NO_COMMUNICATION, CommunicationCost, communication_cost
-from simulator.gpu_share import GpuShare
+from simulator.gpu_link import CollectiveCost
 from simulator.hardware import GIB, Gpu
-from simulator.model_shapes import ModelShape
-from simulator.parallelism import Parallelism
-from simulator.step_cost import StepCost
-from simulator.worker_costs import WorkerCosts
+from simulator.model_shapes import KV_BYTES, ModelShape
+from simulator.parallelism import ONE_GPU, Parallelism
+from simulator.step_cost import StepCost, WorkerCosts
+
+ACTIVATION_BYTES = 2
+"""Bytes per element of the hidden states that are sent: BF16."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicationCost:
+    """The time of a step's communication: ``fixed_seconds``, and ``per_token_seconds`` for each
+    token that the worker computes. Nothing else runs meanwhile."""
+
+    fixed_seconds: float = 0.0
+    per_token_seconds: float = 0.0
+
+    def __add__(self, other: "CommunicationCost") -> "CommunicationCost":
+        return CommunicationCost(
+            self.fixed_seconds + other.fixed_seconds,
+            self.per_token_seconds + other.per_token_seconds,
+        )
+
+
+NO_COMMUNICATION = CommunicationCost()
+
+
+def communication_cost(gpu: Gpu, shape: ModelShape, parallelism: Parallelism) -> CommunicationCost:
+    """Return the cost of a step's communication, over the link of the group.
+
+    In each layer, tensor parallelism takes an all-reduce of the hidden states,
+    ``[num_tokens, hidden]``, after attention and another one after the feed-forward part
+    (Megatron-LM, section 3). Expert parallelism takes, instead of the second one of a layer with
+    experts, an all-to-all that sends each token to the GPUs with its experts, and another one that
+    sends the results back (GShard, section 3.2). The input embedding and the logits are left
+    out: they take as much as a small part of a layer."""
+    return _all_reduces(gpu, shape, parallelism) + _all_to_alls(gpu, shape, parallelism)
+
+
+def _all_reduces(gpu: Gpu, shape: ModelShape, parallelism: Parallelism) -> CommunicationCost:
+    """Each tensor-parallel group reduces the hidden states of its own tokens, at the same time as
+    the others."""
+    group = gpu.link_of_group(parallelism.num_gpus).all_reduce(parallelism.tensor)
+    count = 2 * shape.layers
+    if parallelism.expert > 1:
+        count -= shape.expert_layers
+    per_token = shape.hidden_size * ACTIVATION_BYTES / parallelism.num_replicas
+    return _repeated(group, count, per_token)
+
+
+def _all_to_alls(gpu: Gpu, shape: ModelShape, parallelism: Parallelism) -> CommunicationCost:
+    """Each GPU sends its share of the tokens. A token is sent once to each GPU that has experts
+    that it chooses, apart from its own; experts are assumed to be chosen at random. So of the
+    ``expert`` GPUs, a token's ``per_token`` experts lie on
+    ``expert * (1 - (1 - 1 / expert) ** per_token)``."""
+    size = parallelism.expert
+    if shape.experts is None or size == 1:
+        return NO_COMMUNICATION
+    missed = (1 - 1 / size) ** shape.experts.per_token
+    per_token = (size - 1) * (1 - missed) * shape.hidden_size * ACTIVATION_BYTES / size
+    group = gpu.link_of_group(size).all_to_all(size)
+    return _repeated(group, 2 * shape.expert_layers, per_token)
+
+
+def _repeated(cost: CollectiveCost, count: int, bytes_per_token: float) -> CommunicationCost:
+    return CommunicationCost(
+        count * cost.fixed_seconds, count * cost.per_byte_seconds * bytes_per_token
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuShare:
+    """What each GPU of a worker stores and computes. ``common_bytes`` of weights are read in every
+    step, ``expert_bytes`` as far as tokens choose these experts; ``weight_bytes`` are both and the
+    input embedding. The other fields are means per token of the worker: the FLOPs of its matrix
+    products, the FLOPs of attention for each pair of a query and a key token in a prefill and in a
+    decode step, and the bytes of KV of each token of context. Each GPU has ``kv_bytes_per_token``
+    for each token of its own requests, which are those of one of ``num_replicas`` groups."""
+
+    common_bytes: float
+    expert_bytes: float
+    weight_bytes: int
+    token_flops: float
+    prefill_pair_flops: float
+    decode_pair_flops: float
+    kv_bytes_per_token: int
+    num_replicas: int
+
+    @property
+    def kv_read_bytes(self) -> float:
+        return self.kv_bytes_per_token / self.num_replicas
+
+    @classmethod
+    def of(cls, shape: ModelShape, parallelism: Parallelism = ONE_GPU) -> "GpuShare":
+        """Return a GPU's share. ``parallelism`` must fit the model. Tokens and experts are assumed
+        to be spread evenly over the GPUs."""
+        tensor, gpus, size = parallelism.tensor, parallelism.num_gpus, shape.bytes_per_weight
+        common = shape.common_parameters_per_gpu(tensor)
+        experts = shape.expert_parameters // gpus
+        chosen = shape.active_parameters - shape.common_parameters
+        embedding = shape.embedding_parameters_per_gpu(tensor)
+        attention = shape.attention
+        return cls(
+            common_bytes=common * size,
+            expert_bytes=experts * size,
+            weight_bytes=round((embedding + common + experts) * size),
+            token_flops=2 * (common / parallelism.num_replicas + chosen / gpus),
+            prefill_pair_flops=shape.layers * attention.prefill_pair_flops / gpus,
+            decode_pair_flops=shape.layers * attention.decode_pair_flops / gpus,
+            kv_bytes_per_token=KV_BYTES * shape.layers * attention.kv_elements_per_gpu(tensor),
+            num_replicas=parallelism.num_replicas,
+        )
+
 
 RESERVED_MEMORY_SHARE = 0.1
 """Share of the memory that is available for neither weights nor KV, but for activations, buffers
@@ -58,8 +165,8 @@ def parallel_roofline(
     decode_efficiency: float | None = None,
 ) -> WorkerCosts:
     """Compute the costs of a worker whose GPUs share the model by ``parallelism``: each GPU reads
-    and computes its own share (:class:`simulator.gpu_share.GpuShare`) at the same time as the
-    others, and then they communicate (:mod:`simulator.communication`). For one GPU, this is
+    and computes its own share (:class:`simulator.roofline.GpuShare`) at the same time as the
+    others, and then they communicate (:mod:`simulator.roofline`). For one GPU, this is
     :func:`roofline`, to the bit. The efficiencies are those of :func:`roofline`. Raises Invalid for
     a model that does not fit, for sizes that don't divide it, and for arguments out of range."""
     parallelism.check(shape)

@@ -43,19 +43,11 @@ class RunningCosts:
             return None
         return self.dollars_per_gpu_hour / SECONDS_PER_HOUR / tokens_per_second_per_gpu * MILLION
 
-    def tokens_per_second_per_gpu(self, dollars_per_million_tokens: float) -> float:
-        """Return the throughput at which a million tokens have this price."""
-        return self.dollars_per_gpu_hour / SECONDS_PER_HOUR / dollars_per_million_tokens * MILLION
-
     def max_kwh_per_million_tokens(self, tokens_per_second_per_gpu: float) -> float | None:
         """Return an upper bound; None if there are no tokens or the power is unknown."""
         if not tokens_per_second_per_gpu or self.board_watts is None:
             return None
         return self.board_watts / tokens_per_second_per_gpu * MILLION / JOULES_PER_KWH
-
-    def min_tokens_per_joule(self, tokens_per_second_per_gpu: float) -> float | None:
-        """Return a lower bound; None if the power is unknown."""
-        return None if self.board_watts is None else tokens_per_second_per_gpu / self.board_watts
 
 
 def running_costs(gpu: Gpu, prices: Mapping[str, float]) -> RunningCosts:

@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from baton.core.prefill_order import PREFILL_ORDERS
 from baton.errors import Invalid
@@ -14,9 +15,9 @@ from simulator.cost_table import costs_from_table
 from simulator.flag_checks import check_at_least, check_at_most, check_positive
 from simulator.hardware import GIB, get_gpu
 from simulator.model_shapes import get_model_shape
-from simulator.parallelism import Parallelism, PoolParallelism
+from simulator.parallelism import POOLS, Parallelism, PoolParallelism
 from simulator.roofline import parallel_roofline
-from simulator.worker_costs import WorkerCosts
+from simulator.step_cost import WorkerCosts
 
 STORE_BYTES_PER_GPU = 256 * GIB
 """Host memory for the KV store per GPU, as on hosts with eight GPUs and 2 TB of memory."""
@@ -68,27 +69,18 @@ class SimulatedHardware:
 
     @property
     def parallelism(self) -> PoolParallelism:
-        def of_pool(tensor: int | None, expert: int | None) -> Parallelism:
+        def of_pool(pool: str) -> Parallelism:
+            tensor, expert = getattr(self, f"{pool}_tp"), getattr(self, f"{pool}_ep")
             return Parallelism(tensor or self.gpus_per_worker or 1, expert or 1)
 
-        return PoolParallelism(
-            of_pool(self.prefill_tp, self.prefill_ep),
-            of_pool(self.decode_tp, self.decode_ep),
-            of_pool(self.mixed_tp, self.mixed_ep),
-        )
+        return PoolParallelism(*map(of_pool, POOLS))
 
     def with_parallelism(self, pools: PoolParallelism) -> "SimulatedHardware":
         """Return the same hardware with these sizes."""
-        return replace(
-            self,
-            gpus_per_worker=None,
-            prefill_tp=pools.prefill.tensor,
-            decode_tp=pools.decode.tensor,
-            mixed_tp=pools.mixed.tensor,
-            prefill_ep=pools.prefill.expert,
-            decode_ep=pools.decode.expert,
-            mixed_ep=pools.mixed.expert,
-        )
+        sizes: dict[str, Any] = {"gpus_per_worker": None}
+        for pool, size in zip(POOLS, pools, strict=True):
+            sizes |= {f"{pool}_tp": size.tensor, f"{pool}_ep": size.expert}
+        return replace(self, **sizes)
 
     def config(self, num_prefill: int, num_decode: int, num_mixed: int = 0) -> ClusterConfig:
         """Build the configuration of a cluster with the two pools, with ``num_mixed`` workers that
@@ -158,7 +150,7 @@ class SimulatedHardware:
     def _check_parallelism(self) -> None:
         if self.gpus_per_worker is not None:
             check_at_least("--gpus-per-worker", self.gpus_per_worker, 1)
-        for pool in ("prefill", "decode", "mixed"):
+        for pool in POOLS:
             for kind in ("tp", "ep"):
                 flag, size = f"--{pool}-{kind}", getattr(self, f"{pool}_{kind}")
                 if size is None:

@@ -75,3 +75,14 @@ class StepCost:
         attention = self.per_pair_seconds * work.num_pairs
         attention += self.per_context_token_seconds * work.context_tokens
         return self.base_seconds(work.num_tokens, work.num_requests) + attention
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCosts:
+    """Costs and KV capacity of one worker, which may have several GPUs."""
+
+    prefill: PrefillCost
+    decode: DecodeCost
+    kv_bytes_per_token: int
+    kv_capacity_tokens: int
+    step: StepCost

@@ -14,9 +14,9 @@ from baton.core.request import FinishReason, RequestSpec, SamplingParams
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.fake_runner import FakeRunner
 from baton.text.detokenizer import byte_level_alphabet
 from baton.text.grammar.matcher import GrammarCompiler
+from testkit.fakes.runner import FakeRunner
 
 EOS = TokenId(255)
 """A byte that never occurs in UTF-8 text."""

@@ -1,6 +1,7 @@
 """Pytest options, Hypothesis settings and the order of the tests, for all tests."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -43,13 +44,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             f"--{name}", action="store_true", help=f"run tests/{name}, see `make test-{name}`"
         )
     parser.addoption(
+        "--stock",
+        default="0.32.0",
+        help="versions of vLLM whose servers are attached by tests/vllm/e2e, oldest first",
+    )
+    parser.addoption(
+        "--without-torch", action="store_true", help="skip what imports torch, see `make quick`"
+    )
+    parser.addoption(
         "--write-table", type=Path, help="write the results of tests/clients to this file"
     )
 
 
-def pytest_configure() -> None:
+class SkipTorch:
+    """A finder of modules that skips the test, or the module of tests, that imports torch."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name in ("torch", "transformers", "triton", "peft"):
+            pytest.skip(f"imports {name}", allow_module_level=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """With BATON_PORTABLE=1 (``make test-portable``), what runs in this process uses the portable
     facilities, too."""
+    if config.getoption("without_torch"):
+        sys.meta_path.insert(0, SkipTorch())
     if "BATON_PORTABLE" in os.environ:
         load_settings()
 

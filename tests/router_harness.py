@@ -17,7 +17,6 @@ from baton.core.ids import Incarnation, TokenId, WorkerId
 from baton.core.member import Member
 from baton.core.request import RequestSpec
 from baton.core.states import Role, WorkerState
-from baton.registry.adapters import MemoryAdapterRegistry
 from baton.text.detokenizer import byte_level_alphabet
 from baton.text.grammar.checker import GrammarChecker
 from baton.text.tokenizer import Tokenizer
@@ -26,20 +25,20 @@ from router.batches.batch_store import BatchStore
 from router.batches.service import BatchService
 from router.generation.adapter_directory import AdapterDirectory
 from router.generation.cluster import Cluster
-from router.generation.fakes import FakeWorker, MemoryPlacer, MemoryWorkerConnections
 from router.generation.generation_context import FailoverConfig, GenerationContext
 from router.http.connection_limits import ConnectionLimits
 from router.http.server import HttpServer, open_listener
-from router.openai.context import RouterConfig, RouterContext, RouterIds
-from router.openai.grammar_validator import GrammarValidator
-from router.openai.served_model import ServedModel
 from router.responses.background_responses import BackgroundResponses
-from router.responses.memory_response_leases import MemoryResponseLeases
-from router.responses.memory_response_store import MemoryResponseStore
-from router.responses.response_limits import ResponseLimits
 from router.responses.response_service import ResponseService
-from router.responses.response_store import ResponseStore
+from router.responses.response_store import ResponseLimits, ResponseStore
+from router.serving.context import RouterConfig, RouterContext, RouterIds
+from router.serving.grammar_validator import GrammarValidator
+from router.serving.served_model import ServedModel
 from router.tenants.authentication import Authenticator
+from testkit.fakes.adapter_registry import MemoryAdapterRegistry
+from testkit.fakes.response_leases import MemoryResponseLeases
+from testkit.fakes.response_store import MemoryResponseStore
+from testkit.fakes.workers import FakeWorker, MemoryPlacer, MemoryWorkerConnections
 from tests.http_transport import HttpServerTransport
 
 CONTEXT = 64
@@ -127,7 +126,7 @@ class RouterHarness:
         cluster = Cluster(self.members, clock)
         links = MemoryWorkerConnections(self.prefill, self.decode)
         config = FailoverConfig(max_worker_wait_seconds=0.05, retry_pause_seconds=0.001)
-        parsers = ("tool_parser", "reasoning_parser")
+        of_model = ("tool_parser", "reasoning_parser", "sampling_defaults")
         workers = cluster.workers_of("demo", 4096)
         model = ServedModel.build(
             tokenizer,
@@ -138,7 +137,7 @@ class RouterHarness:
             vocab_size=VOCAB,
             aliases=frozenset({"/models/demo"}),
             grammar_validator=GrammarValidator(CHECKER.check),
-            **{name: settings.pop(name) for name in parsers if name in settings},
+            **{name: settings.pop(name) for name in of_model if name in settings},
         )
         ids = iter(range(10**6))
         self.service = RouterContext.build(
@@ -208,7 +207,7 @@ def chat(text: str = "Hi", **fields: Any) -> dict[str, Any]:
 
 
 def events(response: httpx.Response) -> list[Any]:
-    blocks = response.text.split("\n\n")
+    blocks = [block for block in response.text.split("\n\n") if not block.startswith(": ")]
     assert blocks[-1] == ""
     assert all(block.startswith("data: ") for block in blocks[:-1])
     return [

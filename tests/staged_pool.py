@@ -11,12 +11,12 @@ from baton.core.kv_transfer import CHECKSUM_XXH3
 from baton.transport.base import Capabilities, TransferState
 from baton.transport.copying import CopyTransfer
 from baton.transport.host_memory import HostMemory
-from baton.transport.memory import MemoryFabric, MemoryTransport
 from baton.worker.block_encoder import BlockEncoder
 from baton.worker.block_reader import BlockReader, BlockSource
 from baton.worker.kv_layout import KvLayout
 from baton.worker.staging_area import StagingArea
-from tests.fake_codecs import FakeCodec
+from testkit.fakes.codecs import FakeCodec
+from testkit.fakes.transport import MemoryFabric, MemoryTransport
 from tests.sim.virtual_time import LoopClock
 
 CLOCK = LoopClock()

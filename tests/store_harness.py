@@ -13,9 +13,7 @@ from baton.core.kv_codec import KvCodecName
 from baton.core.kv_transfer import CHECKSUM_XXH3, BlockRef, Endpoint
 from baton.core.store import ALL_CODECS, LeasedBlocks, LeaseRequest, PutRequest
 from baton.kv.index import KvHolder
-from baton.kv.memory_index import MemoryKvIndex
 from baton.transport.host_memory import HostMemory
-from baton.transport.memory import MemoryFabric, MemoryTransport
 from kvstore.disk_encoder import DiskEncoder
 from kvstore.disk_tier import DiskBlock, DiskTier
 from kvstore.dram_tier import DramTier
@@ -23,17 +21,25 @@ from kvstore.index_publisher import IndexPublisher
 from kvstore.node import StoreNode
 from kvstore.segment import BlockRecord
 from kvstore.stored_codecs import StoredCodecs
+from testkit.fakes.kv_index import MemoryKvIndex
+from testkit.fakes.transport import MemoryFabric, MemoryTransport
 
 SIZE = 64
 NUM_BLOCKS = 16
-KEYS = [BlockKey(bytes([number]) * 16) for number in range(NUM_BLOCKS)]
+
+
+def key_of(number: int) -> BlockKey:
+    return BlockKey(number.to_bytes(2, "little") * 8)
+
+
+KEYS = [key_of(number) for number in range(NUM_BLOCKS)]
 UNLIMITED_BYTES = 1 << 40
 
 
 class StoreHarness:
     """A store node with space for ``dram_blocks`` blocks of ``size`` bytes in DRAM and for
-    ``disk_bytes`` in ``folder``, if that is given. Block n of the worker's memory has the key
-    KEYS[n]."""
+    ``disk_bytes`` in ``folder``, if that is given. The worker's memory has
+    ``num_blocks`` blocks; the key of block n is ``key_of(n)``."""
 
     def __init__(
         self,
@@ -47,11 +53,12 @@ class StoreHarness:
         slab_blocks: int | None = None,
         disk_encoder: DiskEncoder | None = None,
         codecs: StoredCodecs | None = None,
+        num_blocks: int = NUM_BLOCKS,
     ) -> None:
         self.size = size
         self.fabric = MemoryFabric()
         self.clock = clock or ManualClock()
-        self.pool = HostMemory("worker", NUM_BLOCKS * size)
+        self.pool = HostMemory("worker", num_blocks * size)
         self.bytes = np.frombuffer(self.pool.view, dtype=np.uint8)
         self.bytes[:] = np.random.default_rng(1).integers(256, size=len(self.bytes), dtype=np.uint8)
         worker = MemoryTransport(self.fabric, "worker", 1, self.clock)
@@ -84,7 +91,7 @@ class StoreHarness:
 
     def ref(self, number: int, checksum_error: int = 0) -> BlockRef:
         checksum = xxhash.xxh3_64_intdigest(self.block(number)) + checksum_error
-        return BlockRef(number * self.size, self.size, checksum, KEYS[number])
+        return BlockRef(number * self.size, self.size, checksum, key_of(number))
 
     def request(
         self,
@@ -109,7 +116,7 @@ class StoreHarness:
         max_bytes: int = UNLIMITED_BYTES,
         codecs: Set[KvCodecName] = ALL_CODECS,
     ) -> LeasedBlocks:
-        keys = tuple(KEYS[number] for number in numbers)
+        keys = tuple(key_of(number) for number in numbers)
         return await self.node.lease(LeaseRequest(keys, seconds, max_bytes, frozenset(codecs)))
 
     async def read(self, *numbers: int) -> list[bytes]:

@@ -19,12 +19,12 @@ from canitoolcall.chunking import DEFAULT_STRATEGIES, split
 from canitoolcall.fixtures import Fixture, load_families, load_fixtures
 from canitoolcall.results import Observation, ParsedToolCall, ParseResult, Status, worst_status
 
-from router.openai.parsers.model_output_format import (
+from router.serving.parsers.model_output_format import (
     REASONING_PARSERS,
     TOOL_PARSERS,
     ModelOutputFormat,
 )
-from router.openai.parsers.output_parts import ReasoningPart, TextPart, ToolCallStart
+from router.serving.parsers.output_parts import ReasoningPart, TextPart, ToolCallStart
 
 FAMILIES = load_families()
 

@@ -22,15 +22,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.machine import SYSTEM_CLOCK, describe
-from tools.cancellation import are_blocks_free, idle_workers
-from tools.local_cluster import (
+from testkit.cancellation import are_blocks_free, idle_workers
+from testkit.local_cluster import (
     VLLM_START_SECONDS,
     LocalCluster,
     engine_settings,
     local_cluster,
 )
-from tools.streams import StreamedAnswer, make_request_bodies, record_answers, traffic
+from testkit.machine import SYSTEM_CLOCK, describe
+from testkit.streams import StreamedAnswer, make_request_bodies, record_answers, traffic
 
 QUESTIONS = 60
 SHORTEST, LONGEST = 60, 160

@@ -14,10 +14,10 @@ import subprocess
 import sys
 import threading
 
-from benchmarks.machine import describe
+from testkit.local_cluster import LocalCluster, local_cluster
+from testkit.machine import describe
+from testkit.streams import make_request_bodies, record_answers, traffic
 from tools.chaos import report
-from tools.local_cluster import LocalCluster, local_cluster
-from tools.streams import make_request_bodies, record_answers, traffic
 
 ALARMS = (
     "worker_connection_lost",

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.machine import SYSTEM_CLOCK
+from testkit.machine import SYSTEM_CLOCK
 
 SUBNET, WIRE_SUBNET = "10.77.0", "10.78.0"
 BRIDGE_HARDWARE = "02:62:74:62:72:00"

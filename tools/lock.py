@@ -31,6 +31,15 @@ IMAGE_PYTHON = "3.12"
 EXTRAS = ("kubernetes", "ray")
 """The extras of pyproject.toml that an image may have."""
 
+SIDECAR = (
+    "grpcio", "httptools", "huggingface-hub", "msgpack", "numpy",
+    "opentelemetry-exporter-otlp-proto-grpc", "opentelemetry-exporter-otlp-proto-http",
+    "opentelemetry-sdk", "orjson", "prometheus-client", "protobuf", "psutil", "pydantic",
+    "pydantic-settings", "pyyaml", "pyzmq", "redis", "rich", "structlog", "typer", "uvloop",
+    "xxhash",
+)  # fmt: skip
+"""Those dependencies of pyproject.toml that a worker with an attached server needs."""
+
 TORCH_FAMILY = re.compile(r"(torch|triton|nvidia-.+|cuda-.+)==")
 """Matches torch and the packages that only its CUDA build needs. Images for CPUs install torch from
 another index."""
@@ -55,7 +64,8 @@ def all_locks() -> dict[str, Lock]:
     """Return the lock of each file, by name. ``build`` has the packages that building our wheel
     needs, ``torch`` has torch and its CUDA packages, and ``base`` has the other packages that Baton
     requires. The lock of an extra has only the packages that the extra adds. The lock ``vllm`` has
-    only those packages of ``base`` that vLLM does not require itself.
+    only those packages of ``base`` that vLLM does not require itself. The lock ``sidecar`` has only
+    those that :data:`SIDECAR` names or that these require.
 
     Raises Unavailable if uv is missing or can't resolve the requirements.
     """
@@ -72,7 +82,19 @@ def all_locks() -> dict[str, Lock]:
     locks["vllm"] = {
         name: text for name, text in locks["base"].items() if name_of(name) not in vllm
     }
+    sidecar = {name_of(each) for each in compile_sidecar()}
+    locks["sidecar"] = {
+        name: text for name, text in locks["base"].items() if name_of(name) in sidecar
+    }
     return locks
+
+
+def compile_sidecar() -> Lock:
+    """Return the lock of :data:`SIDECAR` and everything that it requires."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [each for each in project["dependencies"] if name_of(each) in SIDECAR]
+    options = ["-", "-c", "constraints.txt", "--python-version", MIN_PYTHON]
+    return parse_lock(_compile(options, wanted))
 
 
 def compile_vllm() -> Lock:

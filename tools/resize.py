@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import SYSTEM_CLOCK, describe
-from tools.local_cluster import (
+from testkit.local_cluster import (
     VLLM_START_SECONDS,
     LocalCluster,
     engine_settings,
     local_cluster,
 )
-from tools.streams import (
+from testkit.machine import SYSTEM_CLOCK, describe
+from testkit.streams import (
     CompletionCase,
     StreamedAnswer,
     make_request_bodies,

@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 
-from benchmarks.machine import SYSTEM_CLOCK, pause
-from tools.streams import CompletionCase
+from testkit.machine import SYSTEM_CLOCK, pause
+from testkit.streams import CompletionCase
 
 BATCH_SECONDS = 180.0
 ENDED = ("completed", "failed", "cancelled", "expired")

@@ -1,18 +1,20 @@
 """Sums up the journal of a long soak (:mod:`tools.long_soak`)."""
 
 import json
+import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from benchmarks.soak import growth
 
 MIN_MEASUREMENTS = 10
 ALLOWED_GROWTH_MIB = 8.0
 ALLOWED_DESCRIPTORS = 4
 """The growth that is allowed to a process within a piece. The memory allocator keeps some
 freed pages, and connections are opened when they are first needed."""
+
+SETTLE_SHARE = 0.2
+"""The share of the measurements, from the first, that is left out, since caches fill."""
 
 
 Entry = dict[str, Any]
@@ -61,6 +63,14 @@ def _print_process(process: tuple[int, str, int], usages: Sequence[Entry]) -> bo
         f"{grown['descriptors']:+12.0f} {grown['threads']:+8.0f}{'  GREW' if grew else ''}"
     )
     return grew
+
+
+def growth(sizes: Sequence[float]) -> float:
+    """Return the median of the last fifth minus that of the first, without the first
+    ``SETTLE_SHARE``."""
+    settled = sizes[int(len(sizes) * SETTLE_SHARE) :]
+    part = max(len(settled) // 5, 1)
+    return statistics.median(settled[-part:]) - statistics.median(settled[:part])
 
 
 def _totals(entries: Sequence[Entry]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Train the demo model that ships with Baton on the text of Python's standard library.
 
-    python tools/train_demo_model.py --work DIR [--minutes 45] [--out baton/models/demo]
+    python -m tools.train_demo_model --work DIR [--minutes 45] [--out baton/models/demo]
 
 Trains a Qwen3 decoder (grouped-query attention, q/k norm, tied embeddings) with about 6 million
 parameters and a byte-level BPE tokenizer on the sources and docstrings of the running interpreter's
@@ -11,14 +11,11 @@ from its last checkpoint in ``--work``.
 
 import argparse
 import ast
-import hashlib
 import json
 import math
 import os
 import sys
-import sysconfig
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,10 +26,10 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from testkit.standard_library import HELD_OUT_PERCENT, texts
+
 END, START_TURN, END_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 VOCABULARY = 4096
-HELD_OUT_PERCENT = 3
-SKIPPED_FOLDERS = {"site-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
     "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}"
@@ -87,21 +84,9 @@ class TrainingReport:
     samples: list[tuple[str, str]] | None = None
 
 
-def library() -> Iterator[tuple[bool, str]]:
-    """Yield (whether it is held out, its text) for each file of Python's standard library."""
-    root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root)
-        if SKIPPED_FOLDERS & set(relative.parts):
-            continue
-        text = path.read_text(encoding="utf-8", errors="ignore")
-        digest = hashlib.blake2b(str(relative).encode(), digest_size=4).digest()
-        yield int.from_bytes(digest) % 100 < HELD_OUT_PERCENT, text
-
-
 def read_corpus() -> Corpus:
     corpus = Corpus([], [])
-    for held_out, text in library():
+    for held_out, text in texts():
         (corpus.held_out if held_out else corpus.train).append(text)
         if not held_out:
             corpus.train.extend(chats_of(text))

@@ -23,9 +23,10 @@ removes with it; the copy owns no files."""
 def copy_metadata(installed: Path, version: str) -> Path:
     """Copy the metadata folder ``installed`` to a sibling folder, and make the copy describe the
     distribution ``vllm`` in this ``version``, with the suffix ``+cpu``. Return the path of the
-    copy. A copy that is there already is replaced."""
+    copy. A copy that is there already, of any version, is replaced."""
     copy = installed.with_name(f"vllm-{version}.dist-info")
-    shutil.rmtree(copy, ignore_errors=True)
+    for older in installed.parent.glob("vllm-*.dist-info"):
+        shutil.rmtree(older)
     shutil.copytree(installed, copy, ignore=shutil.ignore_patterns(*FILES_OF_THE_ORIGINAL))
     metadata = copy / "METADATA"
     text = re.sub(r"(?m)^Name: .*$", "Name: vllm", metadata.read_text("utf-8"), count=1)

@@ -1,1 +1,1 @@
-"""Bounded concurrency: fair slots, threads, time limits."""
+"""Bounded concurrency: budgets, fair queues, threads, time limits."""

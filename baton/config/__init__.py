@@ -14,7 +14,7 @@ valid. Unknown names are ignored only in a YAML file that was written for a newe
 (:mod:`baton.config.setting_scopes`). No other module reads settings from the environment.
 """
 
-from baton.checkpoint import DEMO_MODEL
+from baton.checkpoints.checkpoint import DEMO_MODEL
 from baton.config.environment import (
     child_environment,
     config_environment,

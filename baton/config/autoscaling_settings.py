@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from baton.values import AsSwitch, Count, Counts, PoolTargets, Seconds
+from baton.config.values import AsSwitch, Count, Counts, PoolTargets, Seconds
 
 
 class AutoscalingSettings(BaseModel):

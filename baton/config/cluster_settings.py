@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from baton.values import CollectorUrl, Port, RayAddress, Seconds
+from baton.config.values import CollectorUrl, Port, RayAddress, Seconds
+from baton.core.states import Role
+from baton.core.worker_kinds import WORKER_KINDS
 
 
 class ClusterSettings(BaseModel):
@@ -58,8 +60,9 @@ class ClusterSettings(BaseModel):
     on: Literal["local", "ray"] = "local"
     """Where workers run: as processes on this machine, or as actors in a Ray cluster."""
     prefill: Annotated[int, Field(ge=0)] = 1
-    """Number of prefill workers. If ``mixed`` is set, and neither ``prefill`` nor ``decode`` is,
-    there are none of either."""
+    """Number of prefill workers; this and the next ones are the sizes of the pools, one for each
+    kind of worker. If ``mixed`` is set, and neither ``prefill`` nor ``decode`` is, there are none
+    of either."""
     decode: Annotated[int, Field(ge=0)] = 1
     mixed: Annotated[int, Field(ge=0)] = 0
     """Number of mixed workers, each of which serves whole requests: instead of prefill and decode
@@ -83,9 +86,12 @@ class ClusterSettings(BaseModel):
     """HTTP port of each program's ops server, for probes, metrics, and drain requests from the same
     host. None: no ops server; 0: any free port. Processes started by `baton up` use any free
     port."""
+    metric_aliases: Literal["none", "vllm"] = "none"
+    """Also export metrics under the names that vLLM has for them, for tools and dashboards that
+    read those (docs/metrics.md)."""
     trace_endpoint: CollectorUrl | None = None
-    """URL of an OpenTelemetry collector (OTLP/gRPC): http is plain text, https is TLS. None: no
-    traces."""
+    """URL of an OpenTelemetry collector: http is plain text, https is TLS. None: no traces. The
+    protocol is OTLP/gRPC, or what OTEL_EXPORTER_OTLP_PROTOCOL says."""
     trace_sample: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Fraction of requests that are traced, among those whose client sent no sampling decision."""
     portable: bool = False
@@ -98,8 +104,21 @@ class ClusterSettings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_unwanted_pools(cls, values: Any) -> Any:
-        """If only the number of mixed workers is given, leave the other pools empty."""
-        is_given = isinstance(values, dict) and values.get("mixed") not in (None, 0, "0")
-        if is_given and "prefill" not in values and "decode" not in values:
-            return {**values, "prefill": 0, "decode": 0}
+        """If only sizes of pools are given whose workers serve alone, leave the others empty.
+        Without sizes, each attached server gets a worker."""
+        if isinstance(values, dict) and values.get("attach"):
+            servers = values["attach"]
+            names = servers.split(",") if isinstance(servers, str) else servers
+            pools = [each.partition("=")[0].strip() for each in names]
+            values = {**{role.value: pools.count(role.value) for role in WORKER_KINDS}, **values}
+        kinds = WORKER_KINDS.values()
+        given = isinstance(values, dict) and {kind.role for kind in kinds if kind.role in values}
+        alone = {kind.role for kind in kinds if kind.serves_alone}
+        if given and given <= alone and any(values[role] not in (None, 0, "0") for role in given):
+            return {**values, **{role.value: 0 for role in WORKER_KINDS if role not in alone}}
         return values
+
+    @property
+    def pool_sizes(self) -> dict[Role, int]:
+        """The sizes of each model's pools at the start of ``baton up``."""
+        return {role: getattr(self, role.value) for role in WORKER_KINDS}

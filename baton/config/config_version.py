@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from importlib.metadata import version
 from typing import Any
 
-from baton.config.renamed_settings import RENAMED_SETTINGS
 from baton.config.setting_warning import OnWarning, SettingWarning
 from baton.errors import Invalid
 
@@ -37,12 +36,11 @@ def without_newer_settings(
     own, written_for = program_version(), str(values[WRITTEN_FOR])
     if _numbers(written_for, where) <= _numbers(own, "this program"):
         return kept
-    accepted = {*known, *RENAMED_SETTINGS}
-    unknown = sorted(str(name) for name in kept if str(name) not in accepted)
+    unknown = sorted(str(name) for name in kept if str(name) not in known)
     if unknown:
         message = f"{where} was written for Baton {written_for}, and {own} does not have "
         warn(SettingWarning("newer_settings_ignored", message + ", ".join(unknown)))
-    return {name: value for name, value in kept.items() if str(name) in accepted}
+    return {name: value for name, value in kept.items() if str(name) in known}
 
 
 def _numbers(text: str, where: str) -> tuple[int, ...]:

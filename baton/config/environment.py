@@ -9,12 +9,17 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from baton.config.otlp_protocol import OtlpProtocol
 from baton.config.settings import Settings
 from baton.config.sources import variable_name
+from baton.errors import Invalid
 from baton.system.cpu_cores import usable_cores
 from baton.system.home_folder import HOME_ENVIRONMENT_VARIABLE
 from baton.system.process_environment import CONFIG_ENVIRONMENT_VARIABLE, ENVIRONMENT_PREFIX
 from baton.system.process_folder import make_process_folder
+
+OTLP_PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+"""The first one that is set counts."""
 
 MAX_FOLDER_BYTES = 50
 """Maximum length of the path of the temporary folder in which vLLM's sockets are placed. A Unix
@@ -84,6 +89,20 @@ def set_vllm_environment() -> None:
         )
         os.environ["VLLM_RPC_BASE_PATH"] = str(folder)
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+
+
+def otlp_protocol() -> OtlpProtocol:
+    """Return the protocol by which spans are sent, from OpenTelemetry's variables. Raises Invalid
+    if it is not supported."""
+    for variable in OTLP_PROTOCOL_VARIABLES:
+        value = os.environ.get(variable)
+        if value:
+            try:
+                return OtlpProtocol(value)
+            except ValueError as error:
+                supported = " or ".join(OtlpProtocol)
+                raise Invalid(f"{variable} is {value!r}; it must be {supported}") from error
+    return OtlpProtocol.GRPC
 
 
 def set_ray_environment(is_private: bool) -> None:

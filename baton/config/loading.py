@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote, urlsplit
 from pydantic import ValidationError
 
 from baton.config.cluster_settings import ClusterSettings
-from baton.config.renamed_settings import rename_warnings, use_new_names
+from baton.config.environment import otlp_protocol
 from baton.config.setting_warning import OnWarning, SettingWarning
 from baton.config.settings import SECRET_SETTINGS, Settings
 from baton.config.sources import (
@@ -42,10 +42,9 @@ def load_settings(
     config: Path | None = None, warn: OnWarning = print_warning, **flags: Any
 ) -> Settings:
     """Load the settings from all sources. A flag that is None counts as not given. ``warn`` is
-    called once for each setting that a source gives under an old name. It is also called if the
-    config file is marked as written for a newer version of Baton; settings in it that this version
-    does not know are ignored. The setting ``portable`` takes effect at once, for this process.
-    Raises Invalid for a wrong value, and for an unknown name anywhere else."""
+    called if the config file is marked as written for a newer version of Baton; settings in it that
+    this version does not know are ignored. The setting ``portable`` takes effect at once, for this
+    process. Raises Invalid for a wrong value, and for an unknown name anywhere else."""
     if config is not None:
         os.environ[CONFIG_ENVIRONMENT_VARIABLE] = str(config)
     settings = _load(flags, warn)
@@ -62,7 +61,7 @@ def load_ops_settings(config: Path | None = None) -> Settings:
     try:
         return load_settings(config)
     except Invalid as error:
-        values = use_new_names(environment_values(), "environment", str)
+        values = environment_values()
         given = {name: values[name] for name in OPS_SETTINGS if name in values}
         if "ops_port" not in given:
             raise
@@ -84,8 +83,7 @@ def pinned_settings(settings: Settings) -> frozenset[str]:
     """Return the names of the settings that are given by flags, the environment or secret files.
     These take precedence, so changing the config file has no effect on them. If ``redis_password``
     is one of them, so is ``redis_url``, which contains the password."""
-    environment = use_new_names(environment_values(), "environment", str)
-    pinned = {*settings.flags, *environment, *settings.secret_files}
+    pinned = {*settings.flags, *environment_values(), *settings.secret_files}
     return frozenset(pinned | ({"redis_url"} if "redis_password" in pinned else set()))
 
 
@@ -97,16 +95,14 @@ def _load(flags: Mapping[str, Any], warn: OnWarning, content: bytes | None = Non
         check_name(name, Settings.model_fields, "command line")
     check_environment(Settings.model_fields)
     files = read_files(Settings.model_fields, warn, content)
-    names = (*given, *environment_values(), *files.secrets, *map(str, files.config))
-    for warning in rename_warnings(names):
-        warn(warning)
-    given = use_new_names(given, "command line", str)
     with use_files(files):
         settings = _with_redis_password(_build(given))
         secret_files = frozenset(SecretFiles(Settings)())
     check_exposure(settings)
     check_private_network(settings)
     check_combinations(settings)
+    if settings.trace_endpoint is not None:
+        otlp_protocol()
     settings._flags = given
     settings._secret_files = secret_files
     return settings

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from baton.values import AsSize, Count, Hosts, Origins, Pairs, Seconds, Size
+from baton.config.values import AsSize, Count, Hosts, Origins, Pairs, Seconds, Size
 
 
 class RouterSettings(BaseModel):
@@ -77,6 +77,9 @@ class RouterSettings(BaseModel):
     """Format of the model's reasoning. ``auto``: determined by its chat template.
     ``deepseek_r1`` is for models whose answer begins with reasoning although the prompt does not
     open it."""
+    generation_defaults: Literal["model", "none"] = "model"
+    """The sampling parameters of requests that leave them out. ``model``: those in the model's
+    generation_config.json; ``none``: temperature 1 and no other restriction."""
     batch_folder: str | None = None
     """Folder of uploaded files and batches. None: one per cluster below BATON_HOME."""
     batch_concurrency: Annotated[int, Field(ge=0)] = 2

@@ -12,11 +12,12 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from baton.config.settings import SECRET_SETTINGS, Settings
-from baton.core.states import WORKER_ROLES, Role
+from baton.core.states import Role
+from baton.core.worker_kinds import WORKER_KINDS, runs_engine
 
 
 class Reader(StrEnum):
-    """A program that reads settings. ``WORKER`` stands for prefill, decode and mixed workers."""
+    """A program that reads settings. ``WORKER`` stands for all kinds of workers."""
 
     ROUTER = "router"
     CONDUCTOR = "conductor"
@@ -28,7 +29,7 @@ class Reader(StrEnum):
 
     @classmethod
     def of_role(cls, role: Role) -> "Reader":
-        return cls.WORKER if role in WORKER_ROLES else cls(role.value)
+        return cls.WORKER if role in WORKER_KINDS else cls(role.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
         drain_timeout_seconds hang_timeout_seconds ops_port portable log_level log_format""",
     _SERVED: """
         id redis_wait_seconds heartbeat_interval_seconds advertise_address ops_host
-        allowed_hosts""",
+        allowed_hosts metric_aliases""",
     _REQUEST_PATH: "trace_endpoint slo_itl_seconds",
     (*_GRPC_SERVERS, Reader.MOCK, Reader.SUPERVISOR): "grpc_host",
     _GRPC_SERVERS: "grpc_port",
@@ -69,6 +70,7 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
     (Reader.ROUTER, Reader.WORKER, Reader.MOCK): "max_model_tokens",
     (Reader.ROUTER, Reader.WORKER, Reader.MOCK, Reader.SUPERVISOR): "model served_model_name",
     (Reader.WORKER, Reader.MOCK, Reader.SUPERVISOR): "engine",
+    (Reader.WORKER, Reader.SUPERVISOR): "device threads adapters attach",
     (Reader.ROUTER, Reader.SUPERVISOR): """
         models host port reuse_port tls_certificate admin_key tenant_secret""",
     _ROUTER: """
@@ -78,8 +80,8 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
         header_timeout_seconds body_timeout_seconds keep_alive_timeout_seconds
         write_timeout_seconds endpoint_grace_seconds request_timeout_seconds cors_origins
         special_tokens_in_messages strict_fields access_log tool_parser reasoning_parser
-        batch_folder batch_concurrency max_file_bytes batch_folder_bytes tenant_files
-        tenant_file_bytes tenant_uploads_per_minute tenant_concurrent_uploads
+        generation_defaults batch_folder batch_concurrency max_file_bytes batch_folder_bytes
+        tenant_files tenant_file_bytes tenant_uploads_per_minute tenant_concurrent_uploads
         response_bytes response_ttl_seconds tenant_response_bytes tenant_responses
         placement_timeout_seconds first_token_timeout_seconds next_token_timeout_seconds""",
     _SCALERS: """
@@ -91,7 +93,6 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
         autoscale_start_seconds autoscale_prefill_pool autoscale_decode_pool kubernetes_namespace
         kubernetes_pools kubernetes_lease kubernetes_initial_replicas kubernetes_watch
         placement_policy admission max_short_prompt_advantage local_prefill""",
-    (Reader.WORKER, Reader.SUPERVISOR): "device threads adapters",
     (Reader.WORKER, Reader.MOCK): "block_tokens",
     _WORKER: """
         engine_args dtype quantization kv_dtype share_cores cpu_kernels cpu_instruction_set
@@ -102,12 +103,12 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
     _TRANSFERS: "transports nixl_interfaces nixl_private_network kv_codec_disk",
     _KVSTORE: """
         store_bytes store_disk_bytes store_folder store_eviction store_tenant_share""",
-    _MOCK: """
-        mock_prefill mock_decode mock_mixed mock_prefill_tokens_per_second mock_step_seconds
-        mock_kv_tokens mock_cache_tokens""",
-    _SUPERVISOR: """
-        engine_python on prefill decode mixed routers ray_address ray_worker_cpus ray_worker_gpus
-        mock""",
+    _MOCK: f"""
+        {" ".join(f"mock_{role.value}" for role in filter(runs_engine, WORKER_KINDS))}
+        mock_prefill_tokens_per_second mock_step_seconds mock_kv_tokens mock_cache_tokens""",
+    _SUPERVISOR: f"""
+        {" ".join(WORKER_KINDS)}
+        engine_python on routers ray_address ray_worker_cpus ray_worker_gpus mock""",
 })  # fmt: skip
 
 _LIVE: Mapping[tuple[Reader, ...], str] = MappingProxyType({

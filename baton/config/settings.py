@@ -12,23 +12,22 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from baton.checkpoints.hub import short_name
 from baton.config.autoscaling_settings import AutoscalingSettings
 from baton.config.cluster_settings import ClusterSettings
 from baton.config.router_settings import RouterSettings
 from baton.config.sources import (
     ConfigFile,
-    RenamedVariables,
     SecretFiles,
     environment_values,
     variable_name,
 )
+from baton.config.values import MODEL_NAME
 from baton.config.worker_settings import WorkerSettings
 from baton.core.credentials import ClusterCredentials
 from baton.core.kv_codec import KvCodecName
 from baton.errors import Invalid
-from baton.hub import short_name
 from baton.system.process_environment import ENVIRONMENT_PREFIX
-from baton.values import MODEL_NAME
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 SECRET_SETTINGS = {
@@ -172,5 +171,4 @@ class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSetti
         env_settings.env_vars = {
             variable_name(name).lower(): value for name, value in environment_values().items()
         }
-        renamed, file = RenamedVariables(settings_cls), ConfigFile(settings_cls)
-        return init_settings, env_settings, renamed, SecretFiles(settings_cls), file
+        return init_settings, env_settings, SecretFiles(settings_cls), ConfigFile(settings_cls)

@@ -1,26 +1,24 @@
 """The sources of settings besides flags: the environment, a folder of secret files, a YAML file.
 
-This module checks the names of environment variables. Pydantic reads their values, except those of
-variables with a setting's old name (:mod:`baton.config.renamed_settings`), which pydantic doesn't
-know.
+This module checks the names of environment variables; pydantic reads their values.
 """
 
 import difflib
+import ipaddress
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
 from pydantic_settings import PydanticBaseSettingsSource
 
 from baton.config.config_version import without_newer_settings
-from baton.config.renamed_settings import RENAMED_SETTINGS, use_new_names
-from baton.config.service_variables import is_service_variable
 from baton.config.setting_warning import OnWarning
 from baton.errors import Invalid
 from baton.system.process_environment import (
@@ -29,6 +27,48 @@ from baton.system.process_environment import (
     SECRETS_ENVIRONMENT_VARIABLE,
     settings_variables,
 )
+
+_URL = re.compile(r"(tcp|udp|sctp)://(?P<host>[^/]+):(?P<port>[0-9]+)")
+
+
+def _is_address(value: str) -> bool:
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_port(value: str) -> bool:
+    return value.isascii() and value.isdecimal() and 0 < int(value) < 65536
+
+
+def _is_url(value: str) -> bool:
+    match = _URL.fullmatch(value)
+    if match is None or not _is_port(match["port"]):
+        return False
+    host = match["host"]
+    return _is_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
+
+
+_SHAPES: Mapping[re.Pattern[str], Callable[[str], bool]] = MappingProxyType({
+    re.compile(f"[A-Z][A-Z0-9_]*_{suffix}"): is_valid
+    for suffix, is_valid in {
+        "SERVICE_HOST": _is_address,
+        "SERVICE_PORT(_[A-Z0-9_]+)?": _is_port,
+        "PORT": _is_url,
+        "PORT_[0-9]+_(TCP|UDP|SCTP)": _is_url,
+        "PORT_[0-9]+_(TCP|UDP|SCTP)_PROTO": ("tcp", "udp", "sctp").__contains__,
+        "PORT_[0-9]+_(TCP|UDP|SCTP)_PORT": _is_port,
+        "PORT_[0-9]+_(TCP|UDP|SCTP)_ADDR": _is_address,
+    }.items()
+})  # fmt: skip
+
+
+def is_service_variable(variable: str, value: str) -> bool:
+    """Whether name and value of the variable are those of one that Kubernetes sets."""
+    return any(name.fullmatch(variable) and is_valid(value) for name, is_valid in _SHAPES.items())
+
 
 MAX_CONFIG_BYTES = 2**20
 """The size limit of a config file, which running programs read every few seconds. A ConfigMap has
@@ -43,8 +83,7 @@ mistake."""
 
 @dataclass(frozen=True, slots=True)
 class SettingsFiles:
-    """The settings in the config file and in the folder of secret files. A renamed setting may be
-    under its old name."""
+    """The settings in the config file and in the folder of secret files."""
 
     config: Mapping[str, Any]
     secrets: Mapping[str, str]
@@ -56,22 +95,6 @@ files."""
 _NO_FILES = SettingsFiles({}, {})
 
 
-class RenamedVariables(PydanticBaseSettingsSource):
-    """Settings source for the environment variables that are named after a setting's old name."""
-
-    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
-        return None, field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        values = environment_values()
-        renamed = use_new_names(values, "environment", variable_name)
-        return {
-            new: renamed[new]
-            for old, new in RENAMED_SETTINGS.items()
-            if old in values and new in self.settings_cls.model_fields
-        }
-
-
 class SecretFiles(PydanticBaseSettingsSource):
     """Settings source for the files in the folder named by ``BATON_SECRETS_DIRECTORY``, as read by
     :func:`read_files`."""
@@ -80,8 +103,7 @@ class SecretFiles(PydanticBaseSettingsSource):
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
-        where = f"secrets directory {os.environ.get(SECRETS_ENVIRONMENT_VARIABLE)}"
-        return use_new_names(_files.get(_NO_FILES).secrets, where, str)
+        return dict(_files.get(_NO_FILES).secrets)
 
 
 class ConfigFile(PydanticBaseSettingsSource):
@@ -92,8 +114,7 @@ class ConfigFile(PydanticBaseSettingsSource):
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
-        where = f"config file {os.environ.get(CONFIG_ENVIRONMENT_VARIABLE)}"
-        return use_new_names(_files.get(_NO_FILES).config, where, str)
+        return dict(_files.get(_NO_FILES).config)
 
 
 def read_files(known: Collection[str], warn: OnWarning, content: bytes | None) -> SettingsFiles:
@@ -120,11 +141,10 @@ def read_config_file(
     path: str | None, known: Collection[str], warn: OnWarning, content: bytes | None
 ) -> dict[str, Any]:
     """Return the settings in a YAML file. If ``content`` is given, it is parsed instead of the
-    file. Old names of renamed settings are accepted. If the file was written for a newer version of
-    Baton, settings that are not in ``known`` are left out, with a warning
-    (:mod:`baton.config.config_version`); otherwise, Invalid is raised. Also raises Invalid if the
-    file can't be read or is not a mapping. Error messages may name an unknown setting, but never
-    show a value, which may be secret."""
+    file. If the file was written for a newer version of Baton, settings that are not in ``known``
+    are left out, with a warning (:mod:`baton.config.config_version`); otherwise, Invalid is raised.
+    Also raises Invalid if the file can't be read or is not a mapping. Error messages may name an
+    unknown setting, but never show a value, which may be secret."""
     if not path:
         return {}
     where = f"config file {path}"
@@ -229,9 +249,8 @@ def check_environment(known: Collection[str]) -> None:
 
 
 def check_name(name: str, known: Collection[str], where: str) -> None:
-    """Raise Invalid, with a suggestion, if ``name`` is neither in ``known`` nor an old name of a
-    setting."""
-    if name not in known and name not in RENAMED_SETTINGS:
+    """Raise Invalid, with a suggestion, if ``name`` is not in ``known``."""
+    if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise Invalid(f"{where}: there is no setting {name!r}{hint}")

@@ -1,6 +1,8 @@
 """Checks of settings that depend on each other."""
 
+from baton.config.attached_server import event_endpoints
 from baton.config.settings import LOOPBACK, Settings
+from baton.core.worker_kinds import WORKER_KINDS, list_kinds, serving_problem
 from baton.errors import Invalid
 
 LOOPBACK_DEVICE = "lo"
@@ -46,6 +48,7 @@ def check_combinations(settings: Settings) -> None:
         raise Invalid(
             "portable is true, but engine vllm needs Linux's own facilities: set portable to false"
         )
+    _check_attached(settings)
     _check_pools(settings)
     least = settings.min_prefill + settings.min_decode
     if settings.min_prefill > settings.max_prefill or settings.min_decode > settings.max_decode:
@@ -77,16 +80,25 @@ def check_combinations(settings: Settings) -> None:
         )
 
 
+def _check_attached(settings: Settings) -> None:
+    """Raise Invalid if ``attach`` has anything but servers for workers of this machine."""
+    for each in settings.attach:
+        pool, _, url = each.partition("=")
+        if pool not in WORKER_KINDS or not url.startswith("http://"):
+            forms = list_kinds("{}=http://HOST:PORT", "or")
+            raise Invalid(f"attach: {each!r} must look like {forms}")
+        event_endpoints(url)
+    urls = [each.partition("=")[2].partition("?")[0] for each in settings.attach]
+    if len(set(urls)) != len(urls):
+        raise Invalid("attach names a server twice; each worker needs one of its own")
+    if settings.attach and (settings.on == "ray" or settings.models or settings.mock):
+        raise Invalid("attach needs one model, on=local, and no mock workers")
+
+
 def _check_pools(settings: Settings) -> None:
     """Raise Invalid if the pools of ``baton up`` could not serve requests."""
-    prefill, decode = settings.prefill, settings.decode
-    if not (prefill or decode or settings.mixed):
-        raise Invalid(
-            "prefill, decode and mixed are all 0: requests need prefill and decode workers, or "
-            "mixed workers"
-        )
-    if bool(prefill) != bool(decode):
-        raise Invalid(
-            f"prefill is {prefill} and decode is {decode}: prefill and decode workers need each "
-            "other, so set both to 1 or more, or both to 0 beside mixed workers"
-        )
+    sizes = settings.pool_sizes
+    if not any(sizes.values()):
+        raise Invalid(f"{list_kinds()} are all 0: there would be no workers")
+    if problem := serving_problem(sizes):
+        raise Invalid(problem)

@@ -4,10 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from baton.checkpoint import DEMO_MODEL
-from baton.core.adapter import MAX_ADAPTERS
-from baton.core.kv_codec import KvCodecName
-from baton.values import (
+from baton.checkpoints.checkpoint import DEMO_MODEL
+from baton.config.values import (
     Adapters,
     AsSwitch,
     Count,
@@ -19,6 +17,8 @@ from baton.values import (
     SizeOrZero,
     Transports,
 )
+from baton.core.adapter import MAX_ADAPTERS
+from baton.core.kv_codec import KvCodecName
 
 
 class WorkerSettings(BaseModel):
@@ -34,6 +34,11 @@ class WorkerSettings(BaseModel):
     engine: Literal["baton", "vllm"] = "baton"
     """What computes in a worker (docs/vllm.md). ``baton``: Baton's own engine; ``vllm``: vLLM,
     which runs many more models."""
+    attach: Names = ()
+    """Servers that run already, and serve as the engines of workers (docs/vllm.md), as
+    mixed=http://HOST:PORT: one for each worker. Requests to them are neither authenticated nor
+    encrypted. A server's KV events follow as ?kv_events=ipc:///PATH&kv_replay=ipc:///PATH unless it
+    says itself where they are (vLLM 0.32)."""
     engine_python: str | None = None
     """Python interpreter with which workers are started, of an environment that has vLLM. None: the
     one that runs Baton."""
@@ -152,7 +157,7 @@ class WorkerSettings(BaseModel):
     """Size of the store's SSD tier. 0: no SSD tier."""
     store_folder: str | None = None
     """Folder of the SSD tier. None: one per cluster below BATON_HOME."""
-    store_eviction: Literal["baton", "lru", "lfu", "length_aware"] = "baton"
+    store_eviction: Literal["baton", "lru"] = "baton"
     store_tenant_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Maximum share of the store's DRAM that one tenant may use."""
     kv_codec_store: KvCodec = KvCodecName.NONE

@@ -1,15 +1,16 @@
 """Block keys: a chain of hashes, the same in every process and on every machine.
 
-    key_0 = H(format version, model digest, KV dtype and layout, adapter, tenant salt, lossy codec)
+    key_0 = H(the fields of KeyRoot)
     key_i = H(key_{i-1} || tokens of block i as little-endian uint32)
 
 If a model's layers are divided into groups whose KV is kept in separate blocks, the block of the
 first group has key_i, and that of group g has H'(key_i || g as little-endian uint32). H' is H with
 another personalisation string.
 
-H is BLAKE2b with a 128-bit digest and a personalisation string. Blocks with equal keys have equal
-tokens, and so have all blocks before them. So a key identifies a whole prefix, and the longest
-prefix that is cached can be found by bisection. Test vectors: tests/unit/test_block_key.py.
+H is BLAKE2b with a 128-bit digest and a personalisation string, which names the format's version.
+Blocks with equal keys have equal tokens, and so have all blocks before them. So a key identifies a
+whole prefix, and the longest prefix that is cached can be found by bisection. Test vectors:
+test_block_key.py.
 
 KV that may have passed a lossy codec has other keys than exact KV of the same tokens, so a request
 that wants exact KV can't find the former. Without a lossy codec, the root has no field for it.
@@ -34,6 +35,7 @@ _BIG_ENDIAN = struct.pack("=H", 1) == struct.pack(">H", 1)
 class KeyRoot:
     """Everything that must be equal, besides the tokens, for two blocks to have equal KV.
 
+    ``kv_dtype`` also has the number of groups of layers, if there are several.
     ``adapter`` is the digest of the LoRA adapter in hex; empty for the base model. ``lossy_codec``
     is the name of the lossiest codec that the KV may have passed; empty for exact KV.
     ``attention_window`` is :attr:`baton.core.attention_window.AttentionWindow.key_text`, which no
@@ -63,11 +65,6 @@ class KeyRoot:
             fields.append(self.attention_window.encode())
         packed = b"".join(len(field).to_bytes(4, "little") + field for field in fields)
         return BlockKey(_digest(packed))
-
-
-def next_key(previous: BlockKey, tokens: Sequence[int]) -> BlockKey:
-    """Return the key of the block with ``tokens`` that follows the prefix with key ``previous``."""
-    return BlockKey(_digest(previous + _packed(tokens)))
 
 
 def block_keys(root: BlockKey, tokens: Sequence[int], block_tokens: int) -> list[BlockKey]:

@@ -52,7 +52,7 @@ class BlockRef:
 class WorkerRef:
     """One process of one worker: a worker that was started again has the same ``id`` and another
     ``generation``. ``framed_address`` is the host:port where the worker accepts framed connections
-    from routers; it is empty if the worker has only gRPC."""
+    from routers."""
 
     id: WorkerId
     address: str
@@ -63,7 +63,8 @@ class WorkerRef:
 @dataclass(frozen=True, slots=True)
 class KvTransferOpen:
     """The reader's first message. ``transports`` are the transports that the reader can use, best
-    first, and ``codecs`` the codecs that it can decode."""
+    first, and ``codecs`` the codecs that it can decode. ``request_id`` is the placement's id
+    (``request/epoch``)."""
 
     request_id: RequestId
     epoch: Epoch
@@ -102,7 +103,24 @@ class KvTransferDone:
     is_finished: bool
 
 
-KvTransferEvent = KvTransferScheduled | KvTransferChunk | KvTransferDone
+@dataclass(frozen=True, slots=True)
+class ServerKv:
+    """The KV of a prompt of ``num_tokens`` tokens on a server that is attached to the source.
+
+    The reader's own server reads it with ``parameters``, which only servers understand: whoever has
+    them can read the KV. If they are empty, nothing is offered, and the reader computes the prompt.
+    ``token_id`` is the answer's next token, which the client already has; if it is None, the
+    reader's server generates it. ``cached_tokens`` were not computed for this request. The source
+    expects an acknowledgement once the reader's server has read the KV, and answers with
+    KvTransferDone if it was still there then."""
+
+    parameters: bytes = field(repr=False)
+    num_tokens: int
+    token_id: TokenId | None
+    cached_tokens: int = 0
+
+
+KvTransferEvent = KvTransferScheduled | KvTransferChunk | KvTransferDone | ServerKv
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,17 +22,18 @@ class Member:
     HTTP server).
 
     ``transports`` are the names of the KV transports that the member can serve, best first.
-    ``local_socket`` is the Unix socket of a store node's local RPC, for members on its host.
-    ``framed_address`` is the host:port where the member accepts framed connections from routers; it
-    is empty if the member has only gRPC. ``model_digest`` is hex; members with different digests
-    never share KV. ``kv_layout`` is the binary format of a worker's KV blocks. ``device`` is what a
-    worker computes on; ``computed_by`` names the software that computes, for people to read;
-    ``kv_bytes_per_token`` is the size of the worker's KV per token.
+    ``local_socket`` is the Unix socket of a store node, for members on its host.
+    ``framed_address`` is the host:port where a worker or conductor accepts framed connections from
+    routers. ``model_digest`` is hex; members with different digests never share KV. ``kv_layout``
+    is the binary format of a worker's KV blocks. ``device`` is what a worker computes on;
+    ``computed_by`` names the software that computes, for people to read; ``kv_bytes_per_token`` is
+    the size of the worker's KV per token.
     ``numerics_fingerprint`` is hex, and equal on workers with bit-identical logits; it is empty if
     the worker doesn't guarantee that. ``adapters`` are the LoRA adapters that a worker has loaded
     or failed to load. ``pending_settings`` are shown by ``baton status``. ``kv_codecs`` are the KV
     codecs that a worker's settings allow; ``codec_speeds`` are what it has measured of them, at its
-    start and in use.
+    start and in use. If ``reports_blocks`` is True, a worker reports which blocks it has cached to
+    those who call ``Watch``, as a store node does.
     """
 
     id: WorkerId
@@ -60,6 +61,7 @@ class Member:
     pending_settings: PendingSettings = field(default_factory=PendingSettings)
     kv_codecs: KvCodecs = field(default_factory=KvCodecs)
     codec_speeds: tuple[CodecSpeed, ...] = ()
+    reports_blocks: bool = False
 
     @property
     def variant(self) -> Variant:

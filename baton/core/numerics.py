@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from baton.core.ids import WorkerId
 from baton.core.member import Member
-from baton.core.states import WORKER_ROLES, WorkerState
+from baton.core.states import WorkerState
+from baton.core.worker_kinds import WORKER_KINDS
 
 
 def incompatible_workers(members: Iterable[Member]) -> frozenset[WorkerId]:
@@ -47,7 +48,7 @@ def _workers(members: Iterable[Member]) -> list[Member]:
     return [
         member
         for member in members
-        if member.role in WORKER_ROLES and member.state is not WorkerState.GONE
+        if member.role in WORKER_KINDS and member.state is not WorkerState.GONE
     ]
 
 

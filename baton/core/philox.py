@@ -1,7 +1,7 @@
 """Philox4x32-10 (Salmon et al., SC'11): random numbers as a pure function of (key, counter).
 
 So a request's random draws depend on its seed and the token's position alone: not on its batch, its
-worker, or how often it was preempted. tests/unit/test_philox.py checks this module against
+worker, or how often it was preempted. test_philox.py checks this module against
 known answers from the authors' Random123 library. It needs only the standard library.
 """
 

@@ -77,10 +77,11 @@ class Placement:
     """The workers of a request. If ``prefill`` is None, the ``decode`` worker also does the
     prefill. If both are the same worker, it is a prefill worker that also generates the answer:
     there is no decode worker, or the answer has one token. Predictions are None if nothing has been
-    measured. Alternatives, of each kind of worker, are ordered from best to worst, and include the
-    chosen worker. ``kv_codec`` is the codec for the KV transfer, and the best of
-    ``codec_alternatives``; these are empty if there is no transfer, or only raw KV can be
-    transferred."""
+    measured. Alternatives are ordered from best to worst, and include the chosen worker; whatever
+    their kind, they are workers that only compute prompts, that only write answers, and
+    (``mixed_alternatives``) that serve whole requests. ``kv_codec`` is the codec for the KV
+    transfer, and the best of ``codec_alternatives``; these are empty if there is no transfer, or
+    only raw KV can be transferred."""
 
     prefill: WorkerRef | None
     decode: WorkerRef
@@ -97,11 +98,20 @@ class Placement:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether the request was placed on a mixed worker."""
+        """Whether the request was placed on a worker that serves whole requests."""
         worker = self.decode.id
         return self.prefill is None and any(
             each.worker == worker for each in self.mixed_alternatives
         )
+
+    @property
+    def alternatives(self) -> dict[str, Sequence[ScoredWorker]]:
+        """All alternatives, by what the workers do."""
+        return {
+            "prefill": self.prefill_alternatives,
+            "decode": self.decode_alternatives,
+            "mixed": self.mixed_alternatives,
+        }
 
     @property
     def workers(self) -> tuple[WorkerRef, ...]:

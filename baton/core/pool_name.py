@@ -3,7 +3,8 @@ each model has pools of its own."""
 
 from collections.abc import Iterable
 
-from baton.core.states import WORKER_ROLES, Role
+from baton.core.states import Role
+from baton.core.worker_kinds import WORKER_KINDS
 
 
 def pool_name(model: str, role: Role, models: Iterable[str]) -> str:
@@ -17,5 +18,5 @@ def pool_names(models: Iterable[str]) -> dict[str, tuple[str, Role]]:
     name."""
     served = list(models)
     return {
-        pool_name(model, role, served): (model, role) for model in served for role in WORKER_ROLES
+        pool_name(model, role, served): (model, role) for model in served for role in WORKER_KINDS
     }

@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass
 
+from baton.core.states import Role
+
+PLANNED_ROLES = (Role.PREFILL, Role.DECODE)
+"""The roles whose pools are planned and resized; others keep their sizes."""
+
 MAX_POOL_ALTERNATIVES = 16
 """Maximum number of alternatives in a plan."""
 
@@ -32,3 +37,11 @@ class PoolPlan:
     answer_tokens: float
     cached_fraction: float
     alternatives: tuple[PoolAlternative, ...] = ()
+
+    @property
+    def sizes(self) -> dict[Role, int]:
+        return dict(zip(PLANNED_ROLES, (self.prefill, self.decode), strict=True))
+
+    @property
+    def num_serving(self) -> dict[Role, int]:
+        return dict(zip(PLANNED_ROLES, (self.serving_prefill, self.serving_decode), strict=True))

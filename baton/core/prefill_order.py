@@ -1,40 +1,45 @@
 """The order in which waiting prompts are computed: several policies by name, all starvation-free.
 
-A policy assigns each request a time, its rank time, between its arrival and
-``NORMAL_STARVATION_LIMIT_SECONDS`` later; the request with the earliest rank time goes first. So
-**a request that arrives more than ``NORMAL_STARVATION_LIMIT_SECONDS`` after another ranks behind
-it**, under every policy.
+``fcfs`` and ``cached_first`` finish a prompt before they begin the next one. The other policies
+order those prompts that can still have their first token in time. Prompts that can't, the late
+ones, go behind them, in the order of their arrival. **Once a late prompt has waited for twice
+as long as it should at most, it is overdue (:data:`OVERDUE_WAITS`), and overdue prompts get half of
+each step (:data:`LATE_SHARE`).** So after its arrival a request has its first token within twice
+its deadline or its starvation limit, whichever is less, plus twice the time that it takes to
+compute what had arrived before it: twice what it would have waited under ``fcfs``. And however
+great the overload, half of the steps is for requests in time. Most prompts that a burst makes late
+are computed after it, before they are overdue, and make nobody else late.
 
-Under overload, that rule alone would make all requests late. So requests that have waited for
-longer than the limit get no more than half of a step's tokens if other requests can use the rest
-(:func:`allocate_step_tokens`). **A request waits at most ``NORMAL_STARVATION_LIMIT_SECONDS``, plus
-twice the time that it takes to compute what had arrived before that limit passed**: twice, since it
-may get only half of each step.
+No order can do much better for both: with prompts alike and a worker that is never idle, the order
+does not change the mean wait ``W`` (Little's law). If a share ``g`` of the requests is in time and
+waits ``s``, the others wait ``(W - g s) / (1 - g)`` on average.
 
-All of this applies among requests of one priority. Requests of a lower priority get what the others
-leave, until they have waited for their own priority's starvation limit
-(:mod:`baton.core.priority`), which is infinite for ``BATCH``.
+All of this applies among requests of one priority and tenant. Requests of a lower priority get what
+the others leave, until they have waited for their own priority's starvation limit
+(:mod:`baton.core.priority`), which is infinite for ``BATCH``; from then on they get a share of each
+step.
 
 The functions are pure, and cheap enough to rank a thousand requests between two steps.
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from baton.core.priority import STARVATION_LIMIT_SECONDS, Priority
 
-NORMAL_STARVATION_LIMIT_SECONDS = STARVATION_LIMIT_SECONDS[Priority.NORMAL]
+LATE_SHARE = 0.5
+"""The share of a step for overdue prompts while others wait. An overdue one waits at most
+``1 / LATE_SHARE`` times as long as under ``fcfs``; with more, fewer requests are in time
+(docs/results/placement.md has the curve)."""
+
+OVERDUE_WAITS = 2.0
+"""A late prompt is overdue after this multiple of the wait after which it was due. With 1, bursts
+make many more requests late; with 3, late ones wait longer, and hardly more are in time
+(docs/results/placement.md)."""
 
 CACHED_TOKENS_PER_SECOND = 2000.0
 """For ``cached_first``: this many more cached tokens outweigh a second of waiting."""
-
-LATE_BUDGET_MULTIPLE = 9.4
-"""A late request ranks behind those that can meet their deadline until this multiple of its TTFT
-budget has passed, so that admitted requests have their first token within ten times the budget. A
-large value is better: under overload, serving late requests makes others late. In measurements,
-fewer requests met their SLOs with 8 than with 9.4, and fewer still when late requests were
-computed in the slack of those in time."""
 
 WAIT_PER_WORK_SECOND = 10.0
 """For ``shortest``: one second less of work outweighs this many seconds of waiting."""
@@ -44,13 +49,16 @@ WAIT_PER_WORK_SECOND = 10.0
 class WaitingPrompt:
     """A request whose prompt waits to be computed, or is being computed.
 
-    ``deadline_seconds`` is a time, not a duration; it is infinite when there is no deadline.
-    ``remaining_seconds`` is the predicted time of the remaining work, 0 if unknown.
-    ``cached_tokens`` counts the prompt's cached tokens, ``new_tokens`` those that must be computed.
-    ``was_preempted``: the request was decoding before, and its client's stream has stalled."""
+    ``deadline_seconds`` is a time, not a duration; it is infinite when there is no deadline. Until
+    it is known, ``objective_seconds`` after the arrival takes its place: the TTFT objective,
+    infinite when there is none. ``remaining_seconds`` is the predicted time of the remaining work,
+    0 if unknown. ``cached_tokens`` counts the prompt's cached tokens, ``new_tokens`` those that
+    must be computed. ``was_preempted``: the request was decoding before, and its client's stream
+    has stalled."""
 
     arrival_seconds: float
     deadline_seconds: float = math.inf
+    objective_seconds: float = math.inf
     remaining_seconds: float = 0.0
     cached_tokens: int = 0
     new_tokens: int = 0
@@ -64,76 +72,94 @@ class WaitingPrompt:
         priority don't, since they would be preempted again."""
         return self.was_preempted and self.priority <= Priority.NORMAL
 
+    @property
+    def due_seconds(self) -> float:
+        """When the first token is due: at the deadline. A request without a deadline has its
+        objective instead, or the starvation limit of its priority if that is shorter."""
+        if self.deadline_seconds < math.inf:
+            return self.deadline_seconds
+        limit = STARVATION_LIMIT_SECONDS[self.priority]
+        return self.arrival_seconds + min(self.objective_seconds, limit)
 
-RankTimeFunction = Callable[[WaitingPrompt, float], float]
-"""Computes a request's rank time, before it is clamped to the starvation limit, from the request
-and the current time in seconds."""
+    @property
+    def latest_start_seconds(self) -> float:
+        """When the computation must go on at the latest for the first token not to be late."""
+        return self.due_seconds - self.remaining_seconds
 
-Rank = tuple[float, float]
+    def is_late(self, now_seconds: float) -> bool:
+        """Whether the first token can't come any more by the time when it is due."""
+        return now_seconds > self.latest_start_seconds
+
+    def is_overdue(self, now_seconds: float) -> bool:
+        """Whether the request is late and has waited for :data:`OVERDUE_WAITS` times as long as it
+        should at most, or for longer than the starvation limit of its priority."""
+        wait = OVERDUE_WAITS * (self.due_seconds - self.arrival_seconds)
+        return self.is_late(now_seconds) and (
+            now_seconds > self.arrival_seconds + wait or self.is_starving(now_seconds)
+        )
+
+    def is_starving(self, now_seconds: float) -> bool:
+        """Whether the request has waited for longer than the starvation limit of its priority."""
+        return now_seconds > self.arrival_seconds + STARVATION_LIMIT_SECONDS[self.priority]
+
+
+RankTimeFunction = Callable[[WaitingPrompt], float]
+"""Computes the rank time of a request that is not late, in seconds."""
+
+Rank = tuple[bool, bool, float]
+"""A sort key: requests that go first because they were preempted, then those in time, then late
+ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillOrder:
     """A policy. If ``is_preemptive``, a prompt that is being computed is paused between two steps
-    for a prompt whose rank time is earlier; otherwise it is finished first."""
+    for one that goes before it; otherwise it is finished first, and no request counts as late."""
 
     compute_rank_time: RankTimeFunction
     is_preemptive: bool
 
     def rank(self, waiting: WaitingPrompt, now_seconds: float) -> Rank:
         """Return a sort key: the request with the lowest rank goes first."""
-        arrival = waiting.arrival_seconds
-        rank_time = min(
-            max(arrival, self.compute_rank_time(waiting, now_seconds)),
-            arrival + NORMAL_STARVATION_LIMIT_SECONDS,
-        )
-        return (0.0 if waiting.goes_first else 1.0), rank_time
+        is_late = self.is_late(waiting, now_seconds)
+        rank_time = waiting.arrival_seconds if is_late else self.compute_rank_time(waiting)
+        return not waiting.goes_first, is_late, rank_time
+
+    def is_late(self, waiting: WaitingPrompt, now_seconds: float) -> bool:
+        """Whether the request can't be in time any more, and this order takes that into account."""
+        return self.is_preemptive and waiting.is_late(now_seconds)
+
+    def is_overdue(self, waiting: WaitingPrompt, now_seconds: float) -> bool:
+        """Whether the request is overdue, and this order takes that into account."""
+        return self.is_preemptive and waiting.is_overdue(now_seconds)
 
 
-def fcfs(waiting: WaitingPrompt, now_seconds: float) -> float:
+def fcfs(waiting: WaitingPrompt) -> float:
     """Return the request's rank time for "first come, first served"."""
     return waiting.arrival_seconds
 
 
-def cached_first(waiting: WaitingPrompt, now_seconds: float) -> float:
+def cached_first(waiting: WaitingPrompt) -> float:
     """Return the request's rank time for "longest cached prefix first", which is useful because the
     prefix may be evicted while the request waits."""
-    head_start = waiting.cached_tokens / CACHED_TOKENS_PER_SECOND
-    return waiting.arrival_seconds + NORMAL_STARVATION_LIMIT_SECONDS - head_start
+    return waiting.arrival_seconds - waiting.cached_tokens / CACHED_TOKENS_PER_SECOND
 
 
-def shortest(waiting: WaitingPrompt, now_seconds: float) -> float:
+def shortest(waiting: WaitingPrompt) -> float:
     """Return the request's rank time for "least remaining work first"."""
     return waiting.arrival_seconds + WAIT_PER_WORK_SECOND * waiting.remaining_seconds
 
 
-def slack(waiting: WaitingPrompt, now_seconds: float) -> float:
+def slack(waiting: WaitingPrompt) -> float:
     """Return the request's rank time for "least slack first": the request that must start soonest
-    to meet its deadline goes first. Requests that can't meet their deadline any more go behind
-    those that can."""
-    return _latest_start(waiting) if _in_time(waiting, now_seconds) else _late_rank_time(waiting)
+    to meet its deadline goes first."""
+    return waiting.latest_start_seconds
 
 
-def deadline(waiting: WaitingPrompt, now_seconds: float) -> float:
+def deadline(waiting: WaitingPrompt) -> float:
     """Return the request's rank time for "earliest deadline first", which meets all deadlines if
-    any order can (Liu and Layland, 1973). Requests that can't meet their deadline any more go
-    behind those that can."""
-    return waiting.deadline_seconds if _in_time(waiting, now_seconds) else _late_rank_time(waiting)
-
-
-def _late_rank_time(waiting: WaitingPrompt) -> float:
-    """Return the rank time of a request that can't meet its deadline any more: its arrival plus
-    :data:`LATE_BUDGET_MULTIPLE` times its TTFT budget."""
-    budget = waiting.deadline_seconds - waiting.arrival_seconds
-    return waiting.arrival_seconds + LATE_BUDGET_MULTIPLE * budget
-
-
-def _latest_start(waiting: WaitingPrompt) -> float:
-    return waiting.deadline_seconds - waiting.remaining_seconds
-
-
-def _in_time(waiting: WaitingPrompt, now_seconds: float) -> bool:
-    return now_seconds <= _latest_start(waiting)
+    any order can (Liu and Layland, 1973)."""
+    return waiting.due_seconds
 
 
 PREFILL_ORDERS: dict[str, PrefillOrder] = {
@@ -145,38 +171,90 @@ PREFILL_ORDERS: dict[str, PrefillOrder] = {
 }
 
 
+def seconds_beside_late(work_seconds: float, late_seconds: float) -> float:
+    """Return how long ``work_seconds`` of prompts in time take while ``late_seconds`` of overdue
+    prompts wait, which get ``LATE_SHARE`` of each step until they are computed."""
+    return work_seconds + min(work_seconds * LATE_SHARE / (1 - LATE_SHARE), late_seconds)
+
+
+TokenShare = tuple[int, int]
+"""An index into the ranked requests, and the maximum number of tokens for that request."""
+
+
 def allocate_step_tokens(
     ranked: Sequence[WaitingPrompt],
     now_seconds: float,
     budget_tokens: int,
     least_served: Collection[bytes],
-) -> tuple[list[tuple[int, int]], list[int]]:
-    """Return the order in which requests get tokens of a step. Requests that have waited longer
-    than their starvation limit come first: pairs of an index into ``ranked`` and the maximum number
-    of tokens for that request. Together they get half of ``budget_tokens``, plus what the other
-    requests don't need of the other half. The second result has the indexes of all other requests,
-    in order; each may get all that is left.
+) -> list[TokenShare]:
+    """Return the requests in the order in which they get tokens of a step, each with its limit.
 
-    That applies to the tenants in ``least_served``. A tenant that has received more service than
-    another gets what they leave, however long it has waited; otherwise it would gain by sending
-    more than can be computed."""
-    fair = [each.tenant in least_served or each.goes_first for each in ranked]
-    overdue = [i for i, each in enumerate(ranked) if fair[i] and _is_overdue(each, now_seconds)]
-    late = set(overdue)
-    others = [i for i in range(len(ranked)) if i not in late]
-    wanted = sum(ranked[i].new_tokens for i in others if fair[i])
-    remaining = max((budget_tokens + 1) // 2, budget_tokens - wanted)
-    first: list[tuple[int, int]] = []
-    for index in overdue:
-        if remaining <= 0:
+    Requests that were preempted go first. Then come those that have waited for longer than the
+    starvation limit of their priority while requests of a higher priority wait: they get
+    ``LATE_SHARE`` of the step, and what the highest priority does not need of the rest. That
+    applies to the tenants in ``least_served``; a tenant that has received more service than another
+    would gain by sending more than can be computed.
+
+    The rest of the step is given to requests as they rank, and so to priorities and tenants. Of
+    what the requests of one tenant and priority get together, overdue ones get ``LATE_SHARE``, and
+    what the others don't need of the rest. A request that gets nothing comes last, and may use
+    what the others turn out not to need."""
+    shares = _distribute(
+        ranked, [i for i, each in enumerate(ranked) if each.goes_first], budget_tokens
+    )
+    rest = [i for i, each in enumerate(ranked) if not each.goes_first]
+    top = min((ranked[i].priority for i in rest), default=Priority.NORMAL)
+    fair = [i for i in rest if ranked[i].tenant in least_served]
+    starving = [i for i in fair if ranked[i].priority > top and ranked[i].is_starving(now_seconds)]
+    first = [i for i in fair if ranked[i].priority == top]
+    shares += _share(ranked, starving, first, budget_tokens - _num_tokens(shares))
+    rest = [i for i in rest if i not in starving]
+    for members, num_tokens in _by_group(ranked, rest, budget_tokens - _num_tokens(shares)):
+        overdue = [i for i in members if ranked[i].is_overdue(now_seconds)]
+        others = [i for i in members if not ranked[i].is_overdue(now_seconds)]
+        first_shares = _share(ranked, overdue, others, num_tokens)
+        shares += first_shares
+        shares += _distribute(ranked, others, num_tokens - _num_tokens(first_shares))
+    has_share = {index for index, _ in shares}
+    return shares + [(i, budget_tokens) for i in range(len(ranked)) if i not in has_share]
+
+
+def _by_group(
+    ranked: Sequence[WaitingPrompt], indices: list[int], num_tokens: int
+) -> Iterator[tuple[list[int], int]]:
+    """Yield the requests of each priority and tenant, and how many of ``num_tokens`` they get as
+    they rank; not those that get nothing."""
+    group = [(each.priority, each.tenant) for each in ranked]
+    totals = dict[tuple[Priority, bytes], int]()
+    for index, limit in _distribute(ranked, indices, num_tokens):
+        totals[group[index]] = totals.get(group[index], 0) + limit
+    for name, total in totals.items():
+        yield [index for index in indices if group[index] == name], total
+
+
+def _share(
+    ranked: Sequence[WaitingPrompt], overdue: list[int], others: list[int], num_tokens: int
+) -> list[TokenShare]:
+    """Give overdue requests ``LATE_SHARE`` of ``num_tokens``, and what the others don't need of the
+    rest."""
+    wanted = sum(ranked[index].new_tokens for index in others)
+    share = max(math.ceil(num_tokens * LATE_SHARE), num_tokens - wanted)
+    return _distribute(ranked, overdue, share)
+
+
+def _distribute(
+    ranked: Sequence[WaitingPrompt], indices: list[int], num_tokens: int
+) -> list[TokenShare]:
+    """Give ``num_tokens`` to requests, one after the other, until none are left."""
+    shares = []
+    for index in indices:
+        if num_tokens <= 0:
             break
-        limit = min(ranked[index].new_tokens, remaining)
-        first.append((index, limit))
-        remaining -= limit
-    rest = [*others, *overdue[len(first) :]]
-    return first, rest
+        limit = min(ranked[index].new_tokens, num_tokens)
+        shares.append((index, limit))
+        num_tokens -= limit
+    return shares
 
 
-def _is_overdue(waiting: WaitingPrompt, now_seconds: float) -> bool:
-    limit = STARVATION_LIMIT_SECONDS[waiting.priority]
-    return not waiting.goes_first and now_seconds > waiting.arrival_seconds + limit
+def _num_tokens(shares: list[TokenShare]) -> int:
+    return sum(limit for _, limit in shares)

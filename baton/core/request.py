@@ -133,6 +133,14 @@ PROMPT_PREFILLED = "prompt_read"
 """Key in the details of a failure. It says that the worker had already computed the prompt (except
 for cached tokens), so that the tenant is charged for the prompt."""
 
+CONTINUATION = "continuation"
+"""Key in the details of the first output after a failover. Its value is :data:`NUMERIC` if the
+worker may continue with other tokens than the one before it would have generated: because it
+rounds differently, or has another seed. Without the key, the tokens are those that would have
+come."""
+
+NUMERIC = "numeric"
+
 
 class FinishReason(StrEnum):
     """Why an answer ended. STOP: at an EOS, a stop token or a stop string. LENGTH: at the maximum
@@ -171,10 +179,11 @@ class RequestOutput:
     ``first_index`` is the position of ``token_ids[0]`` in the answer, counted from 0 over all
     placements. With it, the router drops duplicate tokens and notices missing ones.
     ``cached_tokens`` counts prompt tokens that were not computed for this request; it is set in the
-    first output. If they are requested, ``prompt_logprobs`` are also in the first output: those of
-    the prompt tokens [1, num_prompt_tokens). A worker may replace the request id that its engine
-    has set; after that, an output is never changed. The class is not frozen because an output is
-    made for nearly every token, and creating a frozen instance takes five times as long.
+    first output or, by a worker that learns it only at the end, in the last. If they are requested,
+    ``prompt_logprobs`` are also in the first output: those of the prompt tokens
+    [1, num_prompt_tokens). A worker may replace the request id that its engine has set; after that,
+    an output is never changed. The class is not frozen because an output is made for nearly every
+    token, and creating a frozen instance takes five times as long.
     """
 
     request_id: RequestId

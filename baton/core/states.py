@@ -31,8 +31,4 @@ class Role(StrEnum):
     REDIS = "redis"
     MOCK = "mock"
     """A process of mock workers. Each of these workers is a separate member, with one of the
-    :data:`WORKER_ROLES`."""
-
-
-WORKER_ROLES = (Role.PREFILL, Role.DECODE, Role.MIXED)
-"""The roles of workers, each of which has a pool."""
+    roles in :data:`baton.core.worker_kinds.WORKER_KINDS`."""

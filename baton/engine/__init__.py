@@ -1,6 +1,8 @@
 """The engine: scheduler, paged KV cache, models, sampling (docs/engine.md).
 
-- :class:`~baton.engine.engine.Engine` runs steps: ``schedule``, ``run``, ``apply``.
+- :class:`~baton.engine.engine.Engine` runs steps: :class:`~baton.engine.inflight.InflightSteps`
+  schedules a step, submits it to an executor, perhaps submits the next one, and waits for the
+  first; :class:`~baton.engine.step_applier.StepApplier` then applies its output.
 - :class:`~baton.engine.scheduler.Scheduler` decides what a step computes, and returns it as a
   :class:`~baton.engine.plan.Plan`.
 - :class:`~baton.engine.block_pool.BlockPool` allocates KV blocks and is the prefix cache.

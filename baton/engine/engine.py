@@ -47,7 +47,8 @@ __all__ = ["Engine", "EngineStats", "PrefillProgress", "Reservation", "SealedRun
 
 
 class Engine:
-    """The engine is single-threaded and synchronous: all calls must come from one thread.
+    """The engine is single-threaded and synchronous: all calls must come from one thread, which in
+    a worker is :class:`baton.worker.engine_thread.EngineThread`.
 
     :meth:`add` queues a PREFILL or PREFILL_AND_DECODE request. A DECODE request first gets its
     blocks from :meth:`reserve_blocks`; the caller fills them and then calls :meth:`start_decoding`.
@@ -59,6 +60,7 @@ class Engine:
     one step, the next step may already be running, having been planned before the sampled tokens
     were known. A request that has ended or was aborted in the meantime gets no output from the next
     step, and its blocks are freed only when the next step is complete.
+    :func:`baton.worker.model_loading.build_engine` chooses the executor.
 
     ``adapters`` are the LoRA adapters that the runner knows; the engine owns them from now on.
     ``draft_source`` proposes tokens for speculative decoding; without it, and with
@@ -108,6 +110,7 @@ class Engine:
             config,
             self._costs.prefill_seconds,
             self._costs.max_prefill_tokens,
+            self._costs.prompt_slowdown,
             self._speculator,
         )
         self._cache_transfers = CacheTransfers(self._pool, self._scheduler)
@@ -358,8 +361,9 @@ class Engine:
         return self._inflight.has_step or self._scheduler.has_work
 
     def step(self) -> StepResult:
-        """Schedule, run and apply one step. If nothing could be scheduled, the result has no
-        outputs; it may still name preempted requests."""
+        """Collect the oldest step in flight, scheduling one if there is none
+        (:meth:`InflightSteps.collect`), and apply its output. If nothing could be scheduled, the
+        result has no outputs; it may still name preempted requests."""
         flight, output = self._inflight.collect()
         if not flight.plan.rows:
             return StepResult(preempted=flight.preempted)
@@ -420,6 +424,11 @@ class Engine:
         """Return how long a step with prompts may take beside ``num_answers`` answers with
         ``context_tokens`` in total; None if there is no limit."""
         return self._costs.max_shared_step_seconds(num_answers, context_tokens)
+
+    def prompt_slowdown(self, num_answers: int, context_tokens: int) -> float:
+        """Return how many times as long as alone prompts take beside decodes: see
+        :meth:`MeasuredCosts.prompt_slowdown`."""
+        return self._costs.prompt_slowdown(num_answers, context_tokens)
 
     # Diagnostics
 

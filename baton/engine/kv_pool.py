@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from baton.checkpoint import ModelConfig
+from baton.checkpoints.checkpoint import ModelConfig
 from baton.core.kv_codec import ENCODED_ALIGNMENT_BYTES
 from baton.engine.kv_scale import KvScale
 from baton.engine.layer_groups import LayerGroups

@@ -57,7 +57,7 @@ class LaunchedModelStep:
         self._output: StepOutput | None = None
 
     def wait(self) -> StepOutput:
-        """Implement :meth:`baton.engine.launching_executor.LaunchedStep.wait`."""
+        """Implement :meth:`baton.engine.executor.LaunchedStep.wait`."""
         if self._output is None:
             tokens: list[SampledToken | None] = [None] * self._num_rows
             for index, token in zip(self.sampled_rows, self.sampled.wait(), strict=True):

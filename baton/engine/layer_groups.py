@@ -11,7 +11,7 @@ the same way.)
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.checkpoint import ModelConfig
+from baton.checkpoints.checkpoint import ModelConfig
 
 _COST_OF_A_GROUP = 0.02
 """What one more group costs, as a share of the KV: with more groups less of the blocks is unused,

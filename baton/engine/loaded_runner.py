@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from baton.checkpoint import ModelLimits
+from baton.checkpoints.checkpoint import ModelLimits
 from baton.engine.executor import PlanExecutor, TwoStageRunner
 from baton.engine.kv_pool import KvMemory
 from baton.engine.lora.table import AdapterTable, LoadedAdapter

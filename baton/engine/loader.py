@@ -7,8 +7,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from baton.checkpoint import ModelConfig
-from baton.decoder_traits import MoeConfig
+from baton.checkpoints.checkpoint import ModelConfig
+from baton.checkpoints.decoder_traits import MoeConfig
 from baton.engine.fused_experts import fused_experts
 from baton.engine.kv_scale import KvScale
 from baton.engine.quantization import head_quantization
@@ -31,7 +31,7 @@ class LayerOf(Generic[M]):
     A dense layer has ``gate_up`` and ``down``. A layer with experts has ``router`` [num_experts,
     hidden], ``expert_gate_up`` [num_experts, 2 * size, hidden] and ``expert_down`` [num_experts,
     hidden, size] instead. ``post_norm`` is the norm before the feed-forward. What else a layer may
-    have is described in :class:`baton.decoder_traits.DecoderTraits`: ``sinks`` is [num_heads], and
+    have is described in ``DecoderTraits``: ``sinks`` is [num_heads], and
     the biases of experts are [num_experts, outs].
     """
 

@@ -1,13 +1,54 @@
 """Predicts whether memory suffices for one more answer until all running answers have ended."""
 
+from bisect import bisect_left
 from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import attrgetter
 
 from baton.core.answer_length_predictor import revised_prediction
-from baton.core.memory_forecast import KvDemand, MemoryForecast
 from baton.core.task import Task
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class KvDemand:
+    """A request's KV in tokens: ``current_tokens`` are in use now (for a waiting request, at its
+    start), and ``remaining_tokens`` are added later, one per step."""
+
+    current_tokens: int
+    remaining_tokens: int
+
+
+_remaining_tokens = attrgetter("remaining_tokens")
+
+
+def fits(running: Iterable[KvDemand], candidate: KvDemand, capacity_tokens: int) -> bool:
+    """Return whether memory suffices for the running requests and the candidate at each predicted
+    end of a request, up to the candidate's own end. Later ends don't matter: the candidate has
+    freed its memory by then.
+
+    Each request grows by a token per step, and frees all its memory at its end. So the memory in
+    use peaks just before a request ends (Jaillet et al. 2025, "Online Scheduling for LLM Inference
+    with KV Cache Constraints", arXiv 2502.07115).
+
+    The candidate's end is checked first, and then the earlier ends, from the latest to the
+    earliest. At each end, ``count`` requests run until then or longer, and ``held`` is the sum of
+    their current tokens."""
+    ordered = sorted(running, key=_remaining_tokens)
+    end = bisect_left(ordered, candidate.remaining_tokens, key=_remaining_tokens)
+    later = ordered[end:]
+    held = candidate.current_tokens + sum(each.current_tokens for each in later)
+    count = 1 + len(later)
+    if held + count * candidate.remaining_tokens > capacity_tokens:
+        return False
+    for each in reversed(ordered[:end]):
+        held += each.current_tokens
+        count += 1
+        if held + count * each.remaining_tokens > capacity_tokens:
+            return False
+    return True
 
 
 def memory_suffices(
@@ -33,7 +74,7 @@ def memory_suffices(
     added = _demand(candidate, config)
     if config.window_tokens is not None and config.num_full_groups:
         return _fits_in_groups(demands, added, capacity, config)
-    return MemoryForecast(demands, capacity).fits(added)
+    return fits(demands, added, capacity)
 
 
 def _fits_in_groups(
@@ -48,7 +89,7 @@ def _fits_in_groups(
         min(most, each.current_tokens + each.remaining_tokens) for each in (*demands, added)
     )
     rest = capacity - windowed * config.num_windowed_groups
-    return MemoryForecast(demands, rest // config.num_full_groups).fits(added)
+    return fits(demands, added, rest // config.num_full_groups)
 
 
 def _demand(sequence: Sequence, config: EngineConfig) -> KvDemand:

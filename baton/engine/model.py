@@ -5,12 +5,11 @@ from typing import Any, Protocol
 
 import torch
 
-from baton.checkpoint import ModelConfig
+from baton.checkpoints.checkpoint import ModelConfig
 from baton.engine.attention.base import PackedBatch
 from baton.engine.loader import LayerWeights, Weights
 from baton.engine.lora.adapter import LoraWeights
-from baton.engine.lora.deltas import add_deltas
-from baton.engine.lora.segments import LoraSegment
+from baton.engine.lora.segments import LoraSegment, add_deltas
 from baton.engine.moe import moe_layer
 from baton.engine.ops import LayerOps
 from baton.engine.step_tokens import StepTokens

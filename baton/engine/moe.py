@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from baton.decoder_traits import ClampedSwiGlu, MoeConfig
+from baton.checkpoints.decoder_traits import ClampedSwiGlu, MoeConfig
 from baton.engine.loader import LayerWeights
 from baton.engine.ops import LayerOps
 

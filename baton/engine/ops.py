@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from baton.checkpoint import ModelConfig
+from baton.checkpoints.checkpoint import ModelConfig
 from baton.engine.attention.base import Attention, PackedBatch
 from baton.engine.loader import LayerWeights
 from baton.engine.rope import RotaryTables, apply_rotary

@@ -81,6 +81,16 @@ class PrefillBudget:
         tokens = _solve(linear + quadratic * start, quadratic / 2, max(remaining, 0.0))
         return min(limit, max(MIN_PREFILL_TOKENS, int(min(tokens, limit))))
 
+    def predict_added_seconds(self, start: int, end: int) -> float | None:
+        """Predict how much longer mixed steps take because they also compute tokens [start, end) of
+        a prompt. Return None until enough mixed steps have been measured."""
+        parts = self._fit()
+        if parts is None:
+            return None
+        _, linear, quadratic = parts
+        count = end - start
+        return linear * count + quadratic * (count * start + count * (count + 1) / 2)
+
     def max_step_seconds(self, num_answers: int, context_tokens: int) -> float | None:
         """Return how long a step with prefill may take beside ``num_answers`` decodes with
         ``context_tokens`` in total; None if there is no target."""

@@ -36,8 +36,9 @@ class PrefillCostModel:
     def predict_added_seconds(self, start: int, end: int) -> float | None:
         """Predict how much longer steps take because they also compute tokens [start, end) of a
         prompt whose first ``start`` tokens are computed already. Return None until enough steps
-        have been measured."""
-        return self.predict_seconds_alone(start, end, 0)
+        have been measured, and while longer steps have not taken longer, as among the first few of
+        a worker: then nothing is known about what a token costs."""
+        return self.predict_seconds_alone(start, end, 0) or None
 
     def predict_seconds_alone(self, start: int, end: int, chunk_tokens: int) -> float | None:
         """Predict the time of steps that compute only tokens [start, end) of a prompt,

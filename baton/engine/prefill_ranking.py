@@ -1,10 +1,15 @@
 """Ranks prompts, and divides a step's prefill budget between them."""
 
-import math
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from baton.core.fairness import VirtualTokenCounters
-from baton.core.prefill_order import PREFILL_ORDERS, allocate_step_tokens
+from baton.core.prefill_order import (
+    PREFILL_ORDERS,
+    Rank,
+    allocate_step_tokens,
+    seconds_beside_late,
+)
 from baton.core.priority import Priority
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
@@ -34,6 +39,10 @@ class PrefillRanking:
         self._config = config
         self._order = PREFILL_ORDERS[config.order]
         self._prefill_seconds = prefill_seconds
+        self.prompt_slowdown = 1.0
+        """How many times as long as alone prompts take beside the answers that run now."""
+        self._overdue_seconds = 0.0
+        """The remaining work of the overdue prompts that the last step considered."""
 
     # The queue, and the tokens charged to tenants
 
@@ -86,29 +95,33 @@ class PrefillRanking:
     def _divide_budget(
         self, ranked: list[Sequence], budget: int, now_seconds: float
     ) -> list[tuple[Sequence, int]]:
-        """Divide ``budget`` between prompts. Those that have waited for the starvation limit of
-        their priority get a part before all others. Prompts of a lower priority get only what
-        those of higher priorities leave, until then."""
+        """Divide ``budget`` between prompts: see
+        :func:`baton.core.prefill_order.allocate_step_tokens`."""
         if len(ranked) < 2:
+            self._overdue_seconds = 0.0
             return [(each, budget) for each in ranked]
+        overdue = [each for each in ranked if each.waiting_prompt.is_overdue(now_seconds)]
+        self._overdue_seconds = sum(each.waiting_prompt.remaining_seconds for each in overdue)
         least_served = self.counters.least_served({each.spec.owner for each in ranked})
-        overdue, others = allocate_step_tokens(
+        shares = allocate_step_tokens(
             [each.waiting_prompt for each in ranked], now_seconds, budget, least_served
         )
-        first = [(ranked[index], limit) for index, limit in overdue]
-        rest = [ranked[index] for index in others]
-        rest.sort(key=_class_rank)
-        return first + [(each, budget) for each in rest]
+        return [(ranked[index], limit) for index, limit in shares]
 
     def _select_candidates(self, waiting: list[Sequence], now_seconds: float) -> list[Sequence]:
         """Select the ``admission_window`` waiting prompts (all, if there are fewer) that rank
-        first by their stored estimates, and then update the estimates of the selected ones. The
-        prompt that arrived first is selected in addition if its priority is lower than that of the
-        first-ranked one."""
+        first by their stored estimates, and then update the estimates of the selected ones. Up to
+        half of them are overdue ones, which rank behind others but have a share of each step.
+        The prompt that arrived first is selected in addition if its priority is lower than that of
+        the first-ranked one."""
         window = self._config.admission_window
         if len(waiting) > window:
             oldest = waiting[0]
-            waiting = self._sort(waiting, now_seconds)[:window]
+            ranked = self._sort(waiting, now_seconds)
+            is_overdue = partial(self._order.is_overdue, now_seconds=now_seconds)
+            overdue = [each for each in ranked if is_overdue(each.waiting_prompt)][: window // 2]
+            others = [each for each in ranked if each not in overdue]
+            waiting = others[: window - len(overdue)] + overdue
             if (
                 oldest.waiting_prompt.priority > waiting[0].waiting_prompt.priority
                 and oldest not in waiting
@@ -136,11 +149,10 @@ class PrefillRanking:
         finish = dict(zip(ranked, finishes, strict=True))
         return sorted(ranked, key=lambda each: (*_class_rank(each), finish[each]))
 
-    def _rank(self, sequence: Sequence, now_seconds: float) -> tuple[bool, Priority, float, int]:
+    def _rank(self, sequence: Sequence, now_seconds: float) -> tuple[bool, Priority, Rank, int]:
         """Return the sequence's sort key within its tenant."""
-        waiting = sequence.waiting_prompt
-        _, rank_time = self._order.rank(waiting, now_seconds)
-        return *_class_rank(sequence), rank_time, sequence.arrival_index
+        rank = self._order.rank(sequence.waiting_prompt, now_seconds)
+        return *_class_rank(sequence), rank, sequence.arrival_index
 
     def _update_estimates(self, sequence: Sequence) -> None:
         waiting, end = sequence.waiting_prompt, sequence.num_known_tokens
@@ -154,18 +166,21 @@ class PrefillRanking:
         seconds = self._prefill_seconds(waiting.cached_tokens, end)
         if seconds is None:
             return
+        if sequence.phase is Phase.WAITING:  # a prompt is begun only if it can be in time
+            seconds = seconds_beside_late(self.prompt_slowdown * seconds, self._overdue_seconds)
         waiting.remaining_seconds = seconds
-        if waiting.deadline_seconds == math.inf and sequence.spec.ttft_slo_seconds:
+        if sequence.spec.ttft_slo_seconds:
             self._set_deadline(sequence)
 
     def _set_deadline(self, sequence: Sequence) -> None:
-        """Set the deadline for the first token: the request's TTFT budget plus the predicted time
-        to compute the whole prompt alone, because a long prompt may take longer."""
+        """Set the deadline for the first token: the request's TTFT objective plus the predicted
+        time to compute the whole prompt alone, because a long prompt may take longer. It is set
+        again with each estimate, since the first ones may be wrong by far."""
         own_seconds = self._prefill_seconds(0, len(sequence.spec.token_ids))
         assert own_seconds is not None, "the caller has checked that the prefill cost is known"
         waiting = sequence.waiting_prompt
-        budget = sequence.spec.ttft_slo_seconds
-        waiting.deadline_seconds = waiting.arrival_seconds + budget + own_seconds
+        objective = sequence.spec.ttft_slo_seconds
+        waiting.deadline_seconds = waiting.arrival_seconds + objective + own_seconds
 
 
 def _class_rank(sequence: Sequence) -> tuple[bool, Priority]:

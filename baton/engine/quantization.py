@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.checkpoint import ModelConfig
+from baton.checkpoints.checkpoint import ModelConfig
 from baton.errors import Invalid
 
 QUANTIZATION_FORMATS = ("none", "int8", "int4", "fp8")

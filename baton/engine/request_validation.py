@@ -9,7 +9,7 @@ from baton.core.request import MAX_LOGPROBS, RequestSpec, SamplingParams
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.constraint import Constraint, IsolatedConstraint
-from baton.errors import Invalid
+from baton.errors import CONTEXT_LENGTH_EXCEEDED, Invalid, context_length_message
 
 
 def validate_spec(spec: RequestSpec, task: Task, config: EngineConfig, num_blocks: int) -> None:
@@ -29,10 +29,12 @@ def validate_spec(spec: RequestSpec, task: Task, config: EngineConfig, num_block
         )
     if num_tokens + spec.max_new_tokens > config.max_model_tokens:
         raise Invalid(
-            f"the request has {num_tokens} tokens and may generate {spec.max_new_tokens}; in "
-            f"total, the model supports at most {config.max_model_tokens}",
+            context_length_message(
+                config.max_model_tokens,
+                f"the request has {num_tokens} tokens and may generate {spec.max_new_tokens}",
+            ),
             param="max_tokens",
-            code="context_length_exceeded",
+            code=CONTEXT_LENGTH_EXCEEDED,
         )
     validate_sampling(spec.sampling, config)
     _validate_attention_window(spec.attention_window, config)
@@ -40,9 +42,12 @@ def validate_spec(spec: RequestSpec, task: Task, config: EngineConfig, num_block
     needed = config.max_blocks_for(max_kv_tokens(spec, task), window)
     if needed > num_blocks:
         raise Invalid(
-            f"the request needs {needed} KV blocks, but the worker has only {num_blocks}",
+            context_length_message(
+                config.max_model_tokens,
+                f"the request needs {needed} KV blocks, but the worker has only {num_blocks}",
+            ),
             param="max_tokens",
-            code="context_length_exceeded",
+            code=CONTEXT_LENGTH_EXCEEDED,
         )
 
 

@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from baton.checkpoint import ModelConfig
-from baton.rope_config import RopeConfig, YarnConfig
+from baton.checkpoints.checkpoint import ModelConfig
+from baton.checkpoints.rope_config import RopeConfig, YarnConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:

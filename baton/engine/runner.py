@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-from baton.adapter_checkpoint import read_adapter
-from baton.checkpoint import ModelConfig, ModelLimits, load_model_config, model_digest
+from baton.checkpoints.adapter_checkpoint import read_adapter
+from baton.checkpoints.checkpoint import ModelConfig, ModelLimits, load_model_config, model_digest
+from baton.checkpoints.decoder_traits import LLAMA_TRAITS, DecoderTraits
 from baton.core.attention_window import AttentionWindow
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
-from baton.decoder_traits import LLAMA_TRAITS, DecoderTraits
 from baton.engine.attention.base import Attention, PackedBatch, pack_batch
 from baton.engine.attention.block_tables import BlockTableCache
 from baton.engine.attention.cpu import CpuAttention
@@ -22,11 +22,10 @@ from baton.engine.determinism import (
     numerics_fingerprint,
     require_deterministic,
 )
-from baton.engine.executor import PlanExecutor, ThreadedExecutor
+from baton.engine.executor import LaunchingExecutor, PlanExecutor, ThreadedExecutor
 from baton.engine.kv_pool import KvPool, block_bytes
 from baton.engine.kv_scale import kv_scaled_digest
 from baton.engine.launched_step import LaunchedModelStep, SampledBatch, SampledOnHost
-from baton.engine.launching_executor import LaunchingExecutor
 from baton.engine.layer_groups import LayerGroups
 from baton.engine.loader import CheckpointWeights, Weights
 from baton.engine.lora.adapter import join_adapter
@@ -318,7 +317,7 @@ class ModelRunner:
     def launch(
         self, prepared: PreparedStep, previous: LaunchedModelStep | None = None
     ) -> LaunchedModelStep:
-        """Implement :meth:`baton.engine.launching_executor.LaunchingRunner.launch`."""
+        """Implement :meth:`baton.engine.executor.LaunchingRunner.launch`."""
         rows = prepared.plan.rows
         if previous is None:
             tokens = StepTokens.known(rows)
@@ -442,7 +441,7 @@ def _sample_on_host(
 def make_attention(pool: KvPool, traits: DecoderTraits = LLAMA_TRAITS) -> Attention:
     if pool.tensor.device.type == "cpu":
         return CpuAttention(pool, traits)
-    from baton.engine.attention.triton_cuda import TritonAttention
+    from baton.engine.cuda.attention import TritonAttention
 
     return TritonAttention(pool, traits)
 

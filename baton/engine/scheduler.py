@@ -1,6 +1,6 @@
 """Decides what the next step computes: decodes first, then prefill chunks in ranked order."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 
 from baton.core.ids import BlockId, BlockKey
@@ -42,6 +42,7 @@ class Scheduler:
         config: EngineConfig,
         prefill_seconds: PredictPrefillSeconds = unknown_seconds,
         max_prefill_tokens: MaxPrefillTokens = unlimited_tokens,
+        prompt_slowdown: Callable[[int, int], float] = lambda num_answers, context_tokens: 1.0,
         speculator: Speculator | None = None,
     ) -> None:
         self.queues: dict[Phase, SequenceQueue] = {
@@ -59,6 +60,7 @@ class Scheduler:
         # Cached here because they are read for each token.
         self._block_tokens, self._num_groups = config.block_tokens, config.num_groups
         self._max_prefill_tokens = max_prefill_tokens
+        self._prompt_slowdown = prompt_slowdown
         self._speculator = speculator
         self._prefill_ranking = PrefillRanking(pool, config, prefill_seconds)
         self._waiting = self.queues[Phase.WAITING]
@@ -319,9 +321,10 @@ class Scheduler:
         self, decodes: list[Row], computing: list[Sequence], budget: int
     ) -> int:
         """Return how much of ``budget`` prefill may use in a step with these decodes."""
+        context_tokens = sum(row.attended_tokens for row in decodes)
+        self._prefill_ranking.prompt_slowdown = self._prompt_slowdown(len(decodes), context_tokens)
         if not decodes:
             return budget
-        context_tokens = sum(row.attended_tokens for row in decodes)
         deepest = max((each.num_computed_tokens for each in computing), default=0)
         return self._max_prefill_tokens(len(decodes), context_tokens, deepest, budget)
 

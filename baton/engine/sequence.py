@@ -1,5 +1,6 @@
 """The state of one request inside the engine: its tokens, its blocks and its phase."""
 
+import math
 from enum import StrEnum
 from typing import Any
 
@@ -121,7 +122,10 @@ class Sequence:
         self.predicted_answer_tokens = spec.sampling.max_tokens
         """Predicted length of the answer."""
         self.waiting_prompt = WaitingPrompt(
-            arrival_seconds, tenant=spec.owner, priority=spec.priority
+            arrival_seconds,
+            objective_seconds=spec.ttft_slo_seconds or math.inf,
+            tenant=spec.owner,
+            priority=spec.priority,
         )
         """The estimates that the prefill order ranks this request by."""
         self.num_cached_at_admission: int | None = None

@@ -2,7 +2,6 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from itertools import islice
 from operator import attrgetter
 
 from baton.engine.sequence import Sequence
@@ -24,9 +23,6 @@ class SequenceQueue:
         index = bisect_left(self._sequences, sequence.arrival_index, key=_arrival)
         assert self._sequences[index] is sequence, f"{sequence.request_id} is not in the queue"
         del self._sequences[index]
-
-    def first_arrived(self, count: int) -> list[Sequence]:
-        return list(islice(self._sequences, count))
 
     def latest_preemptable(self) -> Sequence | None:
         """Return the latest-arrived preemptable sequence of the lowest priority; None if no

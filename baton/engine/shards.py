@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from baton.checkpoint import Fp8Format, list_shards, read_shard_header
+from baton.checkpoints.checkpoint import Fp8Format, list_shards, read_shard_header
 from baton.engine.quantization import E4M3, QuantizedCodes
 from baton.errors import Invalid
 

@@ -118,6 +118,11 @@ class ClusterStoreClient:
         self._nodes: dict[str, _NodeEntry] = {}
         self._retired: list[StoreNodeClient] = []
 
+    @property
+    def has_nodes(self) -> bool:
+        """Whether the cluster has ready store nodes, usable now or not."""
+        return bool(self._membership.ready(Role.KVSTORE))
+
     async def find_node(self, keys: Sequence[BlockKey], hint: StoreHint | None) -> Member | None:
         """Return the node from which to lease ``keys``, or None if there is no such node."""
         stores = self._usable()

@@ -77,11 +77,6 @@ class RotatedLayout:
         """The size of the codes of a plane's mean."""
         return self.row * MEAN_BITS // 8
 
-    @property
-    def row_bytes(self) -> int:
-        """The size of the codes of a token in a plane."""
-        return self.row * self.bits // 8
-
 
 def rotated_layout(name: KvCodecName, block_format: BlockFormat) -> RotatedLayout | None:
     """Return the layout of blocks encoded in INT4 or INT2; None if a token's keys can't be divided

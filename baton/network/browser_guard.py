@@ -18,8 +18,18 @@ MAX_CACHED_DECISIONS = 256
 again."""
 
 CROSS_SITE_ERROR = (
-    "the request comes from a web page of another site: open the address itself, or add the page's "
-    "origin to the setting cors_origins"
+    "the request comes from a web page of another site, and does not say from which: open the "
+    "address itself, or let the page send the request by fetch, and add its origin to the setting "
+    "cors_origins"
+)
+OPAQUE_ORIGIN = b"null"
+"""The origin of a page from a file, and of any page in a sandboxed frame (HTML, "opaque
+origin")."""
+
+OPAQUE_ORIGIN_ERROR = (
+    "the request comes from a web page without an origin (Origin: null), such as a file: serve the "
+    "page over HTTP, or add null to the setting cors_origins, which allows every site to send "
+    "requests, since every site can show a page without an origin"
 )
 
 _ORIGIN = re.compile(rb"(https?)://([^/?#@\s]+)")
@@ -51,6 +61,8 @@ class BrowserGuard:
             return CROSS_SITE_ERROR if is_foreign else ""
         if origin in self._origins or _is_own(origin, host):
             return ""
+        if origin == OPAQUE_ORIGIN:
+            return OPAQUE_ORIGIN_ERROR
         return (
             f"web pages of {_text(origin)} may not send requests: add it to the setting "
             "cors_origins"

@@ -17,12 +17,20 @@ import structlog
 
 from baton.core.credentials import ClusterCredentials
 from baton.errors import Invalid
-from baton.network.file_stamps import FileStamps, file_stamps
 
 TLS_NAME = "baton"
 """The subject alternative name (DNS) that every certificate must have."""
 
 log = structlog.get_logger(__name__)
+
+FileStamps = tuple[int, ...]
+"""Modification times and inodes of files, which change when the files change."""
+
+
+def file_stamps(*paths: str) -> FileStamps:
+    """Return the modification time and the inode of each file. Raises OSError."""
+    stats = [Path(path).stat() for path in paths]
+    return tuple(value for stat in stats for value in (stat.st_mtime_ns, stat.st_ino))
 
 
 def client_context(trust: ClusterCredentials) -> ssl.SSLContext | None:

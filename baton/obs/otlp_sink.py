@@ -1,11 +1,10 @@
-"""Exports spans to a collector over OTLP/gRPC, with OpenTelemetry's own SDK."""
+"""Exports spans to a collector over OTLP, with OpenTelemetry's own SDK."""
 
 import threading
 from collections.abc import Iterable, Sequence
 
 from opentelemetry import trace as api
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import (
@@ -18,6 +17,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from prometheus_client import CollectorRegistry, Counter
 
 from baton.clock import Clock
+from baton.config.otlp_protocol import OtlpProtocol
 from baton.obs.span import Span, SpanKind
 
 MAX_WAITING = 8192
@@ -58,14 +58,13 @@ class OtlpSpanSink:
         resource: dict[str, str],
         clock: Clock,
         counter: Counter | None = None,
+        protocol: OtlpProtocol = OtlpProtocol.GRPC,
     ) -> None:
         """Open the sink. ``counter`` is a counter that :func:`create_span_counter` returned."""
         self._clock = clock
         self._ids = _PresetIds()
         self._counter = counter or create_span_counter(None)
-        exporter = _CountedExporter(
-            OTLPSpanExporter(endpoint=endpoint, timeout=SEND_SECONDS), self._counter
-        )
+        exporter = _CountedExporter(_create_exporter(endpoint, protocol), self._counter)
         self._processor = BatchSpanProcessor(
             exporter,
             max_queue_size=MAX_WAITING,
@@ -109,6 +108,16 @@ class OtlpSpanSink:
         if span.error:
             made.set_status(api.StatusCode.ERROR, span.error)
         made.end(offset + int(span.end_seconds * 1e9))
+
+
+def _create_exporter(endpoint: str, protocol: OtlpProtocol) -> SpanExporter:
+    if protocol is OtlpProtocol.HTTP:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as ByHttp
+
+        return ByHttp(endpoint=protocol.url(endpoint), timeout=SEND_SECONDS)
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as ByGrpc
+
+    return ByGrpc(endpoint=protocol.url(endpoint), timeout=SEND_SECONDS)
 
 
 class _PresetIds(IdGenerator):

@@ -47,13 +47,3 @@ class SpanSink(Protocol):
     """Receives spans. ``emit`` is called in the event loop, and never blocks or raises."""
 
     def emit(self, spans: Iterable[Span]) -> None: ...
-
-
-class MemorySpanSink:
-    """Keeps spans in memory, for tests."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-
-    def emit(self, spans: Iterable[Span]) -> None:
-        self.spans.extend(spans)

@@ -39,14 +39,17 @@ class SpanExport:
 
     def open(self, endpoint: str | None) -> None:
         """Start to export to ``endpoint``; None exports nothing. Call this before any other
-        method."""
+        method. Raises Invalid if OpenTelemetry's variables name an unknown protocol."""
         self._endpoint = endpoint
         if endpoint is None:
             return
+        from baton.config.environment import otlp_protocol
         from baton.obs.otlp_sink import OtlpSpanSink, create_span_counter
 
         self._counter = self._counter or create_span_counter(self._registry)
-        self.sink = OtlpSpanSink(endpoint, self._resource, self._clock, self._counter)
+        self.sink = OtlpSpanSink(
+            endpoint, self._resource, self._clock, self._counter, otlp_protocol()
+        )
 
     async def change(
         self, endpoint: str | None, use_sink: Callable[[SpanSink | None], None]

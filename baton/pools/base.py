@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.core.ids import WorkerId
-from baton.core.states import WORKER_ROLES, Role
+from baton.core.states import Role
+from baton.core.worker_kinds import WORKER_KINDS, list_kinds, serving_problem
 from baton.errors import Invalid
 
 MAX_POOL = 256
@@ -73,26 +74,14 @@ def parse_pool_sizes(wanted: Mapping[str, int] | Mapping[Role, int]) -> dict[Rol
     """Convert pool sizes keyed by the role's name to sizes keyed by :class:`Role`. Raises Invalid
     for an unknown role or a size out of bounds."""
     for name, count in wanted.items():
-        if name not in [role.value for role in WORKER_ROLES] or not 0 <= count <= MAX_POOL:
+        if name not in WORKER_KINDS or not 0 <= count <= MAX_POOL:
             raise Invalid(
-                f"scale takes prefill=N, decode=N and mixed=N with N from 0 to {MAX_POOL}, "
-                f"not {name}={count}"
+                f"scale takes {list_kinds('{}=N')} with N from 0 to {MAX_POOL}, not {name}={count}"
             )
     return {Role(name): count for name, count in wanted.items()}
 
 
-def can_serve(sizes: Mapping[Role, int]) -> bool:
-    """Return whether requests can be served by pools of these sizes: by prefill and decode workers,
-    which need each other, or by mixed workers, or by both."""
-    prefill, decode = sizes.get(Role.PREFILL, 0), sizes.get(Role.DECODE, 0)
-    return bool(prefill) == bool(decode) and bool(prefill or sizes.get(Role.MIXED, 0))
-
-
 def check_can_serve(sizes: Mapping[Role, int]) -> None:
     """Raise Invalid if requests can't be served by pools of these sizes."""
-    if not can_serve(sizes):
-        shown = " ".join(f"{role.value}={sizes.get(role, 0)}" for role in WORKER_ROLES)
-        raise Invalid(
-            f"{shown} could not serve requests: there must be prefill and decode workers, or mixed "
-            "workers, and no prefill workers without decode workers or the reverse"
-        )
+    if problem := serving_problem(sizes):
+        raise Invalid(problem)

@@ -5,12 +5,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from baton.core.pool_plan import PoolPlan
+from baton.core.pool_plan import PLANNED_ROLES, PoolPlan
 from baton.core.states import Role
+from baton.core.worker_kinds import WORKER_KINDS
 from baton.pools.base import PoolWorker
-
-PLANNED_ROLES = (Role.PREFILL, Role.DECODE)
-"""The roles whose pools are resized."""
 
 STARTING_STATES = ("pending", "starting", "converting")
 ENDED_STATES = ("stopped", "failed")
@@ -61,7 +59,8 @@ class PoolObservation:
 
     def has_pool(self, role: Role) -> bool:
         """Whether the cluster is meant to have workers of this role."""
-        return role in self.sizes and bool(self.sizes[role] or not self.sizes.get(Role.MIXED))
+        alone = (size for each, size in self.sizes.items() if WORKER_KINDS[each].serves_alone)
+        return role in self.sizes and bool(self.sizes[role] or not any(alone))
 
     def num_serving(self, role: Role) -> int:
         return sum(each.role is role and each.state == "serving" for each in self.workers)
@@ -69,10 +68,7 @@ class PoolObservation:
     def num_planned_from(self, role: Role) -> int:
         """Return how many workers of a role served when the plan was made, as far as the conductor
         knew; 0 without a plan."""
-        if self.plan is None:
-            return 0
-        is_prefill = role is Role.PREFILL
-        return self.plan.serving_prefill if is_prefill else self.plan.serving_decode
+        return self.plan.num_serving[role] if self.plan is not None else 0
 
     def num_not_serving_yet(self, role: Role) -> int:
         """Return the number of workers of a role that were requested and do not serve yet."""
@@ -83,8 +79,8 @@ class PoolObservation:
 
     @property
     def num_budgeted_workers(self) -> int:
-        """Number of workers that count against the budget, including draining ones. Mixed workers
-        don't count."""
+        """Number of workers that count against the budget, including draining ones: those of the
+        planned pools."""
         present = Counter(each.role for each in self.workers if each.state not in ENDED_STATES)
         leaving = Counter(each.role for each in self.workers if each.state == "draining")
         return sum(
@@ -172,15 +168,14 @@ def decide_scaling(
 
 
 def wanted_sizes(observation: PoolObservation, config: ScalingConfig) -> dict[Role, int]:
-    """Return the sizes of the plan, limited to the bounds of each pool. Mixed workers, for which
-    there are no plans, keep their number; beside them, an empty pool stays empty. If together the
+    """Return the sizes of the plan, limited to the bounds of each pool. Beside
+    workers that serve alone, an empty pool stays empty. If together the
     sizes exceed the budget ``max_workers``, the budget is divided in proportion to them."""
     if observation.plan is None:
         return {}
-    asked = {Role.PREFILL: observation.plan.prefill, Role.DECODE: observation.plan.decode}
     sizes = {
         role: config.bounds(role).clamp(count)
-        for role, count in asked.items()
+        for role, count in observation.plan.sizes.items()
         if observation.has_pool(role)
     }
     total = sum(sizes.values())

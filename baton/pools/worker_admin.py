@@ -8,7 +8,7 @@ from typing import Protocol
 from baton.core.credentials import ClusterCredentials
 from baton.core.ids import WorkerId
 from baton.core.member import Member
-from baton.core.states import Role
+from baton.core.worker_kinds import WORKER_KINDS
 from baton.errors import NotFound, Unavailable
 from baton.registry.base import Registry
 from baton.rpc.worker_client import convert_worker, drain_worker, inspect_worker
@@ -53,7 +53,8 @@ class RegistryWorkerAdmin:
         self._trust = trust
 
     async def loads(self) -> Mapping[WorkerId, float]:
-        return {member.id: scalar_load(member) for member in await self._registry.members()}
+        members = await self._registry.members()
+        return {each.id: scalar_load(each) for each in members if each.role in WORKER_KINDS}
 
     async def drain(self, worker_id: WorkerId) -> None:
         await drain_worker((await self._member(worker_id)).address, self._trust)
@@ -75,10 +76,10 @@ class RegistryWorkerAdmin:
 
 
 def scalar_load(member: Member) -> float:
-    """Return a worker's load: for a prefill worker, the queued prompt tokens; for a decode worker,
-    the KV tokens that its requests are expected to need."""
-    load = member.load
-    return load.queued_tokens if member.role is Role.PREFILL else load.promised_tokens
+    """Return a worker's load: the KV tokens that its requests are expected to need or, if it only
+    computes prompts, their queued tokens."""
+    load, kind = member.load, WORKER_KINDS[member.role]
+    return load.promised_tokens if kind.writes_answers else load.queued_tokens
 
 
 class UnavailableWorkerAdmin:

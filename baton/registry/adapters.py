@@ -16,19 +16,16 @@ from baton.core.adapter import (
     is_adapter_name,
 )
 from baton.errors import Invalid, Overloaded, Unauthorized
-from baton.registry.entry_scan import (
-    MAX_LOGGED,
-    PAGE_ENTRIES,
-    EntryScan,
-    NamedEntry,
-    named_entries,
-)
+from baton.registry.entry_scan import PAGE_ENTRIES, EntryScan, NamedEntry, named_entries
 from baton.registry.entry_signing import EntrySigner
+from baton.registry.limits import (
+    MAX_ADAPTER_BYTES,
+    MAX_ID_BYTES,
+    MAX_LOGGED_ENTRIES,
+    MAX_PATH_CHARACTERS,
+)
 from baton.registry.redis_client import call_redis, connect_redis
 
-MAX_ENTRY_BYTES = 8192
-MAX_NAME_BYTES = 512
-MAX_PATH = 4096
 VALID_SECONDS = 10 * 365 * 86_400.0
 """An entry has no lease: it stays until it is removed. Its signature has to name an end."""
 
@@ -42,9 +39,9 @@ _SCAN = f"""
 local found, entries = redis.call('HSCAN', KEYS[1], ARGV[1], 'COUNT', ARGV[2]), {{}}
 for i = 1, #found[2], 2 do
   local name, value = found[2][i], found[2][i + 1]
-  if name ~= '{_ID_FIELD}' and #name <= {MAX_NAME_BYTES} then
+  if name ~= '{_ID_FIELD}' and #name <= {MAX_ID_BYTES} then
     entries[#entries + 1] = name
-    entries[#entries + 1] = string.sub(value, 1, {MAX_ENTRY_BYTES} + 1)
+    entries[#entries + 1] = string.sub(value, 1, {MAX_ADAPTER_BYTES} + 1)
   end
 end
 return {{found[1], entries, redis.call('HGET', KEYS[1], '{_ID_FIELD}')}}
@@ -85,30 +82,6 @@ class AdapterRegistry(Protocol):
     async def close(self) -> None: ...
 
 
-class MemoryAdapterRegistry:
-    """An implementation for a single process."""
-
-    def __init__(self) -> None:
-        self.database_id = "memory"
-        self._entries: dict[str, AdapterEntry] = {}
-
-    async def adapters(self) -> list[AdapterEntry]:
-        return [self._entries[name] for name in sorted(self._entries)]
-
-    async def put_adapter(self, entry: AdapterEntry, *, keep_existing: bool = False) -> None:
-        if keep_existing and entry.name in self._entries:
-            return
-        if entry.name not in self._entries and len(self._entries) >= MAX_ADAPTERS:
-            raise _too_many()
-        self._entries[entry.name] = entry
-
-    async def remove_adapter(self, name: str) -> bool:
-        return self._entries.pop(name, None) is not None
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to close."""
-
-
 class RedisAdapterRegistry:
     """A hash in Redis or Valkey, in the namespace ``cluster``. With a ``secret``, only entries of
     programs that know it are accepted: a folder that anyone can name would be loaded by all
@@ -131,7 +104,7 @@ class RedisAdapterRegistry:
     async def put_adapter(self, entry: AdapterEntry, *, keep_existing: bool = False) -> None:
         known = {each.name for each in await self.adapters()}
         if entry.name not in known and len(known) >= MAX_ADAPTERS:
-            raise _too_many()
+            raise Overloaded(f"the cluster has {MAX_ADAPTERS} adapters already, the maximum")
         self._entries.expect(entry.name)
         signed = self._signer.sign(entry_to_json(entry), VALID_SECONDS)
         if not keep_existing:
@@ -166,11 +139,11 @@ class RedisAdapterRegistry:
     def _entry(self, name: str, signed: bytes) -> AdapterEntry | None:
         """Parse an entry. Return None if it is not trusted or not valid, which is logged once."""
         try:
-            entry = entry_from_json(self._signer.verify(signed[:MAX_ENTRY_BYTES]))
+            entry = entry_from_json(self._signer.verify(signed[:MAX_ADAPTER_BYTES]))
             if entry.name != name:
                 raise Invalid(f"the entry describes another adapter, {entry.name}")
         except (Unauthorized, Invalid) as error:
-            if signed and name not in self._ignored and len(self._ignored) < MAX_LOGGED:
+            if signed and name not in self._ignored and len(self._ignored) < MAX_LOGGED_ENTRIES:
                 self._ignored.add(name)
                 log.warning("adapter_entry_ignored", adapter=name, error=str(error))
             return None
@@ -197,10 +170,6 @@ def entry_from_json(data: bytes) -> AdapterEntry:
         raise Invalid(f"the entry is not a valid adapter: {error}") from error
     if not is_adapter_name(entry.name) or len(entry.digest) != ADAPTER_DIGEST_BYTES:
         raise Invalid("the entry is not a valid adapter: its name or digest is wrong")
-    if not 0 < len(entry.path) <= MAX_PATH:
-        raise Invalid(f"an adapter's path must have 1 to {MAX_PATH} characters")
+    if not 0 < len(entry.path) <= MAX_PATH_CHARACTERS:
+        raise Invalid(f"an adapter's path must have 1 to {MAX_PATH_CHARACTERS} characters")
     return entry
-
-
-def _too_many() -> Overloaded:
-    return Overloaded(f"the cluster has {MAX_ADAPTERS} adapters already, the maximum")

@@ -6,8 +6,6 @@ from typing import Protocol
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 
-MAX_MEMBERS = 4096
-
 
 class Registry(Protocol):
     """Announces and lists members. Methods raise Unavailable when the registry can't be reached in

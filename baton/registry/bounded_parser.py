@@ -8,8 +8,7 @@ from typing import Any
 from redis._parsers import _AsyncRESP3Parser
 from redis.exceptions import ConnectionError, InvalidResponse, RedisError
 
-MAX_REPLY_BYTES = 32 * 1024 * 1024
-"""Maximum size of a reply. A reply with 4,096 members has 12 MB."""
+from baton.registry.limits import MAX_REPLY_BYTES
 
 ELEMENT_BYTES = 64
 """Counted for each element in addition to its data, since empty elements take memory, too."""

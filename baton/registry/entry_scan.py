@@ -3,6 +3,8 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from baton.registry.limits import MAX_READ_BYTES, MAX_READ_ENTRIES
+
 Entry = TypeVar("Entry")
 
 NamedEntry = tuple[str, bytes]
@@ -10,15 +12,6 @@ NamedEntry = tuple[str, bytes]
 PAGE_ENTRIES = 128
 """How many entries one call of Redis reads: at most 8 MiB of the largest, which take 10 ms to
 verify."""
-
-MAX_READ_ENTRIES = 4096
-MAX_READ_BYTES = 4 * 2**20
-"""How many entries are read at a time besides the known ones, and of what size in total: some 40 ms
-of work, with pauses. The others are read later, in turn."""
-
-MAX_LOGGED = 64
-"""Of how many rejected entries a reader remembers that it has logged them; others it does not
-log."""
 
 FIRST_CURSOR = b"0"
 

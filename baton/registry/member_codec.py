@@ -21,34 +21,15 @@ from baton.core.pending_settings import PendingSettings
 from baton.core.states import Role, WorkerState
 from baton.core.worker_load import MAX_QUEUED, QueuedWork, WorkerLoad
 from baton.errors import Invalid
-
-MAX_MEMBER_BYTES = 64 * 1024
-
-MAX_NUMBER = 1e15
-"""Limit for any number in a member, be it seconds, tokens or bytes per second. A thousand of them
-can be added and multiplied without an overflow, whatever a broken member reports."""
-
-MAX_GENERATION = 2**63 - 1
-"""Nanoseconds since 1970."""
-
-MIN_RATE = 1e-3
+from baton.registry.limits import MAX_GENERATION, MAX_MEMBER_BYTES, MAX_NUMBER, MIN_RATE
 
 T = TypeVar("T")
-
-
-RENAMED_FIELDS = {
-    "door": "local_socket",
-    "line": "framed_address",
-    "arithmetic": "numerics_fingerprint",
-}
-"""Old name → new name. For one version, members write both names and read either, so that members
-of this version and of the previous one can read each other's entries during an upgrade."""
 
 
 def member_to_json(member: Member) -> bytes:
     fields = asdict(member)
     fields["adapters"] = [asdict(each) | {"digest": each.digest.hex()} for each in member.adapters]
-    return orjson.dumps(fields | {old: fields[new] for old, new in RENAMED_FIELDS.items()})
+    return orjson.dumps(fields)
 
 
 def member_from_json(data: bytes) -> Member:
@@ -58,7 +39,7 @@ def member_from_json(data: bytes) -> Member:
             f"a member's record must have at most {MAX_MEMBER_BYTES} bytes, not {len(data)}"
         )
     try:
-        raw = _with_new_names(orjson.loads(data))
+        raw = orjson.loads(data)
         return Member(
             id=WorkerId(_text(raw, "id")),
             role=Role(raw["role"]),
@@ -87,16 +68,10 @@ def member_from_json(data: bytes) -> Member:
             adapters=_adapters(raw.get("adapters", [])),
             kv_codecs=_kv_codecs(raw.get("kv_codecs", {})),
             codec_speeds=_codec_speeds(raw.get("codec_speeds", [])),
+            reports_blocks=raw.get("reports_blocks") is True,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Invalid(f"the record is not a valid member: {error}") from error
-
-
-def _with_new_names(raw: Any) -> Any:
-    for old, new in RENAMED_FIELDS.items():
-        if old in raw:
-            raw.setdefault(new, raw[old])
-    return raw
 
 
 def _pending_settings(raw: Any) -> PendingSettings:

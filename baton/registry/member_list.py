@@ -1,12 +1,13 @@
 """An immutable list of the cluster's members, and the part of it that serves one model."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from baton.core.ids import WorkerId
 from baton.core.member import Member
 from baton.core.numerics import incompatible_workers
-from baton.core.states import WORKER_ROLES, Role, WorkerState
+from baton.core.states import Role, WorkerState
+from baton.core.worker_kinds import WORKER_KINDS, WorkerKind
 
 
 class MemberList:
@@ -36,16 +37,23 @@ class MemberList:
             ]
         return known
 
+    def ready_workers(
+        self, can: Callable[[WorkerKind], bool] = lambda kind: True, variant_id: str = ""
+    ) -> Sequence[Member]:
+        """Return the :meth:`ready` workers of all kinds of which ``can`` is true."""
+        roles = [role for role, kind in WORKER_KINDS.items() if can(kind)]
+        return [member for role in roles for member in self.ready(role, variant_id)]
+
     @property
     def models(self) -> frozenset[str]:
         """The names of the models that the workers serve."""
-        return frozenset(member.model for member in self.members if member.role in WORKER_ROLES)
+        return frozenset(member.model for member in self.members if member.role in WORKER_KINDS)
 
     def mixed_models(self) -> Mapping[str, Sequence[str]]:
         """Return the models whose workers are of several variants, with the variants' ids."""
         found: defaultdict[str, set[str]] = defaultdict(set)
         for member in self.members:
-            if member.role in WORKER_ROLES and member.state is not WorkerState.GONE:
+            if member.role in WORKER_KINDS and member.state is not WorkerState.GONE:
                 found[member.model].add(member.variant.id)
         return {model: sorted(ids) for model, ids in found.items() if len(ids) > 1}
 
@@ -56,6 +64,6 @@ class MemberList:
             known = self._by_model[model] = MemberList(
                 member
                 for member in self.members
-                if member.role not in WORKER_ROLES or member.model == model
+                if member.role not in WORKER_KINDS or member.model == model
             )
         return known

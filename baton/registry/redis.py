@@ -10,21 +10,13 @@ from baton.clock import Clock, SystemClock
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.errors import Invalid, Unauthorized, Unavailable
-from baton.registry.base import MAX_MEMBERS
-from baton.registry.entry_scan import (
-    MAX_LOGGED,
-    PAGE_ENTRIES,
-    EntryScan,
-    NamedEntry,
-    named_entries,
-)
+from baton.registry.entry_scan import PAGE_ENTRIES, EntryScan, NamedEntry, named_entries
 from baton.registry.entry_signing import EntrySigner
-from baton.registry.member_codec import MAX_MEMBER_BYTES, member_from_json, member_to_json
+from baton.registry.limits import MAX_ID_BYTES, MAX_LOGGED_ENTRIES, MAX_MEMBER_BYTES, MAX_MEMBERS
+from baton.registry.member_codec import member_from_json, member_to_json
 from baton.registry.redis_client import call_redis, connect_redis
 
 MAX_ENTRY_BYTES = MAX_MEMBER_BYTES + 128
-MAX_ID_BYTES = 512
-"""A pod's name, which is part of a worker's id, has at most 253 characters."""
 
 # A value that is not a member, or has an impossible generation (over 64 bits), counts as older than
 # any generation. The first line of a signed entry is the member.
@@ -168,7 +160,7 @@ class RedisRegistry:
         try:
             member = _parsed(name, self._signer.verify(entry))
         except (Unauthorized, Invalid) as error:
-            if name not in self._ignored and len(self._ignored) < MAX_LOGGED:
+            if name not in self._ignored and len(self._ignored) < MAX_LOGGED_ENTRIES:
                 self._ignored.add(name)
                 if isinstance(error, Unauthorized):
                     log.warning("untrusted_member", member=name, error=str(error))

@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 
 from baton.errors import Invalid, Unavailable
 from baton.registry.bounded_parser import BoundedParser
+from baton.registry.limits import MAX_REDIS_CONNECTIONS
 from baton.registry.redis_pools import open_pool
 
 T = TypeVar("T")
@@ -19,9 +20,6 @@ TIMEOUT_SECONDS = 2.0
 
 CALL_SECONDS = 2 * TIMEOUT_SECONDS
 """How long a call may take, with its wait for a connection."""
-
-MAX_CONNECTIONS = 64
-"""Maximum number of connections of one client; further calls wait for a free one."""
 
 RETRIES = 1
 """One immediate retry on a new connection, since a restart of the server, or a failover to another
@@ -32,7 +30,7 @@ _CLUSTER_CODES = ("MOVED", "ASK", "CROSSSLOT", "CLUSTERDOWN")
 
 
 def connect_redis(
-    url: str, *, max_connections: int = MAX_CONNECTIONS, retries: int = RETRIES
+    url: str, *, max_connections: int = MAX_REDIS_CONNECTIONS, retries: int = RETRIES
 ) -> Redis:
     """Return a client, which connects when it is first used. Raises Invalid if ``url`` is not a
     Redis URL."""

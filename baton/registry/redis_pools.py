@@ -18,9 +18,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 
-MAX_CONNECTION_SECONDS = 10.0
-"""A connection that is older is renewed before its next call. A server whose address was given to
-another one may accept calls for as long as the connection to it lives."""
+from baton.registry.limits import MAX_CONNECTION_SECONDS
 
 SENTINEL_PORT = 26379
 SENTINEL_SECONDS = 0.5

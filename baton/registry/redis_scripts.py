@@ -16,12 +16,8 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from baton.errors import Unavailable
+from baton.registry.limits import MAX_SCRIPT_BYTES, MAX_SCRIPT_CALLS
 from baton.registry.redis_client import CALL_SECONDS, call_failed, call_redis, error_reason
-
-MAX_CALLS = 64
-MAX_BYTES = 1 << 20
-"""The bounds of one round trip: others wait while it is sent. One larger call is sent alone."""
-
 
 KEEP = """
 -- Remove the key after these seconds; it is listed in a sorted set by its end. Each call removes
@@ -114,9 +110,9 @@ class RedisScripts:
     def _take(self) -> list[_Call]:
         calls = [self._waiting.popleft()]
         size = calls[0].size_bytes
-        while self._waiting and len(calls) < MAX_CALLS:
+        while self._waiting and len(calls) < MAX_SCRIPT_CALLS:
             size += self._waiting[0].size_bytes
-            if size > MAX_BYTES:
+            if size > MAX_SCRIPT_BYTES:
                 break
             calls.append(self._waiting.popleft())
         return calls

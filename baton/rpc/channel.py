@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from baton.core.credentials import ClusterCredentials, to_credentials
 from baton.errors import BatonError, Overloaded, Unavailable, error_from_grpc_status
@@ -14,6 +15,7 @@ from baton.network.call_signing import CallSigner
 from baton.network.tls import TLS_NAME, channel_credentials
 from baton.rpc.convert.error import parse_retry_after
 from baton.rpc.frames import MAX_MESSAGE_BYTES
+from baton.rpc.service import Method, Service
 
 RETRY_AFTER_KEY = "retry-after-seconds"
 
@@ -51,6 +53,49 @@ def open_channel(address: str, trust: ClusterCredentials | str | None = None) ->
     if not trust.secret:
         return channel
     return cast(grpc.aio.Channel, _SigningChannel(channel, CallSigner(trust.secret, address)))
+
+
+class GrpcCalls:
+    """Makes the calls of ``service`` over a channel."""
+
+    def __init__(self, channel: grpc.aio.Channel, service: Service) -> None:
+        self._methods = {
+            method.name: _multicallable(channel, method) for method in service.methods.values()
+        }
+
+    async def call(self, name: str, request: Message, timeout_seconds: float) -> Any:
+        """Call a unary method, and return its response. Raises the server's errors,
+        DeadlineExceeded and Unavailable."""
+        with translated_rpc_errors():
+            return await self._methods[name](request, timeout=timeout_seconds)
+
+    def open_stream(self, name: str, *request: Message) -> Any:
+        """Call a method with a stream of requests or responses, and return gRPC's call object. Use
+        it within :func:`translated_rpc_errors`."""
+        return self._methods[name](*request)
+
+
+def _multicallable(channel: grpc.aio.Channel, method: Method) -> Any:
+    kind = f"{_CARDINALITY[method.has_request_stream]}_{_CARDINALITY[method.has_response_stream]}"
+    return getattr(channel, kind)(
+        method.path, method.request_type.SerializeToString, method.response_type.FromString
+    )
+
+
+_CARDINALITY = {False: "unary", True: "stream"}
+
+
+async def call_member(
+    address: str,
+    trust: ClusterCredentials | str | None,
+    service: Service,
+    name: str,
+    request: Message,
+    timeout_seconds: float,
+) -> Any:
+    """Make a single call, as :meth:`GrpcCalls.call`."""
+    async with open_channel(address, trust) as channel:
+        return await GrpcCalls(channel, service).call(name, request, timeout_seconds)
 
 
 FAILED_WRITE_DETAILS = "Internal error from Core"

@@ -1,38 +1,40 @@
 """Client of a conductor."""
 
-import grpc.aio
+import structlog
 
 from baton.core.credentials import ClusterCredentials
 from baton.core.ids import WorkerId
 from baton.core.placement import Placement, PlacementQuery
 from baton.core.pool_plan import PoolPlan
-from baton.core.states import WORKER_ROLES, WorkerState
+from baton.core.states import WorkerState
+from baton.core.worker_kinds import WORKER_KINDS
+from baton.errors import BatonError, Unavailable
 from baton.registry.member_codec import member_from_json
-from baton.rpc.channel import open_channel, translated_rpc_errors
-from baton.rpc.convert.placement import placement_from_proto, placement_query_to_proto
+from baton.rpc.channel import call_member
+from baton.rpc.convert.placement import place_answer_from_proto, placement_query_to_proto
 from baton.rpc.convert.pool_plan import pool_plan_from_proto
-from baton.rpc.placement_stream import PlacementStream
+from baton.rpc.framed.calls import CallClient
+from baton.rpc.service import CONDUCTOR
 from baton.rpc.v1 import conductor_pb2 as pb
-from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
+
+log = structlog.get_logger(__name__)
 
 
 async def request_placement(
-    channel: grpc.aio.Channel | None,
-    query: PlacementQuery,
-    *,
-    timeout_seconds: float,
-    stream: PlacementStream | None = None,
+    conductor: CallClient, query: PlacementQuery, timeout_seconds: float
 ) -> Placement:
-    """Request a placement over ``stream``, if there is one, else by a separate call over
-    ``channel``. Raises the conductor's errors, and Unavailable if the answer names no decode
-    worker."""
+    """Request a placement. Raises the conductor's errors, DeadlineExceeded, and Unavailable if the
+    conductor can't be reached, or if its answer can't be decoded or names no decode worker."""
     request = placement_query_to_proto(query)
-    if stream is not None:
-        return await stream.request_placement(request, timeout_seconds)
-    assert channel is not None, "a stream or a channel is required"
-    with translated_rpc_errors():
-        answer = await pb_grpc.ConductorStub(channel).Place(request, timeout=timeout_seconds)
-    return placement_from_proto(answer)
+    answer: pb.PlaceAnswer = await conductor.call("Place", request, timeout_seconds)
+    try:
+        return place_answer_from_proto(answer)
+    except BatonError:
+        raise
+    except Exception as error:
+        flaw = f"the conductor's answer can't be decoded: {type(error).__name__}: {error}"
+        log.warning("placement_unreadable", error=flaw)
+        raise Unavailable(flaw) from error
 
 
 async def fetch_pool_plan(
@@ -59,16 +61,15 @@ async def fetch_ready_workers(
     return frozenset(
         member.id
         for member in members
-        if member.role in WORKER_ROLES and member.state is WorkerState.READY
+        if member.role in WORKER_KINDS and member.state is WorkerState.READY
     )
 
 
 async def _describe(
     address: str, trust: ClusterCredentials | str | None, timeout_seconds: float, model: str
 ) -> pb.DescribeResponse:
-    async with open_channel(address, trust) as channel:
-        with translated_rpc_errors():
-            stub = pb_grpc.ConductorStub(channel)
-            request = pb.DescribeRequest(model=model)
-            answer: pb.DescribeResponse = await stub.Describe(request, timeout=timeout_seconds)
+    request = pb.DescribeRequest(model=model)
+    answer: pb.DescribeResponse = await call_member(
+        address, trust, CONDUCTOR, "Describe", request, timeout_seconds
+    )
     return answer

@@ -1,7 +1,7 @@
-"""A conductor's gRPC service, which decodes a request, calls the core, and encodes the answer."""
+"""A conductor's service, which decodes a request, calls the core, and encodes the answer."""
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import grpc.aio
 import structlog
@@ -9,17 +9,17 @@ import structlog
 from baton.core.placement import Placement, PlacementQuery
 from baton.core.pool_plan import PoolPlan
 from baton.errors import BatonError
-from baton.placement_refusal import PlacementRefused
+from baton.placement.refusal import PlacementRefused
 from baton.rpc.convert.error import error_to_proto
 from baton.rpc.convert.placement import placement_query_from_proto, placement_to_proto
 from baton.rpc.convert.pool_plan import pool_plan_to_proto
-from baton.rpc.server import answer_call
+from baton.rpc.framed.calls import call_services
+from baton.rpc.framed.server import FramedServiceFactory
+from baton.rpc.server import add_service
+from baton.rpc.service import CONDUCTOR
 from baton.rpc.v1 import conductor_pb2 as pb
-from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
 
 log = structlog.get_logger(__name__)
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ConductorCore(Protocol):
@@ -39,49 +39,34 @@ class ConductorCore(Protocol):
         ...
 
 
-class ConductorService(pb_grpc.ConductorServicer):
+class ConductorMethods:
+    """The handlers of the methods of ``Conductor``, over gRPC and over framed connections."""
+
     def __init__(self, core: ConductorCore) -> None:
         self._core = core
 
-    async def Place(self, request: pb.PlaceRequest, context: Context) -> pb.Placement:
-        async def call() -> pb.Placement:
-            return _place(self._core, request)
+    def place(self, request: pb.PlaceRequest) -> pb.PlaceAnswer:
+        try:
+            placement = self._core.place(placement_query_from_proto(request))
+            return pb.PlaceAnswer(placement=placement_to_proto(placement))
+        except PlacementRefused as error:
+            refused = placement_to_proto(error.placement)
+            return pb.PlaceAnswer(refusal=error_to_proto(error), refused=refused)
+        except BatonError as error:
+            return pb.PlaceAnswer(refusal=error_to_proto(error))
+        except Exception:
+            log.exception("placement_crashed", request_id=request.request_id)
+            return pb.PlaceAnswer(refusal=error_to_proto(BatonError("internal error")))
 
-        return await answer_call(context, call)  # type: ignore[no-any-return]
-
-    async def PlaceMany(
-        self, batches: AsyncIterator[pb.PlaceRequests], context: Context
-    ) -> AsyncIterator[pb.PlaceAnswers]:
-        async for batch in batches:
-            yield place_all(self._core, batch)
-
-    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
+    def describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
         members, ring = self._core.describe()
         plan = pool_plan_to_proto(self._core.pool_plan(request.model))
         return pb.DescribeResponse(members_json=members, ring=ring, plan=plan)
 
 
-def place_all(core: ConductorCore, batch: pb.PlaceRequests) -> pb.PlaceAnswers:
-    """Place all requests of a batch. The answers are in the order of the requests."""
-    return pb.PlaceAnswers(answers=[_answer(core, request) for request in batch.requests])
-
-
-def _answer(core: ConductorCore, request: pb.PlaceRequest) -> pb.PlaceAnswer:
-    try:
-        return pb.PlaceAnswer(placement=_place(core, request))
-    except PlacementRefused as error:
-        refused = placement_to_proto(error.placement)
-        return pb.PlaceAnswer(refusal=error_to_proto(error), refused=refused)
-    except BatonError as error:
-        return pb.PlaceAnswer(refusal=error_to_proto(error))
-    except Exception:  # a bug, which must not fail the other placements of the batch
-        log.exception("placement_crashed", request_id=request.request_id)
-        return pb.PlaceAnswer(refusal=error_to_proto(BatonError("internal error")))
-
-
-def _place(core: ConductorCore, request: pb.PlaceRequest) -> pb.Placement:
-    return placement_to_proto(core.place(placement_query_from_proto(request)))
-
-
 def add_conductor_service(server: grpc.aio.Server, core: ConductorCore) -> None:
-    pb_grpc.add_ConductorServicer_to_server(ConductorService(core), server)
+    add_service(server, CONDUCTOR, ConductorMethods(core))
+
+
+def framed_conductor_services(core: ConductorCore) -> dict[str, FramedServiceFactory]:
+    return call_services(CONDUCTOR, ConductorMethods(core))

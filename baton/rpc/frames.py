@@ -1,8 +1,8 @@
 """Splits the bytes of a connection into frames, for messages that are too frequent for gRPC.
 
 A frame is a little-endian header (size of the payload in bytes: u32, number: u32, kind: u8),
-followed by the payload. The meaning of number and kind depends on the protocol: the store's local
-RPC (``local_rpc.py``) or framed connections (``framed/connection.py``).
+followed by the payload. ``framed/connection.py`` defines the kinds, and ``framed/calls.py`` the
+meaning of the number.
 """
 
 import asyncio

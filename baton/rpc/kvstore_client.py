@@ -1,4 +1,4 @@
-"""Client of one store node, over its local RPC socket if it is on the same host, else over gRPC."""
+"""Client of one store node, over its Unix socket if it is on the same host, else over gRPC."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -18,8 +18,8 @@ from baton.core.store import (
     StoreStats,
     WatchEvent,
 )
-from baton.errors import Unavailable
-from baton.rpc.channel import open_channel, translated_rpc_errors
+from baton.errors import Unavailable, Unresponsive
+from baton.rpc.channel import GrpcCalls, open_channel, translated_rpc_errors
 from baton.rpc.convert.common import endpoint_from_proto
 from baton.rpc.convert.kvstore import (
     filter_to_proto,
@@ -27,13 +27,13 @@ from baton.rpc.convert.kvstore import (
     lease_query_to_proto,
     leased_from_proto,
     put_to_proto,
+    stats_from_proto,
     stored_from_proto,
     watch_event_from_proto,
 )
-from baton.rpc.kvstore_methods import STATS_FIELDS
-from baton.rpc.local_rpc import LocalRpcClient
+from baton.rpc.framed.calls import CallClient
+from baton.rpc.service import KV_STORE
 from baton.rpc.v1 import kvstore_pb2 as pb
-from baton.rpc.v1 import kvstore_pb2_grpc as pb_grpc
 
 OPERATOR_TIMEOUT_SECONDS = 10.0
 """Timeout of calls that no request waits for."""
@@ -51,44 +51,41 @@ class KvStoreClient:
         call_seconds: float = 2.0,
     ) -> None:
         self._channel = open_channel(address, trust)
-        self._stub = pb_grpc.KvStoreStub(self._channel)
-        self._socket_path = local_rpc_path
-        self._local_rpc: LocalRpcClient | None = None
+        self._grpc = GrpcCalls(self._channel, KV_STORE)
+        self._local = CallClient(local_rpc_path, KV_STORE) if local_rpc_path else None
         self._call_seconds = call_seconds
 
     async def open(self, transports: Sequence[str], host: str) -> Endpoint:
         answer: pb.OpenResponse = await self._call(
-            pb.OpenRequest(transports=transports, host=host), self._stub.Open
+            "Open", pb.OpenRequest(transports=transports, host=host)
         )
         return endpoint_from_proto(answer.endpoint)
 
     async def put(self, request: PutRequest, timeout_seconds: float | None = None) -> PutResult:
-        answer: pb.PutResponse = await self._call(
-            put_to_proto(request), self._stub.Put, timeout_seconds
-        )
+        answer: pb.PutResponse = await self._call("Put", put_to_proto(request), timeout_seconds)
         return PutResult(answer.stored, answer.already_present)
 
     async def lease(self, query: LeaseRequest) -> LeasedBlocks:
-        answer: pb.LeaseResponse = await self._call(lease_query_to_proto(query), self._stub.Lease)
+        answer: pb.LeaseResponse = await self._call("Lease", lease_query_to_proto(query))
         return leased_from_proto(answer)
 
     async def release(self, lease_id: str) -> None:
-        """Release a lease. Over local RPC, this does not wait for the node's answer."""
+        """Release a lease. Within the host, this does not wait for the node's answer."""
         request = pb.ReleaseRequest(lease_id=lease_id)
-        local = await self._open_local_rpc()
-        if local is not None:
-            local.notify(request)
+        calls = await self._calls(self._call_seconds)
+        if isinstance(calls, CallClient):
+            calls.notify("Release", request)
         else:
-            await self._call(request, self._stub.Release)
+            await calls.call("Release", request, self._call_seconds)
 
     async def report_damaged(self, keys: Sequence[BlockKey]) -> int:
         request = pb.ReportRequest(keys=keys_to_bytes(keys))
-        answer: pb.ReportResponse = await self._call(request, self._stub.Report)
+        answer: pb.ReportResponse = await self._call("Report", request)
         return answer.dropped
 
     async def pin(self, keys: Sequence[BlockKey], seconds: float) -> int:
         request = pb.PinRequest(keys=keys_to_bytes(keys), seconds=seconds)
-        answer: pb.PinResponse = await self._call(request, self._stub.Pin)
+        answer: pb.PinResponse = await self._call("Pin", request)
         return answer.pinned
 
     async def watch(self, generation: Incarnation, number: int) -> AsyncIterator[WatchEvent]:
@@ -97,7 +94,7 @@ class KvStoreClient:
         after it are sent. When the node ends the stream, raise Unavailable."""
         request = pb.WatchRequest(generation=generation, number=number)
         with translated_rpc_errors():
-            async for event in self._stub.Watch(request):
+            async for event in self._grpc.open_stream("Watch", request):
                 yield watch_event_from_proto(event)
         raise Unavailable("the store node ended the stream of changes")
 
@@ -105,48 +102,42 @@ class KvStoreClient:
         self, filter_: BlockFilter, skip: int, limit: int
     ) -> tuple[list[StoredBlock], int]:
         request = pb.ListRequest(filter=filter_to_proto(filter_), skip=skip, limit=limit)
-        with translated_rpc_errors():
-            answer = await self._stub.List(request, timeout=OPERATOR_TIMEOUT_SECONDS)
+        answer = await self._grpc.call("List", request, OPERATOR_TIMEOUT_SECONDS)
         return [stored_from_proto(block) for block in answer.blocks], answer.total
 
     async def purge(self, filter_: BlockFilter) -> int:
         request = pb.PurgeRequest(filter=filter_to_proto(filter_))
-        with translated_rpc_errors():
-            answer = await self._stub.Purge(request, timeout=OPERATOR_TIMEOUT_SECONDS)
+        answer = await self._grpc.call("Purge", request, OPERATOR_TIMEOUT_SECONDS)
         return int(answer.purged)
 
     async def stat(self, *, check: bool = True) -> StoreStats:
         """Return the node's statistics. If ``check`` is True, the node also checks its integrity,
         which takes time in proportion to its blocks."""
         request = pb.StatRequest(skip_check=not check)
-        with translated_rpc_errors():
-            answer = await self._stub.Stat(request, timeout=OPERATOR_TIMEOUT_SECONDS)
-        return StoreStats(**{name: getattr(answer, name) for name in STATS_FIELDS})
+        answer = await self._grpc.call("Stat", request, OPERATOR_TIMEOUT_SECONDS)
+        return stats_from_proto(answer)
 
     async def close(self) -> None:
-        if self._local_rpc is not None:
-            self._local_rpc.close()
+        if self._local is not None:
+            self._local.close()
         await self._channel.close()
 
-    async def _call(
-        self, request: Message, over_grpc: Any, timeout_seconds: float | None = None
-    ) -> Any:
+    async def _call(self, name: str, request: Message, timeout_seconds: float | None = None) -> Any:
         seconds = timeout_seconds or self._call_seconds
-        local = await self._open_local_rpc()
-        if local is not None:
-            return await local.call(request, seconds)
-        with translated_rpc_errors():
-            return await over_grpc(request, timeout=seconds)
+        calls = await self._calls(seconds)
+        return await calls.call(name, request, seconds)
 
-    async def _open_local_rpc(self) -> LocalRpcClient | None:
-        """Return the local client, or None if local RPC isn't available. A socket that can't be
-        reached (for example, from another container) is not tried again."""
-        if self._local_rpc is None and self._socket_path:
+    async def _calls(self, timeout_seconds: float) -> CallClient | GrpcCalls:
+        """Return the way to the node: its Unix socket if it has one, else gRPC. A socket that can't
+        be reached (for example, from another container) is not tried again."""
+        if self._local is not None:
             try:
-                self._local_rpc = await LocalRpcClient.connect(self._socket_path)
+                await self._local.connect(timeout_seconds)
+            except Unresponsive:
+                raise
             except Unavailable:
-                self._socket_path = ""
-        return self._local_rpc
+                self._local = None
+        return self._local or self._grpc
 
 
 async def fetch_store_stats(

@@ -1,6 +1,7 @@
 """The server side of gRPC calls: options, authentication, and mapping of errors to status codes."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from inspect import isawaitable
 from typing import Any, cast
 
 import grpc
@@ -15,6 +16,7 @@ from baton.network.listeners import announce_listener, member_authentication
 from baton.network.tls import server_credentials
 from baton.rpc.channel import RETRY_AFTER_KEY
 from baton.rpc.frames import MAX_MESSAGE_BYTES
+from baton.rpc.service import Method, Service
 
 SERVER_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -77,15 +79,41 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseExceptio
     await context.abort(status, str(error) or type(error).__name__, trailing)
 
 
-async def answer_call(
-    context: grpc.aio.ServicerContext[Any, Any], call: Callable[[], Awaitable[Any]]
-) -> Any:
-    """Run ``call`` and return its value. If it raises a BatonError, end the gRPC call with the
-    status for that error."""
-    try:
-        return await call()
-    except BatonError as error:
-        return await abort(context, error)
+def add_service(server: grpc.aio.Server, service: Service, handlers: object) -> None:
+    """Serve those methods of ``service`` that ``handlers`` has, under their names in snake case. A
+    handler gets the request, or an iterator of the requests, and returns the response, or a
+    coroutine for it. If the responses are a stream, it is a coroutine function, which also gets a
+    function to write a response."""
+    table = {
+        method.name: _grpc_handler(method, getattr(handlers, method.handler))
+        for method in service.methods.values()
+        if hasattr(handlers, method.handler)
+    }
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service.full_name, table),)
+    )
+
+
+def _grpc_handler(method: Method, handle: Callable[..., Any]) -> Any:
+    async def call(request: Any, context: Any) -> Any:
+        try:
+            response = handle(request)
+            return await response if isawaitable(response) else response
+        except BatonError as error:
+            await abort(context, error)
+
+    async def stream(request: Any, context: Any) -> None:
+        try:
+            await handle(request, context.write)
+        except BatonError as error:
+            await abort(context, error)
+
+    codec = method.request_type.FromString, method.response_type.SerializeToString
+    if method.is_unary:
+        return grpc.unary_unary_rpc_method_handler(call, *codec)
+    if not method.has_request_stream:
+        return grpc.unary_stream_rpc_method_handler(stream, *codec)
+    return grpc.stream_stream_rpc_method_handler(stream, *codec)
 
 
 class _AuthenticatedServer:

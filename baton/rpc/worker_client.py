@@ -12,20 +12,14 @@ from baton.core.credentials import ClusterCredentials
 from baton.core.kv_transfer import KvTransferEvent, KvTransferOpen, WorkerInspection
 from baton.core.states import Role
 from baton.errors import Unavailable
-from baton.rpc.channel import open_channel, translated_rpc_errors
+from baton.rpc.channel import GrpcCalls, call_member, open_channel, translated_rpc_errors
 from baton.rpc.convert.kv_transfer import (
     inspection_from_proto,
     transfer_event_from_proto,
     transfer_open_to_proto,
 )
+from baton.rpc.service import WORKER
 from baton.rpc.v1 import worker_pb2 as pb
-from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
-
-_ROLES = {
-    Role.PREFILL: pb.WORKER_ROLE_PREFILL,
-    Role.DECODE: pb.WORKER_ROLE_DECODE,
-    Role.MIXED: pb.WORKER_ROLE_MIXED,
-}
 
 MAX_CHANNELS = 1024
 """Maximum number of open channels to peers; beyond this, the least recently used one is closed."""
@@ -87,7 +81,7 @@ class GrpcKvImportConnector:
     async def open_kv_import(
         self, address: str, opening: KvTransferOpen
     ) -> AsyncIterator[KvImportStream]:
-        call = pb_grpc.WorkerStub(await self._channel(address)).Pull()
+        call = GrpcCalls(await self._channel(address), WORKER).open_stream("Pull")
         try:
             with translated_rpc_errors():
                 await call.write(pb.PullRequest(open=transfer_open_to_proto(opening)))
@@ -112,20 +106,16 @@ class GrpcKvImportConnector:
 async def inspect_worker(
     address: str, trust: ClusterCredentials | str | None = None, timeout_seconds: float = 5.0
 ) -> WorkerInspection:
-    async with open_channel(address, trust) as channel:
-        with translated_rpc_errors():
-            stub = pb_grpc.WorkerStub(channel)
-            return inspection_from_proto(
-                await stub.Inspect(pb.InspectRequest(), timeout=timeout_seconds)
-            )
+    request = pb.InspectRequest()
+    return inspection_from_proto(
+        await call_member(address, trust, WORKER, "Inspect", request, timeout_seconds)
+    )
 
 
 async def drain_worker(
     address: str, trust: ClusterCredentials | str | None = None, timeout_seconds: float = 5.0
 ) -> None:
-    async with open_channel(address, trust) as channel:
-        with translated_rpc_errors():
-            await pb_grpc.WorkerStub(channel).Drain(pb.DrainRequest(), timeout=timeout_seconds)
+    await call_member(address, trust, WORKER, "Drain", pb.DrainRequest(), timeout_seconds)
 
 
 async def convert_worker(
@@ -134,7 +124,7 @@ async def convert_worker(
     trust: ClusterCredentials | str | None = None,
     timeout_seconds: float = 5.0,
 ) -> None:
-    request = pb.ConvertRequest(role=_ROLES.get(role, pb.WORKER_ROLE_UNSPECIFIED))
-    async with open_channel(address, trust) as channel:
-        with translated_rpc_errors():
-            await pb_grpc.WorkerStub(channel).Convert(request, timeout=timeout_seconds)
+    name = f"WORKER_ROLE_{role.name}"
+    known = name in dict(pb.WorkerRole.items())
+    request = pb.ConvertRequest(role=name if known else pb.WORKER_ROLE_UNSPECIFIED)
+    await call_member(address, trust, WORKER, "Convert", request, timeout_seconds)

@@ -1,10 +1,10 @@
-"""A worker's gRPC service, which decodes messages, calls the core, and encodes its answers."""
+"""A worker's service, which decodes messages, calls the core, and encodes its answers."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Protocol
 
-import grpc
 import grpc.aio
 import structlog
 
@@ -20,12 +20,14 @@ from baton.rpc.convert.kv_transfer import (
     transfer_event_to_proto,
     transfer_open_from_proto,
 )
-from baton.rpc.convert.outputs import failed_output, outputs_to_proto
-from baton.rpc.server import abort, answer_call
+from baton.rpc.convert.outputs import failed_output
+from baton.rpc.framed.connection import FramedConnection, parse_message
+from baton.rpc.framed.server import FramedServiceFactory
+from baton.rpc.server import add_service
+from baton.rpc.service import WORKER
 from baton.rpc.v1 import worker_pb2 as pb
-from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
 
-Context = grpc.aio.ServicerContext[Any, Any]
+WriteEvent = Callable[[pb.PullEvent], Awaitable[None]]
 
 log = structlog.get_logger(__name__)
 
@@ -35,9 +37,9 @@ _TASKS = {
     pb.TASK_WHOLE: Task.PREFILL_AND_DECODE,
 }
 _ROLES = {
-    pb.WORKER_ROLE_PREFILL: Role.PREFILL,
-    pb.WORKER_ROLE_DECODE: Role.DECODE,
-    pb.WORKER_ROLE_MIXED: Role.MIXED,
+    number: Role[name.removeprefix("WORKER_ROLE_")]
+    for name, number in pb.WorkerRole.items()
+    if number != pb.WORKER_ROLE_UNSPECIFIED
 }
 
 
@@ -54,9 +56,10 @@ class RouterStream(Protocol):
 
     def cancel(self, request_id: RequestId, epoch: Epoch) -> None: ...
 
-    async def next_outputs(self) -> Sequence[RequestOutput]:
-        """Wait for outputs, and return all available outputs, or none if the worker has made
-        progress. Raises Overloaded when the router has left too many outputs unread."""
+    async def next_message(self) -> bytes:
+        """Wait for outputs, and return all available outputs as one encoded ``WorkerMessage``,
+        which is empty if the worker has made progress. Raises Overloaded when the router has left
+        too many outputs unread."""
         ...
 
     def close(self) -> None:
@@ -96,63 +99,70 @@ class WorkerCore(Protocol):
         ...
 
 
-async def _write_outputs(stream: Any, context: Context) -> None:
-    while True:
-        await context.write(outputs_to_proto(await stream.next_outputs()))
-
-
-class WorkerService(pb_grpc.WorkerServicer):
-    write_outputs: Callable[[Any, Context], Coroutine[Any, Any, None]] = staticmethod(
-        _write_outputs
-    )
-    """Writes the outputs of a stream's requests, until cancelled."""
+class WorkerMethods:
+    """The handlers of the methods of ``Worker`` that gRPC serves: all but ``Run``
+    (:class:`FramedWorkerService`)."""
 
     def __init__(self, core: WorkerCore) -> None:
         self._core = core
 
-    async def Run(self, requests: AsyncIterator[pb.RouterMessage], context: Context) -> None:
-        stream = self._core.open_stream()
+    async def pull(self, requests: AsyncIterator[pb.PullRequest], write: WriteEvent) -> None:
+        lease = await self._core.open_kv_export(await _opening(requests))
         try:
-            await _until_either(
-                _dispatch_all(stream, requests), self.write_outputs(stream, context)
-            )
-        except BatonError as error:
-            await abort(context, error)
-        finally:
-            stream.close()
-
-    async def Pull(self, requests: AsyncIterator[pb.PullRequest], context: Context) -> None:
-        try:
-            lease = await self._core.open_kv_export(await _opening(requests))
-        except BatonError as error:
-            await abort(context, error)
-        try:
-            await _until_either(_read_acks(lease, requests), _write_events(lease, context))
-        except BatonError as error:
-            await abort(context, error)
+            await _until_either(_read_acks(lease, requests), _write_events(lease, write))
         finally:
             lease.close()
 
-    async def Inspect(self, request: pb.InspectRequest, context: Context) -> pb.InspectResponse:
-        return inspection_to_proto(await answer_call(context, self._core.inspect))
+    async def inspect(self, request: pb.InspectRequest) -> pb.InspectResponse:
+        return inspection_to_proto(await self._core.inspect())
 
-    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+    def drain(self, request: pb.DrainRequest) -> pb.DrainResponse:
         self._core.start_drain(permanent=False)
         return pb.DrainResponse()
 
-    async def Convert(self, request: pb.ConvertRequest, context: Context) -> pb.ConvertResponse:
-        try:
-            if request.role not in _ROLES:
-                known = ", ".join(_ROLES.values())
-                raise Invalid(f"unknown role {request.role}; known roles: {known}", param="role")
-            self._core.convert(_ROLES[request.role])
-        except BatonError as error:
-            await abort(context, error)
+    def convert(self, request: pb.ConvertRequest) -> pb.ConvertResponse:
+        if request.role not in _ROLES:
+            known = ", ".join(_ROLES.values())
+            raise Invalid(f"unknown role {request.role}; known roles: {known}", param="role")
+        self._core.convert(_ROLES[request.role])
         return pb.ConvertResponse()
 
 
 def add_worker_service(server: grpc.aio.Server, core: WorkerCore) -> None:
-    pb_grpc.add_WorkerServicer_to_server(WorkerService(core), server)
+    add_service(server, WORKER, WorkerMethods(core))
+
+
+def framed_worker_services(core: WorkerCore) -> dict[str, FramedServiceFactory]:
+    return {WORKER.name: partial(FramedWorkerService, core)}
+
+
+class FramedWorkerService:
+    """The worker's side of one router's stream, ``Run``."""
+
+    def __init__(self, core: WorkerCore, connection: FramedConnection) -> None:
+        self._connection = connection
+        self._stream = core.open_stream()
+        self._writer = asyncio.create_task(self._write())
+
+    def on_message(self, payload: bytes) -> None:
+        dispatch_message(self._stream, parse_message(pb.RouterMessage, payload))
+
+    def on_lost(self) -> None:
+        self._writer.cancel()
+        self._stream.close()
+
+    async def _write(self) -> None:
+        """Send outputs. While the router does not read, outputs wait in ``self._stream``, which is
+        bounded."""
+        try:
+            while True:
+                self._connection.send_message(await self._stream.next_message())
+                await self._connection.wait_until_writable()
+        except BatonError as error:
+            self._connection.refuse(error)
+        except Exception:  # a bug; the router fails over its requests to other workers
+            log.exception("stream_crashed")
+            self._connection.refuse(BatonError("internal error"))
 
 
 def dispatch_message(stream: RouterStream, message: pb.RouterMessage) -> None:
@@ -187,11 +197,6 @@ def _submit(stream: RouterStream, submit: pb.Submit) -> None:
         stream.refuse(failed_output(name, epoch, error))
 
 
-async def _dispatch_all(stream: RouterStream, requests: AsyncIterator[pb.RouterMessage]) -> None:
-    async for message in requests:
-        dispatch_message(stream, message)
-
-
 async def _opening(requests: AsyncIterator[pb.PullRequest]) -> KvTransferOpen:
     async for message in requests:
         if message.WhichOneof("message") == "open":
@@ -205,9 +210,9 @@ async def _read_acks(lease: KvExportStream, requests: AsyncIterator[pb.PullReque
         lease.acknowledge(message.ack.num_blocks)
 
 
-async def _write_events(lease: KvExportStream, context: Context) -> None:
+async def _write_events(lease: KvExportStream, write: WriteEvent) -> None:
     async for event in lease.events():
-        await context.write(transfer_event_to_proto(event))
+        await write(transfer_event_to_proto(event))
 
 
 async def _until_either(

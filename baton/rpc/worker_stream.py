@@ -1,29 +1,23 @@
 """The router's side of its stream to a worker: it sends messages and receives outputs."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-
-import grpc.aio
+from collections.abc import Sequence
 
 from baton.core.ids import Epoch, RequestId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.request import RequestOutput, RequestSpec
 from baton.core.task import Task
-from baton.rpc.channel import translated_rpc_errors
 from baton.rpc.convert.common import ref_to_proto, spec_to_proto
 from baton.rpc.convert.outputs import outputs_from_proto
 from baton.rpc.framed.connection import parse_message
 from baton.rpc.output_encoder import encode_varint
 from baton.rpc.v1 import common_pb2 as common
 from baton.rpc.v1 import worker_pb2 as pb
-from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
 
 _TASKS = {
     Task.PREFILL: pb.TASK_PREFILL,
     Task.DECODE: pb.TASK_DECODE,
     Task.PREFILL_AND_DECODE: pb.TASK_WHOLE,
 }
-
-RouterMessage = pb.RouterMessage
 
 
 class SubmitEncoder:
@@ -42,7 +36,8 @@ class SubmitEncoder:
 
 
 def encode_cancel(request_id: RequestId, epoch: Epoch) -> bytes:
-    return RouterMessage(cancel=pb.Cancel(request_id=request_id, epoch=epoch)).SerializeToString()
+    cancel = pb.Cancel(request_id=request_id, epoch=epoch)
+    return pb.RouterMessage(cancel=cancel).SerializeToString()
 
 
 def _field(tag: bytes, body: bytes) -> bytes:
@@ -52,23 +47,7 @@ def _field(tag: bytes, body: bytes) -> bytes:
 
 
 _SPEC = pb.Submit(spec=common.RequestSpec()).SerializeToString()[:1]
-_SUBMIT = RouterMessage(submit=pb.Submit()).SerializeToString()[:1]
-
-
-async def run_worker_stream(
-    channel: grpc.aio.Channel,
-    messages: AsyncIterator[RouterMessage],
-    deliver: Callable[[Sequence[RequestOutput]], None],
-) -> None:
-    """Run a stream over gRPC: send ``messages``, and deliver the outputs of each message until the
-    worker ends the stream. Raises the error that breaks it."""
-    call = pb_grpc.WorkerStub(channel).Run(messages)
-    try:
-        with translated_rpc_errors():
-            async for message in call:
-                deliver(outputs_from_proto(message))
-    finally:
-        call.cancel()
+_SUBMIT = pb.RouterMessage(submit=pb.Submit()).SerializeToString()[:1]
 
 
 def decode_outputs(payload: bytes) -> Sequence[RequestOutput]:

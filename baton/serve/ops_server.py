@@ -19,7 +19,7 @@ never releases the GIL stops these threads, too; then there is no answer at all.
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,7 +38,7 @@ from baton.network.address import host_port
 from baton.network.browser_guard import BrowserGuard
 from baton.network.listeners import NO_AUTHENTICATION, announce_listener
 from baton.obs.lost_writes import LOST_WRITES
-from baton.obs.renamed_metrics import render_metrics
+from baton.obs.metric_aliases import MetricAlias, render_metrics
 from baton.serve.process_health import ProcessHealth
 
 log = structlog.get_logger(__name__)
@@ -63,9 +63,15 @@ class OpsServer:
     :meth:`attach_program`, and :meth:`close` at the end."""
 
     def __init__(
-        self, health: ProcessHealth, hang_timeout_seconds: float, guard: BrowserGuard | None = None
+        self,
+        health: ProcessHealth,
+        hang_timeout_seconds: float,
+        guard: BrowserGuard | None = None,
+        aliases: Sequence[MetricAlias] = (),
     ) -> None:
-        """``guard`` checks the Host header; if it is None, any host is accepted."""
+        """``guard`` checks the Host header; if it is None, any host is accepted. Metrics are also
+        served under their ``aliases``."""
+        self._aliases = aliases
         self.health = health
         self.guard = guard or BrowserGuard()
         self._hang_timeout_seconds = hang_timeout_seconds
@@ -116,7 +122,7 @@ class OpsServer:
         if path == "/livez":
             return self._live()
         if path == "/metrics":
-            return HTTPStatus.OK, CONTENT_TYPE_LATEST, render_metrics(self._registry)
+            return HTTPStatus.OK, CONTENT_TYPE_LATEST, render_metrics(self._registry, self._aliases)
         return _not_found(path)
 
     def post(self, path: str, peer: str, here: str) -> OpsResponse:

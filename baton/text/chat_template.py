@@ -10,7 +10,7 @@ import jinja2.ext
 import jinja2.sandbox
 
 from baton.clock import Clock
-from baton.errors import Invalid
+from baton.errors import CONTEXT_LENGTH_EXCEEDED, Invalid
 from baton.text.template_messages import fit_messages
 from baton.text.template_rules import Message, TemplateRules, find_rules
 
@@ -131,7 +131,7 @@ class _TextLimit:
                     f"{self._max_characters} characters from the messages and tools, the limit of "
                     "one request; send fewer or shorter ones",
                     param="messages",
-                    code="context_length_exceeded",
+                    code=CONTEXT_LENGTH_EXCEEDED,
                 )
             taken.append(piece)
         return "".join(taken)

@@ -124,10 +124,6 @@ class Tokenizer:
         return text
 
     @property
-    def has_chat_template(self) -> bool:
-        return self._chat_template is not None
-
-    @property
     def chat_template_source(self) -> str:
         """The source of the chat template, or of all chat templates if there are several; empty if
         there is none."""

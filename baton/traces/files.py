@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from baton.errors import Invalid
-from baton.json_fields import JsonFields, parse_fields
-from baton.traces.seed import seeded_generator
-from baton.traces.trace import Trace, TraceRequest
+from baton.traces.json_fields import JsonFields, parse_fields
+from baton.traces.trace import Trace, TraceRequest, seeded_generator
 
 FORMAT = "baton-trace-1"
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +11,6 @@ from baton.clock import Clock
 from baton.concurrency.threads import run_in_thread
 from baton.errors import Invalid, Unavailable
 from baton.transport.base import Peer, Transfer, TransferRange, TransferState, Transport
-from baton.transport.link_time import busy_seconds
 
 FIRST_POLL_SECONDS = 50e-6
 LONGEST_POLL_SECONDS = 1e-3
@@ -248,3 +247,13 @@ async def _release(
             cancelled = error
     if cancelled is not None:
         raise cancelled
+
+
+def busy_seconds(intervals: Iterable[tuple[float, float]]) -> float:
+    """Return how long at least one of the reads was in progress. ``intervals`` are the times of the
+    beginning and the end of each read."""
+    seconds, busy_until = 0.0, float("-inf")
+    for began, ended in sorted(intervals):
+        seconds += max(ended - max(began, busy_until), 0.0)
+        busy_until = max(busy_until, ended)
+    return seconds

@@ -16,7 +16,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from baton.checkpoint import ModelLimits, model_digest
+from baton.checkpoints.checkpoint import ModelLimits, model_digest
 from baton.core.request import TokenLogprob
 from baton.engine.executor import PlanExecutor, ThreadedExecutor
 from baton.engine.kv_pool import staging_size

@@ -21,6 +21,7 @@ from baton.errors import BatonError, Invalid
 from baton.registry.adapters import AdapterRegistry
 from baton.worker.adapter_stats import AdapterStats
 from baton.worker.engine_thread import EngineHandle
+from baton.worker.limits import MAX_ADAPTER_RETRY_SECONDS
 
 REFRESH_SECONDS = 0.5
 """Interval at which the registry is read."""
@@ -28,10 +29,6 @@ REFRESH_SECONDS = 0.5
 RETRY_SECONDS = 10.0
 """An adapter that could not be loaded is tried again after this time: its folder may have been
 incomplete, or another adapter may have been unloaded."""
-
-MAX_RETRY_SECONDS = 600.0
-"""Each time that an adapter was read in vain, the time until the next attempt doubles up to this
-limit, since reading and preparing an adapter takes seconds of a core."""
 
 UNLOAD_DELAY_SECONDS = 5.0
 """Time between the end of an adapter's announcement and the refusal of new requests for it, so that
@@ -200,7 +197,7 @@ class WorkerAdapters:
         failure = self._books.failures.get(entry.name)
         if failure is None or failure.entry != entry:
             return RETRY_SECONDS
-        return min(2 * failure.delay_seconds, MAX_RETRY_SECONDS)
+        return min(2 * failure.delay_seconds, MAX_ADAPTER_RETRY_SECONDS)
 
     def _record_failure(self, entry: AdapterEntry, error: Exception, delay_seconds: float) -> None:
         """Announce that an adapter can't be loaded. Other weights that were loaded under its name

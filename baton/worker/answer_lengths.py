@@ -4,8 +4,9 @@ from collections import deque
 
 import numpy as np
 
+from baton.core.answer_length_predictor import MIN_ANSWERS
+
 WINDOW_ANSWERS = 256
-MIN_ANSWERS = 4
 LOW_PERCENTILE = 10
 UNKNOWN_ANSWER_TOKENS = 256.0
 """The assumed length of an answer before any has finished on this worker."""

@@ -7,12 +7,11 @@ import torch
 from baton.core.kv_codec import CodecSpeed, KvCodecName, KvCodecs
 from baton.kv_codec.base import BlockCodec
 from baton.kv_codec.block_format import BlockFormat
+from baton.worker.limits import MAX_SAMPLE_BLOCKS
 
 SAMPLE_BYTES = {"cpu": 2**20, "cuda": 64 * 2**20}
 """Size of the KV that is encoded, by kind of device: it takes a CPU some milliseconds, and is
 enough work for all of a GPU."""
-
-MAX_SAMPLE_BLOCKS = 256
 
 NUM_ROUNDS = 2
 """Number of measurements, of which the fastest counts, after one to warm up."""

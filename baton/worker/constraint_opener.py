@@ -2,17 +2,12 @@
 
 from collections.abc import Awaitable, Callable
 
-from baton.concurrency.fair_slots import FairSlots
+from baton.concurrency.budget import Budget
 from baton.concurrency.threads import run_in_thread
 from baton.core.grammar import Grammar
 from baton.core.request import RequestSpec
 from baton.engine.constraint import Constraint, ConstraintFactory
-
-MAX_CONCURRENT_GRAMMARS = 2
-"""Number of threads that compile grammars. A tenant uses at most one of them, so that it can't
-block other tenants."""
-
-MAX_WAITING_GRAMMARS = 1024
+from baton.worker.limits import MAX_CONCURRENT_GRAMMARS, MAX_WAITING_GRAMMARS
 
 GrammarCheck = Callable[[Grammar, str], Awaitable[None]]
 """Tries to compile a tenant's grammar in a separate process: :mod:`baton.text.grammar.checker`."""
@@ -27,7 +22,7 @@ class ConstraintOpener:
     ) -> None:
         self._factory = factory
         self._check = check
-        self._slots = FairSlots(MAX_CONCURRENT_GRAMMARS, MAX_WAITING_GRAMMARS, "grammars")
+        self._turns = Budget(MAX_CONCURRENT_GRAMMARS, "grammars", max_waiting=MAX_WAITING_GRAMMARS)
 
     async def open(self, spec: RequestSpec) -> Constraint | None:
         """Return the constraint on the answer, or None if the request has no grammar or this worker
@@ -40,5 +35,5 @@ class ConstraintOpener:
         owner = spec.owner
         if self._check is not None:
             await self._check(grammar, owner.hex())
-        async with self._slots.slot(owner.hex()):
+        async with self._turns.turn(owner.hex()):
             return await run_in_thread(lambda: factory.create(grammar, answered, owner))

@@ -8,11 +8,9 @@ from typing import Any, Protocol, TypeVar
 
 from baton.engine.engine import Engine, StepResult
 from baton.errors import BatonError, Overloaded, Unavailable
+from baton.worker.limits import MAX_COMMANDS
 
 T = TypeVar("T")
-MAX_COMMANDS = 8192
-"""Maximum number of commands that wait for a step to end. Beyond it, :meth:`EngineThread.call`
-raises Overloaded. A request takes about three commands."""
 
 
 class EngineHandle(Protocol):

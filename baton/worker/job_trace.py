@@ -8,11 +8,8 @@ from baton.core.trace_context import TraceContext
 from baton.engine.result import ScheduledPrompt
 from baton.obs.span import Span, SpanEvent, SpanKind, Value
 from baton.worker.kv_transfer_stats import KvTransferStats
+from baton.worker.limits import MAX_CHUNK_EVENTS
 from baton.worker.prefix_fetch_stats import PrefixFetchStats
-
-MAX_CHUNKS = 128
-"""Maximum number of chunk events per span, which is OpenTelemetry's limit. Further events are
-dropped."""
 
 
 @dataclass(slots=True)
@@ -30,7 +27,7 @@ class JobTrace:
     chunks: list[SpanEvent] = field(default_factory=list)
 
     def record_chunk(self, now: float, num_computed: int) -> None:
-        if len(self.chunks) < MAX_CHUNKS:
+        if len(self.chunks) < MAX_CHUNK_EVENTS:
             self.chunks.append(SpanEvent("chunk", now, {"baton.computed_tokens": num_computed}))
 
 

@@ -145,18 +145,17 @@ def _with_answers(
 
 def _with_shared_steps(load: WorkerLoad, engine: Engine) -> WorkerLoad:
     """Add how much prompts and the answers that run now delay each other. A step with both has the
-    time ``shared_step_seconds``; the answers take their part of it, and the rest is left for
-    prompts."""
+    time ``shared_step_seconds``."""
     answers = [
         sequence.num_known_tokens
         for sequence in engine.sequences
         if sequence.phase is Phase.RUNNING and sequence.num_uncomputed_tokens <= 1
     ]
-    longest = engine.max_shared_step_seconds(len(answers), sum(answers))
-    if longest is None or load.decode_cost is None or not answers:
-        return replace(load, shared_step_seconds=longest)
-    own = load.decode_cost.seconds(len(answers), sum(answers))
-    return replace(load, shared_step_seconds=longest, prompt_slowdown=longest / (longest - own))
+    return replace(
+        load,
+        shared_step_seconds=engine.max_shared_step_seconds(len(answers), sum(answers)),
+        prompt_slowdown=engine.prompt_slowdown(len(answers), sum(answers)),
+    )
 
 
 def _expected_length(sequence: Sequence, answer_tokens: float) -> int:

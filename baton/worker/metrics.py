@@ -1,4 +1,5 @@
-"""The Prometheus metrics of a worker's steps and requests.
+"""The Prometheus metrics of a worker's steps and requests. Series with known labels exist at 0 from
+the start, since a scraper can't see the increase with which a series begins.
 
 Nothing here is called per token: recording a step costs a few microseconds, whatever its batch
 size.
@@ -10,8 +11,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from baton.config.values import TRANSPORTS
+from baton.core.kv_codec import KvCodecName
 from baton.core.task import Task
 from baton.engine.result import EngineStats, ScheduledPrompt, StepWork
+from baton.errors import ERROR_MAPPINGS
 from baton.worker.adapter_stats import AdapterStats
 from baton.worker.job import JobOutcome
 from baton.worker.kv_transfer_stats import KvTransferStats
@@ -76,6 +80,8 @@ class WorkerMetrics:
             ["status"],
             registry=registry,
         )
+        for mapping in ERROR_MAPPINGS.values():
+            self._failures.labels(mapping.grpc_status)
         prefix = Counter(
             "baton_worker_prefix_tokens_total",
             "Tokens of prompts started on this worker, by where their KV came from: computed, this "
@@ -107,6 +113,11 @@ class WorkerMetrics:
             ["transport"],
             registry=registry,
         )
+        for transport in TRANSPORTS:
+            self._transfer_bytes.labels(transport)
+            self._transfer_read_seconds.labels(transport)
+            for codec in KvCodecName:
+                self._transfer_raw_bytes.labels(transport, codec.value)
         self._transfer_exposed_seconds = Histogram(
             "baton_worker_kv_transfer_exposed_seconds",
             "Time that the KV transfer adds to the wait for the second token.",
@@ -128,6 +139,8 @@ class WorkerMetrics:
             ["mode"],
             registry=registry,
         )
+        for mode in ("fetch", "recompute", "split", "none", "error"):
+            self._store_lookups.labels(mode)
         self._store_seconds = Histogram(
             "baton_worker_store_wait_seconds",
             "Time that prompts waited for the store before they were queued.",

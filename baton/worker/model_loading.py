@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from baton.checkpoint import ModelLimits, load_model_limits
+from baton.checkpoints.checkpoint import ModelLimits, load_model_limits
+from baton.checkpoints.hub import resolve_model
 from baton.clock import Clock, SystemClock
 from baton.config import Settings
 from baton.core.ids import TokenId
@@ -19,9 +20,7 @@ from baton.engine.engine import Engine
 from baton.engine.kv_codecs import open_pool_codecs
 from baton.engine.loaded_runner import LoadedRunner
 from baton.engine.speculation.draft_source import DraftSource
-from baton.engine_settings import runner_options
 from baton.errors import Invalid
-from baton.hub import resolve_model
 from baton.kv_codec.base import BlockCodec
 from baton.serve.status_pipe import report_progress
 from baton.system.core_shares import CoreShares
@@ -30,6 +29,7 @@ from baton.system.private_folder import create_private_folder, private_folder
 from baton.text.grammar.checker import GrammarChecker
 from baton.text.grammar.matcher import GrammarCompiler
 from baton.transport.base import Region
+from baton.worker.engine_settings import runner_options
 from baton.worker.kv_layout import KvLayout
 from baton.worker.speculation_setup import check_speculation, load_draft_source, uses_speculation
 from baton.worker.staging_area import StagingArea

@@ -7,21 +7,11 @@ from itertools import chain
 
 from baton.core.ids import Epoch, RequestId
 from baton.core.kv_transfer import WorkerRef
-from baton.core.request import MAX_PROMPT_LOGPROBS, RequestOutput, RequestSpec
+from baton.core.request import RequestOutput, RequestSpec
 from baton.core.task import Task
 from baton.errors import Overloaded
-
-MAX_UNREAD_OUTPUTS = 65_536
-"""Limit of unread outputs, about 25 MB without logprobs. A router with so many unread outputs is
-gone or hopelessly behind."""
-
-MAX_UNREAD_LOGPROBS = 8 * MAX_PROMPT_LOGPROBS
-"""Limit of the logprobs in unread outputs, alternatives included, about 80 MB: as many as a router
-requests for all its prompts at once."""
-
-MAX_MESSAGE_WEIGHT = 4_096
-"""Limit of the outputs and logprobs in one message, which takes up to some 10 ms to encode and has
-some 200 kB. A single output may have more logprobs, up to those of one request's prompt."""
+from baton.rpc.convert.outputs import outputs_to_proto
+from baton.worker.limits import MAX_MESSAGE_WEIGHT, MAX_UNREAD_LOGPROBS, MAX_UNREAD_OUTPUTS
 
 OnSubmit = Callable[["OutputStream", RequestSpec, Task, WorkerRef | None], None]
 OnCancel = Callable[[RequestId, Epoch], None]
@@ -96,6 +86,10 @@ class OutputStream:
         if not self._has_rest:
             self._ready.clear()
         return unread
+
+    async def next_message(self) -> bytes:
+        """As :meth:`next_outputs`, but encoded."""
+        return outputs_to_proto(await self.next_outputs()).SerializeToString()
 
     def close(self) -> None:
         if not self.closed:

@@ -13,10 +13,11 @@ from prometheus_client import CollectorRegistry
 
 from baton.clock import Clock, SystemClock
 from baton.config import Settings
+from baton.config.pinned_models import pin_models
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.kv_codec import KvCodecName
 from baton.core.member import Member
-from baton.core.states import WORKER_ROLES, Role, WorkerState
+from baton.core.states import Role, WorkerState
 from baton.engine.engine import Engine
 from baton.engine.loaded_runner import LoadedRunner
 from baton.engine.result import StepResult
@@ -24,16 +25,14 @@ from baton.kv_codec.base import BlockCodec
 from baton.kv_codec.block_format import parse_layout
 from baton.network.address import host_port
 from baton.obs.tracing import SpanExport
-from baton.pinned_models import pin_models
 from baton.registry.adapters import RedisAdapterRegistry
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry
 from baton.registry.startup import wait_for_registry
 from baton.rpc.framed.server import FramedServer
-from baton.rpc.framed.worker_service import framed_worker_services
 from baton.rpc.server import build_server, listen
-from baton.rpc.worker_service import add_worker_service
+from baton.rpc.worker_service import add_worker_service, framed_worker_services
 from baton.serve.status_pipe import STATUS, report_role
 from baton.system.heap import trim_heap
 from baton.system.host import host_id
@@ -46,6 +45,7 @@ from baton.worker.codec_speeds import conductor_codecs, measure_codec_speeds
 from baton.worker.constraint_opener import ConstraintOpener
 from baton.worker.context import WorkerConfig, WorkerContext
 from baton.worker.engine_thread import EngineThread
+from baton.worker.limits import MAX_DESCRIPTION_CHARACTERS
 from baton.worker.model_loading import (
     LoadedModel,
     build_engine,
@@ -67,9 +67,6 @@ takes milliseconds."""
 
 ENGINE_PROBE_SECONDS = 5.0
 """Interval between checks that the engine's thread still responds."""
-
-MAX_DESCRIPTION = 200
-"""Maximum length, in characters, of the name of the computing software that a worker announces."""
 
 RESERVE_AHEAD_STEPS = 2
 """Number of steps that are left to compute of a prompt when the decode worker is told to reserve
@@ -338,8 +335,7 @@ class WorkerProgram:
         """Whether another worker of the same variant is ready, to which requests can be rerouted or
         migrated."""
         members = self._membership.current.of_model(self._settings.model_name)
-        ready = [m for role in WORKER_ROLES for m in members.ready(role, variant_id)]
-        return any(member.id != self._id for member in ready)
+        return any(member.id != self._id for member in members.ready_workers(variant_id=variant_id))
 
     def _on_state_or_role_change(self, runner: LoadedRunner) -> None:
         """Announce a change of the worker's state or role."""
@@ -394,7 +390,7 @@ class WorkerProgram:
             * context.engine_config.num_groups
             // runner.block_tokens,
             device=runner.pool.device,
-            computed_by=runner.description[:MAX_DESCRIPTION],
+            computed_by=runner.description[:MAX_DESCRIPTION_CHARACTERS],
             max_model_tokens=context.engine_config.max_model_tokens,
             transports=tuple(self._transports),
             framed_address=self._framed_address,

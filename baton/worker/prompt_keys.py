@@ -3,10 +3,7 @@
 from baton.concurrency.threads import run_in_thread
 from baton.engine.key_chain import BlockKeyChain, BlockKeyChainFactory
 from baton.worker.job import Job
-
-MAX_INLINE_HASH_TOKENS = 4096
-"""Maximum length of prompts whose block keys are hashed in the event loop, which takes half a
-millisecond; longer prompts are hashed in a thread."""
+from baton.worker.limits import MAX_INLINE_HASH_TOKENS
 
 
 async def hash_prompt(job: Job, hasher: BlockKeyChainFactory) -> BlockKeyChain:

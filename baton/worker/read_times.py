@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from baton.transport.link_time import busy_seconds
+from baton.transport.reads import busy_seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from baton.core.states import WORKER_ROLES, WORKER_TRANSITIONS, Role, WorkerState
+from baton.core.states import WORKER_TRANSITIONS, Role, WorkerState
+from baton.core.worker_kinds import WORKER_KINDS, list_kinds
 from baton.errors import Invalid, Unavailable
 
 
@@ -41,9 +42,8 @@ class RoleState:
         """Drain in order to change the role to ``role``. If that is the current role, end a drain
         instead. Idempotent. Raises Invalid for a role that workers can't have, and Unavailable if
         the worker is leaving the cluster permanently."""
-        if role not in WORKER_ROLES:
-            *others, last = sorted(each.value for each in WORKER_ROLES)
-            roles = f"{', '.join(others)} or {last}"
+        if role not in WORKER_KINDS or not WORKER_KINDS[role].runs_engine:
+            roles = list_kinds(conjunction="or", can=lambda kind: kind.runs_engine)
             raise Invalid(
                 f"a worker can't become a {role.value}: its role must be {roles}", param="role"
             )

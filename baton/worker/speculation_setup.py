@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import structlog
 
-from baton.checkpoint import load_model_limits
+from baton.checkpoints.checkpoint import load_model_limits
+from baton.checkpoints.hub import resolve_model
 from baton.config import Settings
 from baton.engine.loaded_runner import LoadedRunner
 from baton.engine.speculation.draft_source import DraftSource
-from baton.engine_settings import runner_options
 from baton.errors import Invalid
-from baton.hub import resolve_model
+from baton.worker.engine_settings import runner_options
 
 log = structlog.get_logger(__name__)
 

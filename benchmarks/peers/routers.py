@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.config import DEMO_MODEL
-from benchmarks.machine import SYSTEM_CLOCK, pause
 from orchestrator.preflight import free_port
-from tools.local_cluster import local_cluster
+from testkit.local_cluster import local_cluster
+from testkit.machine import SYSTEM_CLOCK, pause
 
 NUM_WORKERS = 4
 START_SECONDS = 90.0

@@ -29,9 +29,6 @@ INFO = orjson.dumps(
         "data": [{"id": "demo", "object": "model", "created": 0, "owned_by": "peer"}],
     }
 )
-INFO_HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(INFO)
-)
 MAX_TOKENS = re.compile(rb'"max_tokens":\s*(\d+)')
 DEFAULT_TOKENS = 16
 

@@ -8,14 +8,15 @@
 All systems run on this machine, one after the other in each round. A load is TOKENSxCONCURRENCY;
 each request has a prompt of its own. With the loads ``none``, only the CPU use of the idle systems
 is measured. Disaggregated systems have a prefill and a decode worker with one thread each, or, in
-the system ``baton+vllm-2-ranks``, with two ranks of one thread each; vLLM alone has a thread per
-core, and so have each worker of ``baton-all-cores`` and the one mixed worker of ``baton-mixed``;
-``baton-2-mixed`` has two mixed workers with one thread each. In all systems, vLLM runs with
-``--enforce-eager``, since torch.compile would take minutes at each start; ``--compiled`` lets vLLM
-alone compile. Prints medians over all requests of all rounds, the CPU use of each program of the
-idle system, and JSON as the last line. With ``--kill``, a worker that generates answers is killed
-in the last round while 20 answers are generated, and the number of these answers that were
-completed is printed, too.
+the system ``baton+vllm-2-ranks``, with two ranks of one thread each; ``baton-attached`` is Baton in
+front of the two servers of ``vllm-disaggregated``. vLLM alone has a thread per core, and so have
+each worker of ``baton-all-cores`` and the one mixed worker of ``baton-mixed``; ``baton-2-mixed``
+has two mixed workers with one thread each. In all systems, vLLM runs with ``--enforce-eager``,
+since torch.compile would take minutes at each start; ``--compiled`` lets vLLM alone compile. Prints
+medians over all requests of all rounds, the CPU use of each program of the idle system, the CPU
+time per token of what stands in front of attached servers, and JSON as the last line. With
+``--kill``, a worker that generates answers is killed in the last round while 20 answers are
+generated, and the number of these answers that were completed is printed, too.
 """
 
 import argparse
@@ -33,9 +34,15 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from benchmarks.machine import SYSTEM_CLOCK, describe, pause
 from benchmarks.vllm.model import SHAPES, VOCAB_SIZE, make_model
-from benchmarks.vllm.systems import System, baton, vllm_alone, vllm_disaggregated
+from benchmarks.vllm.systems import (
+    System,
+    baton,
+    baton_attached,
+    vllm_alone,
+    vllm_disaggregated,
+)
+from testkit.machine import SYSTEM_CLOCK, describe, pause
 
 SEED = 1
 REQUESTS_PER_STREAM = 4
@@ -155,6 +162,12 @@ def idle_cpu_percent(system: System) -> dict[str, float]:
     return {name: 100 * (seconds - before[name]) / IDLE_SECONDS for name, seconds in used().items()}
 
 
+def own_cpu_seconds(system: System) -> float:
+    """Return the CPU time (s) of all programs but vLLM's servers."""
+    programs = [each for name, each in system.parts().items() if name != "servers"]
+    return sum(sum(process.cpu_times()[:2]) for each in programs for process in each)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", type=Path, default=Path(".venv-vllm/bin/python"))
@@ -171,6 +184,7 @@ def main() -> None:
         "baton+vllm": lambda model: baton(model, python),
         "baton+vllm-2-ranks": lambda model: baton(model, python, ranks=2),
         "vllm-disaggregated": lambda model: vllm_disaggregated(model, python),
+        "baton-attached": lambda model: baton_attached(model, python),
         "vllm": lambda model: vllm_alone(model, python, compiled=options.compiled),
         "baton": lambda model: baton(model, None),
         "baton-all-cores": lambda model: baton(model, None, threads=0),
@@ -197,9 +211,14 @@ def main() -> None:
                     )  # warm-up
                     idle[name].append(idle_cpu_percent(system))
                     for load in loads:
+                        before = own_cpu_seconds(system)
                         got, duration = asyncio.run(
                             run_load(system, load, rng, options.answer_tokens)
                         )
+                        spent = 1e3 * (own_cpu_seconds(system) - before)
+                        count = load.num_requests * options.answer_tokens
+                        if name == "baton-attached":
+                            print(f"{name} {load}: {spent / count:.3f} ms of Baton's CPU per token")
                         answers[name, str(load)] += got
                         seconds[name, str(load)] += duration
                         print(f"round {round_number}: {_row(name, str(load), got, duration)}")

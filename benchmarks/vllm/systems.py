@@ -18,14 +18,14 @@ from typing import Any
 import httpx
 import psutil
 
-from benchmarks.machine import pause
 from orchestrator.preflight import free_port
-from tools.local_cluster import (
+from testkit.local_cluster import (
     VLLM_START_SECONDS,
     LocalCluster,
     engine_settings,
     local_cluster,
 )
+from testkit.machine import pause
 
 POOL_BYTES = 2**30
 """Size of each worker's KV pool."""
@@ -98,13 +98,15 @@ def vllm_alone(model: Path, python: Path, *, compiled: bool = False) -> Iterator
 
 
 @contextmanager
-def vllm_disaggregated(model: Path, python: Path) -> Iterator[System]:
-    """Run a prefill and a decode server of vLLM with its NixlConnector, one core each. The client
-    sends the two requests that a proxy would send, so no proxy costs time."""
-    transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
-    arguments = ("--kv-transfer-config", json.dumps(transfer))
+def vllm_pair(model: Path, python: Path) -> Iterator[list["VllmServer"]]:
+    """Run two servers of vLLM with its NixlConnector, one core each."""
+    transfer = {
+        "kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu",
+        "kv_load_failure_policy": "recompute",
+    }  # fmt: skip
+    arguments = ("--kv-transfer-config", json.dumps(transfer), "--enable-prompt-tokens-details")
     with ExitStack() as stack:
-        servers = [
+        yield [
             stack.enter_context(
                 vllm_server(
                     model, python, 1,
@@ -114,12 +116,37 @@ def vllm_disaggregated(model: Path, python: Path) -> Iterator[System]:
             )
             for _ in range(2)
         ]  # fmt: skip
+
+
+@contextmanager
+def vllm_disaggregated(model: Path, python: Path) -> Iterator[System]:
+    """Run :func:`vllm_pair` as a prefill and a decode server. The client sends the two requests
+    that a proxy would send, so no proxy costs time."""
+    with vllm_pair(model, python) as servers:
         stream = _disaggregated_completions(servers[0].url, servers[1].url, model.name)
         yield System(
             stream,
             lambda: {"prefill": servers[0].processes, "decode": servers[1].processes},
             servers[1].kill,
         )
+
+
+@contextmanager
+def baton_attached(model: Path, python: Path) -> Iterator[System]:
+    """Run :func:`vllm_pair` behind a Baton cluster of one prefill and one decode worker."""
+    with vllm_pair(model, python) as (prefill, decode):
+        settings: dict[str, object] = {"attach": f"prefill={prefill.url},decode={decode.url}"}
+        with local_cluster(model, 1, 1, settings, timeout_seconds=VLLM_START_SECONDS) as cluster:
+
+            def parts() -> dict[str, list[psutil.Process]]:
+                own = {
+                    entry["id"]: _with_children(entry["pid"])
+                    for entry in cluster.status()["processes"]
+                }
+                servers = prefill.processes + decode.processes
+                return own | {"servers": servers}
+
+            yield System(_completions(cluster.url, model.name), parts, decode.kill)
 
 
 @dataclass(frozen=True, slots=True)

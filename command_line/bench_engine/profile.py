@@ -12,15 +12,15 @@ from pathlib import Path
 
 import torch
 
+from baton.checkpoints.hub import resolve_model
 from baton.config.config_version import program_version
-from baton.console import open_console
 from baton.engine.bench.bench_runner import BenchRunner, num_blocks_for_step
 from baton.engine.bench.profile_step import ProfileStep, profile_steps
 from baton.engine.bench.stopwatch import Action, ElapsedTime, time_mean, time_once
 from baton.engine.native.processor import model_name
 from baton.engine.runner import ModelRunner, pick_dtype
-from baton.engine_settings import runner_options
-from baton.hub import resolve_model
+from baton.reports.console import open_console
+from baton.worker.engine_settings import runner_options
 from command_line.bench_engine.config import EngineBenchConfig
 from command_line.bench_engine.profile_table import print_profile
 from simulator.cost_table import CostTable

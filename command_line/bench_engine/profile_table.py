@@ -7,8 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.engine.bench.profile_step import ProfileStep
-from simulator.step_cost import StepCost, StepWork
-from simulator.worker_costs import WorkerCosts
+from simulator.step_cost import StepCost, StepWork, WorkerCosts
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 from baton.engine.bench.bench_case_result import BenchCaseResult
 from baton.engine.bench.ceilings import Ceilings
 from baton.errors import Invalid
-from baton.plots import label_axes, open_figure
+from baton.reports.plots import label_axes, open_figure
 
 MARKERS = {"prefill": ("s", "tab:orange"), "decode": ("o", "tab:blue")}
 AXIS_MARGIN = 2.0

@@ -11,16 +11,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from baton.checkpoints.hub import resolve_model
 from baton.clock import SystemClock
-from baton.console import open_console
 from baton.engine.native.processor import model_name
 from baton.engine.runner import ModelRunner
-from baton.engine_settings import runner_options
 from baton.errors import Invalid
-from baton.hub import resolve_model
 from baton.kv_codec.block_format import BlockFormat, parse_layout
 from baton.kv_codec.registry import open_codecs
+from baton.reports.console import open_console
 from baton.text.tokenizer import Tokenizer
+from baton.worker.engine_settings import runner_options
 from command_line.bench_kv_codec.codec_quality import CodecQuality, QualityMeter
 from command_line.bench_kv_codec.codec_speed import Blocks, CodecSpeed, measure_speeds
 from command_line.bench_kv_codec.config import KvCodecBenchConfig

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from baton.core.ids import WorkerId
 from baton.errors import Overloaded
-from baton.hash_ring import ring_successors
+from baton.placement.hash_ring import ring_successors
 from conductor.policy.candidates import key_bytes, ring_key
 from conductor.policy.decision import Decision
 from conductor.policy.kv_transfer_time import fetch_seconds

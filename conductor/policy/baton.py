@@ -25,7 +25,7 @@ from itertools import islice
 
 from baton.core.placement import ScoredWorker
 from baton.errors import Overloaded, Unavailable
-from baton.hash_ring import ring_successors
+from baton.placement.hash_ring import ring_successors
 from conductor.policy.candidates import candidates
 from conductor.policy.config import (
     IDLE_QUEUE_SECONDS,

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from itertools import islice
 
 from baton.core.ids import WorkerId
-from baton.hash_ring import ring_successors
-from baton.prefix_popularity import first_unpopular_key
+from baton.placement.hash_ring import ring_successors
+from baton.placement.prefix_popularity import first_unpopular_key
 from conductor.policy.snapshot import (
     AnyBlockKey,
     PolicyQuery,
@@ -22,7 +22,7 @@ def key_bytes(key: AnyBlockKey) -> bytes:
 
 def ring_key(snapshot: Snapshot, query: PolicyQuery) -> bytes:
     """Return the key that is looked up on the hash ring: the prompt's
-    :func:`~baton.prefix_popularity.first_unpopular_key` or, if there is none, the session or,
+    ``first_unpopular_key`` or, if there is none, the session or,
     without a session, the request's id."""
     num_workers = len(snapshot.prefills) + len(snapshot.mixed)
     key = first_unpopular_key(query.keys, snapshot.cache.request_share, num_workers)

@@ -3,7 +3,7 @@
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import WorkerId
@@ -26,8 +26,37 @@ class QueuedPrefill:
     work_seconds: float
 
 
+class PromptsOnly:
+    """What concerns the prompts of a worker that writes no answers: its ``prefill`` part, of
+    two."""
+
+    __slots__ = ()
+
+    @property
+    def prefill(self) -> Self:
+        return self
+
+    @property
+    def decode(self) -> None:
+        return None
+
+
+class AnswersOnly:
+    """What concerns the answers of a worker that computes no prompts: its ``decode`` part."""
+
+    __slots__ = ()
+
+    @property
+    def prefill(self) -> None:
+        return None
+
+    @property
+    def decode(self) -> Self:
+        return self
+
+
 @dataclass(slots=True)
-class PrefillView:
+class PrefillView(PromptsOnly):
     """A prefill worker as the policies see it. Its current step ends at ``busy_until_seconds``;
     then it computes the prompts in ``queue``, which is ordered by deadline and has
     ``queued_tokens`` tokens to compute in total. ``node`` is the store node on its host. If
@@ -62,7 +91,7 @@ class PrefillView:
 
 
 @dataclass(slots=True)
-class DecodeView:
+class DecodeView(AnswersOnly):
     """A decode worker as the policies see it, at the time ``as_of_seconds``. ``context_tokens`` is
     the KV, in tokens, of all requests placed on it, including those that have not arrived yet; it
     is expected to grow to ``projected_tokens``. If ``is_measured`` is False, ``cost`` is a guess:
@@ -112,11 +141,12 @@ class DecodeView:
 
 @dataclass(slots=True)
 class MixedView:
-    """A mixed worker, which computes prompts and answers in the same steps, as the policies see it:
-    as a prefill worker and as a decode worker. ``prefill.queue`` takes into account that answers
-    delay prompts. A further prompt takes ``prompt_slowdown`` times as long as on an idle worker.
-    Lately, steps with prompts took the share ``prompt_share`` of the time, from 0 to 1. If
-    ``shared_step_seconds`` is set, no step with both prompts and answers takes longer."""
+    """A worker that serves whole requests as the policies see it: as a prefill worker and as a
+    decode worker. Like a mixed worker, it computes prompts and answers in the same steps.
+    ``prefill.queue`` takes into account that answers delay prompts. A further prompt takes
+    ``prompt_slowdown`` times as long as on an idle worker. Lately, steps with prompts took the
+    share ``prompt_share`` of the time, from 0 to 1. If ``shared_step_seconds`` is set, no step with
+    both prompts and answers takes longer."""
 
     prefill: PrefillView
     decode: DecodeView
@@ -144,12 +174,16 @@ class MixedView:
         return 1 / (rest / step + (1 - rest) / shared) if step else 0.0
 
 
+WorkerView = PrefillView | DecodeView | MixedView
+"""A worker as the policies see it. ``prefill`` is its view as one that computes prompts, ``decode``
+as one that writes answers; None if it does not."""
+
 WorkerViewT = TypeVar("WorkerViewT", PrefillView, DecodeView, MixedView)
 
 
 class WorkerPool(Generic[WorkerViewT]):
-    """The views (:class:`PrefillView`, :class:`DecodeView` or :class:`MixedView`) of one role's
-    workers, by worker id and ordered by load. A view's load may only change between
+    """The views of the workers that do the same (:class:`PrefillView`, :class:`DecodeView` or
+    :class:`MixedView`), by worker id and ordered by load. A view's load may only change between
     :meth:`take_for_update` and :meth:`put`, which take the view out of the order and put it back in
     its new place."""
 
@@ -222,8 +256,8 @@ class CacheView(Protocol):
         ...
 
     def workers_with_prefix(self, keys: Sequence[AnyBlockKey], count: int) -> list[WorkerId]:
-        """Return up to ``count`` prefill workers (or mixed workers), starting with those that have
-        the most leading blocks on their device or in the store on their host."""
+        """Return up to ``count`` workers that compute prompts, starting with those that have the
+        most leading blocks on their device or in the store on their host."""
         ...
 
     def longest_stored_prefix(self, keys: Sequence[AnyBlockKey]) -> StoredPrefix | None:
@@ -233,7 +267,7 @@ class CacheView(Protocol):
 
     def request_share(self, key: AnyBlockKey) -> float:
         """Return the share of recent requests that have this block, from 0 to 1: see
-        :class:`baton.prefix_popularity.PrefixPopularity`."""
+        :class:`baton.placement.prefix_popularity.PrefixPopularity`."""
         ...
 
 
@@ -275,7 +309,9 @@ class AdmissionRates:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The cluster at the moment of a decision. The pools have different workers.
+    """The cluster at the moment of a decision. The pools have different workers: by what they do,
+    whatever their kind, those that only compute prompts, those that only write answers, and in
+    ``mixed`` those that serve whole requests.
     ``num_placed`` is the number of earlier placements.
     ``answer_tokens`` is the mean length of recent answers, and ``short_answer_tokens`` is the 10th
     percentile of their lengths."""

@@ -47,6 +47,8 @@ it."""
 NODE_AFFINITY = 0.001
 """The amount of a node's own resource (``node:ADDRESS``) that a worker requests to run there."""
 
+PROGRAMS = Path(__file__).parents[2]
+
 Result = TypeVar("Result")
 
 
@@ -110,8 +112,9 @@ class RayCluster:
         options = {
             "log_to_driver": False,
             "logging_level": logging.CRITICAL,
-            # Otherwise Ray would put the working folder first in the sys.path of its workers.
-            "job_config": JobConfig(_client_job=True),
+            # Ray's workers find the actor in the programs' folder. A "client job", since otherwise
+            # Ray would put the working folder first in their sys.path.
+            "job_config": JobConfig(_client_job=True, _py_driver_sys_path=[str(PROGRAMS)]),
         }
         if address is None:
             # Ray makes its folder accessible to everybody (0777): create it in a private one.

@@ -7,15 +7,10 @@ from typing import Any
 from baton.core.adapter import AdapterEntry, is_adapter_name
 from router.errors import ApiError
 from router.generation.adapter_directory import AdapterDirectory, ServedAdapter
-from router.openai.context import RouterContext
+from router.limits import MAX_LOADING_SECONDS, MAX_REMOVAL_SECONDS
+from router.serving.context import RouterContext
 
 POLL_SECONDS = 0.1
-MAX_LOADING_SECONDS = 30.0
-"""How long a request to load an adapter waits until a worker has loaded it."""
-
-MAX_REMOVAL_SECONDS = 5.0
-"""How long such a request, or one to unload an adapter, waits until no worker announces the removed
-adapter any more. Workers stop announcing it within a second or two."""
 
 
 class AdapterLoader:

@@ -10,7 +10,7 @@ from router.admin.adapter_loader import AdapterLoader
 from router.admin.routes import check_admin, read_json_object
 from router.errors import ApiError
 from router.generation.adapter_directory import AdapterDirectory, ServedAdapter
-from router.openai.context import RouterContext
+from router.serving.context import RouterContext
 
 
 def add_adapter_routes(app: FastAPI, context: RouterContext, adapters: AdapterDirectory) -> None:

@@ -11,10 +11,14 @@ from fastapi.responses import Response
 
 from baton.network.browser_guard import is_loopback_name, normalized_host
 from baton.pools.control_client import send_control_command
-from router.errors import ApiError
-from router.openai.context import RouterContext
+from router.errors import ApiError, not_json
+from router.limits import MAX_ADMIN_BODY_BYTES
+from router.serving.context import RouterContext
 
-MAX_BODY_BYTES = 4096
+NO_RESET = (
+    "cached prefixes can't be dropped: they are evicted when their memory is needed; to find none "
+    "of those of earlier requests, send another cache_salt; `baton kv purge` drops what is stored"
+)
 
 PROXY_HEADERS = frozenset({"forwarded", "via", "x-forwarded-for", "x-real-ip"})
 """Headers that proxies add. A request with one of them may come from a remote client, even if the
@@ -37,6 +41,13 @@ def add_admin_routes(app: FastAPI, context: RouterContext) -> None:
         if not sizes or not all(type(count) is int for count in sizes.values()):
             raise ApiError(400, 'the body must be like {"prefill": 2, "decode": 3}')
         return await _call_supervisor(context, {"command": "scale", "pools": sizes})
+
+    @app.post("/reset_prefix_cache")
+    @app.post("/flush_cache")
+    async def reset_prefix_cache(request: Request) -> Response:
+        """Refuse to drop cached prefixes, which load generators ask vLLM and SGLang for."""
+        check_admin(context, request)
+        raise ApiError(501, NO_RESET, code="unsupported_endpoint")
 
     @app.post("/admin/drain")
     async def drain(request: Request) -> Response:
@@ -111,12 +122,12 @@ async def read_json_object(request: Request) -> dict[str, Any]:
     body = b""
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise ApiError(413, f"the body must have at most {MAX_BODY_BYTES} bytes")
+        if len(body) > MAX_ADMIN_BODY_BYTES:
+            raise ApiError(413, f"the body must have at most {MAX_ADMIN_BODY_BYTES} bytes")
     try:
         value = orjson.loads(body)
     except ValueError as error:
-        raise ApiError(400, f"the body is not JSON: {error}") from error
+        raise ApiError(400, not_json("the body", error)) from error
     if not isinstance(value, dict):
         raise ApiError(400, "the body must be a JSON object")
     return value

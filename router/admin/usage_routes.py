@@ -10,8 +10,9 @@ from fastapi.responses import Response
 from baton.errors import Unavailable
 from router.admin.routes import check_admin
 from router.errors import ApiError
-from router.openai.context import RouterContext
-from router.tenants.usage_store import MAX_DAYS, day_of, days_since, usage_report
+from router.limits import MAX_USAGE_DAYS
+from router.serving.context import RouterContext
+from router.tenants.usage_store import day_of, days_since, usage_report
 
 DEFAULT_DAYS = 30
 
@@ -55,14 +56,14 @@ def _date(since: str | None, today: str) -> date:
         day = date.fromisoformat(since)
     except ValueError as error:
         raise _invalid_since(since) from error
-    if not last - timedelta(days=MAX_DAYS - 1) <= day <= last:
+    if not last - timedelta(days=MAX_USAGE_DAYS - 1) <= day <= last:
         raise _invalid_since(since)
     return day
 
 
 def _invalid_since(since: str) -> ApiError:
     message = (
-        f"since is {since[:40]!r}; it must be a day (UTC) within the last {MAX_DAYS} days, "
+        f"since is {since[:40]!r}; it must be a day (UTC) within the last {MAX_USAGE_DAYS} days, "
         "like 2030-12-31"
     )
     return ApiError(400, message, param="since", code="invalid_value")

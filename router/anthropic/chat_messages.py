@@ -4,18 +4,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.anthropic.schema.cache_control import CacheControl
 from router.anthropic.schema.content_block import (
+    CacheControl,
+    MessageParam,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
-from router.anthropic.schema.message import MessageParam
-from router.openai.cache_breakpoints import MAX_BREAKPOINTS
-from router.openai.schema import Message
-from router.openai.schema.cache_control import Breakpoint
-from router.openai.schema.strict_model import field_validation_error
+from router.errors import invalid_field
+from router.serving.cache_breakpoints import MAX_BREAKPOINTS
+from router.serving.schema.message import Breakpoint, Message
 
 PARAGRAPH = "\n\n"
 """Separates the text blocks of a turn. The assistant's blocks are pieces of one text, so nothing
@@ -148,9 +147,10 @@ class ChatMessages:
 
     @property
     def sources(self) -> list[str]:
-        """The field of the request that each message comes from. For merged messages, it is the
-        field of the first one."""
-        return [draft.source for draft in self._drafts]
+        """The field of the request that each message's text comes from. For merged messages, it is
+        the field of the first one."""
+        sources = (draft.source for draft in self._drafts)
+        return [each if each == SYSTEM_SOURCE else f"{each}.content" for each in sources]
 
     @property
     def json(self) -> list[dict[str, Any]]:
@@ -158,12 +158,11 @@ class ChatMessages:
         return [draft.json for draft in self._drafts]
 
     def mark_breakpoints(self, messages: Sequence[Message]) -> None:
-        """Set the breakpoints of the chat's messages. Raises a validation error if there are too
-        many."""
+        """Set the breakpoints of the chat's messages. Raises ApiError (400) for too many."""
         if not self._num_breakpoints:
             return
         if self._num_breakpoints > MAX_BREAKPOINTS:
-            raise field_validation_error(
+            raise invalid_field(
                 "cache_control",
                 f"at most {MAX_BREAKPOINTS} blocks may have cache_control, not "
                 f"{self._num_breakpoints}",

@@ -4,7 +4,8 @@ import re
 
 import orjson
 
-from router.errors import ApiError
+from baton.errors import CONTEXT_LENGTH_EXCEEDED
+from router.errors import ApiError, PromptTooLong
 
 ERROR_TYPES = {
     401: "authentication_error",
@@ -17,19 +18,6 @@ ERROR_TYPES = {
 }
 """Error types by HTTP status. The status stays Baton's, so that proxies and monitoring see the same
 as with OpenAI's API: 503 instead of Anthropic's own 529. Clients retry both."""
-
-FIELD_NAMES = {
-    "stop": "stop_sequences",
-    "response_format": "output_config.format",
-    "continue_final_message": "messages",
-    "reasoning_effort": "output_config.effort",
-    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
-}
-"""The names of fields in Anthropic's requests, by the names that these fields have in chats."""
-
-UNSUPPORTED = "unsupported_parameter"
-"""The code of errors about a field that this API does not have. Such an error already has the name
-that the client used."""
 
 
 def encode_error(error: ApiError, request_id: str) -> bytes:
@@ -45,11 +33,15 @@ def encode_error_event(error: ApiError, request_id: str) -> bytes:
 def error_message(error: ApiError) -> str:
     """Return the error's message. It names the invalid field, since Anthropic's errors have no
     separate ``param``."""
+    if isinstance(error, PromptTooLong):
+        return f"prompt is too long: {error.num_tokens} tokens > {error.max_tokens} maximum"
     detail = error.body["error"]
     message, param = str(detail["message"]), detail["param"]
     if param is None:
         return message
-    name = field_name(param if error.code == UNSUPPORTED else FIELD_NAMES.get(param, param))
+    if error.code == CONTEXT_LENGTH_EXCEEDED:
+        return f"prompt is too long: {message}"
+    name = field_name(param)
     if param in message:
         return message.replace(param, name, 1)
     return f"{name}: {message}"
@@ -57,7 +49,6 @@ def error_message(error: ApiError) -> str:
 
 def field_name(param: str) -> str:
     """Convert the name of a field to Anthropic's form: ``messages.0.content``."""
-    param = param.replace(".function.parameters", ".input_schema")
     return re.sub(r"\[(\d+)\]", r".\1", param)
 
 

@@ -217,6 +217,10 @@ def _admin() -> dict[str, Any]:
     usage["parameters"] = [_parameter("since", "query")]
     state = _get_operation("What the console shows now", "ConsoleFrame", ADMIN_SECURITY)
     events = _get_operation("The same, once a second", "ConsoleFrame", ADMIN_SECURITY)
+    no_reset = _get_operation("Drop cached prefixes: refused", "Error", ADMIN_SECURITY)
+    no_reset["responses"] = {"501": json_response("Error", "It is not supported")} | {
+        "default": json_response("Error", "An error")
+    }
     frames = "Frames: first the whole state, then what changed"
     events["responses"]["200"] = _content(frames, "text/event-stream", TEXT)
     return {
@@ -233,6 +237,8 @@ def _admin() -> dict[str, Any]:
         "/admin/drain": {
             "post": _post_operation("Drain one worker", "WorkerName", "Pools", ADMIN_SECURITY)
         },
+        "/reset_prefix_cache": {"post": no_reset},
+        "/flush_cache": {"post": no_reset},
     }
 
 

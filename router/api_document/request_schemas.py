@@ -21,9 +21,9 @@ from router.api_document.schema_forms import (
     object_of,
 )
 from router.openai.schema.completion import MAX_PROMPTS
-from router.openai.schema.message import MAX_TOOL_CALLS
-from router.openai.schema.sampling_fields import MAX_STOP_CHARACTERS, MAX_STOPS
-from router.openai.schema.tool import MAX_TOOLS
+from router.serving.schema.message import MAX_TOOL_CALLS
+from router.serving.schema.sampling_fields import MAX_STOP_CHARACTERS, MAX_STOPS
+from router.serving.schema.tool import MAX_TOOLS
 
 STOP: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer"}, "minItems": 1}

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from baton.core.worker_kinds import WORKER_KINDS
 from router.api_document.schema_forms import ANYTHING, NULL, REF, TEXT, Schema
 
 INTEGER: Schema = {"type": "integer"}
@@ -133,6 +134,9 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
     "Model": extensible_object(
         id=TEXT, object=_const("model"), created=INTEGER, owned_by=TEXT, max_model_len=INTEGER,
         type=_const("model"), display_name=TEXT, created_at=TEXT,
+        generation_defaults=extensible_object(
+            temperature=NUMBER, top_p=NUMBER, top_k=INTEGER, min_p=NUMBER, repetition_penalty=NUMBER
+        ),
     ),
     "Models": extensible_object(
         object=_const("list"), data=_list_of(ref("Model")), has_more=BOOLEAN, first_id=TEXT,
@@ -162,7 +166,7 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
     "TenantsUsage": extensible_object(since=TEXT, until=TEXT, complete=BOOLEAN),
     "PoolSizes": {
         "type": "object",
-        "properties": {name: {"type": "integer"} for name in ("prefill", "decode", "mixed")},
+        "properties": {role.value: {"type": "integer"} for role in WORKER_KINDS},
         "additionalProperties": False,
         "minProperties": 1,
     },

@@ -4,8 +4,8 @@ from which pydantic can't derive schemas."""
 from collections.abc import Mapping
 
 from router.api_document.schema_forms import ANYTHING, NULL, TEXT, Schema, any_of, const, list_of
-from router.openai.schema.tool import MAX_TOOLS
-from router.responses.schema.input_tokens_body import MAX_ITEMS
+from router.responses.schema import MAX_ITEMS
+from router.serving.schema.tool import MAX_TOOLS
 
 RESPONSES_CLASSES = ("ResponsesBody", "InputTokensBody")
 

@@ -19,12 +19,9 @@ from router.batches.batch_request import (
 )
 from router.batches.batch_store import BatchStore
 from router.batches.file_store import StoredFile
-from router.batches.inflight_journal import MAX_ROUTER_DEATHS, InflightJournal
+from router.batches.inflight_journal import InflightJournal
 from router.errors import ApiError
-from router.http.json_limits import MAX_VALUES
-
-MAX_BATCH_REQUESTS = 50_000
-"""The maximum number of requests of one batch, the same as OpenAI's limit."""
+from router.limits import MAX_BATCH_REQUESTS, MAX_ROUTER_DEATHS, MAX_VALUES
 
 OUTPUT, ERROR = "output", "error"
 

@@ -7,18 +7,13 @@ import orjson
 
 from baton.core.priority import Priority
 from router.batches.batch import ENDPOINTS
-from router.errors import ApiError
+from router.errors import ApiError, not_json
 from router.http.json_limits import check_json_size
-from router.http.nesting import MAX_NESTING, is_nested_deeper
-
-MAX_ID_CHARACTERS = 512
+from router.http.nesting import is_nested_deeper
+from router.limits import MAX_CUSTOM_ID_CHARACTERS, MAX_LINE_ERROR_CHARACTERS, MAX_NESTING
 
 INVALID_REQUEST = "invalid_request"
 """The error code of an invalid line, unless the check that failed has a code of its own."""
-
-MAX_ERROR_CHARACTERS = 500
-"""The maximum number of characters of an error message about an invalid line, since it repeats
-parts of the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +68,16 @@ def parse_batch_request(
     except ApiError as error:
         return BatchRequest(line, None, error=str(error), error_code=error.code or INVALID_REQUEST)
     except (ValueError, RecursionError) as error:
-        return BatchRequest(line, None, error=f"the line is not JSON: {error}")
+        return BatchRequest(line, None, error=not_json("the line", error))
     if not isinstance(value, dict):
         return BatchRequest(line, None, error="the line is not a JSON object")
     custom_id = value.get("custom_id")
-    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_ID_CHARACTERS:
-        message = f"custom_id must be a string of 1 to {MAX_ID_CHARACTERS} characters"
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARACTERS:
+        message = f"custom_id must be a string of 1 to {MAX_CUSTOM_ID_CHARACTERS} characters"
         return BatchRequest(line, None, error=message)
     wrong = _find_error(value, endpoint)
     if wrong:
-        return BatchRequest(line, custom_id, error=wrong[:MAX_ERROR_CHARACTERS])
+        return BatchRequest(line, custom_id, error=wrong[:MAX_LINE_ERROR_CHARACTERS])
     return BatchRequest(line, custom_id, _encode_body(value["body"]))
 
 

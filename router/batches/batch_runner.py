@@ -18,7 +18,7 @@ from router.batches.batch_job import BatchJob
 from router.batches.batch_request import BatchRequest, BatchResponse
 from router.batches.batch_store import BatchStore
 from router.batches.json_files import make_folder
-from router.http.json_limits import MAX_VALUES
+from router.limits import MAX_BACKOFF_SECONDS, MAX_VALUES
 
 POLL_SECONDS = 1.0
 """How often the folder is checked: another router may have added a batch, or may have exited, so
@@ -29,10 +29,6 @@ SWEEP_SECONDS = 60.0
 
 RETRYABLE_HTTP_STATUSES = frozenset({429, 502, 503, 504})
 """A request whose response has one of these statuses is retried later."""
-
-MAX_BACKOFF_SECONDS = 60.0
-"""The longest pause after refused requests. The first pause is one second, and each further one is
-twice as long."""
 
 HOST_WIDE_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}

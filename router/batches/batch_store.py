@@ -14,13 +14,7 @@ from router.batches.batch import Batch, BatchStatus
 from router.batches.file_store import FileStore
 from router.batches.json_files import make_folder, read_json, size_bytes, write_json
 from router.errors import ApiError
-
-MAX_UNFINISHED_BATCHES = 100
-"""The maximum number of unfinished batches of one tenant."""
-
-MAX_BATCHES = 1000
-"""The maximum number of batches of one tenant that are kept; listing them takes 50 ms. The oldest
-finished ones are dropped first."""
+from router.limits import MAX_BATCHES, MAX_UNFINISHED_BATCHES
 
 _ID = re.compile(r"batch_[0-9a-f]{1,64}")
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.core.member import Member
+from router.limits import MAX_CONCURRENT_BATCH_REQUESTS
 
 BUSY_FRACTION = 0.5
 """While the router's load is at least this fraction of its limit, no batch request is started."""
@@ -12,16 +13,12 @@ MIN_FREE_BLOCK_FRACTION = 0.1
 """While a decode worker has less than this fraction of its blocks free, no batch request is
 started: the worker's running requests may need the free blocks."""
 
-MAX_CONCURRENT_BATCH_REQUESTS = 256
-"""The maximum number of batch requests at once: each holds a response in memory, and a body, whose
-bytes count against the router's budget for bodies."""
-
 
 @dataclass(frozen=True, slots=True)
 class RouterLoad:
     """The load as this router sees it. ``num_requests`` is the number of its answers in progress,
     not counting those for batch requests; ``limit`` is the maximum number of answers in
-    progress. ``decode`` are the workers that generate answers: decode and mixed workers."""
+    progress. ``decode`` are the workers that write answers, ``prefill`` the others."""
 
     num_requests: int
     limit: int

@@ -1,21 +1,21 @@
-"""Limits on a tenant's files: how many files it may keep, and how many it may upload."""
+"""Limits on a tenant's files: how many it may keep, upload and download."""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from baton.clock import Clock
+from baton.concurrency.budget import Budget
 from baton.core.ids import TenantId
-from router.tenants.admission import UsageSink
+from baton.errors import Overloaded
+from router.limits import MAX_DOWNLOADS, MAX_TENANT_DOWNLOADS, MAX_TRACKED_TENANTS
 from router.tenants.leaky_bucket import LeakyBucket
 from router.tenants.rate_limit_errors import RateLimited, format_duration
 from router.tenants.tenant import Tenant
-
-MAX_TRACKED_TENANTS = 65_536
-"""At this many tracked tenants (about a hundred bytes each), the upload rates of idle ones are
-forgotten."""
+from router.tenants.usage_recorder import UsageRecorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,9 @@ class UploadAdmission:
     """Admits uploads within the tenants' limits. All calls come from one event loop. Each router
     allows an equal part of each limit, but at least 1."""
 
-    def __init__(self, clock: Clock, num_routers: Callable[[], int], usage_sink: UsageSink) -> None:
+    def __init__(
+        self, clock: Clock, num_routers: Callable[[], int], usage_sink: UsageRecorder
+    ) -> None:
         self._clock = clock
         self._num_routers = num_routers
         self._usage_sink = usage_sink
@@ -95,6 +97,29 @@ class UploadAdmission:
                 for tenant, bucket in self._upload_buckets.items()
                 if bucket.remaining(part, now) < part
             }
+
+
+class DownloadAdmission(Budget):
+    """Admits downloads, in total and per tenant."""
+
+    def __init__(
+        self, limit: int = MAX_DOWNLOADS, tenant_limit: int = MAX_TENANT_DOWNLOADS
+    ) -> None:
+        super().__init__(limit, "downloads")
+        self._tenant_limit = tenant_limit
+
+    def begin(self, tenant: TenantId, weight: float, *, shared: bool) -> Callable[[], None]:
+        """Admit one download; return a function that ends it, to be called once. Raises
+        Overloaded."""
+        number = self.num_in_use_by(tenant)
+        if number >= self._tenant_limit:
+            raise Overloaded(
+                f"tenant {tenant} has {number} downloads under way, which is the most for a tenant "
+                "of this router; read one of them to its end first",
+                retry_after_seconds=1.0,
+            )
+        self.acquire(1, tenant, weight, shared)
+        return partial(self.release, 1, tenant)
 
 
 def _too_many(tenant: TenantId, what: str, limit: int, wait: float) -> RateLimited:

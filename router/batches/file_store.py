@@ -10,12 +10,7 @@ from typing import Any, BinaryIO
 
 from router.batches.json_files import make_folder, read_json, write_json
 from router.errors import ApiError
-
-MAX_EXTRA_RESERVED_BYTES = 8 * 2**20
-"""The maximum number of bytes that are reserved ahead for an upload of unknown size."""
-
-MAX_UPLOAD_SECONDS = 24 * 3600.0
-"""An unfinished upload that is older than this is deleted as abandoned."""
+from router.limits import MAX_EXTRA_RESERVED_BYTES, MAX_UPLOAD_SECONDS
 
 _ID = re.compile(r"file-[0-9a-f]{1,64}")
 

@@ -6,9 +6,6 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-MAX_ROUTER_DEATHS = 2
-"""A request is not retried once this many routers have died while it was in flight."""
-
 
 class InflightJournal:
     """A journal on disk. The record ``+N`` is written before request N runs, and ``-N`` once the

@@ -22,10 +22,8 @@ from router.http.held_response import HeldResponse
 from router.http.item_list import list_page
 from router.http.multipart import MultipartParser, parse_boundary
 from router.http.response_writer import content_length
-from router.openai.context import RouterContext
-
-MAX_BATCH_BODY_BYTES = 64 * 1024
-"""The largest body of a request to create a batch; the batch's own requests are in a file."""
+from router.limits import MAX_BATCH_BODY_BYTES
+from router.serving.context import RouterContext
 
 FORM_FIELDS = frozenset(
     {"purpose", "expires_after", "expires_after[anchor]", "expires_after[seconds]"}

@@ -9,7 +9,7 @@ from pydantic import Field
 from router.http.body_parser import parse_body
 from router.http.item_list import is_number
 from router.openai.schema.chat_hints import Metadata
-from router.openai.schema.strict_model import StrictModel
+from router.serving.schema.strict_model import StrictModel
 
 
 class ExpiresAfter(StrictModel):

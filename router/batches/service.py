@@ -6,34 +6,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from baton.concurrency.threads import FairThreadPool
 from baton.core.ids import TenantId
-from baton.core.states import Role
 from router.batches.batch import ENDPOINTS, Batch, BatchStatus
 from router.batches.batch_request import BatchResponse
 from router.batches.batch_runner import BatchRunner
 from router.batches.batch_store import BatchStore
 from router.batches.concurrency import RouterLoad, num_allowed_batch_requests
 from router.batches.disk_quota import DiskQuota
-from router.batches.download_admission import DownloadAdmission
-from router.batches.file_limits import FileLimits, UploadAdmission
+from router.batches.file_limits import DownloadAdmission, FileLimits, UploadAdmission
 from router.batches.file_store import FileStore, FileUpload, StoredFile
 from router.errors import ApiError
 from router.http.json_limits import max_json_values
-from router.openai.chat_handler import ChatHandler
-from router.openai.completion_handler import CompletionHandler
-from router.openai.context import RouterContext
-from router.openai.generation_handler import GenerationHandler
-from router.responses.request_handler import ResponsesHandler
-from router.tenants.fair_thread_pool import FairThreadPool
+from router.limits import DISK_THREADS
+from router.openai.endpoints import CHATS, COMPLETIONS
+from router.responses.endpoints import responses_endpoint
+from router.serving.context import RouterContext
+from router.serving.request_handler import Endpoint, RequestHandler
 
-HANDLERS: dict[str, type[GenerationHandler]] = dict(
-    zip(ENDPOINTS, (ChatHandler, CompletionHandler, ResponsesHandler), strict=True)
+HANDLERS: dict[str, Endpoint] = dict(
+    zip(ENDPOINTS, (CHATS, COMPLETIONS, responses_endpoint()), strict=True)
 )
-"""Handlers by endpoint. A batch's responses are written to its output file only: unlike other
+"""Endpoints by path. A batch's responses are written to its output file only: unlike other
 responses, they are not kept for later requests."""
-
-DISK_THREADS = 4
-"""Threads for clients' requests about files and batches, since a disk may be slow."""
 
 Result = TypeVar("Result")
 
@@ -98,7 +93,7 @@ class BatchService:
 
     @property
     def num_downloads(self) -> int:
-        return self._downloads.num_downloads
+        return self._downloads.num_in_use
 
     def file_limits(self, tenant: TenantId) -> FileLimits:
         return self._file_limits.with_tenant_limits(
@@ -205,7 +200,7 @@ class BatchService:
     async def _send_request(
         self, tenant: TenantId, endpoint: str, take_body: Callable[[], bytes]
     ) -> BatchResponse:
-        handler = HANDLERS[endpoint](self._context)
+        handler = RequestHandler(self._context, HANDLERS[endpoint])
         status, body = await handler.answer_batch_request(take_body, tenant)
         return BatchResponse(status, handler.request_id, body)
 
@@ -214,11 +209,8 @@ class BatchService:
         load = RouterLoad(
             num_requests=max(context.tenants.request_limiter.num_in_use - running, 0),
             limit=context.config.max_concurrent_requests,
-            prefill=context.cluster.ready_members(Role.PREFILL),
-            decode=[
-                *context.cluster.ready_members(Role.DECODE),
-                *context.cluster.ready_members(Role.MIXED),
-            ],
+            prefill=context.cluster.ready_workers(lambda kind: not kind.writes_answers),
+            decode=context.cluster.ready_workers(lambda kind: kind.writes_answers),
             draining=context.draining,
         )
         return num_allowed_batch_requests(self._requests_per_worker, running, load)

@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 from baton.clock import Clock
 from baton.core.credentials import ClusterCredentials
 from baton.core.member import Member
-from baton.core.states import WORKER_ROLES, Role
+from baton.core.states import Role
 from baton.errors import BatonError
 from baton.pools.control_client import send_control_command
 from baton.rpc.conductor_client import fetch_pool_plan
 from baton.rpc.kvstore_client import KvStoreClient
-from router.console.worker_rows import MAX_TEXT, Row, Rows
+from router.console.worker_rows import Row, Rows
 from router.generation.cluster import Cluster
+from router.limits import MAX_SHOWN_CHARACTERS, MAX_SHOWN_CONDUCTORS, MAX_SHOWN_MODELS, MAX_STORES
 
 POOLS_WAIT_SECONDS = 0.2
 """How long a frame waits for the supervisor, which usually answers within milliseconds."""
@@ -28,13 +29,6 @@ REMOTE_INTERVAL_SECONDS = 5.0
 
 REMOTE_TIMEOUT_SECONDS = 0.5
 """How long a frame waits for conductors and stores."""
-
-MAX_STORES = 64
-"""The maximum number of store nodes that are queried and shown."""
-
-MAX_CONDUCTORS = 8
-MAX_MODELS = 64
-"""The maximum number of models whose plans are read, and of names that the chat offers."""
 
 T = TypeVar("T")
 
@@ -64,7 +58,7 @@ class PoolsReader:
         try:
             self.pools, self.error = call_result.result(), ""
         except BatonError as error:
-            self.error = str(error)[:MAX_TEXT]
+            self.error = str(error)[:MAX_SHOWN_CHARACTERS]
 
 
 def _retrieve_exception(call: "asyncio.Future[Any]") -> None:
@@ -94,7 +88,7 @@ class RemoteReader:
         now = self._clock.monotonic()
         if now < self._read_at + REMOTE_INTERVAL_SECONDS:
             return
-        conductors = self._cluster.ready_members(Role.CONDUCTOR)[:MAX_CONDUCTORS]
+        conductors = self._cluster.ready_members(Role.CONDUCTOR)[:MAX_SHOWN_CONDUCTORS]
         stores = self._cluster.ready_members(Role.KVSTORE)[:MAX_STORES]
         plans, rows = await asyncio.gather(
             _all(self._read_plans(each) for each in conductors),
@@ -106,8 +100,9 @@ class RemoteReader:
 
     async def _read_plans(self, conductor: Member) -> list[Row]:
         """Return the conductor's plans, or an empty list if it does not answer."""
-        workers = [each for role in WORKER_ROLES for each in self._cluster.ready_members(role)]
-        models = sorted({worker.model for worker in workers})[:MAX_MODELS]
+        models = sorted({worker.model for worker in self._cluster.ready_workers()})[
+            :MAX_SHOWN_MODELS
+        ]
         plans = await _all(self._read_plan(conductor, model) for model in models)
         return [plan for plan in plans if plan is not None]
 
@@ -122,7 +117,11 @@ class RemoteReader:
             return None
         row = asdict(plan)
         del row["alternatives"]
-        shown = {"model": model, "reason": plan.reason[:MAX_TEXT], "conductor": conductor.id}
+        shown = {
+            "model": model,
+            "reason": plan.reason[:MAX_SHOWN_CHARACTERS],
+            "conductor": conductor.id,
+        }
         return row | shown
 
     async def _read_store(self, store: Member) -> Row:
@@ -134,7 +133,7 @@ class RemoteReader:
         except TimeoutError:
             return {**row, "error": "it does not answer"}
         except BatonError as error:
-            return {**row, "error": str(error)[:MAX_TEXT]}
+            return {**row, "error": str(error)[:MAX_SHOWN_CHARACTERS]}
         finally:
             await client.close()
 

@@ -16,12 +16,10 @@ from baton.clock import Clock
 from baton.errors import Overloaded
 from router.console.state import ConsoleState
 from router.console.worker_rows import Rows
+from router.limits import MAX_PAGES
 
 FRAME_INTERVAL_SECONDS = 1.0
 CLOSING_POLL_SECONDS = 0.2
-
-MAX_PAGES = 16
-"""The maximum number of pages that may be connected at the same time."""
 
 
 @dataclass(slots=True)

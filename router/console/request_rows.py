@@ -6,16 +6,10 @@ from itertools import islice
 from typing import Any
 
 from baton.core.kv_transfer import WorkerRef
-from router.console.worker_rows import MAX_TEXT, Rows
+from router.console.worker_rows import Rows
 from router.generation.generation import MIGRATION_REASON
 from router.generation.record import GenerationRecord
-
-MAX_REQUESTS = 500
-"""The maximum number of answers in progress that are shown: those that began first."""
-
-
-MAX_ENDED = 30
-"""The number of ended answers that are shown, the latest."""
+from router.limits import MAX_SHOWN_CHARACTERS, MAX_SHOWN_ENDED, MAX_SHOWN_REQUESTS
 
 ENDED = "ended"
 
@@ -49,14 +43,16 @@ def phase_of(record: GenerationRecord) -> Phase:
 
 
 def request_rows(records: Iterable[GenerationRecord]) -> Rows:
-    """Return the rows of the first :data:`MAX_REQUESTS` answers, by answer id. ``arrived_at`` in a
+    """Return the rows of the first answers (MAX_SHOWN_REQUESTS), by answer id. ``arrived_at`` in a
     row is a monotonic time, so that the row of an answer that only waits does not change."""
-    return {record.request_id: _request_row(record) for record in islice(records, MAX_REQUESTS)}
+    return {
+        record.request_id: _request_row(record) for record in islice(records, MAX_SHOWN_REQUESTS)
+    }
 
 
 def ended_rows(finished: Sequence[GenerationRecord]) -> Rows:
-    """Return the rows of the last :data:`MAX_ENDED` answers that have ended, by answer id."""
-    return {record.request_id: _ended_row(record) for record in finished[-MAX_ENDED:]}
+    """Return the rows of the last :data:`MAX_SHOWN_ENDED` answers that have ended, by answer id."""
+    return {record.request_id: _ended_row(record) for record in finished[-MAX_SHOWN_ENDED:]}
 
 
 def _ended_row(record: GenerationRecord) -> dict[str, Any]:
@@ -82,10 +78,12 @@ def _request_row(record: GenerationRecord) -> dict[str, Any]:
         "prefill": _worker_id(placement.prefill) if placement is not None else None,
         "decode": _worker_id(placement.decode) if placement is not None else None,
         "policy": placement.policy if placement is not None else "",
-        "reason": placement.reason[:MAX_TEXT] if placement is not None else "",
+        "reason": placement.reason[:MAX_SHOWN_CHARACTERS] if placement is not None else "",
         "predicted_ttft_seconds": placement.ttft_seconds if placement is not None else None,
         "num_placements": len(record.placements),
-        "last_error": record.placements[-2].error[:MAX_TEXT] if len(record.placements) > 1 else "",
+        "last_error": record.placements[-2].error[:MAX_SHOWN_CHARACTERS]
+        if len(record.placements) > 1
+        else "",
         "prompt_tokens": record.num_prompt_tokens,
         "cached_tokens": record.cached_tokens,
         "cached_by_tier": dict(record.cached_by_tier),

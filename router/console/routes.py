@@ -16,7 +16,7 @@ from router.http.response_writer import (
     ResponseWriter,
     cancel_on_disconnect,
 )
-from router.openai.context import RouterContext
+from router.serving.context import RouterContext
 
 
 def add_console_routes(app: FastAPI, context: RouterContext, feed: ConsoleFeed) -> None:

@@ -10,34 +10,23 @@ from itertools import islice
 from baton.core.ids import WorkerId
 from baton.core.member import Member
 from baton.core.states import Role
-from baton.hash_ring import ring_shares
-from router.console.cluster_reader import MAX_MODELS, PoolsReader, RemoteReader
+from baton.placement.hash_ring import ring_shares
+from router.console.cluster_reader import PoolsReader, RemoteReader
 from router.console.recent_answers import find_recent_answers, summarize, tenant_sums
-from router.console.request_rows import (
-    MAX_REQUESTS,
-    Phase,
-    ended_rows,
-    phase_of,
-    request_rows,
+from router.console.request_rows import Phase, ended_rows, phase_of, request_rows
+from router.console.tenant_rows import tenant_rows
+from router.console.worker_rows import Row, Rows, pool_rows, worker_rows, workers_among
+from router.generation.record import GenerationRecord
+from router.limits import (
+    MAX_FINISHED_RECORDS,
+    MAX_RING_WORKERS,
+    MAX_SHOWN_MODELS,
+    MAX_SHOWN_POOL_WORKERS,
+    MAX_SHOWN_REQUESTS,
+    MAX_SHOWN_TENANTS,
+    MAX_SHOWN_WORKERS,
 )
-from router.console.tenant_rows import MAX_TENANTS, tenant_rows
-from router.console.worker_rows import (
-    MAX_WORKERS,
-    Row,
-    Rows,
-    pool_rows,
-    worker_rows,
-    workers_among,
-)
-from router.generation.record import MAX_FINISHED, GenerationRecord
-from router.openai.context import RouterContext
-
-MAX_RING_WORKERS = 64
-"""The ring is shown for up to this many prefill and mixed workers of a model. A new ring takes
-about 0.5 ms per worker to compute, during which the router does nothing else."""
-
-MAX_POOL_WORKERS = 512
-"""The maximum number of the supervisor's workers that are shown."""
+from router.serving.context import RouterContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +67,7 @@ class StateBuilder:
         history, slo = context.telemetry.history, context.telemetry.metrics.slo
         now = context.clock.monotonic()
         finished = list(history.finished)
-        recent = find_recent_answers(finished, MAX_FINISHED, now)
+        recent = find_recent_answers(finished, MAX_FINISHED_RECORDS, now)
         inflight = list(history.inflight.values())
         sums = tenant_sums(recent, inflight, slo)
         refusals = context.telemetry.metrics.tenants.refusals()
@@ -95,12 +84,7 @@ class StateBuilder:
             "requests": request_rows(inflight),
             "ended": ended_rows(finished),
             "tenants": tenant_rows(sums, refusals, directory),
-            "rings": _ring_rows(
-                [
-                    *context.cluster.ready_members(Role.PREFILL),
-                    *context.cluster.ready_members(Role.MIXED),
-                ]
-            ),
+            "rings": _ring_rows(context.cluster.ready_workers(lambda kind: kind.computes_prompts)),
         }
         cluster = {
             **self._describe_router(now),
@@ -109,7 +93,11 @@ class StateBuilder:
             "recent": summarize(recent, slo),
             "num_workers": len(workers),
             "num_tenants": len(sums.keys() | directory.tenants.keys()),
-            "limits": {"workers": MAX_WORKERS, "requests": MAX_REQUESTS, "tenants": MAX_TENANTS},
+            "limits": {
+                "workers": MAX_SHOWN_WORKERS,
+                "requests": MAX_SHOWN_REQUESTS,
+                "tenants": MAX_SHOWN_TENANTS,
+            },
         }
         return ConsoleState(cluster, tables)
 
@@ -122,7 +110,7 @@ class StateBuilder:
         return {
             "now": round(now, 3),
             "version": self._version,
-            "models": [*names, *(adapter.ref.name for adapter in adapters)][:MAX_MODELS],
+            "models": [*names, *(adapter.ref.name for adapter in adapters)][:MAX_SHOWN_MODELS],
             "router": context.ids.instance_id,
             "is_draining": context.draining,
             "is_ready": any(model.workers.is_ready for model in context.models.all),
@@ -153,12 +141,13 @@ def _supervised_rows(pools: Row | None) -> Rows:
     stop, which may not be members of the cluster yet or any more."""
     if pools is None:
         return {}
-    return {str(each["id"]): each for each in islice(pools["workers"], MAX_POOL_WORKERS)}
+    return {str(each["id"]): each for each in islice(pools["workers"], MAX_SHOWN_POOL_WORKERS)}
 
 
 def _ring_rows(workers: Sequence[Member]) -> Rows:
-    """Return the shares of the hash ring that each model's prefill and mixed workers have. Routers
-    use the ring while no conductor answers. ``shares`` is None for a ring that is too large."""
+    """Return the shares of the hash ring that each model's workers that compute prompts have.
+    Routers use the ring while no conductor answers. ``shares`` is None for a ring that is too
+    large."""
     by_model: dict[str, list[str]] = {}
     for worker in workers:
         by_model.setdefault(worker.model, []).append(worker.id)

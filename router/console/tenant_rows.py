@@ -5,11 +5,9 @@ from itertools import chain, islice
 
 from baton.core.ids import TenantId
 from router.console.worker_rows import Rows
+from router.limits import MAX_SHOWN_TENANTS
 from router.tenants.tenant import Tenant
 from router.tenants.tenant_directory import TenantDirectory
-
-MAX_TENANTS = 100
-"""The maximum number of tenants that are shown: those that use most now come first."""
 
 _NO_USE = {
     "answers": 0,
@@ -27,7 +25,7 @@ def tenant_rows(
     sums: Rows,
     refusals: Mapping[str, int],
     directory: TenantDirectory,
-    max_tenants: int = MAX_TENANTS,
+    max_tenants: int = MAX_SHOWN_TENANTS,
 ) -> Rows:
     """Return the rows of the busiest tenants, by name. ``sums`` is what tenants used recently
     (:func:`router.console.recent_answers.tenant_sums`); ``refusals`` counts their refused requests

@@ -5,31 +5,27 @@ from typing import Any
 
 from baton.core.ids import WorkerId, display_name
 from baton.core.member import Member
-from baton.core.states import WORKER_ROLES, WorkerState
+from baton.core.states import WorkerState
+from baton.core.worker_kinds import WORKER_KINDS
+from router.limits import MAX_SHOWN_CHARACTERS, MAX_SHOWN_WORKERS
 
 Row = dict[str, Any]
 Rows = dict[str, Row]
 
-MAX_WORKERS = 2048
-"""The maximum number of workers that are shown, of about 400 bytes each in a frame."""
-
-MAX_TEXT = 300
-"""The maximum number of characters of a text from another process."""
-
 
 def workers_among(members: Sequence[Member]) -> list[Member]:
-    return [member for member in members if member.role in WORKER_ROLES]
+    return [member for member in members if member.role in WORKER_KINDS]
 
 
 def worker_rows(
     workers: Sequence[Member], avoided: Collection[WorkerId], incompatible: Collection[WorkerId]
 ) -> Rows:
-    """Return the rows of the first :data:`MAX_WORKERS` workers, by id. ``avoided`` are workers that
+    """Return the rows of the first workers (MAX_SHOWN_WORKERS), by id. ``avoided`` are workers that
     the router gives no requests because they failed; ``incompatible`` are workers that it never
     uses, because their logits may differ from those of the others."""
     return {
         worker.id: _worker_row(worker, _problem(worker.id, avoided, incompatible))
-        for worker in workers[:MAX_WORKERS]
+        for worker in workers[:MAX_SHOWN_WORKERS]
     }
 
 
@@ -54,7 +50,7 @@ def _worker_row(worker: Member, problem: str) -> Row:
         "host": worker.host,
         "address": worker.address,
         "device": worker.device,
-        "engine": worker.computed_by[:MAX_TEXT],
+        "engine": worker.computed_by[:MAX_SHOWN_CHARACTERS],
         "transports": list(worker.transports),
         "running": load.running,
         "waiting": load.waiting,
@@ -102,6 +98,8 @@ def _empty_pool(worker: Member) -> Row:
         "model": worker.model,
         "role": worker.role.value,
         "name": worker.role.value,
+        "computes_prompts": WORKER_KINDS[worker.role].computes_prompts,
+        "writes_answers": WORKER_KINDS[worker.role].writes_answers,
         "num_workers": 0,
         "desired": None,
         "states": dict.fromkeys((state.value for state in states), 0),

@@ -11,7 +11,6 @@ import structlog
 from baton.clock import Clock
 from baton.core.adapter import AdapterEntry, AdapterRef
 from baton.core.member import Member
-from baton.core.states import WORKER_ROLES
 from baton.errors import BatonError
 from baton.registry.adapters import AdapterRegistry
 from baton.registry.membership import REJOIN_SECONDS
@@ -116,7 +115,7 @@ class AdapterDirectory:
             one is not other for one, other in zip(self._served_of, now_of, strict=True)
         ):
             self._served_of = now_of
-            workers = [each for role in WORKER_ROLES for each in self._cluster.ready_members(role)]
+            workers = self._cluster.ready_workers()
             announced = [each for worker in workers for each in worker.adapters]
             names = {each.name for each in announced if each.in_settings}
             self._served = {

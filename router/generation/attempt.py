@@ -20,20 +20,12 @@ from baton.errors import (
 )
 from router.generation.output_merger import OutputMerger, coalesce_outputs
 from router.generation.output_queue import OutputDeliveryError, OutputQueue, QueuedOutput
-from router.generation.output_validation import (
-    MAX_ERROR_CHARACTERS,
-    UNKNOWN_VOCAB_SIZE,
-    InvalidOutput,
-    find_output_error,
-)
+from router.generation.output_validation import UNKNOWN_VOCAB_SIZE, InvalidOutput, find_output_error
 from router.generation.worker_connection_pool import WorkerConnection, WorkerConnections
+from router.limits import MAX_ERROR_CHARACTERS, MAX_WORKER_RETRY_SECONDS
 
 RETRYABLE_STATUSES = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "DATA_LOSS", "NOT_FOUND"})
 """gRPC statuses of failures that another placement may avoid."""
-
-
-MAX_RETRY_AFTER_SECONDS = 3600.0
-"""If a worker sends a longer retry delay than this, 1 s is used instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,4 +335,4 @@ def _parse_retry_after(output: RequestOutput) -> float:
         seconds = float(output.details["retry_after_seconds"])
     except (KeyError, ValueError):
         return 1.0
-    return seconds if 0 <= seconds <= MAX_RETRY_AFTER_SECONDS else 1.0
+    return seconds if 0 <= seconds <= MAX_WORKER_RETRY_SECONDS else 1.0

@@ -10,13 +10,10 @@ from baton.core.block_key import KeyRoot, block_keys
 from baton.core.ids import BlockKey, TokenId
 from baton.core.request import RequestSpec
 from baton.core.variant import Variant
+from router.limits import MAX_CACHED_HASHERS
 
 MIN_OFFLOAD_TOKENS = 8192
 """From this many tokens on, hashing takes a millisecond or more, so it runs in a thread."""
-
-MAX_CACHED_HASHERS = 1024
-"""The maximum number of block key hashers that are cached: one per variant, adapter,
-tenant salt and fidelity, some hundred bytes each."""
 
 
 @dataclass(frozen=True, slots=True)

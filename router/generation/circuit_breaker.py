@@ -8,19 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from baton.core.ids import WorkerId
+from baton.registry.limits import MAX_MEMBERS
+from router.limits import MAX_OPEN_SECONDS
 
 FAILURES_TO_OPEN = 3
 """Consecutive failures that open the breaker. One or two may be caused by the request, or by the
 other worker of the pair."""
 
 INITIAL_OPEN_SECONDS = 5.0
-MAX_OPEN_SECONDS = 60.0
 PROBE_TIMEOUT_SECONDS = 10.0
 """How long to wait for a probe's first token or failure before another probe is let through."""
-
-MAX_WORKERS = 4096
-"""The maximum number of workers with a breaker; the breaker of the worker that failed first is
-dropped first."""
 
 
 @dataclass(slots=True)
@@ -73,7 +70,7 @@ class WorkerCircuitBreakers:
             if breaker.num_failures == FAILURES_TO_OPEN:
                 breaker.open_until = now + breaker.next_open_seconds
                 breaker.next_open_seconds = min(2 * breaker.next_open_seconds, MAX_OPEN_SECONDS)
-        while len(self._breakers) > MAX_WORKERS:
+        while len(self._breakers) > MAX_MEMBERS:
             del self._breakers[next(iter(self._breakers))]
 
     def record_success(self, workers: Iterable[WorkerId]) -> None:

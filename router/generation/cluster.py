@@ -1,11 +1,12 @@
 """The router's view of the cluster, refreshed from the registry."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from baton.clock import Clock
 from baton.core.ids import WorkerId
 from baton.core.member import Member
 from baton.core.states import Role
+from baton.core.worker_kinds import WorkerKind
 from baton.registry.membership import Membership, MemberSource, ModelMembership
 from router.generation.model_workers import ModelWorkers
 
@@ -45,6 +46,12 @@ class Cluster:
         other workers of their model are left out (:class:`~baton.registry.member_list.MemberList`).
         """
         return self._membership.ready(role)
+
+    def ready_workers(
+        self, can: Callable[[WorkerKind], bool] = lambda kind: True
+    ) -> Sequence[Member]:
+        """Return the :meth:`ready_members` of all kinds of workers of which ``can`` is true."""
+        return self._membership.current.ready_workers(can)
 
     @property
     def num_routers(self) -> int:

@@ -13,7 +13,7 @@ from baton.core.placement import Placement
 from baton.core.request import RequestOutput, RequestSpec
 from baton.core.variant import Variant
 from baton.errors import BatonError, NotFound, Overloaded, Unavailable
-from baton.placement_refusal import PlacementRefused
+from baton.placement.refusal import PlacementRefused
 from router.generation.attempt import (
     Attempt,
     AttemptDrained,
@@ -28,14 +28,11 @@ from router.generation.placement_search import PlacementSearch
 from router.generation.record import GenerationRecord
 from router.generation.request_isolation import RequestIsolation
 from router.generation.worker_connection import NotConnected
+from router.limits import MAX_MIGRATIONS
 
 MIGRATION_REASON = (
     "the worker that had begun the answer is draining: its KV is transferred to another worker"
 )
-
-MAX_MIGRATIONS = 64
-"""The maximum number of times that one request moves away from a draining worker without a failure
-being counted. Each further time counts as a failure."""
 
 RETRY_BACKOFF_FACTOR = 4
 """The pause before a retry grows by this factor after each failure, so that all pauses of a request
@@ -241,6 +238,7 @@ class Generation:
         if self._kv_source is not None:
             placement = replace(placement, prefill=self._kv_source, reason=MIGRATION_REASON)
         if has_changed:
+            self.record.is_numeric = True
             log.warning(
                 "answer_changes_variant",
                 **self.record.log_fields,

@@ -3,15 +3,18 @@
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.core.kv_codec import KvCodecName
 from baton.core.member import Member
-from baton.core.states import WORKER_ROLES, Role
 from baton.core.variant import Variant
+from baton.core.worker_kinds import WORKER_KINDS, WorkerKind
 from baton.registry.member_list import MemberList
 from baton.registry.membership import MemberView
+
+PROMPTS, ANSWERS, BOTH = (True, False), (False, True), (True, True)
+"""Abilities of workers (:attr:`baton.core.worker_kinds.WorkerKind.abilities`)."""
 
 
 class ModelWorkers:
@@ -23,16 +26,18 @@ class ModelWorkers:
         self._context_tokens = max_model_tokens
         self._cached_capabilities: _Capabilities | None = None
 
-    def ready_members(self, role: Role, variant_id: str = "") -> Sequence[Member]:
-        """Return the ready workers of a role, sorted by id: those of one variant, or of all if
-        ``variant_id`` is empty. Workers that are incompatible with the others are left out
-        (:class:`~baton.registry.member_list.MemberList`)."""
-        return self._members.current.ready(role, variant_id)
+    def ready_workers(
+        self, can: Callable[[WorkerKind], bool], variant_id: str = ""
+    ) -> Sequence[Member]:
+        """Return the ready workers of the kinds of which ``can`` is true, sorted by kind and id:
+        those of one variant, or of all if ``variant_id`` is empty. Workers that are incompatible
+        with the others are left out (:class:`~baton.registry.member_list.MemberList`)."""
+        return self._members.current.ready_workers(can, variant_id)
 
     @property
     def is_ready(self) -> bool:
-        """Whether at least one decode or mixed worker is ready."""
-        return bool(self.ready_members(Role.DECODE) or self.ready_members(Role.MIXED))
+        """Whether at least one worker that writes answers is ready."""
+        return bool(self.ready_workers(lambda kind: kind.writes_answers))
 
     @property
     def max_model_tokens(self) -> int:
@@ -60,7 +65,7 @@ class ModelWorkers:
         reads them several times."""
         current = self._members.current
         if self._cached_capabilities is None or self._cached_capabilities.members is not current:
-            workers = [worker for role in WORKER_ROLES for worker in current.ready(role)]
+            workers = current.ready_workers()
             limits = [worker.max_model_tokens for worker in workers if worker.max_model_tokens]
             codecs = {worker.kv_codecs.strongest for worker in workers}
             self._cached_capabilities = _Capabilities(
@@ -89,18 +94,16 @@ def variant_capacities(workers: Sequence[Member]) -> Mapping[Variant, float]:
     pools are sized for each other. A variant with one of these pools serves with it alone. Workers
     whose block size is not known are left out."""
     known = [worker for worker in workers if worker.block_tokens]
-    totals = Counter(worker.role for worker in known)
-    counts = Counter((worker.variant, worker.role) for worker in known)
+    totals = Counter(WORKER_KINDS[worker.role].abilities for worker in known)
+    counts = Counter((worker.variant, WORKER_KINDS[worker.role].abilities) for worker in known)
     capacities: dict[Variant, float] = {}
     for variant in dict.fromkeys(worker.variant for worker in known):
-        prefill, decode, mixed = (
-            counts[variant, role] for role in (Role.PREFILL, Role.DECODE, Role.MIXED)
-        )
+        prefill, decode, alone = (counts[variant, can] for can in (PROMPTS, ANSWERS, BOTH))
         capacity: float = prefill + decode
         if prefill and decode:
-            share = min(prefill / totals[Role.PREFILL], decode / totals[Role.DECODE])
-            capacity = share * (totals[Role.PREFILL] + totals[Role.DECODE])
-        capacities[variant] = capacity + mixed
+            share = min(prefill / totals[PROMPTS], decode / totals[ANSWERS])
+            capacity = share * (totals[PROMPTS] + totals[ANSWERS])
+        capacities[variant] = capacity + alone
     return capacities
 
 

@@ -6,10 +6,7 @@ from dataclasses import replace
 from baton.core.ids import Epoch
 from baton.core.request import RequestOutput
 from baton.errors import Corrupt
-
-MAX_EARLY_OUTPUTS = 4096
-"""A decode worker sends so many outputs in half a minute at most; by then, the prefill worker's
-first token has arrived, or its connection has failed."""
+from router.limits import MAX_EARLY_OUTPUTS
 
 
 class OutputMerger:
@@ -98,4 +95,5 @@ def _concatenate(run: list[RequestOutput]) -> RequestOutput:
         logprobs=tuple(entry for output in run for entry in output.logprobs),
         finish_reason=run[-1].finish_reason,
         error=run[-1].error,
+        cached_tokens=max(output.cached_tokens for output in run),
     )

@@ -10,29 +10,13 @@ from baton.core.request import RequestOutput, count_logprobs
 from baton.errors import BatonError, Overloaded
 from baton.rpc.convert.outputs import outputs_to_proto
 from baton.rpc.worker_stream import decode_outputs
+from router.limits import MAX_QUEUED_LOGPROBS, MAX_QUEUED_OUTPUTS, PACKED_OUTPUTS
 
 QueuedOutput = tuple[WorkerId, RequestOutput | BatonError]
 """An output from a worker, or the error that ended the worker's outputs."""
 
 OutputReceiver = Callable[[WorkerId, RequestOutput | BatonError], None]
 """Takes an output from a worker, or the error that ended the worker's outputs. Does not wait."""
-
-MAX_QUEUED_OUTPUTS = 8192
-"""The maximum number of queued outputs, of one token and some hundred bytes each. The queue's
-reader waits for nothing but the client, so if this many outputs are unread, the client has stopped
-reading."""
-
-MAX_QUEUED_LOGPROBS = 16_384
-"""The maximum number of logprobs of all queued outputs, alternatives included: 780 tokens with 20
-alternatives each, which take a worker some ten seconds. A queue packs them into 0.3 MB, so a stream
-of 128 answers to a client that does not read holds 38 MB in its queues. The logprobs of a prompt
-are not counted, since they have a budget of their own
-(:class:`~router.openai.logprobs_budget.LogprobsBudget`)."""
-
-PACKED_OUTPUTS = 32
-"""So many unread outputs are packed into one message, and returned together. A reader that
-keeps up with its worker finds one or two. As objects, 60 unread streams took 115 MB, of which
-Python's allocator kept 50 MB for good: long-lived objects lay between them."""
 
 
 class OutputDeliveryError(BatonError):
@@ -41,7 +25,9 @@ class OutputDeliveryError(BatonError):
 
 
 class OutputQueue:
-    """A queue with one reader, and writers that never wait. Not thread-safe: use it on one event
+    """A queue with one reader, and writers that never wait. Logprobs are counted with their
+    alternatives, but not those of a prompt, which have a budget of their own
+    (:class:`~router.serving.memory_budgets.LogprobsBudget`). Not thread-safe: use it on one event
     loop."""
 
     def __init__(

@@ -5,12 +5,7 @@ from collections.abc import Sequence
 
 from baton.core.request import FinishReason, RequestOutput, RequestSpec, TokenLogprob
 from baton.errors import Corrupt
-
-MAX_DETAIL_CHARACTERS = 16_384
-"""The maximum total number of characters in the names and values of an output's ``details``; valid
-outputs have a few hundred."""
-
-MAX_ERROR_CHARACTERS = 4096
+from router.limits import MAX_DETAIL_CHARACTERS
 
 UNKNOWN_VOCAB_SIZE = 1 << 32
 """Used if the vocabulary size is not known: every token id that fits the wire format is below

@@ -13,17 +13,13 @@ from baton.errors import BatonError, DeadlineExceeded, Invalid, Overloaded, Unav
 from router.generation.block_key_hasher import compute_block_keys
 from router.generation.generation_context import GenerationContext
 from router.generation.record import GenerationRecord
+from router.limits import MAX_WAIT_BACKOFF_SECONDS
 
 INITIAL_WAIT_BACKOFFS = 4
 """The first pause of a request that waits for a worker, in units of ``retry_pause_seconds``."""
 
 WAIT_BACKOFF_FACTOR = 1.5
 """Each further pause is longer by this factor."""
-
-MAX_WAIT_BACKOFF_SECONDS = 1.0
-"""The longest pause between two attempts to place a request while no worker is ready: long enough
-that a thousand waiting requests don't overload the conductors, and short enough that the requests
-notice within about a second that a worker is back."""
 
 PRESUMED_DEAD_SECONDS = 5.0
 """A dead worker leaves the registry within this time after its connection broke. A worker that is

@@ -15,19 +15,12 @@ from baton.errors import BatonError
 from baton.rpc.kvstore_client import KvStoreClient
 from router.generation.cluster import Cluster
 from router.generation.record import GenerationRecord, PinRecord
-
-MAX_PENDING_PINS = 256
-"""The maximum number of prefixes that wait to be pinned. Further prefixes are not pinned, and
-recorded as such."""
-
-MAX_STORES = 64
-"""The maximum number of connections to stores. To open another one, the oldest is closed."""
+from router.limits import MAX_PENDING_PINS, MAX_PIN_RETRY_SECONDS, MAX_STORES
 
 STORE_ARRIVAL_TIMEOUT_SECONDS = 10.0
 """How long to wait, after the end of the answer, for the prefix's blocks to arrive at the store."""
 
 INITIAL_RETRY_SECONDS = 0.05
-MAX_RETRY_SECONDS = 2.0
 
 PIN_TIMEOUT_SECONDS = 1.0
 
@@ -134,7 +127,7 @@ class PrefixPinner:
                     return
                 give_up_at = self._clock.monotonic() + STORE_ARRIVAL_TIMEOUT_SECONDS
             await self._clock.sleep(pause)
-            pause = min(2 * pause, MAX_RETRY_SECONDS)
+            pause = min(2 * pause, MAX_PIN_RETRY_SECONDS)
 
     async def _try_pin(
         self, record: GenerationRecord, pin: PrefixPin, pin_record: PinRecord

@@ -24,9 +24,12 @@ from baton.core.ids import TenantId, WorkerId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.request import RequestSpec
 from baton.errors import RequestKilledWorkers
-
-MAX_WORKER_DEATHS = 2
-"""After this many worker incarnations died while they ran a request, it continues in isolation."""
+from router.limits import (
+    MAX_ISOLATION_WAIT_SECONDS,
+    MAX_SEQUENTIAL_RUNS,
+    MAX_SUSPECTS,
+    MAX_WORKER_DEATHS,
+)
 
 PROGRESS_TOKENS = 4
 """A request that got this many new tokens from one placement is no longer suspected: its workers
@@ -36,22 +39,9 @@ MIN_SECONDS_SINCE_DEATH = 3.0
 """No worker may have died for this long before an isolated run begins. Otherwise a death during the
 run could be one of a series that has another cause."""
 
-MAX_ISOLATION_WAIT_SECONDS = 15.0
-"""The longest wait for ``MIN_SECONDS_SINCE_DEATH``: after this, an isolated run begins even if
-workers keep dying."""
-
-MAX_SEQUENTIAL_RUNS = 16
-"""For each group of this many requests that wait for an isolated run or are in one, one such run
-may take place at a time, and always at least one. If a worker dies that ran several isolated
-requests, each of them gets another isolated run, with no other one at the same time."""
-
 RECORD_TTL_SECONDS = 600.0
 """How long the deaths of a request's workers are remembered, and the request is refused, after the
 last death."""
-
-MAX_DIGESTS = 4096
-"""The maximum number of requests with a death record, of some hundred bytes each; the oldest is
-dropped first."""
 
 RequestDigest = NewType("RequestDigest", bytes)
 """A digest of a request's content: the same whenever the client sends the request again."""
@@ -146,7 +136,7 @@ class Quarantine:
             case.is_refused = True
             workers = sorted(each.id for each in case.deaths)
             log.error("request_quarantined", content=digest.hex(), workers=workers)
-        while len(self._death_records) > MAX_DIGESTS:
+        while len(self._death_records) > MAX_SUSPECTS:
             self._death_records.popitem(last=False)
 
     def clear(self, digest: RequestDigest) -> None:

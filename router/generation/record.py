@@ -12,20 +12,12 @@ from baton.core.ids import NO_TENANT, Epoch, RequestId, TenantId
 from baton.core.kv_codec import KvCodecName
 from baton.core.kv_transfer import WorkerRef
 from baton.core.placement import Placement
-from baton.core.request import PROMPT_PREFILLED, RequestOutput
+from baton.core.request import CONTINUATION, NUMERIC, PROMPT_PREFILLED, RequestOutput
 from baton.core.trace_context import TraceContext
 from baton.core.variant import Variant
+from router.limits import MAX_DIGITS, MAX_FINISHED_RECORDS, MAX_RECORDS
 
-MAX_RECORDS = 4096
-"""The maximum number of records that are kept, of about 5 KB each; the oldest is dropped first."""
-
-MAX_FINISHED = 2048
-"""The maximum number of finished answers that are kept in the order of their ends."""
-
-MAX_DIGITS = 20
-"""Numbers that a worker sends are ignored if they have this many digits or more."""
-
-_LATENCIES = ("ttft_seconds", "itl_seconds", "tbt_seconds")
+_LATENCIES = ("ttft_seconds", "itl_seconds")
 
 _TRANSPORT = re.compile(r"[a-z0-9_-]{1,32}")
 
@@ -56,12 +48,10 @@ class PlacementRecord:
             "predicted": {
                 "ttft_seconds": placement.ttft_seconds,
                 "itl_seconds": placement.itl_seconds,
-                "tbt_seconds": placement.itl_seconds,
             },
             "alternatives": {
-                "prefill": [asdict(each) for each in placement.prefill_alternatives],
-                "decode": [asdict(each) for each in placement.decode_alternatives],
-                "mixed": [asdict(each) for each in placement.mixed_alternatives],
+                name: [asdict(each) for each in found]
+                for name, found in placement.alternatives.items()
             },
             "error": self.error,
             "kv_codec": _codec_json(placement),
@@ -101,7 +91,8 @@ class GenerationRecord:
     request's span, or None if the request is not traced. ``variant`` is the variant of the model
     that the request was placed on last, or will be tried first; None while no worker is known.
     ``exact_kv`` says that its lossy codec is not applied to this request. ``refused`` is the
-    placement that it would have got when a conductor refused it.
+    placement that it would have got when a conductor refused it. ``is_numeric`` says that a worker
+    may have continued the answer with other tokens than the one before it would have generated.
     """
 
     request_id: RequestId
@@ -127,6 +118,7 @@ class GenerationRecord:
     exact_kv: bool = False
     model: str = ""
     refused: Placement | None = None
+    is_numeric: bool = False
 
     def record_query(self, epoch: Epoch, now: float) -> None:
         self.pending_query = (epoch, now)
@@ -153,18 +145,23 @@ class GenerationRecord:
     def record_output(self, output: RequestOutput, now: float) -> None:
         if self.ttft_seconds is None and output.token_ids:
             self.ttft_seconds = now - self.arrived_at
-            self.cached_tokens = min(output.cached_tokens, self.num_prompt_tokens)
-            self.cached_by_tier = _cached_tokens_by_tier(self.cached_tokens, output.details)
+            self._record_cached_tokens(output)
+        elif output.cached_tokens and len(self.placements) == 1:  # told with the last output
+            self._record_cached_tokens(output)
         self.num_tokens += len(output.token_ids)
         if output.details:
             self._record_details(output.details)
+
+    def _record_cached_tokens(self, output: RequestOutput) -> None:
+        self.cached_tokens = min(max(output.cached_tokens, 0), self.num_prompt_tokens)
+        self.cached_by_tier = _cached_tokens_by_tier(self.cached_tokens, output.details)
 
     def record_error_output(self, output: RequestOutput) -> None:
         """Record the number of cached tokens from the output with which a worker ended the request
         early. The output has this number only if the worker had computed the prompt; the tenant is
         then charged for the prompt."""
         if self.cached_tokens is None and PROMPT_PREFILLED in output.details:
-            self.cached_tokens = min(max(output.cached_tokens, 0), self.num_prompt_tokens)
+            self._record_cached_tokens(output)
 
     def record_end(self, finish_reason: str, now: float, error: str = "") -> None:
         """Record the end of the answer. Only the first call has an effect."""
@@ -235,9 +232,17 @@ class GenerationRecord:
         placed = self.placements[-1].placement if self.placements else None
         return (KvCodecName.NONE if placed is None else placed.kv_codec).value
 
+    @property
+    def continuation(self) -> str:
+        """How the answer continued on another worker: ``exact``, with the tokens that would have
+        come, or ``numeric``, where rounding or another seed may have changed them. Empty if it was
+        not continued."""
+        if not any(each.num_tokens_before for each in self.placements):
+            return ""
+        return NUMERIC if self.is_numeric else "exact"
+
     def headers(self) -> dict[str, str]:
-        """Return the debug headers whose values are known now. ``x-baton-bytes-shipped`` is the old
-        name of ``x-baton-kv-transfer-bytes``, kept for one version."""
+        """Return the debug headers whose values are known now."""
         headers: dict[str, str] = {}
         if self.lossy_codec:
             headers["x-baton-kv-codec"] = self.kv_codec
@@ -249,16 +254,13 @@ class GenerationRecord:
             headers["x-baton-transport"] = self.transport
         if self.transport or self.finish_reason:
             headers["x-baton-kv-transfer-bytes"] = str(self.kv_bytes_transferred)
-            headers["x-baton-bytes-shipped"] = str(self.kv_bytes_transferred)
         return headers
 
     def explain(self) -> dict[str, Any]:
-        """Return the record as a JSON object. ``tbt_seconds`` and ``bytes_shipped`` are the old
-        names of ``itl_seconds`` and ``kv_transfer_bytes``, kept for one version. The
-        latencies in ``actual`` count from the request's arrival. To be comparable with them,
-        ``predicted`` is the prediction for the first placement, not for the last one. For a request
-        that was refused, these and the alternatives are those of the placement that it would have
-        got; it has no workers."""
+        """Return the record as a JSON object. The latencies in ``actual`` count from the request's
+        arrival. To be comparable with them, ``predicted`` is the prediction for the first
+        placement, not for the last one. For a request that was refused, these and the alternatives
+        are those of the placement that it would have got; it has no workers."""
         placements = [each.explain() for each in self.placements]
         refused = PlacementRecord(Epoch(1), self.refused).explain() if self.refused else {}
         first = placements[0] if placements else refused
@@ -273,14 +275,12 @@ class GenerationRecord:
             "actual": {
                 "ttft_seconds": self.ttft_seconds,
                 "itl_seconds": self.mean_itl_seconds,
-                "tbt_seconds": self.mean_itl_seconds,
             },
             "alternatives": last.get("alternatives", {"prefill": [], "decode": [], "mixed": []}),
             "kv_codec": last.get("kv_codec", {}),
             "placements": placements,
             "transport": self.transport,
             "kv_transfer_bytes": self.kv_bytes_transferred,
-            "bytes_shipped": self.kv_bytes_transferred,
             "prompt_tokens": self.num_prompt_tokens,
             "cached_tokens": self.cached_tokens or 0,
             "cached_tokens_by_tier": self.cached_by_tier,
@@ -292,14 +292,16 @@ class GenerationRecord:
             "error": self.error,
             "pins": [asdict(pin) for pin in self.pins],
             "details": dict(self.details),
+            "continuation": self.continuation,
         }
 
     def _record_details(self, details: Mapping[str, str]) -> None:
-        """Record what a worker has reported about the request, such as the size of its KV transfer.
-        Workers of the previous version call that size ``bytes_shipped``."""
-        size = details.get("kv_transfer_bytes", details.get("bytes_shipped", ""))
-        if size.isdecimal() and len(size) < MAX_DIGITS:
+        """Record what a worker has reported about the request, such as the size of its KV
+        transfer."""
+        size = details.get("kv_transfer_bytes", "")
+        if size.isdecimal() and len(size) <= MAX_DIGITS:
             self.kv_bytes_transferred += int(size)
+        self.is_numeric |= details.get(CONTINUATION) == NUMERIC
         self.details.update((intern(name), value) for name, value in details.items())
 
 
@@ -311,15 +313,15 @@ class GenerationHistory:
 
     ``inflight`` contains the records of all answers in progress, by answer id, in the order in
     which they began; admission bounds their number. ``finished`` contains the last
-    :data:`MAX_FINISHED` answers, in the order of their ends. ``finished_tokens`` counts the tokens
-    of all answers that have ended since the start."""
+    answers (MAX_FINISHED_RECORDS), in the order of their ends. ``finished_tokens`` counts the
+    tokens of all answers that have ended since the start."""
 
     def __init__(self, max_records: int = MAX_RECORDS) -> None:
         self._max_records = max_records
         self._records: OrderedDict[str, list[GenerationRecord]] = OrderedDict()
         self._num_records = 0
         self.inflight: dict[RequestId, GenerationRecord] = {}
-        self.finished: deque[GenerationRecord] = deque(maxlen=MAX_FINISHED)
+        self.finished: deque[GenerationRecord] = deque(maxlen=MAX_FINISHED_RECORDS)
         self.finished_tokens = 0
 
     def add_records(self, request_id: str, records: list[GenerationRecord]) -> None:
@@ -367,7 +369,7 @@ def _cached_tokens_by_tier(cached_tokens: int, details: Mapping[str, str]) -> di
     remaining, tiers = cached_tokens, {}
     for tier in ("disk", "dram"):
         count = details.get(f"cached_{tier}", "")
-        is_valid = count.isdecimal() and len(count) < MAX_DIGITS
+        is_valid = count.isdecimal() and len(count) <= MAX_DIGITS
         tiers[tier] = min(int(count), remaining) if is_valid else 0
         remaining -= tiers[tier]
     return {"device": remaining, "dram": tiers["dram"], "disk": tiers["disk"]}

@@ -9,7 +9,6 @@ from baton.core.placement import Placement
 from baton.core.request import RequestOutput, RequestSpec
 from router.generation.attempt import AttemptDrained, AttemptFailed
 from router.generation.quarantine import (
-    MAX_WORKER_DEATHS,
     PROGRESS_TOKENS,
     IsolatedRun,
     Quarantine,
@@ -18,6 +17,7 @@ from router.generation.quarantine import (
 )
 from router.generation.record import GenerationRecord
 from router.generation.worker_connection import WorkerLost
+from router.limits import MAX_WORKER_DEATHS
 
 log = structlog.get_logger(__name__)
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from baton.core.kv_transfer import WorkerRef
 from baton.core.member import Member
 from baton.core.placement import Placement, PlacementQuery
-from baton.core.states import Role
+from baton.core.worker_kinds import WORKER_KINDS, WorkerKind
 from baton.errors import Unavailable
-from baton.hash_ring import ring_successors
-from baton.prefix_popularity import PrefixPopularity, first_unpopular_key
+from baton.placement.hash_ring import ring_successors
+from baton.placement.prefix_popularity import PrefixPopularity, first_unpopular_key
 from router.generation.model_workers import ModelWorkers
 
 LOAD_SLACK = 1.25
@@ -24,10 +24,10 @@ RING_POLICY = "ring"
 
 class RingPlacer:
     """Places requests by a hash ring. A placement depends only on the query, on the queries before
-    it, on which workers are ready, and on the loads of these workers. The ring has the prefill
-    workers and the mixed workers: a request whose place is a mixed worker's stays there, also for
-    its answer. A prompt has the same key as at the conductor
-    (:mod:`baton.prefix_popularity`), so it goes to the worker to which the conductor sends it while
+    it, on which workers are ready, and on the loads of these workers. The ring has the
+    workers that compute prompts: a request whose place is that of a worker that serves alone stays
+    there, also for its answer. A prompt has the same key as at the conductor
+    (``prefix_popularity``), so it goes to the worker to which the conductor sends it while
     all are idle, and which has its prefix cached."""
 
     def __init__(
@@ -40,11 +40,12 @@ class RingPlacer:
         self._popularity = PrefixPopularity()
 
     async def place(self, query: PlacementQuery) -> Placement:
-        prefills = self._candidates(Role.PREFILL, query)
-        decodes = self._candidates(Role.DECODE, query)
-        mixed = self._candidates(Role.MIXED, query)
+        decodes = self._candidates(lambda kind: kind.imports_kv, query)
+        alone = self._candidates(lambda kind: kind.serves_alone, query)
         needs_decode = query.max_new_tokens > 1
-        computing = [*prefills, *mixed] if decodes or not (needs_decode and mixed) else mixed
+        computing = alone
+        if decodes or not (needs_decode and alone):
+            computing = self._candidates(lambda kind: kind.computes_prompts, query)
         if not decodes and not computing:
             if query.adapter is not None:
                 raise Unavailable(f"no worker has loaded the adapter {query.adapter.name}")
@@ -53,16 +54,16 @@ class RingPlacer:
         if not computing:
             return _build_placement(None, self._pick(decodes, request), "ring: no prefill worker")
         chosen = self._pick(computing, self._ring_key(query))
-        if chosen.role is Role.MIXED:
-            return _build_placement(None, chosen, "ring: a mixed worker")
+        if WORKER_KINDS[chosen.role].serves_alone:
+            return _build_placement(None, chosen, f"ring: a {chosen.role.value} worker")
         if not decodes:
             return _build_placement(chosen, chosen, "ring: no decode worker")
         if not needs_decode:
             return _build_placement(chosen, chosen, "ring: the answer has one token")
         return _build_placement(chosen, self._pick(decodes, request), "ring")
 
-    def _candidates(self, role: Role, query: PlacementQuery) -> list[Member]:
-        ready = self._workers.ready_members(role, query.variant)
+    def _candidates(self, can: Callable[[WorkerKind], bool], query: PlacementQuery) -> list[Member]:
+        ready = self._workers.ready_workers(can, query.variant)
         return [
             member
             for member in ready
@@ -74,8 +75,7 @@ class RingPlacer:
         """Return the key that is looked up on the ring: the same as
         :func:`conductor.policy.candidates.ring_key`."""
         popularity = self._popularity
-        pools = self._workers.ready_members(Role.PREFILL), self._workers.ready_members(Role.MIXED)
-        num_workers = sum(map(len, pools))
+        num_workers = len(self._workers.ready_workers(lambda kind: kind.computes_prompts))
         key = first_unpopular_key(query.block_keys, popularity.request_share, num_workers)
         popularity.record(query.block_keys)
         return (query.session or query.request_id).encode() if key is None else key

@@ -1,7 +1,6 @@
-"""The common base class of worker connections, which is independent of the transport."""
+"""A router's connection to a worker, over which it sends requests and receives outputs."""
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import structlog
@@ -12,16 +11,15 @@ from baton.core.kv_transfer import WorkerRef
 from baton.core.request import RequestOutput, RequestSpec
 from baton.core.task import Task
 from baton.errors import BatonError, Unavailable, Unresponsive
-from baton.rpc.worker_stream import SubmitEncoder, encode_cancel
+from baton.rpc.framed.client import FramedClientConnection, open_framed_connection
+from baton.rpc.service import WORKER
+from baton.rpc.worker_stream import SubmitEncoder, decode_outputs, encode_cancel
 from router.generation.output_queue import OutputDeliveryError, OutputReceiver
+from router.limits import MAX_UNSENT_MESSAGES
 
 log = structlog.get_logger(__name__)
 
 CONNECT_TIMEOUT_SECONDS = 2.0
-
-MAX_UNSENT_MESSAGES = 16_384
-"""The maximum number of messages that wait to be sent to a worker. A worker that leaves so many
-unread is considered gone."""
 
 SUBMIT_ENCODER = SubmitEncoder()
 
@@ -36,15 +34,12 @@ class WorkerLost(Unavailable):
     request), was stopped, or the connection was cut."""
 
 
-class StreamWorkerConnection(ABC):
-    """Base class of the implementations of
-    :class:`router.generation.worker_connection_pool.WorkerConnection`.
+class FramedWorkerConnection:
+    """Implements :class:`router.generation.worker_connection_pool.WorkerConnection`.
 
     :meth:`run` connects and serves until the stream breaks. After that the connection is dead, and
     the pool opens a new one when it is needed.
     """
-
-    is_framed = False
 
     def __init__(self, worker: WorkerRef, trust: ClusterCredentials) -> None:
         self._worker = worker
@@ -53,18 +48,38 @@ class StreamWorkerConnection(ABC):
         self.task: asyncio.Task[None] | None = None
         self.was_connected = False
         self.is_alive = True
-        self.is_retired = False
         self.progressed_at = 0.0
+        self._connection: FramedClientConnection | None = None
+        self._unsent: list[bytes] = []  # messages to send when the connection opens
 
-    @abstractmethod
     async def serve(self) -> BatonError:
-        """Connect, set ``was_connected``, and serve until the stream ends. Return or raise the
-        error that ended the stream."""
+        """Connect, and serve until the stream ends. Return or raise the error that ended it."""
+        connection = await open_framed_connection(
+            self._worker.framed_address,
+            WORKER.name,
+            self._credentials,
+            self._receive,
+            CONNECT_TIMEOUT_SECONDS,
+        )
+        self.was_connected, self._connection = True, connection
+        try:
+            for message in self._unsent:
+                connection.send_message(message)
+            self._unsent.clear()
+            return await connection.wait_until_ended()
+        finally:
+            connection.close()
 
-    @abstractmethod
     def send(self, message: bytes) -> None:
-        """Send a ``RouterMessage``, or queue it until it can be sent. Call this only while
-        ``is_alive`` is True."""
+        """Send a ``RouterMessage`` now, or queue it until the connection is open. Call this only
+        while ``is_alive`` is True. If the worker does not read from an open connection, the
+        connection breaks by itself."""
+        if self._connection is not None:
+            self._connection.send_message(message)
+        elif len(self._unsent) < MAX_UNSENT_MESSAGES:
+            self._unsent.append(message)
+        else:
+            self.break_connection("the worker does not accept the connection")
 
     def submit(
         self, spec: RequestSpec, task: Task, source: WorkerRef | None, receive: OutputReceiver
@@ -102,6 +117,9 @@ class StreamWorkerConnection(ABC):
             is_lost = isinstance(failure, Unavailable) and not isinstance(failure, Unresponsive)
             self._on_break(str(failure), WorkerLost if is_lost else Unavailable)
 
+    def _receive(self, payload: bytes) -> None:
+        self.deliver(decode_outputs(payload))
+
     def deliver(self, outputs: Sequence[RequestOutput]) -> None:
         """Give each output to the receiver of its request. If a receiver raises an exception (a
         bug), only that request ends, not the stream or the other requests. If there are no outputs,
@@ -122,13 +140,6 @@ class StreamWorkerConnection(ABC):
     def break_connection(self, failure: str) -> None:
         """Break the connection now, for the reason ``failure``: all requests on it get an error."""
         self._on_break(failure)
-        if self.task is not None:
-            self.task.cancel()
-
-    def retire(self) -> None:
-        """Close this connection after another one has replaced it. Call it only when no request
-        uses this connection any more."""
-        self.is_alive, self.is_retired = False, True
         if self.task is not None:
             self.task.cancel()
 

@@ -8,21 +8,12 @@ from baton.core.ids import Epoch, RequestId, WorkerId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.request import RequestSpec
 from baton.core.task import Task
-from baton.rpc.framed.worker_service import WORKER_SERVICE
-from router.generation.framed_worker_connection import FramedWorkerConnection
-from router.generation.grpc_worker_connection import GrpcWorkerConnection
 from router.generation.output_queue import OutputReceiver
-from router.generation.unreachable_addresses import UnreachableAddresses
-from router.generation.worker_connection import StreamWorkerConnection
+from router.generation.worker_connection import FramedWorkerConnection
 
 AVOID_SECONDS = 5.0
 """After a worker's connection broke, the worker gets no new requests for this long if other workers
 can take them. By then, a dead worker has left the registry."""
-
-REPLACED_CONNECTION_GRACE_SECONDS = 30.0
-"""How long a replaced connection must be idle before it is closed. Closing its stream makes the
-worker free the KV that it exported for the stream's requests, and other workers may still be
-fetching that KV."""
 
 
 class WorkerConnection(Protocol):
@@ -70,15 +61,13 @@ class WorkerConnections(Protocol):
 
 
 class WorkerConnectionPool:
-    """Keeps one connection per worker address and incarnation: a framed connection if the worker
-    offers one that can be opened, else gRPC. Connections can be opened while :meth:`run` runs, and
-    are closed when it ends."""
+    """Keeps one connection per worker address and incarnation. Connections can be opened while
+    :meth:`run` runs, and are closed when it ends."""
 
     def __init__(self, credentials: ClusterCredentials | str | None = None) -> None:
         self._credentials = to_credentials(credentials)
-        self._connections: dict[tuple[str, int], StreamWorkerConnection] = {}
+        self._connections: dict[tuple[str, int], FramedWorkerConnection] = {}
         self._broke_at: dict[WorkerId, float] = {}
-        self._unreachable_framed = UnreachableAddresses(WORKER_SERVICE, self._credentials)
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
@@ -90,30 +79,22 @@ class WorkerConnectionPool:
             finally:
                 self._tasks = None
 
-    def connect(self, worker: WorkerRef) -> StreamWorkerConnection:
+    def connect(self, worker: WorkerRef) -> FramedWorkerConnection:
         assert self._tasks is not None, "connect() may be called only while run() runs"
         key = (worker.address, int(worker.generation))
         existing = self._connections.get(key)
         if existing is not None and existing.is_alive:
-            if existing.is_framed or not self._can_use_framed(worker):
-                return existing
-            _close_when_idle(existing)
-        connection = self._connections[key] = self._new_connection(worker)
+            return existing
+        connection = FramedWorkerConnection(worker, self._credentials)
+        self._connections[key] = connection
         connection.task = self._tasks.create_task(self._run(worker, connection))
         return connection
 
-    async def _run(self, worker: WorkerRef, connection: StreamWorkerConnection) -> None:
+    async def _run(self, worker: WorkerRef, connection: FramedWorkerConnection) -> None:
         try:
             await connection.run()
         finally:
             self._remove(worker, connection)
-
-    def _new_connection(self, worker: WorkerRef) -> StreamWorkerConnection:
-        kind = FramedWorkerConnection if self._can_use_framed(worker) else GrpcWorkerConnection
-        return kind(worker, self._credentials)
-
-    def _can_use_framed(self, worker: WorkerRef) -> bool:
-        return bool(worker.framed_address) and worker.framed_address not in self._unreachable_framed
 
     def is_alive(self, worker: WorkerRef) -> bool:
         existing = self._connections.get((worker.address, int(worker.generation)))
@@ -131,23 +112,8 @@ class WorkerConnectionPool:
         }
         return frozenset(self._broke_at)
 
-    def _remove(self, worker: WorkerRef, connection: StreamWorkerConnection) -> None:
-        if connection.is_retired:
-            return
-        if connection.is_framed and not connection.was_connected and self._tasks is not None:
-            self._unreachable_framed.add(worker.framed_address, self._tasks)
+    def _remove(self, worker: WorkerRef, connection: FramedWorkerConnection) -> None:
         self._broke_at[worker.id] = asyncio.get_running_loop().time()
         key = (worker.address, int(worker.generation))
         if self._connections.get(key) is connection:
             del self._connections[key]
-
-
-def _close_when_idle(connection: StreamWorkerConnection, was_idle: bool = False) -> None:
-    """Close a connection that was replaced, once it has been idle for a whole grace period."""
-    is_idle = not connection.num_requests
-    if is_idle and was_idle:
-        connection.retire()
-    elif connection.is_alive:
-        asyncio.get_running_loop().call_later(
-            REPLACED_CONNECTION_GRACE_SECONDS, _close_when_idle, connection, is_idle
-        )

@@ -9,59 +9,18 @@ closed unread.
 import asyncio
 import errno
 import socket
-from collections import deque
 from collections.abc import Callable
 
+from baton.concurrency.fair_queue import FairQueue
 from baton.network.address import source_network
 from baton.system.peer_state import peer_has_left
-
-STARTS_PER_ITERATION = 8
-"""The number of connections that are started before the event loop serves others again. With one
-connection per request, the requests of these take some milliseconds."""
-
-ACCEPTS_PER_ITERATION = 64
-"""The number of connections that are taken out of the kernel's queue, and the number whose clients
-are found to have left, in an iteration; each takes some ten microseconds."""
+from router.limits import ACCEPTS_PER_ITERATION, STARTS_PER_ITERATION
 
 RETRY_SECONDS = 1.0
 """How long nothing is accepted after the system refused a file descriptor or memory."""
 
 _QUEUE_IS_EMPTY = {errno.EAGAIN, errno.EWOULDBLOCK}
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-
-
-class WaitingConnections:
-    """Connections that were accepted and not started. Networks take turns; of each network's
-    connections, the oldest is first."""
-
-    def __init__(self) -> None:
-        self._by_network: dict[str, deque[socket.socket]] = {}
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    def add(self, connection: socket.socket, network: str) -> None:
-        self._by_network.setdefault(network, deque()).append(connection)
-        self._size += 1
-
-    def take(self) -> tuple[socket.socket, str]:
-        """Remove the oldest connection of the network whose turn it is; return it and the
-        network."""
-        network = next(iter(self._by_network))
-        return self._take_from(network), network
-
-    def take_from_largest(self) -> socket.socket:
-        """Remove and return the oldest connection of the network with the most connections."""
-        return self._take_from(max(self._by_network, key=lambda each: len(self._by_network[each])))
-
-    def _take_from(self, network: str) -> socket.socket:
-        connections = self._by_network.pop(network)
-        connection = connections.popleft()
-        if connections:
-            self._by_network[network] = connections  # now the last in turn
-        self._size -= 1
-        return connection
 
 
 class Acceptor:
@@ -78,7 +37,8 @@ class Acceptor:
         self._start = start
         self._max_waiting = max_waiting
         self._on_overflow = on_overflow
-        self._waiting = WaitingConnections()
+        self._waiting: FairQueue[socket.socket] = FairQueue()
+        """Connections that were accepted and not started, by network."""
         self._next_turn: asyncio.Handle | None = None
         self._listeners: set[socket.socket] = set()
 
@@ -100,8 +60,8 @@ class Acceptor:
         """Close all listeners, and the connections that still wait."""
         for listener in list(self._listeners):
             self._close(listener)
-        while self._waiting:
-            self._waiting.take()[0].close()
+        while (waiting := self._waiting.take()) is not None:
+            waiting[1].close()
 
     def _close(self, listener: socket.socket) -> None:
         self._listeners.remove(listener)
@@ -114,7 +74,8 @@ class Acceptor:
                 accepted = _accept(listener)
                 if accepted is None:
                     break
-                self._waiting.add(*accepted)
+                connection, network = accepted
+                self._waiting.add(network, connection)
         except OSError as error:
             if error.errno not in _OUT_OF_RESOURCES:
                 raise
@@ -129,9 +90,10 @@ class Acceptor:
         """Start the connections whose turn it is, and schedule the next ones."""
         self._next_turn, started = None, 0
         for _ in range(ACCEPTS_PER_ITERATION):
-            if not self._waiting:
+            if (waiting := self._waiting.take()) is None:
                 return
-            started += self._start_unless_left(*self._waiting.take())
+            network, connection = waiting
+            started += self._start_unless_left(connection, network)
             if started == STARTS_PER_ITERATION:
                 break
         self._next_turn = asyncio.get_running_loop().call_soon(self._start_some)

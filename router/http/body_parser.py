@@ -1,27 +1,24 @@
 """Parses a request body by its schema; an invalid body becomes an error that names the field."""
 
 from codecs import BOM_UTF8
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from router.errors import ApiError
-from router.http.ignored_fields import MAX_NAMES, IgnoredFields
-from router.http.json_limits import MAX_VALUES, check_json_size
+from router.errors import ApiError, invalid_field, not_json
+from router.http.ignored_fields import IgnoredFields
+from router.http.json_limits import check_json_size
 from router.http.large_integers import round_large_integers
 from router.http.unknown_fields import refuse_unknown_field
+from router.limits import MAX_ERRORS, MAX_IGNORED_FIELDS, MAX_VALUES
 
 Body = TypeVar("Body", bound=BaseModel)
+Value = TypeVar("Value")
 
 FIELD_PREFIX = "field:"
 """A validator of a whole body reports an invalid field by an error whose type is this prefix,
 followed by the field's name."""
-
-
-MAX_ERRORS = 1000
-"""If a body has more errors than this, none is described. Describing 100,000 would block the event
-loop for a quarter of a second."""
 
 
 def parse_body(
@@ -55,13 +52,21 @@ def parse_body(
         raise _first_error(error) from error
 
 
-def validate_fields(schema: type[Body], fields: Mapping[str, Any]) -> Body:
-    """Validate the fields of a body that was made from another body. Raises ApiError (400) for the
-    first error."""
+def validate_value(
+    adapter: TypeAdapter[Value], value: Any, field: str, paths: Sequence[str] = ()
+) -> Value:
+    """Validate a value that was made from a body. Raises ApiError (400) for the first error, which
+    names the ``field``; or, in a list whose items come from ``paths`` in the body, the path of the
+    invalid item."""
     try:
-        return schema.model_validate(fields)
+        return adapter.validate_python(value)
     except ValidationError as error:
-        raise _first_error(error) from error
+        _check_number_of_errors(error)
+        first = error.errors(include_url=False, include_input=False)[0]
+        location = (field, *first["loc"])
+        if paths and len(location) > 1:
+            location = (paths[int(first["loc"][0])],)
+        raise _to_api_error({**first, "loc": location}) from error
 
 
 def _add_unknown_fields(
@@ -77,9 +82,9 @@ def _add_unknown_fields(
         path = _field_path(location)
         refusal = refuse_unknown_field(schema, location, path, each["input"])
         if refusal is not None:
-            raise _field_error(path, refusal.message, refusal.code) from error
+            raise invalid_field(path, refusal.message, refusal.code) from error
         if not ignored.add(".".join(step for step in location if isinstance(step, str))):
-            message = f"the body has more than {MAX_NAMES} different unknown fields"
+            message = f"the body has more than {MAX_IGNORED_FIELDS} different unknown fields"
             raise ApiError(400, message, code="unknown_parameter") from error
 
 
@@ -98,25 +103,22 @@ def _first_error(error: ValidationError) -> ApiError:
 def _to_api_error(error: Mapping[str, Any]) -> ApiError:
     kind, message = error["type"], error["msg"]
     if kind.startswith(FIELD_PREFIX):
-        return _field_error(kind.removeprefix(FIELD_PREFIX), message, "invalid_value")
+        return invalid_field(kind.removeprefix(FIELD_PREFIX), message)
     param = _field_path(error["loc"])
     if kind == "json_invalid":
-        return ApiError(400, f"the body is not JSON: {error['ctx']['error']}", code="invalid_json")
+        text = not_json("the body", error["ctx"]["error"])
+        return ApiError(400, text, code="invalid_json")
     if kind == "model_type" and not param:
         return ApiError(400, "the body must be a JSON object", code="invalid_json")
     if kind == "extra_forbidden":
-        return _field_error(
+        return invalid_field(
             param, f"Unrecognized request argument supplied: {param}", "unknown_parameter"
         )
     if kind == "missing":
         message = f"Missing required parameter: {param}"
-        return _field_error(param, message, "missing_required_parameter")
+        return invalid_field(param, message, "missing_required_parameter")
     code = "invalid_type" if kind.endswith("_type") else "invalid_value"
-    return _field_error(param, f"{param}: {message}", code)
-
-
-def _field_error(param: str, message: str, code: str) -> ApiError:
-    return ApiError(400, message, param=param or None, code=code)
+    return invalid_field(param, f"{param}: {message}", code)
 
 
 def _field_path(location: tuple[str | int, ...]) -> str:

@@ -2,18 +2,10 @@
 trailers (RFC 9112, 7.1)."""
 
 from router.errors import ApiError
-
-MAX_FRAMING_BYTES = 4096
-"""The maximum number of bytes of chunk extensions and trailers in one body, in total. Their
-contents are ignored. Clients send none, and proxies a few dozen bytes."""
+from router.limits import MAX_FRAMING_BYTES, MAX_SMALL_CHUNKS, SMALL_CHUNK_BYTES
 
 PLAIN_LINE_BYTES = 10
 """The longest size line of a chunk without extensions: 8 digits and the line break."""
-
-MAX_SMALL_CHUNKS = 8192
-SMALL_CHUNK_BYTES = 64
-"""Parsing a chunk takes some microseconds, however small it is. So a body may have
-``MAX_SMALL_CHUNKS`` chunks of any size, and one more for each ``SMALL_CHUNK_BYTES`` of data."""
 
 
 class ChunkedBodyScanner:

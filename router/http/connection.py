@@ -11,7 +11,7 @@ pipelined requests are kept as unparsed bytes.
 
 Without these bounds, one client can block all others: docs/results/security.md shows the attacks
 with and without them. Replacing uvicorn instead was not worthwhile: granian took as much CPU per
-request, and a bare protocol of our own took only a sixth less (docs/LOG.md).
+request, and a bare protocol of our own took only a sixth less (docs/decisions/11-router-http.md).
 docs/results/router.md compares the cost of a request with other routers.
 """
 
@@ -31,13 +31,7 @@ from router.http.chunked_body import ChunkedBodyScanner
 from router.http.connection_limits import ConnectionLimits
 from router.http.request_head import INVALID_HTTP, RequestHead, parse_request_head
 from router.http.response_writer import INLINE_WRITER_KEY
-
-MAX_TARGET_BYTES = 8192
-"""The longest request target. The targets of the API's routes have less than a hundred bytes."""
-
-MAX_PIPELINED_BYTES = 64 * 1024
-"""The maximum number of bytes of pipelined requests that are kept until the current request is
-answered."""
+from router.limits import MAX_PIPELINED_BYTES, MAX_TARGET_BYTES
 
 HEAD_END = b"\r\n\r\n"
 """The end of a request's head."""

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-MULTIPART_OVERHEAD_BYTES = 64 * 1024
-"""The maximum number of bytes of a multipart form besides the uploaded file."""
+from router.limits import MULTIPART_OVERHEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,7 @@ import zlib
 from collections.abc import Iterator
 
 from router.errors import ApiError
-
-STEP_BYTES = 64 * 1024
-"""The maximum size of one step's result. A step takes a tenth of a millisecond or so, and a body
-that is too large once decompressed is noticed within one step."""
-
-STEP_INPUT_BYTES = 16 * 1024
-"""The maximum number of compressed bytes that one step takes. They may be the tables of thousands
-of blocks without content, and then take a millisecond."""
+from router.limits import STEP_BYTES, STEP_INPUT_BYTES
 
 ENCODINGS = frozenset({"gzip", "x-gzip", "deflate"})
 

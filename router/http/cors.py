@@ -8,8 +8,8 @@ PREFLIGHT_SECONDS = b"600"
 ALLOWED_METHODS = b"GET, POST, DELETE"
 EXPOSED_HEADERS = (
     b"x-request-id, request-id, x-baton-request-id, x-baton-prefill, x-baton-decode, "
-    b"x-baton-transport, x-baton-kv-transfer-bytes, x-baton-bytes-shipped, "
-    b"x-baton-kv-codec, x-baton-ignored-fields, retry-after, retry-after-ms"
+    b"x-baton-transport, x-baton-kv-transfer-bytes, "
+    b"x-baton-kv-codec, x-baton-continuation, x-baton-ignored-fields, retry-after, retry-after-ms"
 )
 EXCLUDED_PATH_PREFIX = "/admin/"
 """Web pages may not use paths with this prefix: without an admin key, admin routes trust local

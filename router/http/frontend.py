@@ -18,12 +18,11 @@ from router.errors import ApiError
 from router.http.browser_check import BrowserRequestCheck
 from router.http.cors import Cors, Headers
 from router.http.response_writer import REQUEST_ID_KEY, ResponseWriter
+from router.limits import MAX_LOGGED_PATH
 
 CLIENT_REQUEST_ID_PATTERN = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 """The request ids that are accepted from clients, since they are safe in a header and a log. A
 request without an accepted id gets a generated one."""
-
-MAX_LOGGED_PATH = 256
 
 
 class HttpFrontend:

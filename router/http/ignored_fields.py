@@ -2,20 +2,16 @@
 
 import re
 
-HEADER = "x-baton-ignored-fields"
-MAX_NAMES = 64
-"""The maximum number of different unknown fields of a body. Each takes a few hundred microseconds
-to be compared with all known fields."""
+from router.limits import MAX_FIELD_CHARACTERS, MAX_IGNORED_FIELDS, MAX_NAMES_IN_HEADER
 
-MAX_NAMES_IN_HEADER = 16
-MAX_NAME_CHARACTERS = 64
+HEADER = "x-baton-ignored-fields"
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.\-]")
 
 
 class IgnoredFields:
     """Collects the names of fields that were ignored, such as ``tools.function.id``. List indexes
-    are left out, so that a name occurs once. Only the first ``MAX_NAMES`` names are kept.
+    are left out, so that a name occurs once. Only the first ``MAX_IGNORED_FIELDS`` names are kept.
 
     The collection is passed to pydantic as the context of validation. If ``is_strict`` is True,
     unknown fields are refused, so only known fields without effect are collected."""
@@ -31,8 +27,8 @@ class IgnoredFields:
     def add(self, name: str) -> bool:
         """Add a field; return False if there are too many. Names come from clients, so every
         character that could have a meaning in a header or a log becomes ``?``."""
-        safe = _UNSAFE.sub("?", name[:MAX_NAME_CHARACTERS])
-        if safe not in self._names and len(self._names) >= MAX_NAMES:
+        safe = _UNSAFE.sub("?", name[:MAX_FIELD_CHARACTERS])
+        if safe not in self._names and len(self._names) >= MAX_IGNORED_FIELDS:
             return False
         self._names[safe] = None
         return True

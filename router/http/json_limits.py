@@ -5,17 +5,7 @@ parser holds the interpreter lock meanwhile.
 """
 
 from router.errors import ApiError
-
-UNCHECKED_BYTES = 32 * 1024
-"""A body up to this size is parsed within a millisecond, whatever it contains."""
-
-MAX_STRINGS = 131_072
-"""The maximum number of strings in a body, keys included. A chat with the most messages allowed
-needs three quarters of this."""
-
-MAX_VALUES = 262_144
-"""The maximum number of values in a body, not counting the token ids of prompts: see
-:func:`max_json_values`."""
+from router.limits import MAX_STRINGS, MAX_VALUES, UNCHECKED_BYTES
 
 
 def max_json_values(max_model_tokens: int) -> int:

@@ -8,7 +8,7 @@ import re
 
 import orjson
 
-from router.errors import ApiError
+from router.errors import ApiError, not_json
 
 _LONG_INTEGER = re.compile(rb"[1-9][0-9]{18}")
 """Finds all integers of more than 64 bits, but also shorter ones, and digits inside of strings. It
@@ -23,6 +23,6 @@ def round_large_integers(data: bytes) -> bytes:
     try:
         return orjson.dumps(orjson.loads(data))
     except orjson.JSONDecodeError as error:
-        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
+        raise ApiError(400, not_json("the body", error), code="invalid_json") from error
     except orjson.JSONEncodeError:  # nested too deeply, which the parser reports
         return data

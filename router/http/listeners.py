@@ -16,12 +16,9 @@ from baton.network.listeners import announce_listener, http_authentication
 from router.http.connection_limits import ConnectionLimits
 from router.http.server import HttpServer, open_listener
 from router.http.tls import ReloadingCertificate
+from router.limits import RESERVED_OPEN_FILES
 
 log = structlog.get_logger(__name__)
-
-RESERVED_OPEN_FILES = 512
-"""File descriptors that a router needs besides those of clients' connections: for streams to
-workers and conductors, and for logs."""
 
 
 class HttpListeners:

@@ -17,16 +17,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from router.errors import ApiError
-
-MAX_PARTS = 16
-MAX_HEADER_BYTES = 4096
-MAX_FIELD_BYTES = 4096
-MAX_FILENAME_CHARACTERS = 255
-"""The longest name of a file in most file systems. The list of a tenant's files repeats the names
-of up to 10,000 files."""
-
-MAX_BOUNDARY_CHARACTERS = 70
-"""The longest boundary that RFC 2046 allows."""
+from router.limits import (
+    MAX_BOUNDARY_CHARACTERS,
+    MAX_FIELD_BYTES,
+    MAX_FILENAME_CHARACTERS,
+    MAX_PARTS,
+)
 
 _BOUNDARY = re.compile(r'boundary="?([^";,\s]+)"?', re.IGNORECASE)
 _NAME = re.compile(r'[;\s]name="([^"]*)"', re.IGNORECASE)
@@ -101,8 +97,8 @@ class MultipartParser:
     def _in_headers(self) -> bool:
         # Keep the line break after the boundary, so that a part may have no headers at all.
         end = self._held.find(b"\r\n\r\n")
-        if (len(self._held) if end < 0 else end) > MAX_HEADER_BYTES:
-            raise _malformed_form(f"a part's headers have more than {MAX_HEADER_BYTES} bytes")
+        if (len(self._held) if end < 0 else end) > MAX_FIELD_BYTES:
+            raise _malformed_form(f"a part's headers have more than {MAX_FIELD_BYTES} bytes")
         if end < 0:
             return False
         self._begin_part(self._held[:end].decode(errors="replace"))

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-MAX_NESTING = 128
-"""The deepest nesting of objects and lists. Encoders fail at 254 levels, the parser of bodies at
-200; real requests have about ten."""
+from router.limits import MAX_NESTING
 
 
 def is_nested_deeper(value: Any, limit: int = MAX_NESTING) -> bool:

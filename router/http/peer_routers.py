@@ -14,14 +14,13 @@ from baton.core.states import Role
 from baton.network.call_signing import MISSING_SECRET_ERROR, PROOF_HEADER, CallSigner, CallVerifier
 from baton.network.pinned_tls import pinned_tls_context
 from router.generation.cluster import Cluster
+from router.limits import MAX_PEER_ANSWER_BYTES, MAX_PEER_ROUTERS
 from router.tenants.authentication import unauthorized_error
 
 PEER_HEADER = "x-baton-peer"
 """A query with this header comes from another router, and is not forwarded again."""
 
 PEER_TIMEOUT_SECONDS = 2.0
-MAX_PEERS = 64
-MAX_ANSWER_BYTES = 4 * 2**20
 
 
 PURPOSE = "peer"
@@ -65,7 +64,7 @@ class PeerRouters:
         """Return the record of a request from the first router that has one, or None if no router
         has one. Routers that don't answer are skipped."""
         routers = (each for each in self._cluster.members if each.role is Role.ROUTER)
-        addresses = [each.address for each in routers if each.id != self._own_id][:MAX_PEERS]
+        addresses = [each.address for each in routers if each.id != self._own_id][:MAX_PEER_ROUTERS]
         path = explain_path(request_id)
         calls = [asyncio.to_thread(self._get, each, path) for each in addresses]
         answers = await asyncio.gather(*calls)
@@ -82,7 +81,7 @@ class PeerRouters:
             response = connection.getresponse()
             if response.status != http.HTTPStatus.OK:
                 return None
-            answer = orjson.loads(response.read(MAX_ANSWER_BYTES))
+            answer = orjson.loads(response.read(MAX_PEER_ANSWER_BYTES))
             return answer if isinstance(answer, dict) else None
         except (OSError, http.client.HTTPException, ValueError):
             return None

@@ -1,44 +1,32 @@
 """A request's body as it arrives, and a memory budget for the bodies of all requests."""
 
+from baton.concurrency.budget import Budget, BudgetShare
 from baton.core.ids import TenantId
-from router.tenants.fair_limiter import FairLimiter
-from router.tenants.limiter_share import LimiterShare
-
-UNMETERED_BYTES = 32 * 1024
-"""This many bytes of each request do not count against the budget, so that small requests are
-served however much other clients send. ``max_concurrent_requests`` bounds the number of
-requests."""
+from router.limits import UNMETERED_BYTES
 
 
-class BodyBudget:
+class BodyBudget(Budget):
     """Limits how many bytes the requests that are not processed yet hold in memory: their bodies,
     and the stored conversations that were read for them. The limit holds in total and per tenant
-    (weighted max-min fairness, see :class:`FairLimiter`)."""
+    (weighted max-min fairness, see :class:`Budget`)."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limiter = FairLimiter(limit_bytes, "bytes of request bodies")
-
-    @property
-    def num_bytes(self) -> int:
-        return self._limiter.num_in_use
-
-    def set_limit(self, limit_bytes: int) -> None:
-        self._limiter.set_limit(limit_bytes)
+        super().__init__(limit_bytes, "bytes of request bodies")
 
     def new_body(self, tenant: TenantId, weight: float, *, shared: bool) -> "RawBody":
         """Return an empty body. ``shared`` says whether more than one tenant is configured."""
-        return RawBody(self._limiter, tenant, weight, shared)
+        return RawBody(self, tenant, weight, shared)
 
 
-class RawBody(LimiterShare):
+class RawBody(BudgetShare):
     """A body that counts against a budget. :meth:`add` the data, then :meth:`take` it once. Leaving
     the ``with`` block, or :meth:`release`, returns its bytes to the budget. ``size_bytes`` is the
     size of the decompressed body and of all that was added with :meth:`charge`."""
 
     __slots__ = ("_data", "size_bytes")
 
-    def __init__(self, limiter: FairLimiter, tenant: TenantId, weight: float, shared: bool) -> None:
-        super().__init__(limiter, tenant, weight, shared)
+    def __init__(self, budget: Budget, tenant: TenantId, weight: float, shared: bool) -> None:
+        super().__init__(budget, tenant, weight, shared)
         self._data: bytes | bytearray = b""
         self.size_bytes = 0
 

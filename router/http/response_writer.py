@@ -11,6 +11,7 @@ from baton.concurrency.time_limit import TimeLimit
 from router.errors import ApiError
 from router.http.content_decoding import ENCODINGS, BodyDecompressor
 from router.http.raw_body import RawBody
+from router.limits import PIECE_BYTES
 
 JSON_HEADERS = {"content-type": "application/json"}
 STREAM_HEADERS = {
@@ -22,8 +23,6 @@ STREAM_HEADERS = {
 JSON_TYPE = "application/json"
 FORM_TYPES = frozenset({"text/plain", "application/x-www-form-urlencoded"})
 BROWSER_HEADERS = (b"origin", b"sec-fetch-site")
-PIECE_BYTES = 64 * 1024
-"""So much of a large body is sent at a time; then its client must have read what came before."""
 
 FIRST_BYTE_SECONDS = 4.0
 """A stream begins after this time, even if there is nothing to send yet, so that its client gets a
@@ -36,7 +35,8 @@ s."""
 CLIENT_CLOSED_REQUEST = 499
 MAX_LENGTH_DIGITS = 20
 INLINE_WRITER_KEY = "baton.push"
-"""The key in an ASGI scope of the :class:`InlineBodyWriter`; missing if the server has none."""
+"""The key in an ASGI scope of the :class:`InlineBodyWriter`, which
+:class:`~router.http.connection.HttpConnection` always sets."""
 REQUEST_ID_KEY = "baton.request_id"
 """The key of the request id in an ASGI scope, by which the client and the logs know the request."""
 
@@ -67,7 +67,7 @@ class InlineBodyWriter(Protocol):
 
 class ResponseWriter:
     """Writes one response. ``status`` is 0 until the response has begun. ``inline_body`` writes
-    parts of the body without waiting, if the server offers that."""
+    parts of the body without waiting; a batch's requests have none."""
 
     def __init__(self, send: Send, inline_body: InlineBodyWriter | None = None) -> None:
         self._send = send

@@ -16,10 +16,11 @@ from uvicorn.server import ServerState
 
 from baton.clock import Clock
 from baton.errors import Unavailable
-from router.http.acceptor import ACCEPTS_PER_ITERATION, Acceptor
+from router.http.acceptor import Acceptor
 from router.http.connection import HttpConnection
 from router.http.connection_limits import ConnectionLimits
 from router.http.idle_connections import IdleConnection, choose_to_close
+from router.limits import ACCEPTS_PER_ITERATION, NOTSENT_LOWAT_BYTES
 
 BACKLOG = 2048
 DATE_REFRESH_SECONDS = 1.0
@@ -32,10 +33,6 @@ to choose these."""
 
 CLOSE_TIMEOUT_SECONDS = 1.0
 POLL_SECONDS = 0.02
-NOTSENT_LOWAT_BYTES = 64 * 1024
-"""The maximum number of unsent bytes per connection in the kernel, beyond the client's receive
-window. With a low value, slow readers are noticed early, and thousands of connections need less
-memory."""
 
 
 class HttpServer:

@@ -11,7 +11,7 @@ import structlog
 
 from baton.clock import Clock
 from baton.errors import Invalid
-from baton.network.file_stamps import FileStamps, file_stamps
+from baton.network.tls import FileStamps, file_stamps
 
 log = structlog.get_logger(__name__)
 

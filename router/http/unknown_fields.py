@@ -12,12 +12,11 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from router.limits import MAX_FIELD_CHARACTERS
+
 TYPO_SIMILARITY = 0.85
 """The similarity (``difflib``'s ratio, 0 to 1) from which an unknown name is taken for a typo.
 Names reach it if a letter is left out, doubled or exchanged in a name of at least six letters."""
-
-MAX_TYPO_CHARACTERS = 64
-"""A longer name is not taken for a typo, since comparing it would take time."""
 
 Location = tuple[str | int, ...]
 
@@ -97,7 +96,7 @@ def _fields_at(schema: type[BaseModel], steps: tuple[str, ...]) -> _Fields:
 
 def closest_name(name: str, known: frozenset[str]) -> str | None:
     """Return the known name that ``name`` is probably a typo of; None if there is no such name."""
-    return None if len(name) > MAX_TYPO_CHARACTERS else _closest(name, known)
+    return None if len(name) > MAX_FIELD_CHARACTERS else _closest(name, known)
 
 
 @lru_cache(maxsize=1024)

@@ -1,9 +1,11 @@
 """Names the parts of OpenAI's and Anthropic's APIs that this server does not have, so that a client
-that requests one of them is told why it is missing."""
+that requests one of them is told why it is missing. The status is 400, since after a 404 some
+proxies send nothing to the server for a while, as if it had lost the model."""
 
 from collections.abc import Mapping
 
 TEXT_ONLY = "this server only generates text"
+NO_RANKING = f"{TEXT_ONLY}, and does not rank"
 
 REASONS: Mapping[str, str] = {
     "/v1/assistants": "deprecated by OpenAI; use /v1/responses",
@@ -15,8 +17,9 @@ REASONS: Mapping[str, str] = {
     "/v1/messages/batches": "use /v1/batches, with files in OpenAI's form",
     "/v1/moderations": "answers are not moderated",
     "/v1/realtime": f"{TEXT_ONLY}; use a stream of /v1/responses or /v1/chat/completions",
-    "/v1/rerank": f"{TEXT_ONLY}, and does not rank",
-    "/v1/score": f"{TEXT_ONLY}, and does not rank",
+    "/v1/rerank": NO_RANKING,
+    "/v2/rerank": NO_RANKING,
+    "/v1/score": NO_RANKING,
     "/v1/threads": "deprecated by OpenAI; use /v1/responses",
     "/v1/uploads": "upload a whole file with /v1/files",
     "/v1/vector_stores": "there is no search; offer one as a tool",

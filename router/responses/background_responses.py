@@ -1,18 +1,20 @@
 """Generates background responses. Their clients do not wait for them, but ask for them later."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 
 import structlog
 
 from baton.clock import Clock
+from baton.concurrency.budget import Budget
 from baton.core.ids import TenantId
-from baton.errors import Invalid, Overloaded, Unavailable
-from router.responses.background_job import BackgroundJob, GenerateResponse
-from router.responses.response_json import encode_response
+from baton.errors import BatonError, Invalid, Overloaded, Unavailable
+from router.errors import ApiError
 from router.responses.response_lease import RENEWAL_SECONDS, LeaseKey, LeaseState, ResponseLeases
 from router.responses.response_status import (
+    CANCELLED,
     FAILED,
     IN_PROGRESS,
     failed_response,
@@ -21,11 +23,55 @@ from router.responses.response_status import (
     with_status,
 )
 from router.responses.response_store import ResponseStore
-from router.responses.stored_response import StoredResponse
-from router.tenants.fair_limiter import FairLimiter
+from router.responses.stored_response import StoredResponse, encode_response
 from router.tenants.tenant_directory import TenantDirectory
 
 log = structlog.get_logger(__name__)
+
+GenerateResponse = Callable[[str], Awaitable[StoredResponse]]
+"""Generates the response with this id, and returns it with its final status. Raises ApiError or
+BatonError: then the response fails."""
+
+
+@dataclass(slots=True, eq=False)
+class BackgroundJob:
+    """Runs ``generate``, which another task can cancel. ``held`` has the resources that the job
+    holds until its end, such as the request's admission."""
+
+    key: LeaseKey
+    stored: StoredResponse
+    """The response as it was last, or is to be, stored."""
+    generate: GenerateResponse
+    held: ExitStack
+    _is_cancelled: bool = False
+    _scope: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
+    _is_generating: bool = False
+
+    def cancel(self) -> None:
+        """End the generation. Idempotent; has no effect once the response is generated."""
+        if self._is_generating and not self._is_cancelled:
+            self._scope.reschedule(asyncio.get_running_loop().time())
+        self._is_cancelled = True
+
+    async def run(self) -> StoredResponse:
+        """Generate the response and return it with its final status, also if it fails or is
+        cancelled. Call once."""
+        if self._is_cancelled:
+            return with_status(self.stored, CANCELLED)
+        try:
+            async with self._scope:
+                self._is_generating = True
+                try:
+                    return await self.generate(self.key.response_id)
+                finally:
+                    self._is_generating = False
+        except Exception as error:
+            if self._scope.expired():
+                return with_status(self.stored, CANCELLED)
+            if not isinstance(error, BatonError | ApiError | TimeoutError):
+                log.exception("background_response_crashed", response=self.key.response_id)
+            return failed_response(self.stored, error)
+
 
 MAX_RUNNING = 256
 """The maximum number of background responses that a router generates at once. It is a quarter of
@@ -69,8 +115,8 @@ class BackgroundResponses:
         self._leases = leases
         self._directory = directory
         self._clock = clock
-        self._limiter = FairLimiter(MAX_RUNNING, "background responses")
-        self._bytes_limiter = FairLimiter(MAX_RUNNING_BYTES, "bytes of background responses")
+        self._limiter = Budget(MAX_RUNNING, "background responses")
+        self._bytes_limiter = Budget(MAX_RUNNING_BYTES, "bytes of background responses")
         self._jobs: dict[LeaseKey, BackgroundJob] = {}
         self._tasks: asyncio.TaskGroup | None = None
 

@@ -9,13 +9,13 @@ from typing import Any
 import orjson
 
 from baton.core.ids import TenantId
-from router.errors import ApiError
-from router.openai.offload_executor import OffloadExecutor
-from router.openai.stored_bytes import StoredBytesShare
-from router.responses.item_ids import response_id_of
-from router.responses.response_json import EncodedResponse, log_damage
+from router.errors import ApiError, invalid_field
+from router.responses.input_items import response_id_of
 from router.responses.response_status import is_unfinished
 from router.responses.response_store import ResponseStore, read_response
+from router.responses.stored_response import EncodedResponse, log_damage
+from router.serving.memory_budgets import StoredBytesShare
+from router.serving.offload_executor import OffloadExecutor
 
 MAX_RESPONSES = 256
 """The maximum number of stored responses that one request may read. Each takes one call to the
@@ -111,7 +111,7 @@ class ConversationReader:
                 return None
             if is_finished and is_unfinished(stored):
                 message = f"{path}: the response {response_id!r} is not complete yet"
-                raise ApiError(400, message, param=path, code="invalid_value")
+                raise invalid_field(path, message)
             decode = partial(_turn, stored)
             return await self._executor.run(self._tenant, stored.size_bytes, decode)
 
@@ -162,7 +162,7 @@ def _is_reference(item: Any) -> bool:
 
 def _nothing_stored() -> ApiError:
     message = f"{PREVIOUS_ID}: is not supported, because no responses are stored here"
-    return ApiError(400, message, param=PREVIOUS_ID, code="previous_response_not_found")
+    return invalid_field(PREVIOUS_ID, message, "previous_response_not_found")
 
 
 def _previous_not_found(previous_id: str, missing_id: str) -> ApiError:
@@ -171,9 +171,9 @@ def _previous_not_found(previous_id: str, missing_id: str) -> ApiError:
         message = (
             f"The response with id {missing_id!r}, which {previous_id!r} continues, was not found."
         )
-    return ApiError(400, message, param=PREVIOUS_ID, code="previous_response_not_found")
+    return invalid_field(PREVIOUS_ID, message, "previous_response_not_found")
 
 
 def _too_long(problem: str, path: str) -> ApiError:
     message = f"{path}: {problem}; begin a new one"
-    return ApiError(400, message, param=path, code="context_length_exceeded")
+    return invalid_field(path, message, "context_length_exceeded")

@@ -1,22 +1,120 @@
-"""Encoder of responses, as output items or as the events of a stream."""
+"""Encoder of responses, as a whole or as the events of a stream."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from baton.core.ids import TokenId
 from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
-from router.openai.choice_result import ChoiceResult
-from router.openai.choice_stream import ChoiceDelta
-from router.openai.encoders import AnswerEncoder, Usage
-from router.openai.parsers.output_parts import OutputPart, TextPart
-from router.openai.token_entry import TokenEntry
-from router.responses.event_stream import EventStream
-from router.responses.output_item import ItemStatus, MessageItem, OutputItem
-from router.responses.output_items import OutputItems, OutputOptions
+from router.openai.encoders.encoder import OBFUSCATION_BLOCK_BYTES
+from router.responses.output_items import (
+    ItemStatus,
+    MessageItem,
+    OutputItem,
+    OutputItems,
+    OutputOptions,
+)
 from router.responses.response_status import failure
-from router.responses.text_logprobs import TextLogprobs
+from router.responses.schema import ReasoningConfig, ResponsesBody, TextConfig
+from router.responses.tools import OfferedTools
+from router.serving.answer_encoder import AnswerEncoder, Usage
+from router.serving.choice_result import ChoiceResult
+from router.serving.choice_stream import MIN_LOGPROB, ChoiceDelta, TokenEntry
+from router.serving.parsers.output_parts import OutputPart, TextPart
+from router.serving.sampling_defaults import SamplingDefaults
+
+
+class EventStream:
+    """Encodes the events of one stream, and numbers them from 0. If ``is_obfuscated`` is True,
+    deltas are padded so that their sizes don't reveal their contents."""
+
+    def __init__(self, *, is_obfuscated: bool) -> None:
+        self._is_obfuscated = is_obfuscated
+        self._num_events = 0
+        self._delta_prefix = b""
+
+    @property
+    def has_begun(self) -> bool:
+        return self._num_events > 0
+
+    def encode(self, kind: str, fields: Mapping[str, Any]) -> bytes:
+        data = orjson.dumps({"type": kind, "sequence_number": self._num_events, **fields})
+        self._num_events += 1
+        if self._is_obfuscated and kind.endswith(".delta"):
+            data = b'%b,"obfuscation":"%b"}' % (data[:-1], _padding(data))
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+    def set_delta(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Set the type of the next deltas, and the fields that they have in common."""
+        data = orjson.dumps({"type": kind, **fields})
+        self._delta_prefix = b'event: %b\ndata: %b,"delta":' % (kind.encode(), data[:-1])
+
+    def encode_delta(self, text: str) -> bytes:
+        """Encode an event that adds text. This is called once per token."""
+        number, data = self._num_events, orjson.dumps(text)
+        self._num_events = number + 1
+        if self._is_obfuscated:
+            end = b',"sequence_number":%d,"obfuscation":"%b"}\n\n' % (number, _padding(data))
+            return self._delta_prefix + data + end
+        return self._delta_prefix + data + b',"sequence_number":%d}\n\n' % number
+
+
+def _padding(data: bytes) -> bytes:
+    return b"0" * (-len(data) % OBFUSCATION_BLOCK_BYTES)
+
+
+class TextLogprobs:
+    """Collects an answer's tokens, and finds the tokens that a piece of its text consists of. The
+    pieces must be taken in their order."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[tuple[TokenEntry | None, bytes]] = []
+        """The tokens that were not taken yet. The first one may be the rest of a taken token, which
+        has no entry any more."""
+
+    def add(self, entries: Sequence[TokenEntry]) -> None:
+        self._tokens += [
+            (entry, self._tokenizer.token_bytes(entry.logprob.token_id)) for entry in entries
+        ]
+
+    def take(self, text: str, *, newest: bool) -> list[dict[str, Any]]:
+        """Return the logprobs of the text's tokens, and drop these tokens and all earlier ones. If
+        ``newest`` is True, the text is searched for from the end of the tokens, else from the
+        beginning. If it is not found, for example because the model wrote invalid UTF-8, drop all
+        tokens."""
+        tokens, wanted = self._tokens, text.encode(errors="replace")
+        data = b"".join(piece for _, piece in tokens)
+        start = data.rfind(wanted) if newest else data.find(wanted)
+        end = start + len(wanted) if start >= 0 else len(data)
+        taken: list[TokenEntry] = []
+        self._tokens = []
+        offset = 0
+        for entry, piece in tokens:
+            piece_end = offset + len(piece)
+            if entry is not None and offset < end and piece_end > start >= 0:
+                taken.append(entry)
+            if piece_end > end:
+                rest = (entry, piece) if offset >= end else (None, piece[end - offset :])
+                self._tokens.append(rest)
+            offset = piece_end
+        return [self._encode(entry) for entry in taken]
+
+    def _encode(self, entry: TokenEntry) -> dict[str, Any]:
+        top = [self._encode_token(*pair) for pair in entry.logprob.top]
+        chosen = self._encode_token(entry.logprob.token_id, entry.logprob.logprob)
+        return {**chosen, "top_logprobs": top}
+
+    def _encode_token(self, token_id: TokenId, logprob: float) -> dict[str, Any]:
+        data = self._tokenizer.token_bytes(token_id)
+        return {
+            "token": data.decode(errors="replace"),
+            "bytes": list(data),
+            "logprob": max(logprob, MIN_LOGPROB),
+        }
+
 
 FINISH_REASON_LENGTH = "length"
 
@@ -201,9 +299,6 @@ class ResponsesEncoder(AnswerEncoder):
         opening = b"" if self._events.has_begun else self._encode_created()
         return opening + self._encode_state_event("response.failed", self._final_state)
 
-    def set_token_counts(self, index: int, prompt_tokens: int, completion_tokens: int) -> None:
-        """Do nothing: only the last event reports token counts."""
-
     # -- states of the response ----------------------------------------------------------------
 
     @property
@@ -246,4 +341,58 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def response_fields(
+    response_id: str,
+    created: int,
+    model: str,
+    body: ResponsesBody,
+    tools: OfferedTools,
+    defaults: SamplingDefaults,
+    *,
+    is_stored: bool,
+) -> dict[str, Any]:
+    """Return the fields that are the same in all states of a response. Hosted tools, which the
+    model does not see, are left out."""
+    sampling = defaults.with_values_of(body)
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": created,
+        "frequency_penalty": body.frequency_penalty or 0.0,
+        "model": model,
+        "background": bool(body.background),
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "presence_penalty": body.presence_penalty or 0.0,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": _reasoning(body.reasoning or ReasoningConfig()),
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": is_stored,
+        "temperature": sampling.temperature,
+        "text": _text(body.text or TextConfig()),
+        "tool_choice": body.tool_choice or "auto",
+        "tools": tools.kept,
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+    }
+
+
+def _reasoning(config: ReasoningConfig) -> dict[str, Any]:
+    return {"effort": config.effort, "summary": config.summary if config.wants_summary else None}
+
+
+def _text(config: TextConfig) -> dict[str, Any]:
+    return {
+        "format": config.format.answer_format if config.format else {"type": "text"},
+        "verbosity": config.verbosity or "medium",
     }

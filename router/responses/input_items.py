@@ -6,7 +6,30 @@ store megabytes that are no part of any prompt."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from router.responses.item_ids import make_item_id
+RESPONSE_PREFIX = "resp_"
+
+ITEM_PREFIXES = {
+    "message": "msg_",
+    "reasoning": "rs_",
+    "function_call": "fc_",
+    "function_call_output": "fco_",
+    "custom_tool_call": "ctc_",
+    "custom_tool_call_output": "ctco_",
+}
+
+
+def make_item_id(kind: str, response_id: str, position: str) -> str:
+    """Make the id of an item; ``position`` is unique within the response."""
+    return (
+        f"{ITEM_PREFIXES.get(kind, 'item_')}{response_id.removeprefix(RESPONSE_PREFIX)}_{position}"
+    )
+
+
+def response_id_of(item_id: str) -> str:
+    """Return the id of the response that an item belongs to. The result has no meaning for an id
+    that :func:`make_item_id` did not make."""
+    return RESPONSE_PREFIX + item_id.partition("_")[2].rpartition("_")[0]
+
 
 Item = Mapping[str, Any]
 
@@ -50,7 +73,8 @@ def _complete(item: Item, response_id: str, number: int) -> Item:
     for name in _FIELDS.get(kind, ()):
         if item.get(name) is not None:
             part_type = _REASONING_PARTS.get(name) if kind == "reasoning" else None
-            completed[name] = _with_known_fields(item[name], part_type)
+            text_type = "output_text" if item.get("role") == "assistant" else "input_text"
+            completed[name] = _with_known_fields(item[name], part_type, text_type)
     if kind == "message":
         completed["content"] = _content_parts(completed)
     if kind not in STATUS_FREE_ITEMS:
@@ -60,12 +84,14 @@ def _complete(item: Item, response_id: str, number: int) -> Item:
     return completed
 
 
-def _with_known_fields(value: Any, part_type: str | None) -> Any:
+def _with_known_fields(value: Any, part_type: str | None, text_type: str) -> Any:
     """Return the value of a field. If it is a list of parts, they keep their texts; ``part_type``
-    is the type of all parts, or None if each has its own."""
+    is the type of all parts, or None if each has its own. A part that is a string gets
+    ``text_type``."""
     if not isinstance(value, list):
         return value
-    return [_part(part, part_type or part["type"]) for part in value]
+    parts = [{"type": text_type, "text": e} if isinstance(e, str) else e for e in value]
+    return [_part(part, part_type or part["type"]) for part in parts]
 
 
 def _part(part: Item, kind: str) -> Item:

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from baton.errors import Unavailable
 from baton.registry.redis_client import call_redis, connect_redis
-from router.responses.response_keys import tenant_prefix
+from router.responses.redis_response_store import tenant_prefix
 from router.responses.response_lease import ENDED_SECONDS, LEASE_SECONDS, LeaseKey, LeaseState
 
 # KEYS: leases. ARGV: for how many milliseconds to take or renew them. A state that no router has

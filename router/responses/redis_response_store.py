@@ -1,19 +1,31 @@
 """The response store in Redis, which all routers share."""
 
 from typing import Any, cast
+from urllib.parse import quote
 
 from baton.core.ids import TenantId
 from baton.registry.redis_client import call_redis, connect_redis
 from baton.registry.redis_scripts import RedisScripts
-from router.responses.response_json import (
+from router.responses.response_store import ResponseLimits
+from router.responses.stored_response import (
     EncodedResponse,
+    StoredResponse,
     encode_stored,
     is_response_id,
     read_encoded,
 )
-from router.responses.response_keys import responses_prefix, tenant_prefix
-from router.responses.response_limits import ResponseLimits
-from router.responses.stored_response import StoredResponse
+
+
+def responses_prefix(cluster: str) -> str:
+    """Return the beginning of all keys."""
+    return f"baton:{cluster}:responses:"
+
+
+def tenant_prefix(cluster: str, tenant: TenantId) -> str:
+    """Return the beginning of a tenant's keys. The tenant is percent-encoded, so that no name of a
+    tenant gives access to another tenant's keys."""
+    return f"{responses_prefix(cluster)}{quote(tenant, safe='')}:"
+
 
 _MAX_REMOVED = 500
 """How many responses one run of the script removes: about 5 ms of Redis's time."""

@@ -6,12 +6,12 @@ from baton.clock import Clock
 from baton.core.ids import TenantId
 from baton.errors import Invalid
 from router.errors import ApiError
-from router.openai.stored_bytes import StoredBytesShare
 from router.responses.background_responses import BackgroundResponses
-from router.responses.response_json import EncodedResponse, encode_stored, read_encoded
 from router.responses.response_lease import LeaseKey, ResponseLeases
 from router.responses.response_status import is_unfinished, router_ended
 from router.responses.response_store import ResponseStore, read_response
+from router.responses.stored_response import EncodedResponse, encode_stored, read_encoded
+from router.serving.memory_budgets import StoredBytesShare
 
 CANCEL_SECONDS = 5.0
 """How long a cancellation waits until the router that generates the response has stored its final

@@ -8,8 +8,7 @@ from typing import Any
 
 from baton.errors import DeadlineExceeded
 from router.errors import ApiError, to_api_error
-from router.responses.response_json import EncodedResponse
-from router.responses.stored_response import StoredResponse
+from router.responses.stored_response import EncodedResponse, StoredResponse
 
 QUEUED, IN_PROGRESS, CANCELLED, FAILED = "queued", "in_progress", "cancelled", "failed"
 

@@ -8,14 +8,14 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from baton.core.ids import TenantId
-from router.errors import ApiError
+from router.errors import ApiError, invalid_field
 from router.http.api_key_header import api_key_header
 from router.http.held_response import HeldResponse
 from router.http.item_list import list_page
-from router.openai.context import RouterContext
-from router.openai.stored_bytes import StoredBytesShare
-from router.responses.response_json import EncodedResponse, log_damage
 from router.responses.response_service import ResponseService, response_not_found
+from router.responses.stored_response import EncodedResponse, log_damage
+from router.serving.context import RouterContext
+from router.serving.memory_budgets import StoredBytesShare
 
 MAX_INPUT_ITEMS = 100
 """The largest ``limit`` for a list of input items, as in OpenAI's API."""
@@ -86,7 +86,7 @@ def _check_get_query(query: dict[str, str]) -> None:
     _refuse_include(query)
     if query.pop("stream", "false") != "false":
         message = "stream: a stored response can't be streamed; get it without stream"
-        raise ApiError(400, message, param="stream", code="unsupported_parameter")
+        raise invalid_field("stream", message, "unsupported_parameter")
     if query:
         name = min(query)
         raise ApiError(
@@ -102,13 +102,13 @@ def _refuse_include(query: Mapping[str, str]) -> None:
         message = (
             "include: not supported; a stored response has what was included when it was created"
         )
-        raise ApiError(400, message, param=name, code="unsupported_parameter")
+        raise invalid_field(name, message, "unsupported_parameter")
 
 
 def _pop_order(query: dict[str, str]) -> str:
     order = query.pop("order", "desc")
     if order not in ("asc", "desc"):
-        raise ApiError(400, "order must be 'asc' or 'desc'", param="order", code="invalid_value")
+        raise invalid_field("order", "order must be 'asc' or 'desc'")
     return order
 
 

@@ -5,13 +5,65 @@ becomes a function with one string parameter. The tools of a namespace become fu
 begin with the namespace. Hosted tools, which OpenAI's servers run, are left out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from router.errors import ApiError
-from router.openai.schema.tool import FUNCTION_NAME, MAX_TOOLS, Tool
-from router.responses.object_reader import ObjectReader
+import orjson
+
+from router.errors import ApiError, invalid_field
+from router.responses.schema import MAX_ID_CHARACTERS
+from router.serving.schema.tool import FUNCTION_NAME, MAX_TOOLS, Tool
+
+Value = TypeVar("Value")
+
+
+class ObjectReader:
+    """Reads one object. ``path`` is the object's place in the request, such as ``input[3]``. All
+    methods raise ApiError (400) for a value of a wrong type."""
+
+    def __init__(self, value: Any, path: str) -> None:
+        self.path = path
+        if not isinstance(value, dict):
+            raise invalid_field(path, f"{path}: the value must be an object", "invalid_type")
+        self.value: Mapping[str, Any] = value
+
+    def text(self, name: str) -> str:
+        """Return a required string."""
+        if self.value.get(name) is None:
+            path = f"{self.path}.{name}"
+            message = f"Missing required parameter: {path}"
+            raise invalid_field(path, message, "missing_required_parameter")
+        return self._of_type(name, str)
+
+    def optional_text(self, name: str) -> str | None:
+        return None if self.value.get(name) is None else self._of_type(name, str)
+
+    def identifier(self, name: str) -> str:
+        """Return a required string of at most ``MAX_ID_CHARACTERS``."""
+        value = self.text(name)
+        if len(value) > MAX_ID_CHARACTERS:
+            message = f"the value must have at most {MAX_ID_CHARACTERS} characters"
+            raise self.error(name, message, "string_above_max_length")
+        return value
+
+    def optional_list(self, name: str) -> list[Any]:
+        """Return a list; an empty one if the field is absent."""
+        return [] if self.value.get(name) is None else self._of_type(name, list)
+
+    def error(self, name: str, message: str, code: str = "invalid_value") -> ApiError:
+        """Return an error about the field ``name``, or about the whole object if ``name`` is
+        empty."""
+        path = f"{self.path}.{name}" if name else self.path
+        return invalid_field(path, f"{path}: {message}", code)
+
+    def _of_type(self, name: str, kind: type[Value]) -> Value:
+        value = self.value[name]
+        if not isinstance(value, kind):
+            noun = "a string" if kind is str else "a list"
+            raise self.error(name, f"the value must be {noun}", "invalid_type")
+        return value
+
 
 HOSTED_TOOLS = frozenset(
     {
@@ -187,7 +239,7 @@ def _named_function(choice: Any, offered: OfferedTools, path: str) -> dict[str, 
     kind = reader.text("type")
     if kind not in ("function", "custom"):
         message = f"{path}: there is no hosted tool {kind!r}; only the client's tools can be called"
-        raise ApiError(400, message, param=path, code="invalid_value")
+        raise invalid_field(path, message)
     name = function_name(reader.text("name"), reader.optional_text("namespace"))
     if name not in offered.identities:
         raise reader.error("name", f"the field `tools` has no tool named {name!r}")
@@ -195,4 +247,20 @@ def _named_function(choice: Any, offered: OfferedTools, path: str) -> dict[str, 
 
 
 def _choice_error(message: str) -> ApiError:
-    return ApiError(400, f"tool_choice: {message}", param="tool_choice", code="invalid_value")
+    return invalid_field("tool_choice", f"tool_choice: {message}")
+
+
+def encode_custom_arguments(text: str) -> str:
+    """Return the arguments of a function call that passes ``text`` to a custom tool."""
+    return orjson.dumps({CUSTOM_INPUT: text}).decode()
+
+
+def decode_custom_arguments(arguments: str) -> str:
+    """Return a custom tool's input. Arguments that are not the expected JSON object, for example
+    because the answer ended within them, are returned as they are."""
+    try:
+        value = orjson.loads(arguments)
+    except ValueError:
+        return arguments
+    text = value.get(CUSTOM_INPUT) if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments

@@ -1,15 +1,25 @@
 """The router's metrics, in a Prometheus registry of their own. Labels contain no request ids."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from collections.abc import Iterable, Sequence
+from itertools import product
 
-from baton.obs.renamed_metrics import render_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from baton.obs.metric_aliases import MetricAlias, render_metrics
 from router.generation.record import GenerationRecord
-from router.telemetry.latency_metrics import LatencyMetrics
+from router.telemetry.model_metrics import ModelMetrics
 from router.telemetry.slo import SloOutcome, SloTargets
 from router.tenants.metrics import TenantMetrics
 
-FETCH_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
-RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 4, 10)
+UNKNOWN_MODEL = "unknown"
+"""The label ``model`` of HTTP requests that ended before their model was found."""
+
+ENDPOINTS = (
+    "chat", "completions", "responses", "messages", "input_tokens", "count_tokens", "tokenize",
+    "detokenize", "batches",
+)  # fmt: skip
+STATUSES = (200, 400, 401, 404, 408, 413, 429, 499, 500, 503, 504)
+REFUSALS = ("connections", "headers", "http", "slow", "unread", "ahead")
 
 
 class RouterMetrics:
@@ -17,90 +27,64 @@ class RouterMetrics:
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self, slo: SloTargets = SloTargets()) -> None:
+    def __init__(self, slo: SloTargets = SloTargets(), aliases: Sequence[MetricAlias] = ()) -> None:
         self._slo = slo
+        self._aliases = aliases
         registry = self.registry = CollectorRegistry()
         self.tenants = TenantMetrics(registry)
-        self.requests = Counter(
+        self._requests = Counter(
             "baton_requests_total",
-            "HTTP requests for answers, by endpoint and status (499: the client disconnected).",
-            ["endpoint", "status"],
+            "HTTP requests for answers, by endpoint, model and status (499: the client "
+            "disconnected).",
+            ["endpoint", "model", "status"],
             registry=registry,
         )
-        self.running = Gauge("baton_running_requests", "Answers in progress.", registry=registry)
         self.background_responses = Gauge(
             "baton_background_responses", "Background responses in progress.", registry=registry
         )
         self.connections = Gauge("baton_connections", "Open client connections.", registry=registry)
-        self.refusals = Counter(
+        self._refusals = Counter(
             "baton_refused_connections_total",
             "Client connections closed or refused, by the limit that was exceeded.",
             ["reason"],
             registry=registry,
         )
-        self.latencies = LatencyMetrics(registry)
-        self.prompt_tokens = Counter(
-            "baton_prompt_tokens_total", "Tokens of prompts.", registry=registry
-        )
-        self.cached_tokens = Counter(
-            "baton_cached_tokens_total",
-            "Prompt tokens whose KV was cached, by the tier that it came from.",
-            ["tier"],
-            registry=registry,
-        )
-        self.store_fetch_seconds = Histogram(
-            "baton_store_fetch_seconds",
-            "Seconds that a request waited for the KV store; only requests that loaded KV from it.",
-            buckets=FETCH_BUCKETS,
-            registry=registry,
-        )
-        self.completion_tokens = Counter(
-            "baton_completion_tokens_total", "Tokens of answers.", registry=registry
-        )
-        self.transferred_bytes = Counter(
-            "baton_kv_transfer_bytes_total",
-            "Bytes of KV transferred from prefill to decode workers, by transport.",
-            ["transport"],
-            registry=registry,
-        )
-        self.failovers = Counter(
-            "baton_failovers_total",
-            "Placements that failed, or whose worker drained, and were replaced by another one.",
-            registry=registry,
-        )
-        self.answers = Counter(
-            "baton_answers_total", "Answers, by how they ended.", ["reason"], registry=registry
-        )
-        judged = Counter(
-            "baton_slo_answers_total",
-            "Answers by SLO outcome, without batches and answers whose client disconnected.",
-            ["verdict"],
-            registry=registry,
-        )
-        self._slo_answers = {verdict: judged.labels(verdict.value) for verdict in SloOutcome}
-        self._ttft_prediction_ratio = Histogram(
-            "baton_time_to_first_token_prediction_ratio",
-            "Time to first token, divided by the conductor's prediction.",
-            buckets=RATIO_BUCKETS,
-            registry=registry,
-        )
+        for reason in REFUSALS:
+            self._refusals.labels(reason)
+        self._models = ModelMetrics(registry)
+
+    def add_models(self, names: Iterable[str]) -> None:
+        """Create the series of these models, at 0."""
+        for name in names:
+            self._models.add_model(name)
+            self._add_requests(name)
+        self._add_requests(UNKNOWN_MODEL)
+
+    def _add_requests(self, model: str) -> None:
+        for endpoint, status in product(ENDPOINTS, STATUSES):
+            self._requests.labels(endpoint, model, status)
+
+    def record_http_request(self, endpoint: str, model: str, status: int) -> None:
+        """Record that an HTTP request has ended. ``model`` is the name of the served model, or
+        :data:`UNKNOWN_MODEL`."""
+        self._requests.labels(endpoint, model, status).inc()
+
+    def record_begin(self, record: GenerationRecord) -> None:
+        """Record that an answer is in progress now. Call :meth:`record_answer` when it has
+        ended."""
+        self._models.record_begin(record)
 
     def record_answer(self, record: GenerationRecord) -> None:
         """Record an answer. Call this once, when the answer has ended."""
-        self.answers.labels(record.finish_reason).inc()
-        self.prompt_tokens.inc(record.num_prompt_tokens)
-        for tier, tokens in record.cached_by_tier.items():
-            if tokens:
-                self.cached_tokens.labels(tier).inc(tokens)
-        if record.cached_by_tier.get("dram") or record.cached_by_tier.get("disk"):
-            self.store_fetch_seconds.observe(record.store_wait_seconds)
-        self.completion_tokens.inc(record.num_tokens)
-        if len(record.placements) > 1:
-            self.failovers.inc(len(record.placements) - 1)
-        if record.kv_bytes_transferred:
-            self.transferred_bytes.labels(record.transport).inc(record.kv_bytes_transferred)
-        self.latencies.record(record)
-        self._record_slo(record)
+        verdict = self._slo.judge(record)
+        self._models.record_answer(record, verdict)
+        if verdict is not None:
+            self.tenants.record_slo_outcome(record.tenant, met=verdict is SloOutcome.MET)
+
+    def record_request(self, records: Sequence[GenerationRecord], per_prompt: int) -> None:
+        """Record a request. Call this once, when all its answers have ended; each prompt has
+        ``per_prompt`` consecutive records."""
+        self._models.record_request(records, per_prompt)
 
     @property
     def slo(self) -> SloTargets:
@@ -111,17 +95,8 @@ class RouterMetrics:
         """Use the targets ``slo`` to judge all answers that end from now on."""
         self._slo = slo
 
-    def _record_slo(self, record: GenerationRecord) -> None:
-        verdict = self._slo.judge(record)
-        if verdict is not None:
-            self._slo_answers[verdict].inc()
-            self.tenants.record_slo_outcome(record.tenant, met=verdict is SloOutcome.MET)
-        predicted = record.placements[0].placement.ttft_seconds if record.placements else None
-        if predicted and record.ttft_seconds is not None:
-            self._ttft_prediction_ratio.observe(record.ttft_seconds / predicted)
-
     def record_refused_connection(self, reason: str) -> None:
-        self.refusals.labels(reason).inc()
+        self._refusals.labels(reason).inc()
 
     def render(self) -> bytes:
-        return render_metrics(self.registry)
+        return render_metrics(self.registry, self._aliases)

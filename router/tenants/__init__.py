@@ -6,8 +6,6 @@
 - :class:`~router.tenants.quota.Quota` counts one tenant's use of its limits.
 - :class:`~router.tenants.quota_client.QuotaClient` shares the limits among all routers, through a
   :class:`~router.tenants.quota_store.QuotaStore`.
-- :class:`~router.tenants.fair_limiter.FairLimiter` limits concurrent requests fairly.
-- :class:`~router.tenants.fair_thread_pool.FairThreadPool` runs calls in threads, in which tenants
-  take turns.
+- :class:`~baton.concurrency.budget.Budget` limits concurrent requests fairly.
 - :class:`~router.tenants.usage_recorder.UsageRecorder` counts the tokens that tenants used.
 """

@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, Self
+from typing import Self
 
 from baton.clock import Clock
+from baton.concurrency.budget import Budget
 from baton.core.ids import TenantId
 from baton.errors import Overloaded
 from router.generation.record import GenerationRecord
-from router.tenants.fair_limiter import FairLimiter
+from router.limits import MAX_TRACKED_TENANTS
 from router.tenants.quota import Quota
 from router.tenants.quota_client import QuotaClient
 from router.tenants.quota_share import UNSHARED, QuotaShare
@@ -25,26 +26,14 @@ from router.tenants.rate_limit_errors import RateLimited
 from router.tenants.request_usage import RequestUsage, usage_of_generations
 from router.tenants.tenant import UNLIMITED, Tenant
 from router.tenants.tenant_directory import TenantDirectory
+from router.tenants.usage_recorder import UsageRecorder
 
 DEFAULT_RESERVED_OUTPUT_TOKENS = 512
 """Tokens reserved for an answer whose client set no ``max_tokens``, instead of the rest of the
 context. If the answer has more tokens, they are charged afterwards."""
 
-MAX_QUOTAS = 65_536
-"""When this many quotas are kept (of about 500 bytes each) and a new tenant arrives, the idle
-quotas of tenants that are not in the tenants file are dropped."""
-
-
 SlotCount = Callable[[int], None]
 """Acquires or releases this many slots."""
-
-
-class UsageSink(Protocol):
-    """Records what tenants used."""
-
-    def record_usage(self, tenant: TenantId, spent: RequestUsage) -> None: ...
-
-    def record_refusal(self, tenant: TenantId, reason: str) -> None: ...
 
 
 class RequestAdmission:
@@ -182,17 +171,22 @@ class RequestAdmission:
         self._size_bytes = size_bytes
 
     def reserve_tokens(
-        self, prompt_tokens: Sequence[int], per_prompt: int, answer_tokens: int
+        self,
+        prompt_tokens: Sequence[int],
+        per_prompt: int,
+        answer_tokens: int,
+        field: str = "max_tokens",
     ) -> None:
         """Reserve tokens and slots for ``per_prompt`` answers to each prompt, of up to
         ``answer_tokens`` tokens each. ``prompt_tokens`` contains the number of tokens of each
-        prompt. Call this once. Raises RateLimited or Overloaded, as :meth:`__enter__` does."""
+        prompt; ``field`` is the request's field that limits an answer's tokens, for errors. Call
+        this once. Raises RateLimited or Overloaded, as :meth:`__enter__` does."""
         assert self._reserved_tokens is None, "reserve_tokens() may be called only once"
         tokens = num_reserved_tokens(prompt_tokens, per_prompt, answer_tokens)
         try:
             self._take_slots(len(prompt_tokens) * per_prompt - 1)
             self._quota.reserve(
-                self.tenant, self._share, tokens, self._size_bytes, self._controller.now
+                self.tenant, self._share, tokens, self._size_bytes, self._controller.now, field
             )
         except (RateLimited, Overloaded) as refusal:
             self._controller.record_refusal(self.tenant, refusal)
@@ -248,10 +242,10 @@ class AdmissionController:
 
     def __init__(
         self,
-        request_limiter: FairLimiter,
+        request_limiter: Budget,
         directory: Callable[[], TenantDirectory],
         num_routers: Callable[[], int],
-        usage_sink: UsageSink,
+        usage_sink: UsageRecorder,
         clock: Clock,
         quota_client: QuotaClient | None = None,
     ) -> None:
@@ -314,7 +308,7 @@ class AdmissionController:
     def _quota_of(self, tenant_id: TenantId) -> Quota:
         account = self._quotas.get(tenant_id)
         if account is None:
-            if len(self._quotas) >= MAX_QUOTAS:
+            if len(self._quotas) >= MAX_TRACKED_TENANTS:
                 self._drop_unknown_tenants()
             account = self._quotas[tenant_id] = Quota()
         return account

@@ -1,19 +1,15 @@
 """Turns of requests on the event loop, which models share fairly, and the tenants of each model."""
 
 import asyncio
-from collections import OrderedDict, deque
 
+from baton.concurrency.fair_queue import FairQueue
 from baton.core.ids import TenantId
-
-BYTES_PER_ITERATION = 16 * 1024
-"""Eight chats of 2 KiB take some 7 ms. With fewer bytes, requests would cost more CPU time, since
-the messages of all requests of an iteration are sent together; with more, others would wait
-longer."""
+from router.limits import BYTES_PER_ITERATION
 
 MIN_TURN_BYTES = 1024
 """A shorter request counts as this many bytes, since there is more to do for it than tokenising."""
 
-_Turns = deque[tuple[int, "asyncio.Future[None]"]]
+_Turn = tuple[int, "asyncio.Future[None]"]
 
 
 class FairTurns:
@@ -29,26 +25,28 @@ class FairTurns:
         self._bytes_per_iteration = bytes_per_iteration
         self._num_granted_bytes = 0
         """The bytes of the turns that fall into this iteration."""
-        self._waiting: OrderedDict[str, OrderedDict[TenantId, _Turns]] = OrderedDict()
-        """Waiting requests by model and tenant; whose turn is next comes first."""
+        self._models: FairQueue[FairQueue[_Turn]] = FairQueue()
+        """For each waiting request, the queue of its model's tenants."""
+        self._tenants: dict[str, FairQueue[_Turn]] = {}
         self._has_callback = False
 
     async def wait(self, model: str, tenant: TenantId, size_bytes: int) -> None:
         """Wait until it is the turn of a request with a body of ``size_bytes``. Returns at once if
         nobody else waits and there is time left in this iteration."""
         size_bytes = max(size_bytes, MIN_TURN_BYTES)
-        if not self._waiting and self._has_time:
+        if not self._models and self._has_time:
             self._num_granted_bytes += size_bytes
             self._schedule()
             return
         turn = asyncio.get_running_loop().create_future()
-        tenants = self._waiting.setdefault(model, OrderedDict())
-        tenants.setdefault(tenant, deque()).append((size_bytes, turn))
+        tenants = self._tenants.setdefault(model, FairQueue())
+        tenants.add(tenant, (size_bytes, turn))
+        self._models.add(model, tenants)
         await turn
 
     @property
     def num_waiting(self) -> int:
-        return sum(len(turns) for tenants in self._waiting.values() for turns in tenants.values())
+        return len(self._models)
 
     @property
     def _has_time(self) -> bool:
@@ -64,22 +62,15 @@ class FairTurns:
         called again, after they have."""
         self._has_callback = False
         self._num_granted_bytes = 0
-        while self._waiting and self._has_time:
-            size_bytes, turn = self._pop()
+        while self._has_time and (next_model := self._models.take()) is not None:
+            model, tenants = next_model
+            next_turn = tenants.take()
+            assert next_turn is not None, "a model has as many turns as requests"
+            if not tenants:
+                del self._tenants[model]
+            size_bytes, turn = next_turn[1]
             if not turn.done():  # else the request was cancelled
                 turn.set_result(None)
                 self._num_granted_bytes += size_bytes
         if self._num_granted_bytes:
             self._schedule()
-
-    def _pop(self) -> tuple[int, "asyncio.Future[None]"]:
-        """Remove the turn that is next. The tenant's other requests then wait for those of the
-        model's other tenants, and the model's for those for other models."""
-        model, tenants = self._waiting.popitem(last=False)
-        tenant, turns = tenants.popitem(last=False)
-        turn = turns.popleft()
-        if turns:
-            tenants[tenant] = turns
-        if tenants:
-            self._waiting[model] = tenants
-        return turn

@@ -1,16 +1,16 @@
 """Metrics of tenants, with a bounded number of labels."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from baton.core.ids import TenantId
+from router.limits import MAX_TENANT_LABELS
 from router.tenants.request_usage import RequestUsage
 from router.tenants.usage_store import OTHER_TENANTS
 
-MAX_TENANT_LABELS = 100
-"""The maximum number of tenants with a label of their own, of about ten time series each. Further
-tenants share the label ``other``."""
+REFUSAL_REASONS = ("requests", "tokens", "too_large", "concurrent", "full")
 
 
 class TenantMetrics:
@@ -67,6 +67,13 @@ class TenantMetrics:
             registry=registry,
         )
 
+    def add_tenants(self, tenants: Collection[TenantId]) -> None:
+        """Create the series of these tenants, at 0, unless they are too many for labels of their
+        own: then the first ones with a request get them."""
+        if len(tenants) <= MAX_TENANT_LABELS:
+            for tenant in tenants:
+                self._counters_of(tenant)
+
     def record_usage(self, tenant: TenantId, spent: RequestUsage) -> None:
         meters = self._counters_of(tenant)
         meters.requests.inc(spent.requests)
@@ -97,6 +104,8 @@ class TenantMetrics:
             return meters
         name = tenant if len(self._counters) < MAX_TENANT_LABELS else OTHER_TENANTS
         if name not in self._counters:
+            for reason in REFUSAL_REASONS:
+                self._refusals.labels(name, reason)
             self._counters[name] = _TenantCounters(
                 name,
                 self._requests.labels(name),

@@ -63,17 +63,24 @@ class Quota:
         self._slots.end()
 
     def reserve(
-        self, tenant: Tenant, share: QuotaShare, tokens: int, size_bytes: int, now: float
+        self,
+        tenant: Tenant,
+        share: QuotaShare,
+        tokens: int,
+        size_bytes: int,
+        now: float,
+        field: str = "max_tokens",
     ) -> None:
         """Reserve ``tokens`` for a request's prompts and answers. If that exceeds the limit, raises
         RateLimited and reserves nothing. ``size_bytes`` is the size of the request's body and of
         the stored conversation that was read for it. After a refusal because too few tokens are
         left now, :meth:`begin` assumes that any request with a body of at least this size needs as
-        many tokens, and refuses it until they are left."""
+        many tokens, and refuses it until they are left. ``field`` is the request's field that
+        limits an answer's tokens, for errors."""
         limit = tenant.limits.tokens_per_minute
         if limit is not None:
             if tokens > limit:
-                raise request_too_large(tenant, limit, tokens)
+                raise request_too_large(tenant, limit, tokens, field)
             if not self._tokens.can_spend(tokens, limit, share, now):
                 self._refused_tokens, self._refused_bytes = tokens, size_bytes
                 wait = max(self._tokens.wait_seconds(tokens, limit, share, now), MIN_WAIT_SECONDS)

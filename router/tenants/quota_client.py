@@ -11,6 +11,7 @@ from prometheus_client import Gauge
 from baton.clock import Clock
 from baton.core.ids import TenantId
 from baton.errors import Unavailable
+from router.limits import MAX_REQUESTS_PER_SYNC
 from router.tenants.quota import Quota
 from router.tenants.quota_share import QuotaShare
 from router.tenants.quota_store import QuotaRequest, QuotaStore
@@ -24,9 +25,6 @@ SYNC_DELAY_SECONDS = 0.005
 
 SLOT_RETRY_SECONDS = (0.02, 0.05, 0.1)
 """Pauses before a slot is requested again: another router may be returning one right now."""
-
-MAX_REQUESTS_PER_SYNC = 200
-"""The maximum number of tenants in one exchange, which keeps Redis busy for a few milliseconds."""
 
 QuotaRequestBuilder = Callable[[], QuotaRequest | None]
 

@@ -1,30 +1,11 @@
 """A router's share of tenants' limits: an equal part, or quota drawn from the shared quota
 store."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-from baton.core.ids import TenantId
-from router.tenants.quota_store import QuotaRequest
-
-
-class QuotaExchange(Protocol):
-    """The methods of :class:`router.tenants.quota_client.QuotaClient` that admissions use. This
-    protocol avoids an import cycle: quota_client imports quota, which imports this module.
-    ``is_open`` is False while the quota store can't be reached."""
-
-    is_open: bool
-
-    async def exchange_quota(
-        self, quota: Any, build_request: Callable[[], QuotaRequest | None]
-    ) -> bool: ...
-
-    async def retry_slot(
-        self, quota: Any, build_request: Callable[[], QuotaRequest | None]
-    ) -> None: ...
-
-    def notify_change(self, tenant: TenantId, quota: Any, *, is_due: bool) -> None: ...
+if TYPE_CHECKING:
+    from router.tenants.quota_client import QuotaClient  # imports this module
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +14,7 @@ class QuotaShare:
     equal parts if there is none or it can't reach the quota store."""
 
     num_routers: int = 1
-    quota_client: QuotaExchange | None = None
+    quota_client: "QuotaClient | None" = None
 
     @property
     def is_shared(self) -> bool:

@@ -44,10 +44,12 @@ def token_rate_exceeded(
     return RateLimited("tokens", message, "tokens", wait)
 
 
-def request_too_large(tenant: Tenant, limit: int, requested: int) -> RateLimited:
+def request_too_large(tenant: Tenant, limit: int, requested: int, field: str) -> RateLimited:
+    """Return the error for a request that exceeds the limit by itself. ``field`` is the field that
+    limits the answer's tokens."""
     message = (
         f"Request too large for tenant {tenant.id} on tokens per minute: limit {limit}, requested "
-        f"{requested}, the answer's max_tokens included. Shorten the prompt, or lower max_tokens."
+        f"{requested}, the answer's {field} included. Shorten the prompt, or lower {field}."
     )
     return RateLimited("too_large", message, "tokens", None)
 

@@ -9,15 +9,13 @@ import structlog
 from baton.core.ids import TenantId
 from baton.registry.redis_client import call_redis, connect_redis
 from baton.registry.redis_scripts import KEEP
-from router.tenants.usage_store import MAX_DAYS, UsageCounts, UsageField
+from router.limits import MAX_DIGITS, MAX_USAGE_DAYS
+from router.tenants.usage_store import UsageCounts, UsageField
 
-DAY_TTL_SECONDS = MAX_DAYS * 86_400
+DAY_TTL_SECONDS = MAX_USAGE_DAYS * 86_400
 WRITER_TTL_SECONDS = 7 * 86_400
 """How long the number of a writer's last message is kept after that message. If the writer can't
 reach Redis for longer and then sends the message again, it is counted twice."""
-
-MAX_DIGITS = 19
-"""The maximum number of digits of Redis's 64-bit counters; routers never write a longer value."""
 
 # KEYS: the index of ends, the writer's last number, then one hash per day. ARGV: the number of this
 # message, the seconds for which the writer's number is kept, the seconds for which a day is kept,

@@ -1,6 +1,6 @@
 """The usage of a request: computed and cached prompt tokens, and the tokens of its answers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from router.generation.record import GenerationRecord
@@ -33,20 +33,30 @@ class RequestUsage:
 
 
 def usage_of_generations(records: Sequence[GenerationRecord], per_prompt: int) -> RequestUsage:
-    """Add up one request's usage. Each prompt has ``per_prompt`` consecutive records, one per
-    answer.
+    """Add up one request's usage, as in the ``usage`` of responses. Each prompt has ``per_prompt``
+    consecutive records, one per answer."""
+    prompts = list(counted_prompts(records, per_prompt))
+    return RequestUsage(
+        1,
+        sum(prompt.num_prompt_tokens for prompt in prompts),
+        sum(prompt.cached_tokens or 0 for prompt in prompts),
+        sum(record.num_tokens for record in records),
+    )
 
-    As in the ``usage`` of responses, a prompt counts once, however many answers it gets, and its
-    cached tokens are the tokens that no answer had to compute. A prompt counts if it was computed,
+
+def counted_prompts(
+    records: Sequence[GenerationRecord], per_prompt: int
+) -> Iterator[GenerationRecord]:
+    """Yield the records by which a request's prompts are counted, one for each prompt.
+
+    A prompt counts once, however many answers it gets, and its cached tokens are the tokens that no
+    answer had to compute: those of the answer with the fewest. A prompt counts if it was computed,
     or if its client disconnected after it was placed on a worker; otherwise it does not count.
     """
-    prompt = cached = 0
     for start in range(0, len(records), per_prompt):
         group = records[start : start + per_prompt]
         if any(map(_was_prefilled, group)):
-            prompt += group[0].num_prompt_tokens
-            cached += min(record.cached_tokens or 0 for record in group)
-    return RequestUsage(1, prompt, cached, sum(record.num_tokens for record in records))
+            yield min(group, key=lambda record: record.cached_tokens or 0)
 
 
 def _was_prefilled(record: GenerationRecord) -> bool:

@@ -1,12 +1,12 @@
 """All known tenants, with their API keys and limits."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from baton.core.api_key import KeyDigest, api_key_digest
 from baton.core.ids import TenantId
 from baton.errors import Invalid
-from router.tenants.tenant import Tenant
+from router.tenants.tenant import DEFAULT_TENANT, Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,11 @@ class TenantDirectory:
     keys: Mapping[KeyDigest, TenantId] = field(default_factory=dict, repr=False)
     needs_keys: bool = False
     is_shared: bool = False
+
+    @property
+    def names(self) -> Collection[TenantId]:
+        """The names of all tenants; the tenant ``default`` alone if no keys are needed."""
+        return {*self.tenants, *self.keys.values()} if self.needs_keys else {DEFAULT_TENANT}
 
     def tenant(self, tenant_id: TenantId) -> Tenant:
         """Return a tenant. A tenant that is not in the tenants file has no limits."""

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from baton.clock import Clock
+from baton.concurrency.budget import Budget
 from router.tenants.admission import AdmissionController
 from router.tenants.authentication import Authenticator
-from router.tenants.fair_limiter import FairLimiter
 from router.tenants.metrics import TenantMetrics
 from router.tenants.quota_client import QuotaClient
 from router.tenants.quota_store import QuotaStore
@@ -32,7 +32,7 @@ class TenantServices:
         quota_store: QuotaStore | None = None,
     ) -> None:
         self.authenticator = authenticator
-        self.request_limiter = FairLimiter(max_concurrent_requests)
+        self.request_limiter = Budget(max_concurrent_requests)
         self.usage_recorder = UsageRecorder(metrics, clock)
         self.usage_store = usage_store if usage_store is not None else MemoryUsageStore()
         self.usage_flusher: UsageFlusher | None = None

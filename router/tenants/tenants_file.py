@@ -10,20 +10,12 @@ from baton.core.api_key import parse_hashed_api_key
 from baton.core.ids import TenantId
 from baton.core.priority import Priority
 from baton.errors import Invalid
+from router.limits import MAX_KEYS_PER_TENANT, MAX_MODELS_PER_TENANT, MAX_TENANTS_FILE_BYTES
 from router.tenants.tenant import Tenant, TenantLimits, TokenPrices
 from router.tenants.tenant_directory import TenantDirectory, build_tenant_directory
 
-MAX_FILE_BYTES = 16 * 2**20
-"""The largest tenants file: enough for about 60,000 tenants."""
-
 TENANT_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$"
 """Names appear in metrics, logs and usage, so they contain nothing that must be escaped there."""
-
-MAX_MODELS_PER_TENANT = 1024
-
-MAX_KEYS_PER_TENANT = 64
-"""The maximum number of API keys of a tenant. Several are needed to rotate keys; more than this is
-a mistake."""
 
 
 def _priority(value: Any) -> Any:
@@ -99,11 +91,13 @@ def load_tenants_file(path: Path) -> TenantDirectory:
     what would be valid."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+            data = file.read(MAX_TENANTS_FILE_BYTES + 1)
     except OSError as error:
         raise Invalid(f"tenants file {path}: {error.strerror or error}") from error
-    if len(data) > MAX_FILE_BYTES:
-        raise Invalid(f"tenants file {path}: the file is larger than {MAX_FILE_BYTES} bytes")
+    if len(data) > MAX_TENANTS_FILE_BYTES:
+        raise Invalid(
+            f"tenants file {path}: the file is larger than {MAX_TENANTS_FILE_BYTES} bytes"
+        )
     try:
         return parse_tenants_file(data)
     except Invalid as error:

@@ -7,23 +7,16 @@ from itertools import islice
 from baton.clock import Clock
 from baton.core.ids import TenantId
 from baton.errors import Unavailable
+from router.limits import MAX_COUNTERS_PER_FLUSH, MAX_PENDING_COUNTERS
 from router.tenants.metrics import TenantMetrics
 from router.tenants.request_usage import RequestUsage
 from router.tenants.usage_store import OTHER_TENANTS, UsageCounts, UsageField, UsageStore, day_of
 
-MAX_PENDING_COUNTERS = 100_000
-"""The maximum number of counters (one per day, tenant and field) that wait to be sent, of 200 bytes
-each: enough for thousands of tenants for several days. If the store is unreachable for longer,
-usage that needs a further counter is counted for the tenant ``other``."""
-
 DAY_NANOSECONDS = 86_400 * 10**9
-
-MAX_COUNTERS_PER_FLUSH = 2000
-"""The maximum number of counters in one message, which keeps Redis busy for a few milliseconds."""
 
 
 class UsageRecorder:
-    """Implements :class:`router.tenants.admission.UsageSink`."""
+    """Counts what tenants used, and sends it to a usage store."""
 
     def __init__(self, metrics: TenantMetrics, clock: Clock) -> None:
         self._metrics = metrics

@@ -8,15 +8,12 @@ from typing import Any, Protocol
 
 from baton.core.ids import TenantId
 from baton.errors import Unavailable
+from router.limits import MAX_USAGE_DAYS
 from router.tenants.request_usage import RequestUsage
 from router.tenants.tenant_directory import TenantDirectory
 
 OTHER_TENANTS = TenantId("other")
 """The name under which all tenants beyond a bound are counted together."""
-
-MAX_DAYS = 400
-"""The maximum number of days of usage that are kept, and that a report covers: a year and some
-weeks."""
 
 
 class UsageField(StrEnum):
@@ -72,9 +69,9 @@ def day_of(wall_nanoseconds: int) -> str:
 
 
 def days_since(since: date, wall_nanoseconds: int) -> list[str]:
-    """Return the days from ``since`` to today, but only the last ``MAX_DAYS`` of them."""
+    """Return the days from ``since`` to today, but only the last ``MAX_USAGE_DAYS`` of them."""
     today = _date(wall_nanoseconds)
-    count = min((today - since).days + 1, MAX_DAYS)
+    count = min((today - since).days + 1, MAX_USAGE_DAYS)
     return [(today - timedelta(days=back)).isoformat() for back in reversed(range(count))]
 
 

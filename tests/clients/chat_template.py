@@ -88,6 +88,8 @@ CHAT_TEMPLATE = r"""
   {%- else -%}
     {%- set answer = brief + 'second' -%}
   {%- endif -%}
+{%- elif 'Write a greeting.' in seen.last.content -%}
+  {%- set answer = 'edit' -%}
 {%- elif seen.call -%}
   {%- set answer = 'call-' + seen.call -%}
 {%- elif enable_thinking -%}

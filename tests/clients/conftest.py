@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from testkit.local_cluster import LocalCluster, local_cluster
 from tests.clients.programs import Program
 from tests.clients.scripted_model import make_scripted_model
 from tests.clients.table import CaseResult, render, write
-from tools.local_cluster import LocalCluster, local_cluster
 
 MODEL = "scripted"
 RESULTS = pytest.StashKey[list[CaseResult]]()
@@ -26,7 +26,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cluster(model_path: Path) -> Iterator[LocalCluster]:
-    with local_cluster(model_path) as running:
+    with local_cluster(model_path, settings={"metric_aliases": "vllm", "ops_port": 0}) as running:
         yield running
 
 
@@ -38,7 +38,9 @@ def run_program(cluster: LocalCluster, model_path: Path) -> RunProgram:
     def run(program: Program) -> dict[str, Any]:
         if program not in results:
             results[program] = {}  # so that a program that fails is not run again for each case
-            results[program] = program.run(variables_of(cluster.url, model_path))
+            variables = variables_of(cluster.url, model_path)
+            addresses = [each["ops"] for each in cluster.status()["processes"] if each["ops"]]
+            results[program] = program.run(variables | {"OPS_ADDRESSES": ",".join(addresses)})
         return results[program]
 
     return run

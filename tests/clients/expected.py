@@ -12,6 +12,7 @@ from tests.clients.scripted_model import (
     COMMAND_DONE,
     DATA,
     DATA_TEXT,
+    EDITED,
     REASONED,
     REASONING,
     SECOND,
@@ -86,7 +87,7 @@ CHAT_PROGRAMS: Mapping[Program, Cases] = {
         "five stop strings": ["One day a small robot counted: two, three, four,", "stop"],
         "models": ["scripted"],
         "embeddings": [
-            404,
+            400,
             "/v1/embeddings is not supported: this server only generates text, and has no "
             "embeddings",
         ],
@@ -110,6 +111,17 @@ CHAT_PROGRAMS: Mapping[Program, Cases] = {
         "by schema": DATA,
         "by JSON mode": DATA,
         "streamed": DATA,
+    },
+    Program(("litellm",), CHAT, Environment.LITELLM_PROXY, "litellm_proxy.py"): {
+        "create": TEXT,
+        "fallback on overflow": [TEXT, "1"],
+        "overflow without fallback": [400, "litellm.ContextWindowExceededError"],
+        "fallback on overflow of Messages": [TEXT, "1"],
+        "embeddings, then a chat": [400, TEXT],
+    },
+    Program(("aider-chat",), CHAT, Environment.AIDER, "aider_edit.py"): {
+        "edit": [EDITED, True],
+        "overflow": [True, "Hi\n"],
     },
     # Requests that were answered, requests that failed, and the lengths of the answers.
     _evaluation("guidellm", CHAT, "guidellm_run.py"): {
@@ -195,4 +207,23 @@ MESSAGES_PROGRAMS: Mapping[Program, Cases] = {
     _node(("@anthropic-ai/claude-code",), MESSAGES, "claude_code.mjs"): {
         "tool loop": [["hello"], COMMAND_DONE],
     },
+}
+
+# The numbers of requests and answers, and each of the tool's counts that is not Baton's.
+LOAD_PROGRAMS: Mapping[Program, Cases] = {
+    Program(("aiperf",), "all four", Environment.LOAD, "aiperf_run.py"): {
+        "chat with n=2": [4, 8, {}],
+        "multi-turn chat": [4, 4, {}],
+        "trace": [3, 3, {}],
+        "completions": [4, 4, {}],
+        "responses": [3, 3, {}],
+        "messages": [3, 3, {}],
+    },
+    Program(
+        ("inference-perf",),
+        "completions, metrics",
+        Environment.LOAD,
+        "inference_perf_run.py",
+        needs="prometheus",
+    ): {"completions": [8, {}]},
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 REPOSITORY = FOLDER.parents[1]
-PROGRAM_SECONDS = 240.0
+PROGRAM_SECONDS = 480.0
 
 
 class Environment(Enum):
@@ -20,6 +20,9 @@ class Environment(Enum):
 
     PYTHON = REPOSITORY / ".venv-clients"
     EVALUATION = REPOSITORY / ".clients" / "evaluation"
+    LITELLM_PROXY = REPOSITORY / ".clients" / "litellm-proxy"
+    AIDER = REPOSITORY / ".clients" / "aider"
+    LOAD = REPOSITORY / ".clients" / "load"
     NODE = REPOSITORY / ".clients"
 
 
@@ -38,6 +41,8 @@ class Program:
     environment: Environment
     file: str
     arguments: tuple[str, ...] = ()
+    needs: str = ""
+    """A command that must be installed."""
 
     @property
     def name(self) -> str:
@@ -48,6 +53,8 @@ class Program:
         """Why the program can't run on this machine; empty if it can."""
         if self.environment is Environment.NODE and shutil.which("node") is None:
             return "node is not installed: Node.js 20 or newer is needed"
+        if self.needs and shutil.which(self.needs) is None:
+            return f"{self.needs} is not installed"
         if not (self.environment.value / ".installed").exists():
             folder = self.environment.value.relative_to(REPOSITORY)
             return f"{folder} is not ready: run `make setup-clients`"

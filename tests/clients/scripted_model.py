@@ -36,6 +36,9 @@ BRIEF_SECOND = "Warmer."
 COMMAND_DONE = "The command has printed hello."
 REASONING = "The user wants to know what is sunny."
 REASONED = "Paris is the sunny place."
+EDITED = "Good morning from a scripted model.\n"
+EDIT = f"greeting.txt\n```\n{EDITED}```"
+"""A whole file, in the form in which aider asks for it."""
 DATA = {"city": "Paris", "degrees": 21}
 
 CALLS: Mapping[str, Mapping[str, Any]] = {
@@ -68,6 +71,7 @@ ANSWERS: Mapping[str, str] = {
     "reasoned": f"<think>\n{REASONING}\n</think>\n\n{REASONED}",
     **{ANSWER_OF_TOOL.format(name=name): _call(name) for name in CALLS},
     **{ANSWER_WITHOUT.format(part=part): f"The conversation has no {part}." for part in PARTS},
+    "edit": EDIT,
 }
 """The answers by the names that the chat template uses."""
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from testkit.local_cluster import local_cluster
 from tests.clients.chat_template import STRICT_CHAT_TEMPLATE
 from tests.clients.conftest import MODEL, variables_of
 from tests.clients.expected import MESSAGES_PROGRAMS, RESPONSES_PROGRAMS
 from tests.clients.programs import Program
 from tests.clients.scripted_model import make_scripted_model
-from tools.local_cluster import local_cluster
 
 pytestmark = pytest.mark.timeout(300)
 

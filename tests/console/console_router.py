@@ -13,7 +13,7 @@ from baton.core.placement import Placement, PlacementQuery, ScoredWorker
 from baton.core.states import Role, WorkerState
 from baton.core.worker_load import WorkerLoad
 from baton.text.tokenizer import Tokenizer
-from router.generation.fakes import MemoryPlacer
+from testkit.fakes.workers import MemoryPlacer
 from tests.router_harness import RouterHarness, serve_over_tcp
 
 CALL_SECONDS = 20.0

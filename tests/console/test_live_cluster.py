@@ -11,8 +11,8 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from testkit.local_cluster import LocalCluster, local_cluster
 from tests.console.browser import open_page
-from tools.local_cluster import LocalCluster, local_cluster
 
 SLOW = 60_000
 """Milliseconds in which a worker starts or drains on a busy machine."""

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from baton.core.states import WORKER_ROLES, Role, WorkerState
+from baton.core.states import Role, WorkerState
+from baton.core.worker_kinds import WORKER_KINDS
 from baton.text.tokenizer import Tokenizer
 from orchestrator.preflight import free_port
 from tests.console.browser import DESKTOP, PHONE, open_page
@@ -59,7 +60,7 @@ def test_missing_conductor_is_explained(page: Page, open_router: OpenRouter) -> 
 
 def test_drain_is_followed_to_its_end(page: Page, open_router: OpenRouter) -> None:
     worker = mock_worker(1, Role.DECODE)
-    others = [mock_worker(number, role) for number in (2, 3) for role in WORKER_ROLES]
+    others = [mock_worker(number, role) for number in (2, 3) for role in WORKER_KINDS]
 
     def set_state(state: WorkerState, running: int) -> None:
         load = replace(worker.load, running=running)
@@ -79,7 +80,7 @@ def test_drain_is_followed_to_its_end(page: Page, open_router: OpenRouter) -> No
 
 
 def test_worker_that_dies_is_a_warning(page: Page, open_router: OpenRouter) -> None:
-    workers = [mock_worker(number, role) for number in (2, 3) for role in WORKER_ROLES]
+    workers = [mock_worker(number, role) for number in (2, 3) for role in WORKER_KINDS]
     router = open_router(members=[*workers, CONDUCTOR])
     page.goto(f"{router.url}/ui")
     expect(page.locator(".live")).to_have_text("live")

@@ -9,12 +9,8 @@ from redis.asyncio import Redis
 
 from baton.core.adapter import MAX_ADAPTERS, AdapterEntry
 from baton.errors import Overloaded, Unavailable
-from baton.registry.adapters import (
-    AdapterRegistry,
-    MemoryAdapterRegistry,
-    RedisAdapterRegistry,
-    entry_to_json,
-)
+from baton.registry.adapters import AdapterRegistry, RedisAdapterRegistry, entry_to_json
+from testkit.fakes.adapter_registry import MemoryAdapterRegistry
 
 ENTRY = AdapterEntry("acme/sql:v1", "/adapters/sql", bytes(range(16)), "demo")
 KEY = "baton:test:adapters"

@@ -13,13 +13,11 @@ from baton.clock import SystemClock
 from baton.core.ids import TenantId
 from router.responses import background_responses, response_service
 from router.responses.background_responses import BackgroundResponses
-from router.responses.encoded_items import encode_items
 from router.responses.redis_response_leases import RedisResponseLeases
 from router.responses.redis_response_store import RedisResponseStore
-from router.responses.response_json import EncodedResponse
-from router.responses.response_limits import ResponseLimits
 from router.responses.response_service import ResponseService
-from router.responses.stored_response import StoredResponse
+from router.responses.response_store import ResponseLimits
+from router.responses.stored_response import EncodedResponse, StoredResponse, encode_items
 from router.tenants.tenant_directory import TenantDirectory
 from tests.responses_harness import enough_memory
 

@@ -20,7 +20,7 @@ from baton.pools.kubernetes.client import KubernetesClient
 from baton.pools.kubernetes.lease import KubernetesLease
 from baton.pools.kubernetes.pod_watch import PodWatch
 from baton.pools.leader_election import NO_HOLDER, LeaderElection, LeaseRecord
-from tests.contract.fake_kubernetes import labels_of
+from testkit.fakes.kubernetes import labels_of
 from tests.contract.pod_watches import end_watch
 from tests.kube.api import Api
 from tests.kube.failures import Refused

@@ -11,8 +11,8 @@ from baton.core.ids import BlockKey, Incarnation, WorkerId
 from baton.core.store import Tier
 from baton.errors import Unavailable
 from baton.kv.index import KvHolder, KvIndex, PrefixHit, bisect_prefix
-from baton.kv.memory_index import MemoryKvIndex
 from baton.kv.redis_index import BATCH_KEYS, ENTRY_SECONDS, RedisKvIndex
+from testkit.fakes.kv_index import MemoryKvIndex
 from tests.redis_servers import RunningValkey
 
 

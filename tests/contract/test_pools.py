@@ -45,7 +45,7 @@ class PoolsHarness:
         self._changed = asyncio.Event()
 
     def _command(self, role: Role) -> tuple[str, ...]:
-        return (sys.executable, "-m", "tests.unit.fake_program", str(self._folder), role.value)
+        return (sys.executable, "-m", "testkit.fakes.program", str(self._folder), role.value)
 
     def misbehave(self, **rules: str) -> None:
         named = {name.replace("_", "-"): rule for name, rule in rules.items()}

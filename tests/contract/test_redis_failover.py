@@ -19,14 +19,8 @@ from baton.registry.membership import REJOIN_SECONDS, Membership
 from baton.registry.redis import RedisRegistry
 from baton.registry.redis_client import connect_redis
 from baton.registry.redis_scripts import RedisScripts
-from orchestrator.preflight import check_redis
-from tests.redis_servers import (
-    RunningSentinel,
-    RunningValkey,
-    free_port,
-    until_promotable,
-    wait_for_link,
-)
+from orchestrator.preflight import check_redis, free_port
+from tests.redis_servers import RunningSentinel, RunningValkey, until_promotable, wait_for_link
 
 LONG = 60.0
 

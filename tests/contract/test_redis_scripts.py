@@ -8,8 +8,9 @@ import pytest
 from redis.asyncio import Redis
 
 from baton.errors import Unavailable
+from baton.registry.limits import MAX_SCRIPT_BYTES
 from baton.registry.redis_client import connect_redis
-from baton.registry.redis_scripts import MAX_BYTES, RedisScripts
+from baton.registry.redis_scripts import RedisScripts
 
 APPEND = "redis.call('RPUSH', KEYS[1], ARGV[1]) return 'ok ' .. #ARGV[1]"
 FAIL = "return redis.error_reply('WRONG on purpose')"
@@ -50,7 +51,7 @@ async def test_calls_that_wait_share_a_round_trip(redis: Redis, valkey_url: str)
 
 async def test_a_large_call_is_sent_alone(redis: Redis, valkey_url: str) -> None:
     scripts = RedisScripts(valkey_url, redis)
-    large = b"x" * (MAX_BYTES + 1)
+    large = b"x" * (MAX_SCRIPT_BYTES + 1)
     replies = await asyncio.gather(
         append(scripts, b"a"), append(scripts, large), append(scripts, b"b")
     )
@@ -118,7 +119,7 @@ async def test_calls_behind_one_without_a_reply_fail_with_it() -> None:
         url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
         async with connect_redis(url) as client:
             scripts = RedisScripts(url, client, call_seconds=0.05)
-            calls = [append(scripts, b"x" * MAX_BYTES) for _ in range(4)]
+            calls = [append(scripts, b"x" * MAX_SCRIPT_BYTES) for _ in range(4)]
             errors = await asyncio.gather(*calls, return_exceptions=True)
         await asyncio.gather(*filter(None, connections), return_exceptions=True)
     assert all(isinstance(error, Unavailable) for error in errors)

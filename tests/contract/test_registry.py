@@ -20,15 +20,17 @@ from baton.core.adapter import (
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
+from baton.core.pending_settings import PendingSettings
 from baton.core.states import Role, WorkerState
 from baton.core.worker_load import MAX_QUEUED, QueuedWork, WorkerLoad
 from baton.errors import Invalid, Unavailable
 from baton.registry.base import Registry
-from baton.registry.entry_scan import MAX_LOGGED, MAX_READ_ENTRIES, PAGE_ENTRIES
-from baton.registry.member_codec import MAX_MEMBER_BYTES, member_from_json, member_to_json
-from baton.registry.memory import MemoryRegistry
+from baton.registry.entry_scan import PAGE_ENTRIES
+from baton.registry.limits import MAX_LOGGED_ENTRIES, MAX_MEMBER_BYTES, MAX_READ_ENTRIES
+from baton.registry.member_codec import member_from_json, member_to_json
 from baton.registry.redis import RedisRegistry
 from baton.registry.redis_client import call_redis, connect_redis
+from testkit.fakes.registry import MemoryRegistry
 from tests.redis_servers import RunningValkey
 
 LONG = 60.0
@@ -271,7 +273,7 @@ async def test_forged_entries_displace_no_member(valkey_url: str) -> None:
         for _ in range(8):  # more than one turn over all ids
             assert await registry.members() == known
     assert {line["event"] for line in lines} == {"untrusted_member"}
-    assert len(lines) == MAX_LOGGED
+    assert len(lines) == MAX_LOGGED_ENTRIES
     assert await registry.announce(new, LONG)
     for reader in (registry, others[0]):  # the second one has known nobody
         found = [await reader.members() for _ in range(5)]
@@ -405,6 +407,14 @@ def test_a_full_report_is_small() -> None:
     full = replace(member("a"), load=replace(LOAD, queue=(work,) * MAX_QUEUED))
     assert len(member_to_json(full)) < 5_000
     assert member_from_json(member_to_json(full)) == full
+
+
+def test_members_of_the_version_before_have_no_pending_settings() -> None:
+    pending = PendingSettings(("model", "port"), "port is 'x'")
+    fields = orjson.loads(member_to_json(replace(member("a"), pending_settings=pending)))
+    assert member_from_json(orjson.dumps(fields)).pending_settings == pending
+    del fields["pending_settings"]
+    assert member_from_json(orjson.dumps(fields)) == member("a")
 
 
 def test_adapters_of_a_member_round_trip_and_are_bounded() -> None:

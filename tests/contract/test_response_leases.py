@@ -10,9 +10,9 @@ from redis.asyncio import Redis
 from baton.clock import ManualClock
 from baton.core.ids import TenantId
 from baton.errors import Unavailable
-from router.responses.memory_response_leases import MemoryResponseLeases
 from router.responses.redis_response_leases import RedisResponseLeases
 from router.responses.response_lease import LEASE_SECONDS, LeaseKey, LeaseState, ResponseLeases
+from testkit.fakes.response_leases import MemoryResponseLeases
 
 KEY = LeaseKey(TenantId("a"), "resp_1")
 OTHER = LeaseKey(TenantId("b"), "resp_1")

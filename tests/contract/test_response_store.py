@@ -14,17 +14,20 @@ from structlog.testing import capture_logs
 from baton.clock import ManualClock
 from baton.core.ids import TenantId
 from baton.errors import Invalid, Unavailable
-from router.responses.encoded_items import encode_items
-from router.responses.memory_response_store import MemoryResponseStore
 from router.responses.redis_response_store import RedisResponseStore
-from router.responses.response_json import MAX_HEADER_BYTES, encode_stored
-from router.responses.response_limits import (
+from router.responses.response_store import (
     ENTRY_OVERHEAD_BYTES,
     MAX_RESPONSE_BYTES,
     ResponseLimits,
+    ResponseStore,
 )
-from router.responses.response_store import ResponseStore
-from router.responses.stored_response import StoredResponse
+from router.responses.stored_response import (
+    MAX_HEADER_BYTES,
+    StoredResponse,
+    encode_items,
+    encode_stored,
+)
+from testkit.fakes.response_store import MemoryResponseStore
 
 A, B = TenantId("a"), TenantId("b:response:\u00fc%")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from baton.engine.runner import ModelRunner
+from testkit.model_zoo import make_model
 from tests.contract.runner_contract import ARCHITECTURE, RunnerContract, runner_options
-from tests.model_zoo import make_model
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
-"""Tests a store node and a conductor over real gRPC on loopback: responses, errors, and the cluster
-secret."""
+"""Tests a store node, over gRPC and over its Unix socket, and a conductor: responses, errors, and
+the cluster secret."""
 
 import asyncio
 import contextlib
@@ -15,6 +15,7 @@ import pytest
 from baton.clock import ManualClock
 from baton.config import load_settings
 from baton.core.cost import DecodeCost, PrefillCost
+from baton.core.credentials import ClusterCredentials
 from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TenantId, WorkerId
 from baton.core.kv_transfer import CHECKSUM_XXH3, BlockRef, WorkerRef
 from baton.core.member import Member
@@ -29,7 +30,6 @@ from baton.core.states import Role, WorkerState
 from baton.core.store import BlockFilter, LeaseRequest, PutRequest, PutResult, Tier
 from baton.core.worker_load import WorkerLoad
 from baton.errors import (
-    BatonError,
     Cancelled,
     Corrupt,
     DeadlineExceeded,
@@ -40,21 +40,20 @@ from baton.errors import (
 )
 from baton.registry.member_codec import member_from_json
 from baton.registry.membership import Membership
-from baton.registry.memory import MemoryRegistry
-from baton.rpc.channel import open_channel
+from baton.rpc.channel import call_member
 from baton.rpc.conductor_client import fetch_pool_plan, request_placement
-from baton.rpc.conductor_service import ConductorService, add_conductor_service
+from baton.rpc.conductor_service import add_conductor_service, framed_conductor_services
+from baton.rpc.framed.calls import CallClient
+from baton.rpc.framed.server import FramedServer
 from baton.rpc.kvstore_client import KvStoreClient, fetch_store_stats
-from baton.rpc.kvstore_methods import KvStoreMethods
-from baton.rpc.kvstore_service import add_kvstore_service
-from baton.rpc.local_rpc import LocalRpcServer, local_rpc_socket_path
-from baton.rpc.placement_stream import GrpcPlacementStream
+from baton.rpc.kvstore_service import add_kvstore_service, local_kvstore_services
 from baton.rpc.server import build_server, listen
+from baton.rpc.service import CONDUCTOR
 from baton.rpc.v1 import conductor_pb2 as pb
-from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
 from conductor.conductor import Conductor, ConductorConfig
 from conductor.program import ConductorProgram
 from conductor.store_mirror import StoreMirror
+from testkit.fakes.registry import MemoryRegistry
 from tests.store_harness import KEYS, SIZE, UNLIMITED_BYTES, StoreHarness
 
 SECRET = "a secret of the cluster"
@@ -82,16 +81,13 @@ class Served:
 
 @pytest.fixture(params=["grpc", "local_rpc"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Served]:
-    """A store node and its client, over gRPC or over the local RPC socket."""
+    """A store node and its client, over gRPC or over its Unix socket."""
     harness = StoreHarness()
-    path = (
-        local_rpc_socket_path(tmp_path / "sockets", "node")
-        if request.param == "local_rpc"
-        else None
-    )
-    server = LocalRpcServer(KvStoreMethods(harness.node), path) if path else None
-    if server is not None:
-        await server.start()
+    server, path = None, ""
+    if request.param == "local_rpc":
+        path = str(tmp_path / "sockets" / "node.sock")
+        server = FramedServer(ClusterCredentials(), local_kvstore_services(harness.node))
+        await server.listen_locally(Path(path))
     async with contextlib.AsyncExitStack() as stack:
         serving = served(lambda grpc_server: add_kvstore_service(grpc_server, harness.node))
         address = await stack.enter_async_context(serving)
@@ -101,8 +97,8 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
                 await server.close()
             await stack.aclose()
 
-        client = KvStoreClient(address, SECRET, str(path or ""))
-        yield Served(harness, address, str(path or ""), client, stop)
+        client = KvStoreClient(address, SECRET, path)
+        yield Served(harness, address, path, client, stop)
         await client.close()
         if server is not None:
             await server.close()
@@ -283,21 +279,34 @@ def member(name: str, role: Role) -> Member:
     )
 
 
-@asynccontextmanager
-async def conductor(*members: Member, **config: Any) -> AsyncIterator[grpc.aio.Channel]:
+async def core_of(*members: Member, **config: Any) -> Conductor:
     clock = ManualClock()
     registry = MemoryRegistry(clock)
     for each in members:
         await registry.announce(each, 60.0)
     membership = Membership(registry, clock)
     await membership.refresh()
-    mirror = StoreMirror()
-    core = Conductor(membership, mirror, clock, ConductorConfig(**config))
-    async with (
-        served(lambda server: add_conductor_service(server, core)) as address,
-        open_channel(address, SECRET) as channel,
-    ):
-        yield channel
+    return Conductor(membership, StoreMirror(), clock, ConductorConfig(**config))
+
+
+@asynccontextmanager
+async def asking(core: Any) -> AsyncIterator[CallClient]:
+    """Serve a conductor's core as to routers, and yield a client."""
+    trust = ClusterCredentials(SECRET)
+    server = FramedServer(trust, framed_conductor_services(core))
+    address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
+    client = CallClient(address, CONDUCTOR, trust)
+    try:
+        yield client
+    finally:
+        client.close()
+        await server.close()
+
+
+@asynccontextmanager
+async def conductor(*members: Member, **config: Any) -> AsyncIterator[CallClient]:
+    async with asking(await core_of(*members, **config)) as client:
+        yield client
 
 
 def placement_query(*excluded: str, keys: tuple[BlockKey, ...] = tuple(KEYS)) -> PlacementQuery:
@@ -306,88 +315,23 @@ def placement_query(*excluded: str, keys: tuple[BlockKey, ...] = tuple(KEYS)) ->
 
 
 async def ask(
-    channel: grpc.aio.Channel,
-    *excluded: str,
-    keys: tuple[BlockKey, ...] = tuple(KEYS),
-    streams: bool = True,
+    client: CallClient, *excluded: str, keys: tuple[BlockKey, ...] = tuple(KEYS)
 ) -> Placement:
-    """Request a placement over a stream, as routers do, or by a unary call."""
-    query = placement_query(*excluded, keys=keys)
-    if not streams:
-        return await request_placement(channel, query, timeout_seconds=30.0)
-    stream = GrpcPlacementStream(channel)
-    running = asyncio.create_task(stream.run())
-    try:
-        return await request_placement(channel, query, timeout_seconds=30.0, stream=stream)
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
-
-
-async def test_a_placement_stream_ends_with_its_conductor() -> None:
-    """A bug in the conductor fails only the call that triggers it, and the stream stays open. When
-    the conductor's server stops, the stream ends, and later calls over it raise Unavailable."""
-
-    class Crashing:
-        def __init__(self) -> None:
-            self.was_called = asyncio.Event()
-
-        def place(self, query: PlacementQuery) -> Placement:
-            self.was_called.set()
-            raise AssertionError("simulated bug in the conductor")
-
-    core = Crashing()
-    async with (
-        served(lambda server: add_conductor_service(server, core)) as address,
-        open_channel(address, SECRET) as channel,
-    ):
-        stream = GrpcPlacementStream(channel)
-        running = asyncio.create_task(stream.run())
-        with pytest.raises(BatonError, match="internal error"):
-            await request_placement(channel, placement_query(), timeout_seconds=30.0, stream=stream)
-        assert core.was_called.is_set() and stream.is_alive
-    await asyncio.wait([running])
-    with pytest.raises(Unavailable, match="placement requests to the conductor has ended"):
-        await request_placement(channel, placement_query(), timeout_seconds=30.0, stream=stream)
-
-
-async def test_a_silent_conductor_times_out() -> None:
-    async def silence(batches: Any, context: Any) -> Any:
-        async for _ in batches:
-            pass
-        yield pb.PlaceAnswers()
-
-    core = ConductorService(None)  # type: ignore[arg-type]
-    core.PlaceMany = silence  # type: ignore[method-assign]
-    async with (
-        served(lambda server: pb_grpc.add_ConductorServicer_to_server(core, server)) as address,
-        open_channel(address, SECRET) as channel,
-    ):
-        stream = GrpcPlacementStream(channel)
-        running = asyncio.create_task(stream.run())
-        with pytest.raises(DeadlineExceeded):
-            await stream.request_placement(pb.PlaceRequest(), 0.01)
-        waiting = asyncio.create_task(stream.request_placement(pb.PlaceRequest(), 30.0))
-        await asyncio.sleep(0)
-        running.cancel()
-        with pytest.raises(Unavailable):
-            await waiting
-        await asyncio.wait([running])
+    return await request_placement(client, placement_query(*excluded, keys=keys), 30.0)
 
 
 def loaded(member: Member, **load: Any) -> Member:
     return replace(member, load=WorkerLoad(at_seconds=1.0, num_blocks=100, **load))
 
 
-@pytest.mark.parametrize("streams", [False, True])
-async def test_a_placement_is_returned_with_its_reason_and_alternatives(streams: bool) -> None:
+async def test_a_placement_is_returned_with_its_reason_and_alternatives() -> None:
     prefill_cost, decode_cost = PrefillCost(0.0, 0.001, 0.0), DecodeCost(0.01, 0.0, 0.0)
     workers = [
         loaded(member("p", Role.PREFILL), prefill_cost=prefill_cost),
         loaded(member("d", Role.DECODE), decode_cost=decode_cost),
     ]
-    async with conductor(*workers) as channel:
-        placement = await ask(channel, streams=streams)
+    async with conductor(*workers) as client:
+        placement = await ask(client)
     assert placement.prefill == WorkerRef(WorkerId("p"), "p:1", Incarnation(7))
     assert placement.decode == WorkerRef(WorkerId("d"), "d:1", Incarnation(7))
     assert placement.reason == (
@@ -414,47 +358,43 @@ async def test_a_router_gets_a_bounded_number_of_alternatives() -> None:
         def describe(self) -> tuple[list[str], str]:
             return [], ""
 
-    async with (
-        served(lambda server: add_conductor_service(server, ManyAlternatives())) as address,
-        open_channel(address, SECRET) as channel,
-    ):
-        placement = await ask(channel)
+    async with asking(ManyAlternatives()) as client:
+        placement = await ask(client)
     assert [each.score for each in placement.prefill_alternatives] == list(range(MAX_ALTERNATIVES))
 
 
 async def test_without_prefill_workers_a_decode_worker_serves_alone() -> None:
-    async with conductor(member("p", Role.PREFILL), member("d", Role.DECODE)) as channel:
+    async with conductor(member("p", Role.PREFILL), member("d", Role.DECODE)) as client:
         decode = WorkerRef(WorkerId("d"), "d:1", Incarnation(7))
-        alone = await ask(channel, "p")
+        alone = await ask(client, "p")
         assert (alone.prefill, alone.decode) == (None, decode)
         assert (alone.ttft_seconds, alone.itl_seconds) == (None, None)
         with pytest.raises(Unavailable, match="no worker is ready"):
-            await ask(channel, "p", "d")
+            await ask(client, "p", "d")
 
 
-@pytest.mark.parametrize("streams", [False, True])
-async def test_errors_of_the_conductor_reach_the_router(streams: bool) -> None:
+async def test_errors_of_the_conductor_reach_the_router() -> None:
     full = loaded(member("d", Role.DECODE), decode_requests=3, promised_tokens=1590,
                   short_answer_tokens=1.0)  # fmt: skip
     small = replace(full, load=replace(full.load, num_blocks=8))
-    async with conductor(member("p", Role.PREFILL), full) as channel:
+    async with conductor(member("p", Role.PREFILL), full) as client:
         with pytest.raises(Overloaded, match="room for 10 tokens, and 149 are needed") as refusal:
-            await ask(channel, streams=streams)
+            await ask(client)
         # 139 of 1,590 tokens must be freed, at 10 ms for each of 256 generated tokens, less 40 ms
         # of slack.
         assert refusal.value.retry_after_seconds == pytest.approx(0.184, abs=0.001)
         with pytest.raises(Invalid, match="of 16 bytes each"):
-            await ask(channel, keys=(BlockKey(b"short"),), streams=streams)
-    async with conductor(member("p", Role.PREFILL), small) as channel:
+            await ask(client, keys=(BlockKey(b"short"),))
+    async with conductor(member("p", Role.PREFILL), small) as client:
         with pytest.raises(Invalid, match="133 tokens, and the largest decode worker has memory"):
-            await ask(channel, streams=streams)
+            await ask(client)
 
 
 async def test_too_many_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.rpc.convert.placement.MAX_KEYS", len(KEYS) - 1)
-    async with conductor(member("d", Role.DECODE)) as channel:
+    async with conductor(member("d", Role.DECODE)) as client:
         with pytest.raises(Invalid, match="`block_keys` must have at most 15 keys"):
-            await ask(channel)
+            await ask(client)
 
 
 async def test_a_conductor_does_not_start_with_an_unknown_policy() -> None:
@@ -490,7 +430,9 @@ async def test_a_conductor_serves_its_pool_plan() -> None:
 
 async def test_a_conductor_describes_the_cluster() -> None:
     members = [member("d", Role.DECODE), member("p", Role.PREFILL), member("s", Role.KVSTORE)]
-    async with conductor(*members) as channel:
-        answer = await pb_grpc.ConductorStub(channel).Describe(pb.DescribeRequest(), timeout=30.0)
+    core = await core_of(*members)
+    async with served(lambda server: add_conductor_service(server, core)) as address:
+        request = pb.DescribeRequest()
+        answer = await call_member(address, SECRET, CONDUCTOR, "Describe", request, 30.0)
     assert [member_from_json(text.encode()) for text in answer.members_json] == members
     assert answer.ring == "d p"

@@ -18,10 +18,10 @@ from baton.core.kv_transfer import Endpoint
 from baton.errors import Invalid, Unavailable
 from baton.transport.base import TransferRange, TransferState, Transport
 from baton.transport.host_memory import HostMemory
-from baton.transport.memory import MemoryFabric, MemoryTransport
 from baton.transport.reads import TransferFailed, read_ranges
 from baton.transport.selection import open_transports
-from tests.contract.transport_peer import endpoint_from_json, pattern
+from testkit.fakes.transport import MemoryFabric, MemoryTransport
+from testkit.transport_peer import endpoint_from_json, pattern
 from tests.facilities import facilities
 
 SIZE = 1 << 20
@@ -43,7 +43,7 @@ class Source:
         if self.name == "memory":
             return self._start_here(generation)
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.contract.transport_peer", self.name, str(SIZE),
+            [sys.executable, "-m", "testkit.transport_peer", self.name, str(SIZE),
              str(generation), *self.interfaces],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip

@@ -11,10 +11,11 @@ from redis.asyncio import Redis
 from baton.clock import ManualClock
 from baton.core.ids import TenantId
 from baton.errors import Unavailable
+from router.limits import MAX_COUNTERS_PER_FLUSH
 from router.tenants.metrics import TenantMetrics
 from router.tenants.redis_usage_store import RedisUsageStore
 from router.tenants.request_usage import RequestUsage
-from router.tenants.usage_recorder import MAX_COUNTERS_PER_FLUSH, UsageRecorder
+from router.tenants.usage_recorder import UsageRecorder
 from router.tenants.usage_store import MemoryUsageStore, UsageField, UsageStore, day_of
 
 A, B = TenantId("a"), TenantId("b")

@@ -1,5 +1,5 @@
-"""Tests workers on loopback: streams over gRPC and framed connections, KV transfers, errors, and
-the cluster secret. Tests that don't need a model also run over mock workers."""
+"""Tests workers on loopback: streams over framed connections, KV transfers, errors, and the cluster
+secret. Tests that don't need a model also run over mock workers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,32 +16,25 @@ from baton.core.ids import Incarnation, TokenId, WorkerId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.request import RequestOutput, RequestSpec
 from baton.core.states import Role, WorkerState
-from baton.engine.fake_runner import reference_answer
 from baton.errors import Invalid, Unauthorized, Unavailable
-from baton.rpc.channel import open_channel, translated_rpc_errors
 from baton.rpc.convert.common import output_from_proto, ref_to_proto, spec_to_proto
-from baton.rpc.encoded_worker_service import add_encoded_worker_service
 from baton.rpc.framed.client import FramedClientConnection, open_framed_connection
-from baton.rpc.framed.server import FramedServer, FramedServiceFactory
-from baton.rpc.framed.worker_service import (
-    WORKER_SERVICE,
-    framed_encoded_worker_services,
-    framed_worker_services,
-)
+from baton.rpc.framed.server import FramedServer
 from baton.rpc.server import build_server, listen
+from baton.rpc.service import WORKER
 from baton.rpc.v1 import common_pb2 as common
 from baton.rpc.v1 import worker_pb2 as pb
-from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
 from baton.rpc.worker_client import (
     GrpcKvImportConnector,
     convert_worker,
     drain_worker,
     inspect_worker,
 )
-from baton.rpc.worker_service import add_worker_service
+from baton.rpc.worker_service import add_worker_service, framed_worker_services
 from baton.worker.mock.kv_transfers import MockKvTransfers
 from baton.worker.mock.model import MockModel
 from baton.worker.mock.worker import MockConfig, MockSharedState, MockWorker
+from testkit.fakes.runner import reference_answer
 from tests.sim.worker_cluster import cluster, request, tokens_of
 
 SECRET = "a secret of the cluster"
@@ -70,7 +63,7 @@ async def real_workers(
         running.decode.kv_importer._connector = peers
         nodes = Served(running.prefill, running.decode, lambda spec: reference_answer(spec)[0])
         try:
-            async with listening(nodes, add_worker_service, framed_worker_services, secret) as refs:
+            async with listening(nodes, secret) as refs:
                 yield nodes, *refs
         finally:
             await peers.close()
@@ -105,29 +98,24 @@ async def mock_workers(
         MockNode("decode-0", Role.DECODE, shared),
         model.expected_answer,
     )
-    async with listening(
-        nodes, add_encoded_worker_service, framed_encoded_worker_services, secret
-    ) as refs:
+    async with listening(nodes, secret) as refs:
         yield nodes, *refs
     nodes.prefill.worker.close()
     nodes.decode.worker.close()
 
 
 @asynccontextmanager
-async def listening(
-    nodes: Served,
-    add_service: Callable[..., None],
-    framed_services: Callable[[Any], dict[str, FramedServiceFactory]],
-    secret: str | None,
-) -> AsyncIterator[list[WorkerRef]]:
+async def listening(nodes: Served, secret: str | None) -> AsyncIterator[list[WorkerRef]]:
     refs: list[WorkerRef] = []
     async with AsyncExitStack() as servers:
         for node in (nodes.prefill, nodes.decode):
             server = build_server(secret)
-            add_service(server, node.worker)
+            add_worker_service(server, node.worker)
             port = await listen(server, "127.0.0.1", 0)
             servers.push_async_callback(server.stop, grace=None)
-            framed_server = FramedServer(ClusterCredentials(secret), framed_services(node.worker))
+            framed_server = FramedServer(
+                ClusterCredentials(secret), framed_worker_services(node.worker)
+            )
             framed_port = await framed_server.listen("127.0.0.1", 0)
             servers.push_async_callback(framed_server.close)
             address, framed_address = f"127.0.0.1:{port}", f"127.0.0.1:{framed_port}"
@@ -138,29 +126,6 @@ async def listening(
 @pytest.fixture(params=[real_workers, mock_workers], ids=["real", "mock"])
 def served(request: pytest.FixtureRequest) -> Open:
     return request.param  # type: ignore[no-any-return]
-
-
-class GrpcRun:
-    """A router's stream to a worker over gRPC."""
-
-    def __init__(self, ref: WorkerRef, secret: str | None) -> None:
-        self._channel = open_channel(ref.address, secret)
-        self._call = pb_grpc.WorkerStub(self._channel).Run()
-
-    async def write(self, message: pb.RouterMessage) -> None:
-        with translated_rpc_errors():
-            await self._call.write(message)
-
-    async def read(self) -> pb.WorkerMessage:
-        with translated_rpc_errors():
-            message = await self._call.read()
-        if not isinstance(message, pb.WorkerMessage):
-            raise Unavailable("the stream ended")
-        return message
-
-    async def leave(self) -> None:
-        self._call.cancel()
-        await self._channel.close()
 
 
 class FramedRun:
@@ -175,7 +140,7 @@ class FramedRun:
     async def write(self, message: pb.RouterMessage) -> None:
         if self._connection is None:
             self._connection = await open_framed_connection(
-                self._ref.framed_address, WORKER_SERVICE, self._trust, self._deliver, 5.0
+                self._ref.framed_address, WORKER.name, self._trust, self._deliver, 5.0
             )
         self._connection.send_message(message.SerializeToString())
 
@@ -200,14 +165,6 @@ class FramedRun:
             self._connection.close()
 
 
-Run = type[GrpcRun] | type[FramedRun]
-
-
-@pytest.fixture(params=[GrpcRun, FramedRun], ids=["grpc", "framed"])
-def run(request: pytest.FixtureRequest) -> Run:
-    return request.param  # type: ignore[no-any-return]
-
-
 def submit(spec: RequestSpec, task: int, source: WorkerRef | None = None) -> pb.RouterMessage:
     message = pb.Submit(spec=spec_to_proto(spec), task=task)
     if source is not None:
@@ -215,7 +172,7 @@ def submit(spec: RequestSpec, task: int, source: WorkerRef | None = None) -> pb.
     return pb.RouterMessage(submit=message)
 
 
-async def read_all(stream: GrpcRun | FramedRun) -> list[RequestOutput]:
+async def read_all(stream: FramedRun) -> list[RequestOutput]:
     outputs: list[RequestOutput] = []
     while not any(output.finish_reason for output in outputs):
         message = await stream.read()
@@ -223,12 +180,10 @@ async def read_all(stream: GrpcRun | FramedRun) -> list[RequestOutput]:
     return outputs
 
 
-async def test_a_disaggregated_request_uses_two_streams_and_a_kv_transfer(
-    served: Open, run: Run
-) -> None:
+async def test_a_disaggregated_request_uses_two_streams_and_a_kv_transfer(served: Open) -> None:
     spec = request("r", list(range(50)), 12, logprobs=2)
     async with served(SECRET) as (running, prefill, decode):
-        first, rest = run(prefill, SECRET), run(decode, SECRET)
+        first, rest = FramedRun(prefill, SECRET), FramedRun(decode, SECRET)
         await rest.write(submit(spec, pb.TASK_DECODE, prefill))
         await first.write(submit(spec, pb.TASK_PREFILL))
         message = await first.read()
@@ -243,9 +198,9 @@ async def test_a_disaggregated_request_uses_two_streams_and_a_kv_transfer(
         assert outputs[1].details["transport"] == "memory"
 
 
-async def test_a_broken_stream_frees_its_requests(served: Open, run: Run) -> None:
+async def test_a_broken_stream_frees_its_requests(served: Open) -> None:
     async with served() as (running, prefill, decode):
-        first, rest = run(prefill, None), run(decode, None)
+        first, rest = FramedRun(prefill, None), FramedRun(decode, None)
         for number in range(4):
             spec = request(f"r{number}", list(range(60)), 190)
             await first.write(submit(spec, pb.TASK_PREFILL))
@@ -257,14 +212,12 @@ async def test_a_broken_stream_frees_its_requests(served: Open, run: Run) -> Non
         await running.decode.wait_until_free()
 
 
-async def test_cancelling_a_request_frees_it_and_leaves_others_running(
-    served: Open, run: Run
-) -> None:
+async def test_cancelling_a_request_frees_it_and_leaves_others_running(served: Open) -> None:
     async with served() as (running, _, decode):
         # A real worker's engine waits, so that no answer is finished before the cancellation.
         runner = getattr(running.decode, "runner", None)
         gate = runner.close_after(8) if runner is not None else None
-        stream = run(decode, None)
+        stream = FramedRun(decode, None)
         for name in ("goes", "stays"):
             spec = request(name, list(range(20)), 60 if name == "stays" else 190)
             await stream.write(submit(spec, pb.TASK_WHOLE))
@@ -282,11 +235,9 @@ async def test_cancelling_a_request_frees_it_and_leaves_others_running(
     assert ended == ["stays"]
 
 
-async def test_a_malformed_request_is_refused_and_leaves_others_running(
-    served: Open, run: Run
-) -> None:
+async def test_a_malformed_request_is_refused_and_leaves_others_running(served: Open) -> None:
     async with served() as (running, _, decode):
-        stream = run(decode, None)
+        stream = FramedRun(decode, None)
         await stream.write(submit(request("bad", [1], 2), 77))
         await stream.write(submit(request("good", [1, 2, 3], 4), pb.TASK_WHOLE))
         outputs: list[pb.RequestOutput] = []
@@ -303,11 +254,10 @@ async def test_a_malformed_request_is_refused_and_leaves_others_running(
     assert last["good"].finish_reason == common.FINISH_REASON_LENGTH
 
 
-async def test_a_request_without_an_id_ends_the_stream(served: Open, run: Run) -> None:
+async def test_a_request_without_an_id_ends_the_stream(served: Open) -> None:
     async with served() as (running, _, decode):
-        stream = run(decode, None)
-        if run is FramedRun:  # gRPC can't end a call while it writes
-            await stream.write(submit(request("before", list(range(20)), 190), pb.TASK_WHOLE))
+        stream = FramedRun(decode, None)
+        await stream.write(submit(request("before", list(range(20)), 190), pb.TASK_WHOLE))
         await stream.write(pb.RouterMessage(submit=pb.Submit(task=pb.TASK_WHOLE)))
         with pytest.raises(Invalid, match="request_id must have 1 to 256 characters, not 0"):
             await read_all(stream)
@@ -315,9 +265,9 @@ async def test_a_request_without_an_id_ends_the_stream(served: Open, run: Run) -
         await stream.leave()
 
 
-async def test_an_unreachable_source_ends_the_request_with_an_error(run: Run) -> None:
+async def test_an_unreachable_source_ends_the_request_with_an_error() -> None:
     async with real_workers() as (running, _, decode):
-        stream = run(decode, None)
+        stream = FramedRun(decode, None)
         unreachable = WorkerRef("unreachable", "127.0.0.1:1", 1)  # type: ignore[arg-type]
         await stream.write(submit(request("r", [1, 2], 4), pb.TASK_DECODE, unreachable))
         outputs = await read_all(stream)
@@ -363,15 +313,13 @@ async def test_a_worker_can_change_its_role(served: Open) -> None:
 
 @pytest.mark.parametrize("secret", [None, "another"])
 async def test_without_the_cluster_secret_every_call_is_refused(
-    served: Open, run: Run, secret: str | None
+    served: Open, secret: str | None
 ) -> None:
     async with served(SECRET) as (_, prefill, _decode):
         with pytest.raises(Unauthorized, match="cluster secret"):
             await inspect_worker(prefill.address, secret)
-        stream = run(prefill, secret)
-        # grpc.aio loses the peer's status if it is just sending a message when the peer ends the
-        # call; that is Unavailable.
-        with pytest.raises((Unauthorized, Unavailable, asyncio.CancelledError)):
+        stream = FramedRun(prefill, secret)
+        with pytest.raises(Unauthorized):
             await stream.write(submit(request("r", [1], 2), pb.TASK_WHOLE))
             await stream.read()
         await stream.leave()

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tools.local_cluster import LocalCluster, local_cluster
+from testkit.local_cluster import LocalCluster, local_cluster
 
 
 @pytest.fixture(scope="session")

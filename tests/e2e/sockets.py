@@ -5,7 +5,7 @@ from collections import defaultdict
 
 from baton.network.listeners import LISTENERS
 from baton.system.portability import uses_linux
-from tools.local_cluster import LocalCluster
+from testkit.local_cluster import LocalCluster
 
 MEMORY_SOCKET = "ucx_wakeup" if uses_linux() else "shared_memory"
 """The socket that a process with KV memory has for its peers on the host."""

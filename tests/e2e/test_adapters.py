@@ -17,11 +17,11 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from benchmarks.machine import pause
-from tests.lora_zoo import ATTENTION, make_adapter
-from tests.model_zoo import make_model
-from tools.exactness import reference_of
-from tools.local_cluster import LocalCluster, local_cluster
+from testkit.local_cluster import LocalCluster, local_cluster
+from testkit.lora_zoo import ATTENTION, make_adapter
+from testkit.machine import pause
+from testkit.model_zoo import make_model
+from tests.exactness import reference_of
 
 pytestmark = [
     pytest.mark.timeout(300),

@@ -9,14 +9,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from baton.checkpoint import load_model_config
+from baton.checkpoints.checkpoint import load_model_config
 from baton.core.attention_window import AttentionWindow
 from baton.engine.kv_pool import block_bytes
 from baton.engine.layer_groups import LayerGroups
+from testkit.local_cluster import local_cluster
+from testkit.model_zoo import make_model
+from tests.exactness import Score, compare
 from tests.masked_reference import masked_reference_of
-from tests.model_zoo import make_model
-from tools.exactness import Score, compare
-from tools.local_cluster import local_cluster
 
 pytestmark = pytest.mark.timeout(300)
 SEED, LENGTH, TOKENS, BLOCK_TOKENS = 5, 1000, 12, 16

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from router.http.response_writer import FIRST_BYTE_SECONDS
-from tools.local_cluster import REQUEST_SECONDS, LocalCluster, local_cluster
+from testkit.local_cluster import REQUEST_SECONDS, LocalCluster, local_cluster
 
 pytestmark = pytest.mark.timeout(300)
 TIMEOUT_SECONDS = 2

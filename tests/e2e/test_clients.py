@@ -12,7 +12,7 @@ from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
-from tools.local_cluster import LocalCluster
+from testkit.local_cluster import LocalCluster
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from testkit.local_cluster import LocalCluster, local_cluster
 from tests.e2e.sockets import MEMORY_SOCKET, sockets_by_process
-from tools.local_cluster import LocalCluster, local_cluster
 
 pytestmark = [
     pytest.mark.timeout(300),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tools.local_cluster import LocalCluster, local_cluster
+from testkit.local_cluster import LocalCluster, local_cluster
 
 FIELDS = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
 PROMPT = "def parse(text):\n    return text.split()\n" * 20

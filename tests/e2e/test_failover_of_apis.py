@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from testkit.local_cluster import LocalCluster, local_cluster
 from tests.e2e.test_failures import pid_of
-from tools.local_cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.timeout(300)
 TEXT = "Tell a long story about a list of numbers and a function that sorts it."

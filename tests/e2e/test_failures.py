@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from baton.system.portability import uses_linux
-from tools.local_cluster import LocalCluster, local_cluster
+from testkit.local_cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.timeout(300)
 PROMPT = list(range(10, 90))

@@ -13,8 +13,8 @@ import pytest
 
 from orchestrator.cluster_state import ClusterFolder
 from orchestrator.preflight import free_port
-from tests.unit.test_service_variables import OF_ROUTER, OF_SETTINGS_NAMES
-from tools.local_cluster import LocalCluster
+from testkit.local_cluster import LocalCluster
+from tests.unit.baton.config.test_service_variables import OF_ROUTER, OF_SETTINGS_NAMES
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs user namespaces and /proc")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.machine import pause
 from command_line.status import fetch_members
 from orchestrator.cluster_state import ClusterFolder
-from tests.fake_hub import MODEL_ID, fake_hub
-from tests.model_zoo import make_model
-from tools.local_cluster import LocalCluster, local_cluster
+from testkit.fakes.hub import MODEL_ID, fake_hub
+from testkit.local_cluster import LocalCluster, local_cluster
+from testkit.machine import pause
+from testkit.model_zoo import make_model
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from baton.core.pending_settings import PendingSettings
-from benchmarks.machine import pause
 from command_line.status import fetch_members
 from orchestrator.cluster_state import ClusterFolder
-from tools.local_cluster import LocalCluster, local_cluster
+from testkit.local_cluster import LocalCluster, local_cluster
+from testkit.machine import pause
 
 pytestmark = pytest.mark.timeout(300)
 GREEDY = {"temperature": 0, "ignore_eos": True}

@@ -16,7 +16,7 @@ from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.request import RequestSpec, SamplingParams
 from baton.text.tokenizer import Tokenizer
 from baton.worker.mock.model import MockModel, build_mock_model
-from tools.local_cluster import LocalCluster, local_cluster
+from testkit.local_cluster import LocalCluster, local_cluster
 
 SETTINGS: dict[str, object] = {"mock": True, "mock_step_seconds": 0.005}
 LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "locustfile.py"

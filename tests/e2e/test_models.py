@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.model_zoo import make_model
-from tools.exactness import reference_of
-from tools.local_cluster import LocalCluster, local_cluster
+from testkit.local_cluster import LocalCluster, local_cluster
+from testkit.model_zoo import make_model
+from tests.exactness import reference_of
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -1,11 +1,11 @@
-"""Runs every attack of ``tools/attacks`` briefly against one cluster: the outputs of another tenant
+"""Runs every attack of ``tests/attacks`` briefly against one cluster: the outputs of another tenant
 must stay exact, and no process may die. ``make neighbour`` measures time and memory, too."""
 
 import pytest
 
-from tools.attacks.collection import find_attacks
-from tools.attacks.target import VIOLATION_PREFIX
-from tools.neighbour import attack_from_subprocess, run_shared_cluster, summarize_streams
+from tests.attacks.collection import find_attacks
+from tests.attacks.target import VIOLATION_PREFIX
+from tests.neighbour import attack_from_subprocess, run_shared_cluster, summarize_streams
 
 pytestmark = pytest.mark.timeout(300)
 SECONDS = 1.0

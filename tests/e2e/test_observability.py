@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tools.local_cluster import LocalCluster
-from tools.observability import (
+from testkit.local_cluster import LocalCluster
+from tests.observability import (
     WHOLE,
     PendingStream,
     kill_midway,
@@ -17,8 +17,8 @@ from tools.observability import (
     trace_errors,
     trace_of,
 )
-from tools.otlp_collector import Collector
-from tools.scrape import Scrape, scrape
+from tests.otlp_collector import Collector
+from tests.scrape import Scrape, scrape
 
 pytestmark = pytest.mark.timeout(300)
 Watched = tuple[LocalCluster, Collector]

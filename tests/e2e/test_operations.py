@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.run_document import PAGE, TOUR, run_page, runnable_blocks
+from tests.run_document import PAGE, TOUR, run_page, runnable_blocks
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from threading import Event
 
 import pytest
 
+from testkit.local_cluster import BATON, LocalCluster, local_cluster
 from tests.redis_servers import (
     MovableAddress,
     RunningSentinel,
@@ -21,7 +22,6 @@ from tests.redis_servers import (
     until_promotable,
     wait_for_link,
 )
-from tools.local_cluster import BATON, LocalCluster, local_cluster
 
 pytestmark = pytest.mark.timeout(300)
 PROMPT = list(range(10, 90))

@@ -9,9 +9,9 @@ import numpy as np
 import openai
 import pytest
 
-from tools.cancellation import ANSWER_TOKENS, CancellationStorm, idle_workers
-from tools.local_cluster import LocalCluster
-from tools.sampling_equality import ask, generate_alone, make_requests
+from testkit.cancellation import ANSWER_TOKENS, CancellationStorm, idle_workers
+from testkit.local_cluster import LocalCluster
+from tests.sampling_equality import ask, generate_alone, make_requests
 
 pytestmark = pytest.mark.timeout(300)
 SEED = 11

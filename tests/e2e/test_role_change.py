@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tools.local_cluster import LocalCluster, local_cluster
+from testkit.local_cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.timeout(300)
 PROMPT = list(range(10, 90))

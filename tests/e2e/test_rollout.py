@@ -13,8 +13,8 @@ import httpx
 import pytest
 import safetensors.torch
 
-from baton.checkpoint import DEMO_MODEL
-from tools.local_cluster import LocalCluster, local_cluster
+from baton.checkpoints.checkpoint import DEMO_MODEL
+from testkit.local_cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.timeout(300)
 PROMPTS = [list(range(first, first + 60)) for first in (10, 300, 600)]

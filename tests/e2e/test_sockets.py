@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from baton.system.portability import uses_linux
+from testkit.local_cluster import LocalCluster, local_cluster
 from tests import certificates
 from tests.e2e.sockets import MEMORY_SOCKET, sockets_by_process
-from tools.local_cluster import LocalCluster, local_cluster
 
 WORKER = {"grpc", "framed", "kv", MEMORY_SOCKET}
 

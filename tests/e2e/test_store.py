@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tools.conversation import BLOCK_TOKENS, EXACT, ScriptedConversation
-from tools.local_cluster import LocalCluster, local_cluster
+from testkit.local_cluster import LocalCluster, local_cluster
+from tests.conversation import BLOCK_TOKENS, EXACT, ScriptedConversation
 
 pytestmark = pytest.mark.timeout(300)
 TURNS = 8

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 
-from tools.local_cluster import LocalCluster, local_cluster
+from testkit.local_cluster import LocalCluster, local_cluster
 
 NUM_PROMPTS, PROMPT_TOKENS = 16, 400
 SETTINGS: dict[str, object] = {

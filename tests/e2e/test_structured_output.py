@@ -6,7 +6,7 @@ import jsonschema_rs
 import openai
 import pytest
 
-from tools.local_cluster import LocalCluster
+from testkit.local_cluster import LocalCluster
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from orchestrator.preflight import free_port
-from tools.local_cluster import BATON, LocalCluster
+from testkit.local_cluster import BATON, LocalCluster
 
 pytestmark = pytest.mark.timeout(300)
-TOKENS = 400
+TOKENS = 800
 BEGUN_TOKENS = 20
 """The number of tokens after which a stream counts as under way."""
 

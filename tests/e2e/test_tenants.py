@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.machine import pause
-from tools.local_cluster import LocalCluster
+from testkit.local_cluster import LocalCluster
+from testkit.machine import pause
 
 pytestmark = pytest.mark.timeout(120)
 SYSTEM = "You read Python, and answer in one line. " * 20

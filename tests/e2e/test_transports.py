@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from baton.system.portability import uses_linux
-from tests.model_zoo import make_model
-from tools.exactness import Reference, Score, compare_all, over_http, reference_of
-from tools.local_cluster import local_cluster
+from testkit.local_cluster import local_cluster
+from testkit.model_zoo import make_model
+from tests.exactness import Reference, Score, compare_all, over_http, reference_of
 
 pytestmark = pytest.mark.timeout(300)
 SEED = 5

@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from baton.checkpoint import load_model_config
+from baton.checkpoints.checkpoint import load_model_config
 from baton.engine.kv_pool import block_bytes
 from baton.engine.layer_groups import LayerGroups
-from tests.model_zoo import make_model
-from tools.exactness import Score, compare, over_http, reference_of
-from tools.local_cluster import local_cluster
+from testkit.local_cluster import local_cluster
+from testkit.model_zoo import make_model
+from tests.exactness import Score, compare, over_http, reference_of
 
 pytestmark = pytest.mark.timeout(300)
 SEED = 7

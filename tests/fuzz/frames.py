@@ -1,4 +1,4 @@
-"""Fuzzes framed connections and the store's local RPC socket. Clients and servers send valid and
+"""Fuzzes framed connections and the store's Unix socket. Clients and servers send valid and
 invalid frames, split into pieces of any size, before and after the handshake.
 
 After every few cases, each server must still serve a well-behaved client.
@@ -18,23 +18,26 @@ import numpy as np
 from baton.clock import SystemClock
 from baton.core.credentials import ClusterCredentials
 from baton.errors import BatonError
+from baton.rpc.framed.calls import CallClient
 from baton.rpc.framed.client import FramedClientConnection, open_framed_connection
 from baton.rpc.framed.connection import (
+    FIRST_METHOD,
     HANDSHAKE_BYTES,
     NONCE_BYTES,
     VERSION,
     FrameKind,
     handshake_proof,
 )
+from baton.rpc.framed.server import FramedServer
 from baton.rpc.frames import FRAME_HEADER, MAX_MESSAGE_BYTES
-from baton.rpc.kvstore_methods import KvStoreMethods
-from baton.rpc.local_rpc import LocalRpcClient, LocalRpcServer
-from baton.rpc.v1 import framed_pb2, kvstore_pb2
+from baton.rpc.kvstore_service import local_kvstore_services
+from baton.rpc.service import KV_STORE
+from baton.rpc.v1 import conductor_pb2, framed_pb2, kvstore_pb2
 from tests.fuzz.messages import MessageMaker
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
 from tests.fuzz.unhandled_errors import record_hidden_errors
 from tests.store_harness import KEYS, StoreHarness
-from tests.unit.test_framed_connection import TRUST, EchoServer, echo_server
+from tests.unit.baton.rpc.framed.test_framed_connection import TRUST, EchoServer, echo_server
 
 NAME = "frames"
 CLOCK = SystemClock()
@@ -44,7 +47,7 @@ OPENING_SECONDS = 0.3
 NO_SECRET = ClusterCredentials(None)
 
 _CLIENTS_MESSAGES = (framed_pb2.Hello, framed_pb2.Proof)
-_SERVERS_MESSAGES = (framed_pb2.Challenge, framed_pb2.Welcome, kvstore_pb2.LocalRpcError)
+_SERVERS_MESSAGES = (framed_pb2.Challenge, framed_pb2.Welcome, conductor_pb2.Refusal)
 _CALLS = (
     kvstore_pb2.OpenRequest,
     kvstore_pb2.PutRequest,
@@ -57,7 +60,7 @@ _CALLS = (
 
 @dataclass
 class Servers:
-    """A server of framed connections that echoes messages, and a store node's local RPC socket."""
+    """A server of framed connections that echoes messages, and a store node's Unix socket."""
 
     lines: EchoServer
     socket: str
@@ -140,9 +143,9 @@ class Fuzzer:
         line.close()
 
     async def _ask_the_store(self) -> None:
-        client = await LocalRpcClient.connect(self._servers.socket)
+        client = CallClient(self._servers.socket, KV_STORE)
         request = kvstore_pb2.LeaseRequest(keys=KEYS[0], lease_seconds=0.01, max_bytes=0)
-        await client.call(request, HANG_SECONDS)
+        await client.call("Lease", request, HANG_SECONDS)
         client.close()
 
     async def _until_alone(self) -> None:
@@ -170,19 +173,27 @@ class Fuzzer:
         data = b"".join(self._frames(()))
         self._recorder.begin(f"friend {data[:500].hex()}")
         try:
-            for piece in self._pieces(data):
-                if line.transport is not None and not line.is_closing:
-                    line.transport.write(piece)
-                await asyncio.sleep(0)
-            await asyncio.sleep(LINGER_SECONDS)
+            await self._write(line, data)
         finally:
             line.close()
 
+    async def _write(self, connection: FramedClientConnection, data: bytes) -> None:
+        for piece in self._pieces(data):
+            if connection.transport is not None and not connection.is_closing:
+                connection.transport.write(piece)
+            await asyncio.sleep(0)
+        await asyncio.sleep(LINGER_SECONDS)
+
     async def _local_client(self) -> None:
-        """Send random frames to the store's local RPC socket."""
-        frames = self._frames(_CALLS)
-        reader, writer = await asyncio.open_unix_connection(self._servers.socket)
-        await self._say(reader, writer, b"".join(frames))
+        """Send random frames to the store's Unix socket, after a valid handshake."""
+        client = CallClient(self._servers.socket, KV_STORE)
+        connection = await client.connect(HANG_SECONDS)
+        data = b"".join(self._frames(_CALLS, FIRST_METHOD))
+        self._recorder.begin(f"local {data[:500].hex()}")
+        try:
+            await self._write(connection, data)
+        finally:
+            client.close()
 
     async def _say(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes
@@ -248,24 +259,27 @@ class Fuzzer:
             path = str(Path(folder) / "socket")
             server = await asyncio.start_unix_server(serve, path)
             try:
-                client = await LocalRpcClient.connect(path)
-                await client.call(kvstore_pb2.LeaseRequest(keys=KEYS[0]), OPENING_SECONDS)
+                client = CallClient(path, KV_STORE)
+                request = kvstore_pb2.LeaseRequest(keys=KEYS[0])
+                await client.call("Lease", request, OPENING_SECONDS)
             finally:
                 server.close()
 
     # -- generators -------------------------------------------------------------------------------
 
-    def _frames(self, kinds: Sequence[type]) -> list[bytes]:
-        return [self._frame(kinds) for _ in range(int(self._chance.integers(0, 6)))]
+    def _frames(self, kinds: Sequence[type], first_kind: int = 0) -> list[bytes]:
+        return [self._frame(kinds, first_kind) for _ in range(int(self._chance.integers(0, 6)))]
 
-    def _frame(self, kinds: Sequence[type]) -> bytes:
-        """Return a frame whose length may be wrong and whose payload is a message or random
-        bytes."""
+    def _frame(self, kinds: Sequence[type], first_kind: int) -> bytes:
+        """Return a frame whose length may be wrong, whose payload is a message or random bytes, and
+        whose kind is mostly one of the 12 from ``first_kind`` on."""
         payload = self._payload(kinds)
         sizes = (0, 1, HANDSHAKE_BYTES + 1, MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES + 1, 2**32 - 1)
         lies = self._chance.random() < 0.15
         size = int(self._chance.choice(sizes)) if lies else len(payload)
-        kind = int(self._chance.integers(0, 12)) if self._chance.random() < 0.9 else 255
+        kind = (
+            first_kind + int(self._chance.integers(0, 12)) if self._chance.random() < 0.9 else 255
+        )
         return FRAME_HEADER.pack(size, int(self._chance.integers(0, 4)), kind) + payload
 
     def _payload(self, kinds: Sequence[type]) -> bytes:
@@ -308,9 +322,9 @@ def _hear(payload: bytes) -> None:
 async def servers() -> AsyncIterator[Servers]:
     store = StoreHarness(clock=CLOCK)
     with tempfile.TemporaryDirectory(prefix="baton-") as folder:
-        path = Path(folder) / "socket"
-        server = LocalRpcServer(KvStoreMethods(store.node), path)
-        await server.start()
+        path = Path(folder) / "node.sock"
+        server = FramedServer(NO_SECRET, local_kvstore_services(store.node))
+        await server.listen_locally(path)
         try:
             async with echo_server() as lines:
                 yield Servers(lines, str(path), store)

@@ -22,10 +22,10 @@ from baton.clock import SystemClock
 from baton.core.ids import TokenId
 from baton.core.request import RequestSpec
 from baton.text.tokenizer import Tokenizer
-from router.openai.request_handler import RequestHandler
 from router.responses.background_responses import BackgroundResponses
-from router.responses.memory_response_store import MemoryResponseStore
-from router.responses.response_limits import ResponseLimits
+from router.responses.response_store import ResponseLimits
+from router.serving.request_handler import RequestHandler
+from testkit.fakes.response_store import MemoryResponseStore
 from tests.fuzz.api_answers import (
     error_fault,
     message_stream_fault,
@@ -176,7 +176,7 @@ class _Fuzz:
         return {
             "requests": router.service.tenants.request_limiter.num_in_use,
             "background responses": self._background.num_running,
-            "bytes": resources.body_budget.num_bytes,
+            "bytes": resources.body_budget.num_in_use,
             "offloaded calls": resources.offload_executor.num_waiting,
             "jobs": len(router.prefill.jobs) + len(router.decode.jobs),
             "handlers": max(_num_handlers() - MAX_IDLE_HANDLERS, 0),

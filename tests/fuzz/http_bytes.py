@@ -23,8 +23,8 @@ import numpy as np
 import psutil
 
 from baton.clock import SystemClock
-from router.http.connection import MAX_PIPELINED_BYTES
 from router.http.connection_limits import ConnectionLimits
+from router.limits import MAX_PIPELINED_BYTES
 from tests.fuzz.http_grammar import HIDDEN, Request, RequestMaker
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
 from tests.http_connection_harness import ConnectionHarness, ConnectionResult

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from router.responses.chat_messages import IGNORED_ITEMS, TEXT_PARTS
-from router.responses.encrypted_reasoning import encode_reasoning
+from router.responses.chat_request import IGNORED_ITEMS, TEXT_PARTS
+from router.responses.output_items import encode_reasoning
 from router.responses.tools import HOSTED_TOOLS
 from tests.fuzz.value_maker import TEXTS, ValueMaker
 

@@ -30,9 +30,9 @@ from baton.core.kv_transfer import (
 )
 from baton.core.request import FinishReason, RequestOutput, RequestSpec
 from baton.core.task import Task
-from baton.engine.fake_runner import reference_answer
 from baton.errors import BatonError, Unavailable
-from baton.worker.memory_kv_transfer import MemoryKvTransferClient
+from testkit.fakes.kv_transfer import MemoryKvTransferClient
+from testkit.fakes.runner import reference_answer
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
 from tests.fuzz.unhandled_errors import record_hidden_errors
 from tests.sim.worker_cluster import (

@@ -25,26 +25,27 @@ from baton.core.ids import Epoch, Incarnation, RequestId, WorkerId
 from baton.core.kv_transfer import KvTransferOpen, WorkerRef
 from baton.core.member import Member
 from baton.core.request import RequestOutput, TokenLogprob
-from baton.core.states import WORKER_ROLES, WorkerState
-from baton.engine.fake_runner import reference_answer
+from baton.core.states import WorkerState
+from baton.core.worker_kinds import WORKER_KINDS
 from baton.errors import BatonError
 from baton.registry.membership import Membership
-from baton.registry.memory import MemoryRegistry
 from baton.rpc.channel import open_channel
-from baton.rpc.conductor_service import add_conductor_service
+from baton.rpc.conductor_service import add_conductor_service, framed_conductor_services
 from baton.rpc.convert import common, kv_transfer, kvstore
 from baton.rpc.convert.outputs import outputs_from_proto, outputs_to_proto
 from baton.rpc.convert.placement import place_answer_from_proto, placement_from_proto
 from baton.rpc.convert.pool_plan import pool_plan_from_proto
 from baton.rpc.framed.client import open_framed_connection
-from baton.rpc.framed.conductor_service import CONDUCTOR_SERVICE, framed_conductor_services
+from baton.rpc.framed.connection import FIRST_METHOD, FrameKind
 from baton.rpc.framed.server import FramedServer
-from baton.rpc.framed.worker_service import WORKER_SERVICE
 from baton.rpc.kvstore_service import add_kvstore_service
 from baton.rpc.server import build_server, listen
+from baton.rpc.service import CONDUCTOR, WORKER, Service
 from baton.rpc.v1 import common_pb2, conductor_pb2, kvstore_pb2, worker_pb2
 from conductor.conductor import Conductor, ConductorConfig
 from conductor.store_mirror import StoreMirror
+from testkit.fakes.registry import MemoryRegistry
+from testkit.fakes.runner import reference_answer
 from tests.contract.test_worker_rpc import FramedRun, Served, read_all, real_workers, submit
 from tests.fuzz.messages import MessageMaker, is_readable
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
@@ -252,23 +253,26 @@ class Fuzzer:
 
     async def _worker_line(self) -> None:
         ref = self._servers.decode if self._chance.random() < 0.5 else self._servers.prefill
-        await self._line(ref.framed_address, WORKER_SERVICE, worker_pb2.RouterMessage)
+        await self._line(ref.framed_address, WORKER, worker_pb2.RouterMessage, 0)
 
     async def _conductor_line(self) -> None:
+        method = CONDUCTOR.methods["Place"]
         address = self._servers.conductor_line
-        await self._line(address, CONDUCTOR_SERVICE, conductor_pb2.PlaceRequests)
+        await self._line(address, CONDUCTOR, method.request_type, FIRST_METHOD + method.number)
 
-    async def _line(self, address: str, service: str, kind: type[Message]) -> None:
+    async def _line(self, address: str, service: Service, kind: type[Message], method: int) -> None:
+        """Send messages, or calls of ``method`` unless it is 0."""
         sent = [self._maker.encode(kind) for _ in range(int(self._chance.integers(1, 6)))]
-        self._recorder.begin(f"framed {service} {[data.hex() for data in sent]}")
+        self._recorder.begin(f"framed {service.name} {[data.hex() for data in sent]}")
         line = await open_framed_connection(
-            address, service, ClusterCredentials(SECRET), lambda _: None, HANG_SECONDS
+            address, service.name, ClusterCredentials(SECRET), lambda _: None, HANG_SECONDS
         )
+        line.handle_call = lambda number, kind, payload: None
         try:
             for data in sent:
-                line.send_message(data)
+                line.send(1 if method else 0, method or FrameKind.MESSAGE, data)
             await self._linger()
-            unreadable = not all(is_readable(kind, data) for data in sent)
+            unreadable = not method and not all(is_readable(kind, data) for data in sent)
             if unreadable:  # wait for the refusal
                 self._note(await line.wait_until_ended())
         finally:
@@ -328,7 +332,7 @@ async def _serve(stack: AsyncExitStack, add: Callable[[Any, Any], None], core: A
 async def _conductor() -> Conductor:
     clock = ManualClock()
     registry = MemoryRegistry(clock)
-    for role in WORKER_ROLES:
+    for role in WORKER_KINDS:
         name, state = WorkerId(role.value), WorkerState.READY
         member = Member(name, role, f"{name}:1", Incarnation(7), state, block_tokens=16)
         await registry.announce(member, 60.0)
@@ -338,8 +342,8 @@ async def _conductor() -> Conductor:
 
 
 def _calls(module: Any, service: str, channel: Any) -> list[Call]:
-    """Return every method of the service except Drain, after which a worker would refuse
-    requests."""
+    """Return every method of the service except Run, which gRPC does not serve, and Drain,
+    after which a worker would refuse requests."""
     methods = module.DESCRIPTOR.services_by_name[service].methods
     return [
         Call(
@@ -352,7 +356,7 @@ def _calls(module: Any, service: str, channel: Any) -> list[Call]:
             method.server_streaming,
         )
         for method in methods
-        if method.name != "Drain"
+        if method.name not in ("Drain", "Run")
     ]
 
 
@@ -387,6 +391,5 @@ def examples(servers: Servers) -> list[Message]:
     place = conductor_pb2.PlaceRequest(
         request_id="r", epoch=1, num_tokens=30, max_new_tokens=6, block_keys=KEYS[:2]
     )
-    places = [place, conductor_pb2.PlaceRequests(requests=[place, place])]
     rest = [common.spec_to_proto(spec), outputs_to_proto([output, output])]
-    return [*orders, *pulls, *stores, *places, *rest]
+    return [*orders, *pulls, *stores, place, *rest]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tools.fuzz import Fuzzer, find_fuzzers
+from tests.fuzz.__main__ import Fuzzer, find_fuzzers
 
 SEED = 18
 SECONDS = 1.0

@@ -6,7 +6,7 @@ from typing import Any, get_args
 from pydantic import BeforeValidator
 
 from baton.config import Settings
-from baton.config.renamed_settings import RENAMED_SETTINGS
+from baton.core.worker_kinds import WORKER_KINDS
 
 CHART_SETTINGS = frozenset({
     # Identity, addresses and secrets of a process.
@@ -22,7 +22,7 @@ CHART_SETTINGS = frozenset({
     "kubernetes_initial_replicas", "kubernetes_watch", "min_prefill", "max_prefill", "min_decode",
     "max_decode", "max_workers",
     # Settings that only `baton up` and mock workers read.
-    "on", "prefill", "decode", "mixed", "routers", "ray_address", "ray_worker_gpus", "mock",
+    *WORKER_KINDS, "on", "routers", "ray_address", "ray_worker_gpus", "mock",
     "engine_python",
 })  # fmt: skip
 
@@ -31,14 +31,11 @@ BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "pattern
 
 def settings_schema() -> dict[str, Any]:
     """Return the JSON schema of ``settings`` in the chart, without the settings that the chart sets
-    itself. Old names of settings are accepted, but marked as deprecated."""
+    itself."""
     names = sorted(set(Settings.model_fields) - CHART_SETTINGS)
     free = [name for name in names if not name.startswith("mock_")]
     schemas = Settings.model_json_schema()["properties"]
     properties = {name: _value_schema(name, schemas[name]) for name in free}
-    for old, new in RENAMED_SETTINGS.items():
-        if new in properties:
-            properties[old] = properties[new] | {"description": f"Use {new}.", "deprecated": True}
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 

@@ -14,7 +14,7 @@ import yaml
 from tests.helm.chart import Object, release_of
 
 GOLDEN = Path(__file__).with_name("golden")
-GOLDEN_SCENARIOS = ("demo", "gpu", "ray", "vllm", "everything")
+GOLDEN_SCENARIOS = ("demo", "gpu", "ray", "vllm", "vllm-stock", "everything")
 
 
 class Plain(yaml.CSafeDumper):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.helm3_parity import (
+from tests.helm.helm3_parity import (
     ROOT,
     VALUES,
     HelmUnavailable,

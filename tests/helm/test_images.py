@@ -2,9 +2,6 @@
 and works outside the repository, and the Dockerfile and the chart agree."""
 
 import re
-import shutil
-import subprocess
-import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -14,24 +11,12 @@ import yaml
 
 from baton.vllm_engine.versions import KNOWN_VERSIONS
 from tests.helm.chart import CHART
+from tests.wheel import DOCKERFILE, ROOT, build_wheel, copied
 from tools.lock import IMAGE_PYTHON
 
-ROOT = Path(__file__).parents[2]
-DOCKERFILE = (ROOT / "deploy/docker/Dockerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
-PACKAGES = [
-    pattern.rstrip("*") for pattern in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
-]
-BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
-
-
-def copied() -> set[str]:
-    """Return the paths that the Dockerfile copies to build the wheel."""
-    stage = DOCKERFILE.split("AS wheel")[1].split("FROM")[0]
-    lines = re.findall(r"^COPY (.+) \S+$", stage, flags=re.MULTILINE)
-    return {name for line in lines for name in line.split()}
 
 
 def constraint(name: str) -> str:
@@ -43,55 +28,37 @@ def constraint(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built only from what the Dockerfile copies."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in copied():
-        path = ROOT / name
-        if path.is_dir():
-            shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(path, source)
-    command = [sys.executable, "-c", BUILD, str(out)]
-    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=100)
-    (built,) = out.glob("*.whl")
-    return built
+    return build_wheel(tmp_path_factory.mktemp("built"))
 
 
 def test_the_wheel_contains_all_package_files(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     ours = {
-        str(path.relative_to(ROOT))
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*")
+        package + path.relative_to(ROOT).as_posix()
+        for name in copied()
+        for path in (ROOT / name).rglob("*")
         if path.is_file() and not {"__pycache__", "built"} & set(path.parts)
+        for package in ["" if name == "baton" else "baton/_programs/"]
     }
     assert packed == ours
-    assert {"baton/models/demo/model.safetensors", "baton/py.typed"} <= ours
-
-
-def test_the_wheel_works_outside_the_repository(wheel: Path, tmp_path: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "site")
-    code = "import command_line.main as main; print(main.__file__); main.main()"
-    answer = subprocess.run(
-        [sys.executable, "-c", code, "--help"],
-        cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site")},
-        check=True, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert answer.stdout.startswith(str(tmp_path / "site/command_line/main.py"))
-    assert "serve" in answer.stdout
+    assert {
+        "baton/models/demo/model.safetensors", "baton/py.typed",
+        "baton/_programs/router/console/assets/index.html",
+    } <= ours  # fmt: skip
 
 
 def test_the_image_has_all_packages() -> None:
-    lock = "deploy/docker/locks/build.txt"
-    assert copied() == {*PACKAGES, "pyproject.toml", "README.md", "LICENSE", lock}
+    checked = set(PROJECT["tool"]["importlinter"]["root_packages"])
+    packages = checked - {"testkit", "tests", "tools", "benchmarks"}
+    files = {"pyproject.toml", "setup.py", "README.md", "LICENSE", "deploy/docker/locks/build.txt"}
+    assert copied() == packages | files
 
 
 def test_images_run_as_the_user_of_the_chart() -> None:
     users = re.findall(r"^USER (\S+)$", DOCKERFILE, flags=re.MULTILINE)
     user = VALUES["security"]["user"]
-    assert users == [f"{user}:{user}"] * 2 + ["root", f"{user}:{user}"]
+    assert users == [f"{user}:{user}"] * 3 + ["root", f"{user}:{user}"]
     assert DOCKERFILE.count(f"--uid {user} --gid {user}") == 2
 
 
@@ -116,6 +83,11 @@ def test_images_with_vllm_have_a_tested_version_and_the_packages_for_its_python(
     assert f'built_for = "{IMAGE_PYTHON}"' in DOCKERFILE
 
 
+def test_servers_beside_sidecars_have_a_tested_version() -> None:
+    tags = {VALUES["images"][kind]["tag"] for kind in ("vllmServer", "vllmServerCuda")}
+    assert tags == {f"v{KNOWN_VERSIONS[-1]}"}
+
+
 def test_versions_agree() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == PROJECT["project"]["version"]
@@ -137,7 +109,7 @@ def test_workflows_build_what_the_chart_names() -> None:
     built = {each["name"] for each in workflow["jobs"]["image"]["strategy"]["matrix"]["include"]}
     ray = yaml.safe_load((CHART / "values-ray.yaml").read_text())
     images = VALUES["images"]
-    named = {images[kind]["repository"] for kind in ("cpu", "cuda", "vllm", "vllmCuda")}
+    named = {images[kind]["repository"] for kind in ("cpu", "cuda", "sidecar", "vllm", "vllmCuda")}
     assert built == named | {ray["images"]["cpu"]["repository"]}
 
 

@@ -40,7 +40,7 @@ def constraints() -> dict[str, str]:
 
 
 def test_there_is_a_lock_for_each_part_of_an_image() -> None:
-    assert sorted(("build", "torch", "base", "vllm", *lock.EXTRAS)) == LOCKS
+    assert sorted(("build", "torch", "base", "vllm", "sidecar", *lock.EXTRAS)) == LOCKS
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -78,9 +78,16 @@ def test_an_image_with_vllm_gets_what_its_vllm_lacks_in_the_versions_of_the_othe
     assert additions.keys().isdisjoint({"torch", "numpy", "pydantic", "fastapi", "llguidance"})
 
 
+def test_the_sidecar_gets_a_part_of_the_other_images_packages() -> None:
+    sidecar, base = locked("sidecar"), locked("base")
+    assert all(base[name] == requirement for name, requirement in sidecar.items())
+    assert set(lock.SIDECAR) <= sidecar.keys()
+    assert sidecar.keys().isdisjoint({"torch", "nixl", "tokenizers", "fastapi", "safetensors"})
+
+
 def test_an_image_installs_nothing_that_is_not_locked() -> None:
     installs = re.findall(r"pip (?:install|wheel)\b[^\n]*", DOCKERFILE)
-    assert len(installs) == 7
+    assert len(installs) == 9
     assert all("--require-hashes" in line or "--no-index" in line for line in installs)
 
 

@@ -340,12 +340,14 @@ def test_termination_messages_fall_back_to_logs(scenario: str) -> None:
 @EVERY
 def test_memory_limits_exceed_the_in_memory_volumes(scenario: str) -> None:
     for pod in release_of(scenario).pods():
-        shared = sum(
-            size(volume["emptyDir"]["sizeLimit"])
+        in_memory = {
+            volume["name"]: size(volume["emptyDir"]["sizeLimit"])
             for volume in pod.spec.get("volumes", [])
             if volume.get("emptyDir", {}).get("medium") == "Memory"
-        )
+        }
         for container in pod.containers:
+            mounts = [mount["name"] for mount in container.get("volumeMounts", [])]
+            shared = sum(in_memory.get(name, 0) for name in mounts)
             resources = container["resources"]
             assert shared < size(resources["limits"]["memory"]), pod.name
             assert size(resources["requests"]["memory"]) <= size(resources["limits"]["memory"])

@@ -15,6 +15,7 @@ OUTSIDE = {
         ("Secret", "baton-redis"), ("Secret", "baton-secrets"), ("Secret", "baton-tenants"),
         ("PersistentVolumeClaim", "models"),
     },
+    "vllm-stock": {("PersistentVolumeClaim", "models")},
     "everything": {
         ("Secret", "hub-token"), ("Secret", "redis-url"), ("Secret", "test-key"),
         ("Secret", "registry"), ("Secret", "outside"),
@@ -84,7 +85,7 @@ def test_pods_and_owners_have_labels_for_cluster_role_and_pool(scenario: str) ->
             assert owner["baton.dev/role"] == pod.labels["baton.dev/role"]
             assert owner["app.kubernetes.io/component"] == pod.role
         pooled = "baton.dev/pool" in pod.labels
-        assert pooled is (pod.role in ("prefill", "decode"))
+        assert pooled is (pod.role in ("prefill", "decode", "mixed"))
 
 
 @EVERY

@@ -2,6 +2,7 @@
 
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from baton.config import Settings
 from baton.config.setting_scopes import SETTING_SCOPES, Reader
 from tests.helm.allowed_settings import CHART_SETTINGS
 from tests.helm.chart import Object, render, with_value
-from tools.chart_settings import TABLE, table
+from tools.chart_settings import KINDS, TABLE, table, worker_kinds
 
 ALL = {"router", "conductor", "kvstore", "prefill", "decode"}
 WORKERS = {"prefill", "decode"}
@@ -37,10 +38,11 @@ def restarted(path: str, value: Any, before: Object | None = None) -> set[str]:
     return {name for name in ALL if old[name] != new[name]}
 
 
-def test_the_table_of_settings_is_up_to_date(request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(("file", "text"), [(TABLE, table()), (KINDS, worker_kinds())])
+def test_the_tables_are_up_to_date(request: pytest.FixtureRequest, file: Path, text: str) -> None:
     if request.config.getoption("--rewrite"):
-        TABLE.write_text(table())
-    assert TABLE.read_text() == table(), "pytest tests/helm --rewrite, and look at the diff"
+        file.write_text(text)
+    assert file.read_text() == text, "pytest tests/helm --rewrite, and look at the diff"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,6 @@ def test_the_table_of_settings_is_up_to_date(request: pytest.FixtureRequest) -> 
         ("settings.max_concurrent_requests", 10, set()),
         ("settings.request_timeout_seconds", 60, set()),
         ("settings.max_sequences", 8, WORKERS),
-        ("settings.max_running", 8, WORKERS),  # the old name of max_sequences
         ("settings.store_eviction", "lru", {"kvstore"}),
         ("settings.transports", ["grpc"], WORKERS | {"kvstore"}),
         ("settings.access_log", True, {"router"}),

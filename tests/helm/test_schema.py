@@ -103,12 +103,10 @@ OPEN = {
 
 
 def named_paths(schema: Any, definitions: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths of all values that the schema names, except for their old names."""
+    """Yield the paths of all values that the schema names."""
     if "$ref" in schema:
         schema = definitions[schema["$ref"].rpartition("/")[2]]
     for name, inner in schema.get("properties", {}).items():
-        if inner.get("deprecated"):
-            continue
         yield f"{path}{name}"
         if not {name, f"{path}{name}"} & OPEN:
             yield from named_paths(inner, definitions, f"{path}{name}.")

@@ -2,6 +2,7 @@
 environment and the config file."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from baton.config import Settings, config_version, load_settings
-from baton.config.renamed_settings import RENAMED_SETTINGS
+from baton.core.worker_kinds import WORKER_KINDS
 from baton.errors import Invalid
 from router.tenants.tenants_file import load_tenants_file
 from tests.helm.allowed_settings import CHART_SETTINGS, settings_schema
@@ -251,37 +252,23 @@ def test_only_conductors_autoscale(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_values_schema_contains_all_settings(request: pytest.FixtureRequest) -> None:
-    """``pytest tests/helm --rewrite`` updates the schema."""
+    """And all kinds of workers. ``pytest tests/helm --rewrite`` updates the schema."""
     path = CHART / "values.schema.json"
-    schema = json.loads(path.read_text())
+    schema, roles = json.loads(path.read_text()), {"enum": ["", *WORKER_KINDS]}
     if request.config.getoption("--rewrite"):
         schema["definitions"]["settings"] = settings_schema()
-        path.write_text(json.dumps(schema, indent=2) + "\n")
+        schema["definitions"]["pool"]["properties"]["role"] = roles
+        path.write_text(json_text(schema))
     known = schema["definitions"]["settings"]
     assert known == settings_schema(), "pytest tests/helm --rewrite, and look at the diff"
+    assert schema["definitions"]["pool"]["properties"]["role"] == roles
 
 
-@pytest.mark.parametrize(("old", "new"), RENAMED_SETTINGS.items())
-def test_values_may_use_old_names_of_settings(
-    old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    """Old names are passed on in a pool's environment and in the config file, and the process
-    prints a warning."""
-    if new in CHART_SETTINGS:
-        return
-    value = {"async_scheduling": "off", "local_prefill": False}.get(new, 3)
-    warning = f"setting {old} is now called {new}"
-    for values in ({"settings": {old: value}}, {"pools": {"decode": {"settings": {old: value}}}}):
-        assert getattr(loaded("decode", values, tmp_path, monkeypatch), new) == value
-        assert warning in capsys.readouterr().err
-
-
-def test_values_may_use_the_old_name_of_the_framed_port(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    values = make_values(ports__line=7005)
-    assert loaded("decode", values, tmp_path, monkeypatch).framed_port == 7005
-    assert "ports.line is now called ports.framed" in render(values).notes
+def json_text(value: Any) -> str:
+    """Return ``value`` as JSON, with objects and lists that contain no others on one line."""
+    innermost = re.compile(r"([{\[])\s+([^][{}]*?)\s+([}\]])")
+    text = json.dumps(value, indent=1, ensure_ascii=False)
+    return innermost.sub(lambda each: each[1] + " ".join(each[2].split()) + each[3], text) + "\n"
 
 
 def test_settings_that_the_chart_sets_exist() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.helm.helm3_parity import HelmUnavailable, fetch_helm3
 from tests.kube.cluster import Cluster, cluster
 from tests.kube.node.network import missing_requirement
-from tools.helm3_parity import HelmUnavailable, fetch_helm3
 
 
 @pytest.fixture(scope="session")

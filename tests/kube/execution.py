@@ -20,7 +20,6 @@ PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 STDIN, STDOUT, STDERR, ERROR, CLOSE = 0, 1, 2, 3, 255
 BINARY, CLOSING = 2, 8
 PIECE = 32 * 1024
-JOIN_SECONDS = 5.0
 
 
 def accepted(key: str, protocols: str) -> dict[str, str]:

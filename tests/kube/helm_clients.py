@@ -1,5 +1,5 @@
 """Clients for Helm 3 and Helm 4 with the same interface. Helm 4 comes from helm-python-sdk, Helm 3
-from npm (see ``tools/helm3_parity.py``)."""
+from npm (see ``tests/helm/helm3_parity.py``)."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import yaml
 
-from tools.helm3_parity import CHART
+from tests.helm.helm3_parity import CHART
 
 
 class HelmFailed(Exception):

@@ -102,12 +102,14 @@ def _is_counted(key: str) -> bool:
 
 
 def _pod_resource(pod: Object, key: str) -> float:
-    """Return a pod's request or limit of a resource: the sum over its containers or, if that is
-    greater, the largest value among its init containers."""
+    """Return a pod's request or limit of a resource: the sum over its containers and sidecars or,
+    if that is greater, the largest value among its other init containers."""
     kind, _, resource = REQUIRED.get(key, key).partition(".")
     started = pod["spec"].get("initContainers") or []
+    sidecars = [each for each in started if each.get("restartPolicy") == "Always"]
     first = [_amount(each, kind, resource) for each in started]
-    return max([sum(_amount(c, kind, resource) for c in pod["spec"]["containers"]), *first])
+    beside = [*pod["spec"]["containers"], *sidecars]
+    return max([sum(_amount(each, kind, resource) for each in beside), *first])
 
 
 def _amount(container: Object, kind: str, resource: str) -> float:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tools.run_document import PAGE
-from tools.run_kubernetes_document import (
+from tests.kube.run_document import (
     KUBERNETES_PAGE,
     MissingTool,
     kubernetes_blocks,
     run_kubernetes_page,
 )
+from tests.run_document import PAGE
 
 
 @pytest.mark.timeout(400)

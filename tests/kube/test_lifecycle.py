@@ -1,5 +1,5 @@
 """Tests the chart's pods under load. This is a short version of
-``python -m tools.kube_lifecycle``."""
+``python -m tests.kube.lifecycle``."""
 
 import json
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from testkit.streams import make_request_bodies, record_answers, traffic
 from tests.kube.accounts import user_of
 from tests.kube.cluster import cluster
+from tests.kube.lifecycle import compare_rights
 from tests.kube.node.network import missing_requirement
-from tools.kube_lifecycle import compare_rights
-from tools.kube_release import ROLE, TIMEOUT_SECONDS, Release
-from tools.streams import make_request_bodies, record_answers, traffic
+from tests.kube.release_journey import ROLE, TIMEOUT_SECONDS, Release
 
 pytest.importorskip("helm_python")
 

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.ids import WorkerId
-from baton.core.pool_plan import PoolPlan
+from baton.core.pool_plan import PLANNED_ROLES, PoolPlan
 from baton.core.states import Role
 from baton.pools.base import PoolWorker
 from baton.pools.scaling_policy import (
-    PLANNED_ROLES,
     PoolBounds,
     PoolObservation,
     ScalingConfig,

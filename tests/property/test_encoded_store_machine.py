@@ -25,7 +25,7 @@ from baton.core.store import ALL_CODECS, RAW_ONLY, BlockFilter, LeasedBlocks, Pu
 from baton.errors import Overloaded
 from kvstore.disk_encoder import DiskEncoder
 from kvstore.stored_codecs import StoredCodecs
-from tests.fake_codecs import FakeCodec, open_fake_codecs
+from testkit.fakes.codecs import FakeCodec, open_fake_codecs
 from tests.store_harness import KEYS, NUM_BLOCKS, StoreHarness
 
 LAYOUT = "float32[4x2x16x8x4]"
@@ -257,8 +257,7 @@ class EncodedStoreMachine(RuleBasedStateMachine):
             except Overloaded:
                 return
         elif action == "make_room":
-            for size in self.harness.dram.slot_sizes():
-                self.run(node.demoter._free_slots(size))
+            self.run(node.demoter.demote_if_low())
         elif action == "flush":
             self.run(node.demoter.demote_all())
         elif action == "evict":

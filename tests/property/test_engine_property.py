@@ -22,11 +22,11 @@ from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine, PrefillProgress, Reservation
 from baton.engine.executor import PlanExecutor
-from baton.engine.fake_runner import FakeRunner, reference_answer
 from baton.engine.kv_window import NO_BLOCK
 from baton.engine.lora.table import LoadedAdapter
 from baton.engine.plan import Plan, Runner, StepOutput
 from baton.errors import Invalid, Overloaded
+from testkit.fakes.runner import FakeRunner, reference_answer
 from tests.engine_state import exported_blocks
 
 Blocks = tuple[int, int]

@@ -7,16 +7,16 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.openai.parsers.model_output_format import TOOL_PARSERS
-from router.openai.parsers.output_parser import MAX_HELD_WHITESPACE, OutputParser
-from router.openai.parsers.output_parts import (
+from router.serving.parsers.model_output_format import TOOL_PARSERS
+from router.serving.parsers.output_parser import MAX_HELD_WHITESPACE, OutputParser
+from router.serving.parsers.output_parts import (
     OutputPart,
     ReasoningPart,
     TextPart,
     ToolCallArguments,
     ToolCallStart,
 )
-from router.openai.parsers.reasoning_formats import REASONING_FORMATS
+from router.serving.parsers.reasoning_formats import REASONING_FORMATS
 
 NAMES = ("f", "get-weather", "a.b_c")
 SCHEMAS: dict[str, dict[str, Any]] = {name: {} for name in NAMES}

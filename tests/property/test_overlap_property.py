@@ -21,10 +21,9 @@ from baton.core.task import Task
 from baton.engine.block_pool import BlockCounts
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.executor import PlanExecutor, SyncExecutor, ThreadedExecutor
-from baton.engine.fake_runner import FakeRunner
-from baton.engine.launching_executor import LaunchingExecutor
+from baton.engine.executor import LaunchingExecutor, PlanExecutor, SyncExecutor, ThreadedExecutor
 from baton.engine.plan import Plan, Runner, StepOutput, fill_sampled_tokens
+from testkit.fakes.runner import FakeRunner
 from tests.engine_state import cached_tokens
 from tests.property.test_engine_property import (
     EOS,

@@ -89,8 +89,8 @@ def test_chwbl_keeps_all_loads_bounded_over_a_sequence(num_workers: int, heads: 
     rounded up."""
     tracker = LoadTracker()
     for number in range(num_workers):
-        tracker.add_prefill(prefill(f"p{number:02}"))
-    tracker.add_decode(decode("d"))
+        tracker.add(prefill(f"p{number:02}"))
+    tracker.add(decode("d"))
     for number, head in enumerate(heads):
         cluster = snapshot(list(tracker.prefills), list(tracker.decodes))
         request = query(f"r{number}")

@@ -1,6 +1,8 @@
 """Tests that no request starves with any of the engine's prefill orders, that tenants get equal
 shares, and that the memory forecast prevents preemptions."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,19 +10,23 @@ from hypothesis import strategies as st
 
 from baton.clock import ManualClock
 from baton.core.ids import Epoch, RequestId, TokenId
-from baton.core.prefill_order import NORMAL_STARVATION_LIMIT_SECONDS, PREFILL_ORDERS
-from baton.core.priority import Priority
+from baton.core.prefill_order import LATE_SHARE, PREFILL_ORDERS
+from baton.core.priority import STARVATION_LIMIT_SECONDS, Priority
 from baton.core.request import RequestSpec, SamplingParams
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.fake_runner import FakeRunner
 from baton.engine.plan import Plan, StepOutput
 from baton.engine.result import StepResult
+from testkit.fakes.runner import FakeRunner
 
 BLOCK_TOKENS = 4
 STEP_TOKENS = 16
 TOKEN_SECONDS = 0.05
+OBJECTIVE_SECONDS = 2.0
+LEAST_LATE_SHARE = (STEP_TOKENS - 2) * LATE_SHARE / STEP_TOKENS
+"""If only one token of a prompt is left, it runs before all chunks. With arrivals of at least a
+step, that are at most two prompts."""
 PREEMPTIVE = [name for name, order in PREFILL_ORDERS.items() if order.is_preemptive]
 
 
@@ -70,7 +76,7 @@ class Bench:
             num_tokens,
             SamplingParams(max_tokens=max_tokens, temperature=0.0),
             tenant_salt=tenant,
-            ttft_slo_seconds=2.0,
+            ttft_slo_seconds=OBJECTIVE_SECONDS,
             priority=priority,
         )
         self.engine.add(spec, task)
@@ -86,10 +92,8 @@ class Bench:
 
 @pytest.mark.parametrize("order", PREFILL_ORDERS)
 def test_a_long_prompt_is_served_despite_a_steady_load_of_short_ones(order: str) -> None:
-    """Short prompts arrive as fast as the engine computes them, so they could fill every step. Only
-    short prompts that arrive within the starvation limit may overtake the long prompt. The engine
-    computes these in at most as much time as the limit, so the long prompt waits at most twice the
-    limit."""
+    """Short prompts arrive as fast as the engine computes them, so they could fill every step. Once
+    the long prompt is overdue, it gets half of each step."""
     bench = Bench(order=order)
     for _ in range(8):  # so that the engine can measure its speed
         bench.add(STEP_TOKENS)
@@ -101,9 +105,37 @@ def test_a_long_prompt_is_served_despite_a_steady_load_of_short_ones(order: str)
         if any(output.request_id == long for output in outputs):
             break
         waited = bench.clock.monotonic() - began_at
-        assert waited < 2 * NORMAL_STARVATION_LIMIT_SECONDS + 2 * 600 * TOKEN_SECONDS
-    if order == "deadline":  # shows that the starvation limit took effect
-        assert bench.clock.monotonic() - began_at > NORMAL_STARVATION_LIMIT_SECONDS
+        half_steps = (600 + 2 * STEP_TOKENS) * TOKEN_SECONDS / LEAST_LATE_SHARE
+        assert waited < STARVATION_LIMIT_SECONDS[Priority.NORMAL] + half_steps
+    if order == "deadline":  # shows that others went first
+        assert bench.clock.monotonic() - began_at > OBJECTIVE_SECONDS + 600 * TOKEN_SECONDS
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    order=st.sampled_from(PREEMPTIVE),
+    before=st.lists(st.integers(1, 200), max_size=12),
+    length=st.integers(1, 400),
+    arrivals=st.lists(st.integers(STEP_TOKENS, 4 * STEP_TOKENS), min_size=4, max_size=4),
+)
+def test_a_prompt_waits_at_most_the_limit_and_twice_as_long_as_first_come_first_served(
+    order: str, before: list[int], length: int, arrivals: list[int]
+) -> None:
+    """Under any load, and before the engine has measured its speed, too. A step is added, since it
+    ends for all of its prompts at once, and another one, since it begins with what is overdue."""
+    bench = Bench(order=order)
+    for tokens in before:
+        bench.add(tokens)
+    request, began_at = bench.add(length), bench.clock.monotonic()
+    first_come_first_served = TOKEN_SECONDS * (sum(before) + length)
+    step_seconds = TOKEN_SECONDS * STEP_TOKENS
+    for number in itertools.count():
+        if any(output.request_id == request for output in bench.step().outputs):
+            break
+        bench.add(arrivals[number % len(arrivals)])
+    waited = bench.clock.monotonic() - began_at
+    waits = (first_come_first_served + step_seconds) / LEAST_LATE_SHARE
+    assert waited <= STARVATION_LIMIT_SECONDS[Priority.NORMAL] + step_seconds + waits
 
 
 @pytest.mark.parametrize("order", PREEMPTIVE)
@@ -154,8 +186,7 @@ def test_two_backlogged_tenants_get_equal_shares(
 @pytest.mark.parametrize("seed", range(3))
 def test_a_quiet_tenant_is_served_in_the_next_step_beside_a_flood(order: str, seed: int) -> None:
     """The quiet tenant uses less than its share: it sends a prompt of at most a quarter of a step
-    after every fourth step or more. Prompts of the flood that have waited for the starvation limit
-    may get half of a step before it."""
+    after every fourth step or more."""
     print(f"seed {seed}")
     step_tokens = 64
     random = np.random.default_rng(seed)

@@ -75,6 +75,7 @@ class Fuzzed:
     def check_no_request_is_left(self) -> None:
         harness = self.router
         assert harness.service.tenants.request_limiter.num_in_use == 0
+        assert harness.service.resources.body_budget.num_in_use == 0
         assert harness.prefill.jobs == harness.decode.jobs == []
         for records in harness.service.telemetry.history._records.values():
             assert all(record.finish_reason for record in records)
@@ -119,7 +120,7 @@ def api(fuzzed: Fuzzed) -> Any:
 
 
 ENDLESS = {"/admin/events"}
-"""Paths whose responses do not end by themselves; tests/unit/test_console_routes.py tests them."""
+"""Paths whose responses do not end by themselves; test_console_routes.py tests them."""
 
 OPERATIONS = [
     (path, method)

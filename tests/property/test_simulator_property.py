@@ -14,7 +14,7 @@ from conductor.policy.policies import PLACEMENT_POLICIES, get_policy
 from simulator.cluster import SimulatedCluster
 from simulator.faults import Faults, WorkerCrash, WorkerSlowdown
 from simulator.result import summarize
-from tests.unit.test_sim_cluster import BLOCK, CONFIG, make_request
+from tests.unit.simulator.test_sim_cluster import BLOCK, CONFIG, make_request
 
 WORKERS = ("p0", "p1", "d0", "d1")
 

@@ -18,10 +18,10 @@ from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.request import RequestSpec, SamplingParams
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.fake_runner import FakeRunner, reference_answer
 from baton.engine.lora.table import LoadedAdapter
 from baton.engine.speculation.draft_model import DraftModelSource
 from baton.engine.speculation.draft_source import DraftSource
+from testkit.fakes.runner import FakeRunner, reference_answer
 from tests.drafting import OracleSource, draft_always
 from tests.property.test_engine_property import (
     ADAPTERS,

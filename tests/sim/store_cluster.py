@@ -21,16 +21,12 @@ from baton.engine.engine import Engine, StepResult
 from baton.errors import DeadlineExceeded, Unavailable
 from baton.kv.cluster_store_client import ClusterStoreClient
 from baton.kv.index import KvHolder
-from baton.kv.memory_index import MemoryKvIndex
 from baton.registry.membership import Membership
-from baton.registry.memory import MemoryRegistry
 from baton.transport.base import Transport
 from baton.transport.host_memory import HostMemory
-from baton.transport.memory import MemoryFabric, MemoryTransport
 from baton.worker.constraint_opener import ConstraintOpener
 from baton.worker.context import WorkerConfig, WorkerContext
 from baton.worker.kv_layout import KvLayout
-from baton.worker.memory_kv_transfer import MemoryKvTransferClient
 from baton.worker.role_state import RoleState
 from baton.worker.telemetry import WorkerTelemetry
 from baton.worker.worker import Worker
@@ -44,6 +40,10 @@ from prefill_worker.cluster_prefix_store import ClusterPrefixStore
 from prefill_worker.handler import PrefillHandler
 from prefill_worker.reload_policy import ReloadMode
 from prefill_worker.store_publisher import StorePublisher
+from testkit.fakes.kv_index import MemoryKvIndex
+from testkit.fakes.kv_transfer import MemoryKvTransferClient
+from testkit.fakes.registry import MemoryRegistry
+from testkit.fakes.transport import MemoryFabric, MemoryTransport
 from tests.sim.virtual_time import LoopClock
 from tests.sim.worker_cluster import BLOCK_TOKENS, DIGEST, SharedRunner, collect, is_finished
 

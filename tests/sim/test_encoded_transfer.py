@@ -12,8 +12,8 @@ from baton.core.kv_codec import ENCODED_ALIGNMENT_BYTES as UNIT
 from baton.core.kv_codec import KvCodecName
 from baton.core.kv_transfer import Endpoint
 from baton.core.request import FinishReason, RequestSpec
-from baton.engine.fake_runner import reference_answer
 from baton.transport.base import TransferRange
+from testkit.fakes.runner import reference_answer
 from tests.sim.table_codec import ENCODED_BYTES
 from tests.sim.test_kv_transfer import run_disaggregated
 from tests.sim.worker_cluster import Encoding, cluster, request, tokens_of

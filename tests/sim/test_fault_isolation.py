@@ -9,7 +9,7 @@ import pytest
 from baton.core.request import RequestOutput
 from baton.core.task import Task
 from baton.engine.engine import Engine
-from baton.engine.fake_runner import reference_answer
+from testkit.fakes.runner import reference_answer
 from tests.byte_grammars import EOS, byte_grammars, choice, grammar_request
 from tests.sim.worker_cluster import Cluster, cluster, collect, request, tokens_of
 

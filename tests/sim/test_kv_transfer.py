@@ -26,11 +26,11 @@ from baton.core.kv_transfer import (
 )
 from baton.core.request import FinishReason
 from baton.core.task import Task
-from baton.engine.fake_runner import reference_answer
 from baton.errors import Invalid, NotFound
 from baton.rpc.worker_client import KvImportConnector
 from baton.transport.base import TransferRange
 from baton.worker.context import WorkerConfig
+from testkit.fakes.runner import reference_answer
 from tests.byte_grammars import (
     EOS,
     byte_grammars,

@@ -7,8 +7,8 @@ from baton.core.ids import Epoch
 from baton.core.request import FinishReason, RequestOutput
 from baton.core.states import Role, WorkerState
 from baton.core.task import Task
-from baton.engine.fake_runner import reference_answer
 from baton.worker.context import WorkerConfig
+from testkit.fakes.runner import reference_answer
 from tests.sim.worker_cluster import (
     Cluster,
     Node,

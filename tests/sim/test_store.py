@@ -6,14 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from baton.core.attention_window import AttentionWindow
 from baton.core.ids import RequestId
 from baton.core.kv_transfer import Endpoint
 from baton.core.request import RequestOutput, RequestSpec
-from baton.engine.fake_runner import reference_answer
 from baton.transport.base import TransferRange
 from prefill_worker.reload_policy import ReloadMode
+from testkit.fakes.runner import reference_answer
 from tests.sim.store_cluster import CALL_SECONDS, CLOCK, Node, store_cluster, tokens
 from tests.sim.virtual_time import simulate
 from tests.sim.worker_cluster import request, tokens_of
@@ -47,6 +48,23 @@ def test_another_worker_finds_a_prompt_and_its_answer_in_the_store() -> None:
             assert await generate(two, second) | {} == {"device": 56}
             await cluster.run_for()
             cluster.check_integrity()
+
+    simulate(main())
+
+
+def test_only_a_cluster_with_store_nodes_reports_that_nothing_is_stored() -> None:
+    async def main() -> None:
+        async with store_cluster() as cluster:
+            one, events = cluster.add_worker("one"), []
+            for prompt, has_node in ((1, False), (100, True)):
+                if has_node:
+                    await cluster.start_store("s")
+                    cluster.kill_store("s")
+                with capture_logs() as logs:
+                    await generate(one, request(str(prompt), tokens(prompt, 30), 2))
+                    await cluster.run_for()
+                events.append([log["event"] for log in logs if log["log_level"] != "debug"])
+            assert events == [[], ["store_fetch_failed", "store_put_failed"]]
 
     simulate(main())
 

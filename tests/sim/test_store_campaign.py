@@ -19,11 +19,11 @@ import pytest
 
 from baton.core.kv_transfer import Endpoint
 from baton.core.request import RequestSpec
-from baton.engine.fake_runner import reference_answer
 from baton.errors import Unavailable
 from baton.transport.base import TransferRange
 from kvstore.segment import BlockRecord, Segment
 from prefill_worker.reload_policy import ReloadMode
+from testkit.fakes.runner import reference_answer
 from tests.sim.store_cluster import CLOCK, Node, SimStoreNode, StoreCluster, store_cluster, tokens
 from tests.sim.virtual_time import simulate
 from tests.sim.worker_cluster import request, tokens_of

@@ -11,13 +11,14 @@ from unittest.mock import patch
 from prometheus_client import CollectorRegistry
 
 from baton.core.trace_context import TraceContext
-from baton.obs.span import MemorySpanSink, Span
+from baton.obs.span import Span
 from baton.worker.telemetry import WorkerTelemetry
 from conductor.metrics import ConductorMetrics
 from conductor.model_conductors import ModelConductors
 from conductor.telemetry import ConductorTelemetry
 from router.generation.record import GenerationRecord
 from router.telemetry.tracing import RequestTrace, build_request_spans
+from testkit.fakes.span_sink import MemorySpanSink
 from tests.sim.whole.loop import SimLoop
 from tests.sim.whole.run import Run, simulation_environment
 
@@ -44,7 +45,7 @@ class SpanCollector:
         self, membership: Any, mirror: Any, clock: Any, config: Any
     ) -> ConductorTelemetry:
         core = ModelConductors(membership, mirror, clock, config)
-        metrics = ConductorMetrics(CollectorRegistry())
+        metrics = ConductorMetrics(CollectorRegistry(), "baton")
         return ConductorTelemetry(core, metrics, clock, self._next_process_name(), self.spans)
 
     def record(self, request_id: Any, arrived_at: float, num_tokens: int) -> GenerationRecord:

@@ -10,8 +10,9 @@ from baton.core.ids import Epoch, RequestId
 from baton.core.request import FinishReason, RequestSpec
 from baton.core.task import Task
 from baton.core.trace_context import TraceContext
-from baton.obs.span import MemorySpanSink, Span
+from baton.obs.span import Span
 from baton.worker.context import WorkerConfig
+from testkit.fakes.span_sink import MemorySpanSink
 from tests.sim.test_kv_transfer import run_disaggregated
 from tests.sim.worker_cluster import (
     Cluster,

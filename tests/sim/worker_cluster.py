@@ -20,18 +20,15 @@ from baton.core.states import Role, WorkerState
 from baton.engine.config import EngineConfig
 from baton.engine.constraint import ConstraintFactory
 from baton.engine.engine import Engine
-from baton.engine.fake_runner import FakeRunner
 from baton.engine.plan import Plan, StepOutput
 from baton.kv_codec.base import BlockCodec
 from baton.obs.span import SpanSink
 from baton.transport.base import Transport
 from baton.transport.host_memory import HostMemory
-from baton.transport.memory import MemoryFabric, MemoryTransport
 from baton.worker.constraint_opener import ConstraintOpener
 from baton.worker.context import WorkerConfig, WorkerContext
 from baton.worker.engine_thread import EngineThread
 from baton.worker.kv_layout import KvLayout
-from baton.worker.memory_kv_transfer import MemoryKvTransferClient
 from baton.worker.output_stream import OutputStream
 from baton.worker.role_state import RoleState
 from baton.worker.staging_area import StagingArea, align
@@ -40,6 +37,9 @@ from baton.worker.worker import SWEEP_SECONDS, Worker
 from decode_worker.handler import DecodeHandler
 from decode_worker.kv_import import KvImporter, KvImportTimeouts
 from prefill_worker.handler import PrefillHandler
+from testkit.fakes.kv_transfer import MemoryKvTransferClient
+from testkit.fakes.runner import FakeRunner
+from testkit.fakes.transport import MemoryFabric, MemoryTransport
 from tests.sim.no_store import NoStore
 from tests.sim.table_codec import TableCodec
 

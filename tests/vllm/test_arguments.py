@@ -19,7 +19,7 @@ from baton.vllm_engine.arguments import (
     _check_model_runner,
     read_arguments,
 )
-from tests.model_zoo import make_model
+from testkit.model_zoo import make_model
 
 OWN_VALUES = {
     "model": "other/model",

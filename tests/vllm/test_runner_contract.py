@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.checkpoint import load_model_limits
+from baton.checkpoints.checkpoint import load_model_limits
 from baton.vllm_engine.runner import VllmRunner
+from testkit.model_zoo import make_model
 from tests.contract.runner_contract import (
     ANSWER_TOKENS,
     ARCHITECTURE,
@@ -18,7 +19,6 @@ from tests.contract.runner_contract import (
     prompt,
     runner_options,
 )
-from tests.model_zoo import make_model
 
 EAGER = "--enforce-eager"
 ARGUMENTS = {"one rank": EAGER, "two ranks": f"{EAGER} --tensor-parallel-size 2"}

@@ -1,1 +1,1 @@
-"""Paged attention: its interface (``base``), and a backend for each kind of device."""
+"""Paged attention: its interface (``base``), and backends for CPUs. ``cuda`` has that for GPUs."""

@@ -3,7 +3,7 @@ against."""
 
 import torch
 
-from baton.decoder_traits import LLAMA_TRAITS, DecoderTraits
+from baton.checkpoints.decoder_traits import LLAMA_TRAITS, DecoderTraits
 from baton.engine.attention.base import PackedBatch
 from baton.engine.attention.kv_format import decode_kv, encode_kv
 from baton.engine.kv_pool import KvPool

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import psutil
 import torch
 
-from baton.checkpoint import ModelConfig
+from baton.checkpoints.checkpoint import ModelConfig
 from baton.engine.bench.bench_case import BenchCase
 from baton.engine.bench.roofline_demand import num_weights
 from baton.engine.kv_pool import HEADROOM_BYTES

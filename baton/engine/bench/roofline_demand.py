@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.checkpoint import ModelConfig
+from baton.checkpoints.checkpoint import ModelConfig
 from baton.engine.bench.bench_case import BenchCase
 from baton.engine.bench.ceilings import Ceilings
 from baton.engine.quantization import INT4_GROUP_SIZE, head_quantization

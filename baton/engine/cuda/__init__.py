@@ -1,1 +1,1 @@
-"""GPU code other than attention: fused layer kernels, CUDA graphs of decode steps, sampling."""
+"""GPU code: attention, fused layer kernels, CUDA graphs of decode steps, sampling."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.checkpoint import ModelConfig
+from baton.checkpoints.checkpoint import ModelConfig
 from baton.engine.cuda import layer_kernels as kernels
 from baton.engine.cuda.launch import KernelLauncher, ceil_div, power_of_2
 from baton.engine.kv_scale import KvScale
@@ -28,7 +28,7 @@ MAX_COLUMNS_PER_WARP = 512
 
 @dataclass(frozen=True, slots=True)
 class NormStyle:
-    """How a model's norms are computed: see :class:`baton.decoder_traits.DecoderTraits`."""
+    """How a model's norms are computed: see ``DecoderTraits``."""
 
     epsilon: float
     offset: float = 0.0

@@ -99,7 +99,7 @@ def _normed_and_rotated(
 def norm_rope_write_kv(
     qkv_ptr,  # [num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, DIM], contiguous
     q_ptr,  # [num_tokens, NUM_HEADS, DIM]: the result
-    layer_ptr,  # of the pool; see attention.triton_kernels
+    layer_ptr,  # of the pool; see attention_kernels
     q_weight_ptr,  # [DIM]; read with NORMED only
     k_weight_ptr,
     cos_ptr,  # [positions, DIM]
@@ -108,7 +108,7 @@ def norm_rope_write_kv(
     slots_ptr,  # [num_tokens]: block * BLOCK_TOKENS + offset; below 0: not written
     block_stride,
     part_stride,
-    key_factor,  # see attention.triton_kernels.to_pool_dtype
+    key_factor,  # see attention_kernels.to_pool_dtype
     value_factor,
     eps,
     NUM_HEADS: tl.constexpr,

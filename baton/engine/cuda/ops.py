@@ -6,10 +6,10 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
-from baton.checkpoint import ModelConfig
+from baton.checkpoints.checkpoint import ModelConfig
 from baton.engine.attention.base import PackedBatch
-from baton.engine.attention.triton_cuda import DeviceBatch, TritonAttention
 from baton.engine.cuda import fp8, gemm, layer
+from baton.engine.cuda.attention import DeviceBatch, TritonAttention
 from baton.engine.kv_pool import KvPool
 from baton.engine.loader import LayerWeights
 from baton.engine.quantized_matrix import QuantizedMatrix

@@ -3,7 +3,7 @@
 import torch
 
 from baton.engine.attention.base import PackedBatch
-from baton.engine.attention.triton_cuda import DeviceBatch
+from baton.engine.cuda.attention import DeviceBatch
 from baton.engine.executor import MAX_INFLIGHT_PLANS
 from baton.engine.step_tokens import StepTokens
 

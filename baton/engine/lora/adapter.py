@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 
 import torch
 
-from baton.adapter_checkpoint import StoredAdapter, StoredMatrix, StoredPair
-from baton.checkpoint import ModelConfig
+from baton.checkpoints.adapter_checkpoint import StoredAdapter, StoredMatrix, StoredPair
+from baton.checkpoints.checkpoint import ModelConfig
 from baton.errors import Invalid
 
 M = TypeVar("M")

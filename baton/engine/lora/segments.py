@@ -1,9 +1,13 @@
-"""Which tokens of a step use which adapter."""
+"""Which tokens of a step use which adapter, and what the adapters add to them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch.nn import functional
+
+from baton.engine.lora.adapter import LoraWeights, LowRank
 from baton.engine.plan import Row
 
 
@@ -32,3 +36,18 @@ def lora_segments(rows: Sequence[Row], find: Callable[[bytes], Any]) -> list[Lor
                 segments.append(LoraSegment(first, num_tokens, find(row.adapter)))
         first, previous = first + num_tokens, row.adapter
     return segments
+
+
+def add_deltas(
+    y: torch.Tensor, x: torch.Tensor, index: int, name: str, segments: Sequence[LoraSegment]
+) -> torch.Tensor:
+    """Add x A^T B^T to ``y`` [num_tokens, outs], in place, for the tokens of each segment, and
+    return ``y``. A and B are those of the segment's adapter for the matrix ``name`` (a field of
+    :class:`LoraLayerOf`) of layer ``index``; ``x`` is [num_tokens, ins]."""
+    for segment in segments:
+        weights: LoraWeights = segment.adapter
+        pair: LowRank | None = getattr(weights.layers[index], name)
+        if pair is not None:
+            tokens = slice(segment.first, segment.first + segment.num_tokens)
+            y[tokens] += functional.linear(functional.linear(x[tokens], pair.a), pair.b)
+    return y

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from baton.checkpoint import ModelConfig
+from baton.checkpoints.checkpoint import ModelConfig
 from baton.engine.native import library
 from baton.engine.native.matrix import can_pack
 from baton.engine.native.processor import best_instruction_set, missing_features

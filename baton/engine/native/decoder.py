@@ -7,8 +7,8 @@ from ctypes import byref
 
 import torch
 
-from baton.checkpoint import ModelConfig
-from baton.decoder_traits import LLAMA_TRAITS, DecoderTraits
+from baton.checkpoints.checkpoint import ModelConfig
+from baton.checkpoints.decoder_traits import LLAMA_TRAITS, DecoderTraits
 from baton.engine.attention.base import PackedBatch
 from baton.engine.kv_pool import KvPool
 from baton.engine.loader import CheckpointWeights, LayerOf

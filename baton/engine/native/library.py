@@ -27,7 +27,7 @@ QUANTIZATION_CODES = {"none": 0, "int8": 1, "int4": 2}
 formats' names in :mod:`baton.engine.quantization`."""
 
 ACTIVATION_CODES = {"silu": 0, "gelu_pytorch_tanh": 1}
-"""The kernels' codes for the activations in :mod:`baton.decoder_traits`."""
+"""The kernels' codes for the activations in :mod:`baton.checkpoints.decoder_traits`."""
 
 LAYER_FIELDS = (
     "input_norm", "post_norm", "qkv", "qkv_bias", "output", "q_norm", "k_norm", "gate_up", "down",

@@ -10,7 +10,7 @@ from baton.engine.block_pool import BlockPool
 from baton.engine.plan import Plan, Row, Runner
 from baton.engine.sequence import Sequence
 from baton.engine.speculation.draft_source import DraftRequest
-from baton.engine.speculation.draft_state import DraftState
+from baton.engine.speculation.draft_state import MAX_RATE, DraftState
 
 MAX_CATCH_UP_TOKENS = 512
 """Maximum number of known tokens that the draft model computes in one step, for all sequences
@@ -27,9 +27,6 @@ MIN_RATE = 0.2
 
 TRIAL_INTERVAL_TOKENS = 64
 """Number of tokens without a draft after which one token is drafted as a trial."""
-
-MAX_RATE = 0.98
-"""Rates count as this at most, so that the chances of a draft's tokens decrease."""
 
 
 class DraftModelState(DraftState):

@@ -4,6 +4,9 @@ MAX_FRUITLESS = 24
 """Number of fruitless looks in a row after which decisions are skipped. A gap between two
 repetitions, such as two lines that an edit adds, is mostly shorter."""
 
+MAX_RATE = 0.98
+"""Rates count as this at most, so that the chances of a draft's tokens decrease."""
+
 MAX_PERIOD = 8
 """Maximum number of decisions from one look to the next. With one token a step, a text that begins
 to repeat is noticed so many tokens late."""

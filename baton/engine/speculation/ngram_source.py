@@ -8,7 +8,7 @@ from operator import mul
 from baton.core.ids import TokenId
 from baton.engine.sequence import Sequence
 from baton.engine.speculation.draft_source import DraftRequest
-from baton.engine.speculation.draft_state import DraftState
+from baton.engine.speculation.draft_state import MAX_RATE, DraftState
 from baton.engine.speculation.ngram_index import MAX_MATCH_TOKENS, NgramIndex
 
 MAX_INDEXED_TOKENS = 1024
@@ -27,9 +27,6 @@ RATE_WEIGHT = 0.1
 
 SHARED_RATE_WEIGHT = 0.01
 """The same in the rates of all sequences, with which a new sequence begins."""
-
-MAX_RATE = 0.98
-"""Rates count as this at most, so that the chances of a draft's tokens decrease."""
 
 
 INITIAL_DRAFT_TOKENS = 4

@@ -16,7 +16,8 @@ from typing import Any
 
 from kubernetes import client
 
-from baton.core.states import WORKER_ROLES, Role
+from baton.core.states import Role
+from baton.core.worker_kinds import WORKER_KINDS
 from baton.errors import BatonError, Invalid, NotFound
 from baton.pools.kubernetes.client import MERGE_PATCH, KubernetesClient
 from baton.pools.kubernetes.permissions import Forbidden
@@ -164,7 +165,7 @@ class KubernetesApi:
 
 def label_selector(cluster: str) -> str:
     """Return the selector of all pools of a cluster, and of their pods."""
-    roles = ",".join(role.value for role in WORKER_ROLES)
+    roles = ",".join(role.value for role in WORKER_KINDS)
     return f"{PART_OF_LABEL}={PART_OF},{CLUSTER_LABEL}={cluster},{ROLE_LABEL} in ({roles})"
 
 

@@ -1,7 +1,5 @@
 """Conversion of BatonErrors to messages, for protocols without gRPC's statuses."""
 
-from typing import Protocol, TypedDict
-
 from baton.errors import BatonError, Overloaded, error_from_grpc_status, error_mapping
 from baton.rpc.v1 import conductor_pb2 as pb
 
@@ -10,38 +8,15 @@ MAX_MESSAGE_CHARACTERS = 512
 MAX_RETRY_SECONDS = 3600.0
 
 
-class RpcErrorMessage(Protocol):
-    """Any protobuf message that carries an error in these fields."""
-
-    @property
-    def status(self) -> str: ...
-
-    @property
-    def message(self) -> str: ...
-
-    @property
-    def retry_after_seconds(self) -> float: ...
-
-
-class RpcErrorFields(TypedDict):
-    status: str
-    message: str
-    retry_after_seconds: float
-
-
-def error_fields(error: BatonError) -> RpcErrorFields:
-    return {
-        "status": error_mapping(error).grpc_status,
-        "message": (str(error) or type(error).__name__)[:MAX_MESSAGE_CHARACTERS],
-        "retry_after_seconds": error.retry_after_seconds if isinstance(error, Overloaded) else 0.0,
-    }
-
-
 def error_to_proto(error: BatonError) -> pb.Refusal:
-    return pb.Refusal(**error_fields(error))
+    return pb.Refusal(
+        status=error_mapping(error).grpc_status,
+        message=(str(error) or type(error).__name__)[:MAX_MESSAGE_CHARACTERS],
+        retry_after_seconds=error.retry_after_seconds if isinstance(error, Overloaded) else 0.0,
+    )
 
 
-def error_from_proto(message: RpcErrorMessage) -> BatonError:
+def error_from_proto(message: pb.Refusal) -> BatonError:
     error = error_from_grpc_status(message.status, message.message)
     if isinstance(error, Overloaded):
         error.retry_after_seconds = parse_retry_after(message.retry_after_seconds)

@@ -8,6 +8,7 @@ from baton.core.kv_transfer import (
     KvTransferEvent,
     KvTransferOpen,
     KvTransferScheduled,
+    ServerKv,
     WorkerInspection,
 )
 from baton.errors import Invalid
@@ -64,6 +65,14 @@ def transfer_event_to_proto(event: KvTransferEvent) -> pb.PullEvent:
         case KvTransferDone():
             done = pb.PullDone(token_id=event.token_id, finished=event.is_finished)
             return pb.PullEvent(done=done)
+        case ServerKv():
+            server_kv = pb.PullServerKv(
+                parameters=event.parameters,
+                num_tokens=event.num_tokens,
+                token_id=event.token_id,
+                cached_tokens=event.cached_tokens,
+            )
+            return pb.PullEvent(server_kv=server_kv)
 
 
 def transfer_event_from_proto(message: pb.PullEvent) -> KvTransferEvent:
@@ -80,9 +89,14 @@ def transfer_event_from_proto(message: pb.PullEvent) -> KvTransferEvent:
             return KvTransferChunk(first_block=message.chunk.first_block, blocks=blocks)
         case "done":
             return KvTransferDone(TokenId(message.done.token_id), message.done.finished)
+        case "server_kv":
+            kv = message.server_kv
+            token = TokenId(kv.token_id) if kv.HasField("token_id") else None
+            return ServerKv(kv.parameters, kv.num_tokens, token, kv.cached_tokens)
         case other:
             raise Invalid(
-                f"a KV transfer event must be `scheduled`, `chunk` or `done`, not {other!r}"
+                "a KV transfer event must be `scheduled`, `chunk`, `done` or `server_kv`, not "
+                f"{other!r}"
             )
 
 

@@ -14,6 +14,7 @@ from baton.core.store import (
     LeaseRequest,
     PutRequest,
     StoredBlock,
+    StoreStats,
     Tier,
     WatchEvent,
 )
@@ -278,6 +279,17 @@ def watch_event_from_proto(message: pb.WatchEvent) -> WatchEvent:
         is_reset=message.reset,
         has_more=message.more,
     )
+
+
+def stats_to_proto(stats: StoreStats) -> pb.StatResponse:
+    return pb.StatResponse(**{name: getattr(stats, name) for name in _STATS_FIELDS})
+
+
+def stats_from_proto(message: pb.StatResponse) -> StoreStats:
+    return StoreStats(**{name: getattr(message, name) for name in _STATS_FIELDS})
+
+
+_STATS_FIELDS = tuple(StoreStats.__dataclass_fields__)
 
 
 def _tier(number: int) -> Tier:

@@ -14,9 +14,8 @@ from baton.core.placement import (
     ScoredCodec,
     ScoredWorker,
 )
-from baton.core.states import Role
 from baton.errors import Invalid, Overloaded, Unavailable
-from baton.placement_refusal import PlacementRefused
+from baton.placement.refusal import PlacementRefused
 from baton.rpc.convert.common import (
     adapter_from_proto,
     adapter_to_proto,
@@ -113,9 +112,9 @@ def placement_from_proto(message: pb.Placement) -> Placement:
         policy=message.policy,
         ttft_seconds=message.ttft_seconds if message.HasField("ttft_seconds") else None,
         itl_seconds=message.itl_seconds if message.HasField("itl_seconds") else None,
-        prefill_alternatives=_Alternatives(encoded, Role.PREFILL),
-        decode_alternatives=_Alternatives(encoded, Role.DECODE),
-        mixed_alternatives=_Alternatives(encoded, Role.MIXED),
+        prefill_alternatives=_Alternatives(encoded, "prefill_alternatives"),
+        decode_alternatives=_Alternatives(encoded, "decode_alternatives"),
+        mixed_alternatives=_Alternatives(encoded, "mixed_alternatives"),
         kv_codec=_codec(message.kv_codec) or KvCodecName.NONE,
         codec_alternatives=_codec_alternatives(message.codec_alternatives),
     )
@@ -129,7 +128,10 @@ def place_answer_from_proto(message: pb.PlaceAnswer) -> Placement:
         error = error_from_proto(message.refusal)
         if isinstance(error, Overloaded) and message.HasField("refused"):
             error = PlacementRefused(error, placement_from_proto(message.refused))
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # else the error's traceback refers to this frame, and the frame to the error
     return placement_from_proto(message.placement)
 
 
@@ -159,24 +161,22 @@ def _codec_alternatives(messages: Sequence[pb.CodecAlternative]) -> tuple[Scored
 
 
 class _Alternatives(Sequence[ScoredWorker]):
-    """The workers of one role that the conductor scored for a placement, decoded when they are
+    """The workers in ``field`` that the conductor scored for a placement, decoded when they are
     read. Until then they are kept as bytes, since parsed messages would take four times as much
     memory: a placement has dozens of alternatives, and a router keeps the alternatives of thousands
     of requests, but hardly ever reads them."""
 
-    __slots__ = ("_encoded", "_role")
+    __slots__ = ("_encoded", "_field")
 
-    def __init__(self, encoded: bytes, role: Role) -> None:
+    def __init__(self, encoded: bytes, field: str) -> None:
         self._encoded = encoded
-        self._role = role
+        self._field = field
 
     @property
     def _messages(self) -> Sequence[pb.Alternative]:
-        placement = pb.Placement.FromString(self._encoded)
-        if self._role is Role.MIXED:
-            return placement.mixed_alternatives
-        is_prefill = self._role is Role.PREFILL
-        return placement.prefill_alternatives if is_prefill else placement.decode_alternatives
+        found: Sequence[pb.Alternative]
+        found = getattr(pb.Placement.FromString(self._encoded), self._field)
+        return found
 
     def __len__(self) -> int:
         return min(len(self._messages), MAX_ALTERNATIVES)

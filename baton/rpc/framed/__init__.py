@@ -1,2 +1,2 @@
-"""Framed connections carry protobuf messages in Baton's own frames over TCP. They replace gRPC for
-the busiest streams, because they cost less CPU (docs/results/router.md)."""
+"""Framed connections carry protobuf messages in Baton's own frames, over TCP and Unix sockets. They
+carry what is frequent, because they cost less CPU than gRPC (docs/results/router.md)."""

@@ -1,11 +1,14 @@
-"""The client's side of a framed connection, in a router."""
+"""The client's side of a framed connection."""
 
 import asyncio
 import hmac
 import secrets
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from baton.core.credentials import ClusterCredentials
-from baton.errors import BatonError, Invalid, Unauthorized, Unavailable
+from baton.errors import BatonError, Invalid, Unauthorized, Unavailable, Unresponsive
 from baton.network.tls import TLS_NAME, client_context
 from baton.rpc.framed.connection import (
     NONCE_BYTES,
@@ -22,12 +25,16 @@ TICK_SECONDS, MAX_SILENT_TICKS = 0.25, 6
 """A peer that hangs, or is cut off, is considered lost after 1.75 to 2 seconds: it is pinged after
 0.25 to 0.5 s, and then has 1.5 s to answer, however busy its event loop is."""
 
+Connection = TypeVar("Connection", bound="FramedClientConnection")
+
 
 class FramedClientConnection(FramedConnection):
     """The client's side of a framed connection. :func:`open_framed_connection` opens it."""
 
-    def __init__(self, service: str, secret: str | None, deliver: MessageHandler) -> None:
-        super().__init__(TICK_SECONDS, MAX_SILENT_TICKS)
+    def __init__(
+        self, service: str, secret: str | None, deliver: MessageHandler, is_local: bool = False
+    ) -> None:
+        super().__init__(0.0 if is_local else TICK_SECONDS, MAX_SILENT_TICKS)
         self._service = service
         self._secret = secret
         self._deliver = deliver
@@ -94,40 +101,49 @@ async def open_framed_connection(
     deliver: MessageHandler,
     timeout_seconds: float,
 ) -> FramedClientConnection:
-    """Open a connection to ``service`` at ``address`` (host:port), within ``timeout_seconds``.
-    ``deliver`` is called with each message from the server. Raises Unavailable, Unauthorized."""
+    """Open a connection to ``service``, as :func:`connect`. ``deliver`` is called with each message
+    from the server."""
+    factory = partial(FramedClientConnection, service, trust.secret, deliver)
+    return await connect(factory, address, trust, timeout_seconds)
+
+
+async def connect(
+    factory: Callable[..., Connection],
+    address: str,
+    trust: ClusterCredentials,
+    timeout_seconds: float,
+) -> Connection:
+    """Open the connection that ``factory`` makes to ``address``, which is host:port or the path of
+    a Unix socket, and wait until the handshake is complete. Raises Unresponsive if that takes
+    longer than ``timeout_seconds``, Unavailable, Unauthorized."""
     try:
         async with asyncio.timeout(timeout_seconds):
-            return await _open(address, service, trust, deliver)
+            connection = await _connected(factory, address, trust)
+            try:
+                await connection.wait_until_open()
+            except BaseException:  # perhaps cancelled just after the handshake was completed
+                connection.close()
+                raise
     except TimeoutError as error:
-        raise Unavailable(
+        raise Unresponsive(
             f"no connection to {address} within {timeout_seconds:g} s (handshake included)"
         ) from error
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise Unavailable(f"can't connect to {address}: {error}") from error
-
-
-async def _open(
-    address: str, service: str, trust: ClusterCredentials, deliver: MessageHandler
-) -> FramedClientConnection:
-    """Connect, and wait until the handshake is complete. If this fails or is cancelled, close the
-    connection, even if the handshake was completed just before the cancellation."""
-    connection = await _connect(address, service, trust, deliver)
-    try:
-        await connection.wait_until_open()
-    except BaseException:
-        connection.close()
-        raise
     return connection
 
 
-async def _connect(
-    address: str, service: str, trust: ClusterCredentials, deliver: MessageHandler
-) -> FramedClientConnection:
+async def _connected(
+    factory: Callable[..., Connection], address: str, trust: ClusterCredentials
+) -> Connection:
+    loop = asyncio.get_running_loop()
+    if address.startswith("/"):
+        _, connection = await loop.create_unix_connection(partial(factory, is_local=True), address)
+        return connection
     host, _, port = address.rpartition(":")
     context = client_context(trust)
-    _, connection = await asyncio.get_running_loop().create_connection(
-        lambda: FramedClientConnection(service, trust.secret, deliver),
+    _, connection = await loop.create_connection(
+        factory,
         host.strip("[]"),
         int(port),
         ssl=context,

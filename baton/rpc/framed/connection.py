@@ -1,17 +1,16 @@
-"""A framed connection: one stream of messages between two programs, over its own TCP connection.
+"""A framed connection between two programs, over its own TCP connection or, within a host, a Unix
+socket. It carries one stream of messages, or calls (:mod:`baton.rpc.framed.calls`).
 
 A gRPC stream costs its Python side some 0.1 ms per message, and a polling thread; a frame costs a
-few microseconds. So a router's two busiest streams, ``Worker.Run`` and ``Conductor.PlaceMany``, use
-framed connections where both sides support them, with the same messages and semantics: when the
-stream ends, its requests are cancelled.
+few microseconds. So what is frequent uses framed connections: the stream ``Worker.Run``, whose
+requests are cancelled when it ends, the calls of a conductor, and a store's calls within its host.
 
 Baton has a protocol of its own because the gRPC library for Python took half of the router's CPU
-time per request: framed connections save 0.6 to 1 ms per request with 16 tokens (docs/LOG.md;
-docs/results/router.md compares the router with others). The messages are the same as over gRPC,
-which remains the fallback.
+time per request: framed connections save 0.6 to 1 ms per request with 16 tokens
+(docs/decisions/07-wires.md; docs/results/router.md compares the router with others).
 
-Both ends ping a peer that is silent. The kernel of a frozen process still acknowledges TCP
-segments, so only an answer from the peer's event loop shows that it is alive.
+Both ends of a TCP connection ping a peer that is silent. The kernel of a frozen process still
+acknowledges segments, so only an answer from the peer's event loop shows that it is alive.
 """
 
 import asyncio
@@ -44,11 +43,16 @@ Parsed = TypeVar("Parsed", bound=Message)
 MessageHandler = Callable[[bytes], None]
 """Called with each message. Raises BatonError for an invalid one; then the peer is refused."""
 
+CallHandler = Callable[[int, int, bytes], None]
+"""Called with the number, kind and payload of each frame of a call. Raises BatonError for an
+invalid one; then the peer is refused."""
+
 log = structlog.get_logger(__name__)
 
 
 class FrameKind(IntEnum):
-    """Kinds of frames. HELLO, CHALLENGE, PROOF and WELCOME, in this order, are the handshake."""
+    """Kinds of frames. HELLO, CHALLENGE, PROOF and WELCOME, in this order, are the handshake. Kinds
+    from FIRST_METHOD on are calls."""
 
     MESSAGE = 1
     PING = 2
@@ -58,16 +62,22 @@ class FrameKind(IntEnum):
     CHALLENGE = 6
     PROOF = 7
     WELCOME = 8
+    ANSWER = 9
+    ERROR = 10
+
+
+FIRST_METHOD = 16
 
 
 class FramedConnection(FrameProtocol):
     """One end of a framed connection. It is opened by a handshake (:mod:`baton.rpc.framed.client`,
     :mod:`baton.rpc.framed.server`), and ends with :meth:`on_lost`, which is called once.
 
-    After each tick of ``tick_seconds`` in which nothing was received, the peer is pinged; after
-    more than ``max_silent_ticks`` such ticks in a row, it is considered lost. Ticks are counted
-    rather than seconds: between two ticks, this event loop reads everything that has arrived, so a
-    process that was itself frozen does not consider its peers lost."""
+    After each tick of ``tick_seconds`` in which nothing was received, the peer is pinged (never if
+    that is 0: over a Unix socket, the kernel tells of a peer's death, and a call has a deadline).
+    After more than ``max_silent_ticks`` such ticks in a row, it is considered lost. Ticks are
+    counted rather than seconds: between two ticks, this event loop reads everything that has
+    arrived, so a process that was itself frozen does not consider its peers lost."""
 
     def __init__(self, tick_seconds: float, max_silent_ticks: int) -> None:
         super().__init__()
@@ -75,11 +85,12 @@ class FramedConnection(FrameProtocol):
         self._tick_seconds = tick_seconds
         self._max_silent_ticks = max_silent_ticks
         self._handle_message: MessageHandler | None = None  # set by the handshake
+        self.handle_call: CallHandler | None = None
         self._has_received = True
         self._num_silent_ticks = 0
         self._timer: asyncio.TimerHandle | None = None
         self._writable: asyncio.Future[None] | None = None  # while the peer does not read
-        self._has_ended = False
+        self.has_ended = False
 
     # -- for its user -----------------------------------------------------------------------
 
@@ -99,7 +110,7 @@ class FramedConnection(FrameProtocol):
 
     def refuse(self, error: BatonError) -> None:
         """Send the error to the peer, and end the connection."""
-        if self._has_ended or self.transport is None:
+        if self.has_ended or self.transport is None:
             return
         self.send(0, FrameKind.REFUSAL, error_to_proto(error).SerializeToString())
         self.transport.close()
@@ -112,8 +123,8 @@ class FramedConnection(FrameProtocol):
         self._end(error)
 
     def _end(self, failure: BatonError) -> None:
-        if not self._has_ended:
-            self._has_ended = True
+        if not self.has_ended:
+            self.has_ended = True
             self.resume_writing()
             self.on_lost(failure)
 
@@ -132,25 +143,27 @@ class FramedConnection(FrameProtocol):
         then called with each of its messages."""
         self._handle_message = handle_message
         self.max_payload_bytes = MAX_MESSAGE_BYTES
-        self._start_timer(self._tick_seconds, self._tick)
+        self._stop_timer()
+        if self._tick_seconds:
+            self._start_timer(self._tick_seconds, self._tick)
 
     # -- called by the transport ------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         peer = transport.get_extra_info("socket")
-        with contextlib.suppress(OSError):  # the socket may be broken already
+        with contextlib.suppress(OSError):  # the socket may be broken already, or a Unix socket
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
         """Handle each frame. A frame that can't be handled ends the connection."""
         self._has_received = True
-        for _, kind, payload in self.split_frames(data):
+        for number, kind, payload in self.split_frames(data):
             try:
                 if kind == FrameKind.MESSAGE and self._handle_message is not None:
                     self._handle_message(payload)
                 else:
-                    self._on_control(kind, payload)
+                    self._on_control(number, kind, payload)
             except BatonError as error:
                 self.refuse(error)
             except Exception:  # a bug, which must end only this connection
@@ -172,13 +185,15 @@ class FramedConnection(FrameProtocol):
 
     # -- frames -----------------------------------------------------------------------------
 
-    def _on_control(self, kind: int, payload: bytes) -> None:
+    def _on_control(self, number: int, kind: int, payload: bytes) -> None:
         """Handle a frame that is not a message. Raises BatonError for an invalid frame; the peer is
         then refused."""
         if kind == FrameKind.REFUSAL:
             self.lose(error_from_proto(parse_message(pb.Refusal, payload)))
         elif not self.is_open:
             self.on_handshake(kind, payload)
+        elif kind >= FrameKind.ANSWER and self.handle_call is not None:
+            self.handle_call(number, kind, payload)
         elif kind == FrameKind.PING:
             self.send(0, FrameKind.PONG, b"")
         elif kind != FrameKind.PONG:

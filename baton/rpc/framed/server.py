@@ -1,17 +1,19 @@
-"""The server's side of framed connections, in a worker or a conductor."""
+"""The server's side of framed connections, over TCP or a Unix socket."""
 
 import asyncio
 import hmac
+import os
 import secrets
 import ssl
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Protocol, cast
 
 from baton.core.credentials import ClusterCredentials
 from baton.errors import BatonError, Invalid, Overloaded, Unauthorized, Unavailable
 from baton.network.address import host_port
-from baton.network.listeners import announce_listener, member_authentication
+from baton.network.listeners import FILE_PERMISSIONS, announce_listener, member_authentication
 from baton.network.tls import server_context
 from baton.rpc.framed.connection import (
     NONCE_BYTES,
@@ -23,6 +25,8 @@ from baton.rpc.framed.connection import (
 )
 from baton.rpc.framed.unauthenticated import UnauthenticatedConnections
 from baton.rpc.v1 import framed_pb2 as pb
+from baton.system.peer_user import is_same_user
+from baton.system.unix_socket import listen_privately
 
 TICK_SECONDS, MAX_SILENT_TICKS = 2.0, 4
 """A router that hangs is considered lost after 10 to 12 s. Until then the worker keeps its
@@ -60,7 +64,8 @@ FramedServiceFactory = Callable[[FramedConnection], FramedService]
 
 
 class FramedServer:
-    """Serves ``services``, which are keyed by name, to authenticated clients."""
+    """Serves ``services``, which are keyed by name, to authenticated clients. It listens at one TCP
+    port, or at one Unix socket."""
 
     def __init__(
         self, trust: ClusterCredentials, services: Mapping[str, FramedServiceFactory]
@@ -68,6 +73,7 @@ class FramedServer:
         self._trust = trust
         self._services = services
         self._server: asyncio.Server | None = None
+        self._path: Path | None = None
         self.connections: set[FramedServerConnection] = set()
         self.unauthenticated = UnauthenticatedConnections(MAX_UNAUTHENTICATED)
 
@@ -87,6 +93,16 @@ class FramedServer:
             )
         return int(self._server.sockets[0].getsockname()[1])
 
+    async def listen_locally(self, path: Path) -> None:
+        """Start listening at the Unix socket ``path``. Only processes of the same user can connect:
+        the socket's folder is closed to other users, and connections of their processes are closed.
+        Raises Unavailable."""
+        listener = listen_privately(path)
+        self._path = path
+        loop, factory = asyncio.get_running_loop(), partial(self._new_connection, None)
+        self._server = await loop.create_unix_server(factory, sock=listener)
+        announce_listener("local_rpc", str(path), FILE_PERMISSIONS)
+
     async def close(self) -> None:
         """Stop listening, and end all connections."""
         if self._server is None:
@@ -97,12 +113,18 @@ class FramedServer:
         for line in list(self.connections):
             line.refuse(Unavailable("the server has stopped"))
         self.unauthenticated.close_all()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
     def _new_connection(self, context: ssl.SSLContext | None) -> asyncio.Protocol:
         connection = FramedServerConnection(self, self._trust.secret, self._services)
         if context is None:
             return connection
         return TlsHandshake(self.unauthenticated, connection, context)
+
+    @property
+    def is_local(self) -> bool:
+        return self._path is not None
 
     @property
     def num_open(self) -> int:
@@ -173,7 +195,7 @@ class FramedServerConnection(FramedConnection):
     def __init__(
         self, server: FramedServer, secret: str | None, services: Mapping[str, FramedServiceFactory]
     ) -> None:
-        super().__init__(TICK_SECONDS, MAX_SILENT_TICKS)
+        super().__init__(0.0 if server.is_local else TICK_SECONDS, MAX_SILENT_TICKS)
         self._server = server
         self._secret = secret
         self._services = services
@@ -184,6 +206,11 @@ class FramedServerConnection(FramedConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._server.connections.add(self)
+        if self._server.is_local and not is_same_user(
+            transport.get_extra_info("socket"), os.getuid()
+        ):
+            self.close()
+            return
         self._server.unauthenticated.add(self, peer_host(transport))
         self._start_timer(HANDSHAKE_TIMEOUT_SECONDS, self.close)
 
@@ -228,7 +255,7 @@ class FramedServerConnection(FramedConnection):
         return handshake_proof(secret, speaker, self._name, self._nonces)
 
     def on_write_buffer_full(self) -> None:
-        self.lose(Overloaded("the router left too much data unread"))
+        self.lose(Overloaded("the client left too much data unread"))
 
     def on_lost(self, failure: BatonError) -> None:
         self._server.connections.discard(self)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.rpc.v1 import common_pb2 as baton_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62\x61ton/rpc/v1/conductor.proto\x12\x0c\x62\x61ton.rpc.v1\x1a\x19\x62\x61ton/rpc/v1/common.proto\"\xb5\x02\n\x0cPlaceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\x12\x12\n\nblock_keys\x18\x06 \x03(\x0c\x12\x1b\n\x13\x65xcluded_worker_ids\x18\x07 \x03(\t\x12\r\n\x05model\x18\x08 \x01(\t\x12\r\n\x05trace\x18\t \x01(\t\x12\x0f\n\x07session\x18\n \x01(\t\x12&\n\x07\x61\x64\x61pter\x18\x0b \x01(\x0b\x32\x15.baton.rpc.v1.Adapter\x12\x10\n\x08\x65xact_kv\x18\x0c \x01(\x08\x12\x1b\n\x13max_attended_tokens\x18\r \x01(\x04\x12\x0f\n\x07variant\x18\x0e \x01(\t\"=\n\rPlaceRequests\x12,\n\x08requests\x18\x01 \x03(\x0b\x32\x1a.baton.rpc.v1.PlaceRequest\":\n\x0cPlaceAnswers\x12*\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x19.baton.rpc.v1.PlaceAnswer\"\x99\x01\n\x0bPlaceAnswer\x12,\n\tplacement\x18\x01 \x01(\x0b\x32\x17.baton.rpc.v1.PlacementH\x00\x12(\n\x07refusal\x18\x02 \x01(\x0b\x32\x15.baton.rpc.v1.RefusalH\x00\x12(\n\x07refused\x18\x03 \x01(\x0b\x32\x17.baton.rpc.v1.PlacementB\x08\n\x06\x61nswer\"G\n\x07Refusal\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x1b\n\x13retry_after_seconds\x18\x03 \x01(\x01\"\xf7\x03\n\tPlacement\x12(\n\x07prefill\x18\x01 \x01(\x0b\x32\x17.baton.rpc.v1.WorkerRef\x12\'\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x17.baton.rpc.v1.WorkerRef\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12+\n\nstore_hint\x18\x04 \x01(\x0b\x32\x17.baton.rpc.v1.StoreHint\x12\x0e\n\x06policy\x18\x05 \x01(\t\x12\x19\n\x0cttft_seconds\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0bitl_seconds\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x37\n\x14prefill_alternatives\x18\x08 \x03(\x0b\x32\x19.baton.rpc.v1.Alternative\x12\x36\n\x13\x64\x65\x63ode_alternatives\x18\t \x03(\x0b\x32\x19.baton.rpc.v1.Alternative\x12\x35\n\x12mixed_alternatives\x18\n \x03(\x0b\x32\x19.baton.rpc.v1.Alternative\x12\x10\n\x08kv_codec\x18\x0b \x01(\t\x12:\n\x12\x63odec_alternatives\x18\x0c \x03(\x0b\x32\x1e.baton.rpc.v1.CodecAlternativeB\x0f\n\r_ttft_secondsB\x0e\n\x0c_itl_seconds\"?\n\x10\x43odecAlternative\x12\r\n\x05\x63odec\x18\x01 \x01(\t\x12\x1c\n\x14\x64\x65\x63ode_start_seconds\x18\x02 \x01(\x01\"\xa3\x01\n\x0b\x41lternative\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x01\x12\x17\n\x0fservice_seconds\x18\x04 \x01(\x01\x12\x14\n\x0clocal_blocks\x18\x05 \x01(\r\x12\x16\n\x0e\x66\x65tched_blocks\x18\x06 \x01(\r\x12\x14\n\x0clate_seconds\x18\x07 \x01(\x01\" \n\x0f\x44\x65scribeRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\\\n\x10\x44\x65scribeResponse\x12\x14\n\x0cmembers_json\x18\x01 \x03(\t\x12\x0c\n\x04ring\x18\x02 \x01(\t\x12$\n\x04plan\x18\x03 \x01(\x0b\x32\x16.baton.rpc.v1.PoolPlan\"\x82\x02\n\x08PoolPlan\x12\x0f\n\x07prefill\x18\x01 \x01(\r\x12\x0e\n\x06\x64\x65\x63ode\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x17\n\x0fserving_prefill\x18\x04 \x01(\r\x12\x16\n\x0eserving_decode\x18\x05 \x01(\r\x12\x1b\n\x13requests_per_second\x18\x06 \x01(\x01\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x01\x12\x15\n\ranswer_tokens\x18\x08 \x01(\x01\x12\x14\n\x0c\x63\x61\x63hed_share\x18\t \x01(\x01\x12\x33\n\x0c\x61lternatives\x18\n \x03(\x0b\x32\x1d.baton.rpc.v1.PoolAlternative\"I\n\x0fPoolAlternative\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x13\n\x0bnum_workers\x18\x02 \x01(\r\x12\x13\n\x0butilisation\x18\x03 \x01(\x01\x32\xde\x01\n\tConductor\x12<\n\x05Place\x12\x1a.baton.rpc.v1.PlaceRequest\x1a\x17.baton.rpc.v1.Placement\x12H\n\tPlaceMany\x12\x1b.baton.rpc.v1.PlaceRequests\x1a\x1a.baton.rpc.v1.PlaceAnswers(\x01\x30\x01\x12I\n\x08\x44\x65scribe\x12\x1d.baton.rpc.v1.DescribeRequest\x1a\x1e.baton.rpc.v1.DescribeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62\x61ton/rpc/v1/conductor.proto\x12\x0c\x62\x61ton.rpc.v1\x1a\x19\x62\x61ton/rpc/v1/common.proto\"\xb5\x02\n\x0cPlaceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\x12\x12\n\nblock_keys\x18\x06 \x03(\x0c\x12\x1b\n\x13\x65xcluded_worker_ids\x18\x07 \x03(\t\x12\r\n\x05model\x18\x08 \x01(\t\x12\r\n\x05trace\x18\t \x01(\t\x12\x0f\n\x07session\x18\n \x01(\t\x12&\n\x07\x61\x64\x61pter\x18\x0b \x01(\x0b\x32\x15.baton.rpc.v1.Adapter\x12\x10\n\x08\x65xact_kv\x18\x0c \x01(\x08\x12\x1b\n\x13max_attended_tokens\x18\r \x01(\x04\x12\x0f\n\x07variant\x18\x0e \x01(\t\"\x99\x01\n\x0bPlaceAnswer\x12,\n\tplacement\x18\x01 \x01(\x0b\x32\x17.baton.rpc.v1.PlacementH\x00\x12(\n\x07refusal\x18\x02 \x01(\x0b\x32\x15.baton.rpc.v1.RefusalH\x00\x12(\n\x07refused\x18\x03 \x01(\x0b\x32\x17.baton.rpc.v1.PlacementB\x08\n\x06\x61nswer\"G\n\x07Refusal\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x1b\n\x13retry_after_seconds\x18\x03 \x01(\x01\"\xf7\x03\n\tPlacement\x12(\n\x07prefill\x18\x01 \x01(\x0b\x32\x17.baton.rpc.v1.WorkerRef\x12\'\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x17.baton.rpc.v1.WorkerRef\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12+\n\nstore_hint\x18\x04 \x01(\x0b\x32\x17.baton.rpc.v1.StoreHint\x12\x0e\n\x06policy\x18\x05 \x01(\t\x12\x19\n\x0cttft_seconds\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0bitl_seconds\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x37\n\x14prefill_alternatives\x18\x08 \x03(\x0b\x32\x19.baton.rpc.v1.Alternative\x12\x36\n\x13\x64\x65\x63ode_alternatives\x18\t \x03(\x0b\x32\x19.baton.rpc.v1.Alternative\x12\x35\n\x12mixed_alternatives\x18\n \x03(\x0b\x32\x19.baton.rpc.v1.Alternative\x12\x10\n\x08kv_codec\x18\x0b \x01(\t\x12:\n\x12\x63odec_alternatives\x18\x0c \x03(\x0b\x32\x1e.baton.rpc.v1.CodecAlternativeB\x0f\n\r_ttft_secondsB\x0e\n\x0c_itl_seconds\"?\n\x10\x43odecAlternative\x12\r\n\x05\x63odec\x18\x01 \x01(\t\x12\x1c\n\x14\x64\x65\x63ode_start_seconds\x18\x02 \x01(\x01\"\xa3\x01\n\x0b\x41lternative\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x01\x12\x17\n\x0fservice_seconds\x18\x04 \x01(\x01\x12\x14\n\x0clocal_blocks\x18\x05 \x01(\r\x12\x16\n\x0e\x66\x65tched_blocks\x18\x06 \x01(\r\x12\x14\n\x0clate_seconds\x18\x07 \x01(\x01\" \n\x0f\x44\x65scribeRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\\\n\x10\x44\x65scribeResponse\x12\x14\n\x0cmembers_json\x18\x01 \x03(\t\x12\x0c\n\x04ring\x18\x02 \x01(\t\x12$\n\x04plan\x18\x03 \x01(\x0b\x32\x16.baton.rpc.v1.PoolPlan\"\x82\x02\n\x08PoolPlan\x12\x0f\n\x07prefill\x18\x01 \x01(\r\x12\x0e\n\x06\x64\x65\x63ode\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x17\n\x0fserving_prefill\x18\x04 \x01(\r\x12\x16\n\x0eserving_decode\x18\x05 \x01(\r\x12\x1b\n\x13requests_per_second\x18\x06 \x01(\x01\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x01\x12\x15\n\ranswer_tokens\x18\x08 \x01(\x01\x12\x14\n\x0c\x63\x61\x63hed_share\x18\t \x01(\x01\x12\x33\n\x0c\x61lternatives\x18\n \x03(\x0b\x32\x1d.baton.rpc.v1.PoolAlternative\"I\n\x0fPoolAlternative\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x13\n\x0bnum_workers\x18\x02 \x01(\r\x12\x13\n\x0butilisation\x18\x03 \x01(\x01\x32\x96\x01\n\tConductor\x12>\n\x05Place\x12\x1a.baton.rpc.v1.PlaceRequest\x1a\x19.baton.rpc.v1.PlaceAnswer\x12I\n\x08\x44\x65scribe\x12\x1d.baton.rpc.v1.DescribeRequest\x1a\x1e.baton.rpc.v1.DescribeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,28 +34,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PLACEREQUEST']._serialized_start=74
   _globals['_PLACEREQUEST']._serialized_end=383
-  _globals['_PLACEREQUESTS']._serialized_start=385
-  _globals['_PLACEREQUESTS']._serialized_end=446
-  _globals['_PLACEANSWERS']._serialized_start=448
-  _globals['_PLACEANSWERS']._serialized_end=506
-  _globals['_PLACEANSWER']._serialized_start=509
-  _globals['_PLACEANSWER']._serialized_end=662
-  _globals['_REFUSAL']._serialized_start=664
-  _globals['_REFUSAL']._serialized_end=735
-  _globals['_PLACEMENT']._serialized_start=738
-  _globals['_PLACEMENT']._serialized_end=1241
-  _globals['_CODECALTERNATIVE']._serialized_start=1243
-  _globals['_CODECALTERNATIVE']._serialized_end=1306
-  _globals['_ALTERNATIVE']._serialized_start=1309
-  _globals['_ALTERNATIVE']._serialized_end=1472
-  _globals['_DESCRIBEREQUEST']._serialized_start=1474
-  _globals['_DESCRIBEREQUEST']._serialized_end=1506
-  _globals['_DESCRIBERESPONSE']._serialized_start=1508
-  _globals['_DESCRIBERESPONSE']._serialized_end=1600
-  _globals['_POOLPLAN']._serialized_start=1603
-  _globals['_POOLPLAN']._serialized_end=1861
-  _globals['_POOLALTERNATIVE']._serialized_start=1863
-  _globals['_POOLALTERNATIVE']._serialized_end=1936
-  _globals['_CONDUCTOR']._serialized_start=1939
-  _globals['_CONDUCTOR']._serialized_end=2161
+  _globals['_PLACEANSWER']._serialized_start=386
+  _globals['_PLACEANSWER']._serialized_end=539
+  _globals['_REFUSAL']._serialized_start=541
+  _globals['_REFUSAL']._serialized_end=612
+  _globals['_PLACEMENT']._serialized_start=615
+  _globals['_PLACEMENT']._serialized_end=1118
+  _globals['_CODECALTERNATIVE']._serialized_start=1120
+  _globals['_CODECALTERNATIVE']._serialized_end=1183
+  _globals['_ALTERNATIVE']._serialized_start=1186
+  _globals['_ALTERNATIVE']._serialized_end=1349
+  _globals['_DESCRIBEREQUEST']._serialized_start=1351
+  _globals['_DESCRIBEREQUEST']._serialized_end=1383
+  _globals['_DESCRIBERESPONSE']._serialized_start=1385
+  _globals['_DESCRIBERESPONSE']._serialized_end=1477
+  _globals['_POOLPLAN']._serialized_start=1480
+  _globals['_POOLPLAN']._serialized_end=1738
+  _globals['_POOLALTERNATIVE']._serialized_start=1740
+  _globals['_POOLALTERNATIVE']._serialized_end=1813
+  _globals['_CONDUCTOR']._serialized_start=1816
+  _globals['_CONDUCTOR']._serialized_end=1966
 # @@protoc_insertion_point(module_scope)

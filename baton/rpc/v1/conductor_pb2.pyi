@@ -39,18 +39,6 @@ class PlaceRequest(_message.Message):
     variant: str
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., block_keys: _Optional[_Iterable[bytes]] = ..., excluded_worker_ids: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., trace: _Optional[str] = ..., session: _Optional[str] = ..., adapter: _Optional[_Union[_common_pb2.Adapter, _Mapping]] = ..., exact_kv: _Optional[bool] = ..., max_attended_tokens: _Optional[int] = ..., variant: _Optional[str] = ...) -> None: ...
 
-class PlaceRequests(_message.Message):
-    __slots__ = ("requests",)
-    REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    requests: _containers.RepeatedCompositeFieldContainer[PlaceRequest]
-    def __init__(self, requests: _Optional[_Iterable[_Union[PlaceRequest, _Mapping]]] = ...) -> None: ...
-
-class PlaceAnswers(_message.Message):
-    __slots__ = ("answers",)
-    ANSWERS_FIELD_NUMBER: _ClassVar[int]
-    answers: _containers.RepeatedCompositeFieldContainer[PlaceAnswer]
-    def __init__(self, answers: _Optional[_Iterable[_Union[PlaceAnswer, _Mapping]]] = ...) -> None: ...
-
 class PlaceAnswer(_message.Message):
     __slots__ = ("placement", "refusal", "refused")
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]

@@ -288,13 +288,3 @@ class StatResponse(_message.Message):
     disk_raw_bytes: int
     encoded_demotions: int
     def __init__(self, arena_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., leased_blocks: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., disk_capacity_bytes: _Optional[int] = ..., disk_used_bytes: _Optional[int] = ..., disk_blocks: _Optional[int] = ..., hit_blocks_dram: _Optional[int] = ..., hit_blocks_disk: _Optional[int] = ..., missed_blocks: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., evictions: _Optional[int] = ..., quota_evictions: _Optional[int] = ..., disk_evictions: _Optional[int] = ..., demotions: _Optional[int] = ..., dropped_blocks: _Optional[int] = ..., promotions: _Optional[int] = ..., purged_blocks: _Optional[int] = ..., checksum_failures: _Optional[int] = ..., disk_failures: _Optional[int] = ..., violation: _Optional[str] = ..., raw_bytes: _Optional[int] = ..., disk_raw_bytes: _Optional[int] = ..., encoded_demotions: _Optional[int] = ...) -> None: ...
-
-class LocalRpcError(_message.Message):
-    __slots__ = ("status", "message", "retry_after_seconds")
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    RETRY_AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    status: str
-    message: str
-    retry_after_seconds: float
-    def __init__(self, status: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...

@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from baton.rpc.v1 import common_pb2 as baton_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton/rpc/v1/worker.proto\x12\x0c\x62\x61ton.rpc.v1\x1a\x19\x62\x61ton/rpc/v1/common.proto\"|\n\x06Submit\x12\'\n\x04spec\x18\x01 \x01(\x0b\x32\x19.baton.rpc.v1.RequestSpec\x12 \n\x04task\x18\x02 \x01(\x0e\x32\x12.baton.rpc.v1.Task\x12\'\n\x06source\x18\x03 \x01(\x0b\x32\x17.baton.rpc.v1.WorkerRef\"+\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"j\n\rRouterMessage\x12&\n\x06submit\x18\x01 \x01(\x0b\x32\x14.baton.rpc.v1.SubmitH\x00\x12&\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x14.baton.rpc.v1.CancelH\x00\x42\t\n\x07message\"=\n\rWorkerMessage\x12,\n\x07outputs\x18\x01 \x03(\x0b\x32\x1b.baton.rpc.v1.RequestOutput\"\xa3\x01\n\x08PullOpen\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x19\n\x11source_generation\x18\x03 \x01(\x04\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x11\n\tkv_layout\x18\x05 \x01(\t\x12\x12\n\ntransports\x18\x06 \x03(\t\x12\x0c\n\x04host\x18\x07 \x01(\t\x12\x0e\n\x06\x63odecs\x18\x08 \x03(\t\"\x1d\n\x07PullAck\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\"f\n\x0bPullRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.baton.rpc.v1.PullOpenH\x00\x12$\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x15.baton.rpc.v1.PullAckH\x00\x42\t\n\x07message\"i\n\rPullScheduled\x12(\n\x08\x65ndpoint\x18\x01 \x01(\x0b\x32\x16.baton.rpc.v1.Endpoint\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x1a\n\x12\x63hecksum_algorithm\x18\x03 \x01(\t\"H\n\tPullChunk\x12\x13\n\x0b\x66irst_block\x18\x01 \x01(\r\x12&\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x16.baton.rpc.v1.BlockRef\".\n\x08PullDone\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\"\x98\x01\n\tPullEvent\x12\x30\n\tscheduled\x18\x01 \x01(\x0b\x32\x1b.baton.rpc.v1.PullScheduledH\x00\x12(\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x17.baton.rpc.v1.PullChunkH\x00\x12&\n\x04\x64one\x18\x03 \x01(\x0b\x32\x16.baton.rpc.v1.PullDoneH\x00\x42\x07\n\x05\x65vent\"\x10\n\x0eInspectRequest\"\xc5\x02\n\x0fInspectResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\r\x12\x16\n\x0e\x66illing_blocks\x18\x05 \x01(\r\x12\x13\n\x0bidle_blocks\x18\x06 \x01(\r\x12\x19\n\x11referenced_blocks\x18\x07 \x01(\r\x12\x1a\n\x12quarantined_blocks\x18\x08 \x01(\r\x12\x18\n\x10running_requests\x18\t \x01(\r\x12\x18\n\x10waiting_requests\x18\n \x01(\r\x12\x16\n\x0etotal_requests\x18\x0b \x01(\r\x12\x11\n\tviolation\x18\x0c \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\r \x01(\t\x12\x0f\n\x07\x64rained\x18\x0e \x01(\x08\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"8\n\x0e\x43onvertRequest\x12&\n\x04role\x18\x01 \x01(\x0e\x32\x18.baton.rpc.v1.WorkerRole\"\x11\n\x0f\x43onvertResponse*O\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x10\n\x0cTASK_PREFILL\x10\x01\x12\x0f\n\x0bTASK_DECODE\x10\x02\x12\x0e\n\nTASK_WHOLE\x10\x03*q\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x12\x15\n\x11WORKER_ROLE_MIXED\x10\x03\x32\xdf\x02\n\x06Worker\x12\x43\n\x03Run\x12\x1b.baton.rpc.v1.RouterMessage\x1a\x1b.baton.rpc.v1.WorkerMessage(\x01\x30\x01\x12>\n\x04Pull\x12\x19.baton.rpc.v1.PullRequest\x1a\x17.baton.rpc.v1.PullEvent(\x01\x30\x01\x12\x46\n\x07Inspect\x12\x1c.baton.rpc.v1.InspectRequest\x1a\x1d.baton.rpc.v1.InspectResponse\x12@\n\x05\x44rain\x12\x1a.baton.rpc.v1.DrainRequest\x1a\x1b.baton.rpc.v1.DrainResponse\x12\x46\n\x07\x43onvert\x12\x1c.baton.rpc.v1.ConvertRequest\x1a\x1d.baton.rpc.v1.ConvertResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton/rpc/v1/worker.proto\x12\x0c\x62\x61ton.rpc.v1\x1a\x19\x62\x61ton/rpc/v1/common.proto\"|\n\x06Submit\x12\'\n\x04spec\x18\x01 \x01(\x0b\x32\x19.baton.rpc.v1.RequestSpec\x12 \n\x04task\x18\x02 \x01(\x0e\x32\x12.baton.rpc.v1.Task\x12\'\n\x06source\x18\x03 \x01(\x0b\x32\x17.baton.rpc.v1.WorkerRef\"+\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"j\n\rRouterMessage\x12&\n\x06submit\x18\x01 \x01(\x0b\x32\x14.baton.rpc.v1.SubmitH\x00\x12&\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x14.baton.rpc.v1.CancelH\x00\x42\t\n\x07message\"=\n\rWorkerMessage\x12,\n\x07outputs\x18\x01 \x03(\x0b\x32\x1b.baton.rpc.v1.RequestOutput\"\xa3\x01\n\x08PullOpen\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x19\n\x11source_generation\x18\x03 \x01(\x04\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x11\n\tkv_layout\x18\x05 \x01(\t\x12\x12\n\ntransports\x18\x06 \x03(\t\x12\x0c\n\x04host\x18\x07 \x01(\t\x12\x0e\n\x06\x63odecs\x18\x08 \x03(\t\"\x1d\n\x07PullAck\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\"f\n\x0bPullRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.baton.rpc.v1.PullOpenH\x00\x12$\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x15.baton.rpc.v1.PullAckH\x00\x42\t\n\x07message\"i\n\rPullScheduled\x12(\n\x08\x65ndpoint\x18\x01 \x01(\x0b\x32\x16.baton.rpc.v1.Endpoint\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x1a\n\x12\x63hecksum_algorithm\x18\x03 \x01(\t\"H\n\tPullChunk\x12\x13\n\x0b\x66irst_block\x18\x01 \x01(\r\x12&\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x16.baton.rpc.v1.BlockRef\".\n\x08PullDone\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\"q\n\x0cPullServerKv\x12\x12\n\nparameters\x18\x01 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x15\n\x08token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rcached_tokens\x18\x04 \x01(\rB\x0b\n\t_token_id\"\xc9\x01\n\tPullEvent\x12\x30\n\tscheduled\x18\x01 \x01(\x0b\x32\x1b.baton.rpc.v1.PullScheduledH\x00\x12(\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x17.baton.rpc.v1.PullChunkH\x00\x12&\n\x04\x64one\x18\x03 \x01(\x0b\x32\x16.baton.rpc.v1.PullDoneH\x00\x12/\n\tserver_kv\x18\x04 \x01(\x0b\x32\x1a.baton.rpc.v1.PullServerKvH\x00\x42\x07\n\x05\x65vent\"\x10\n\x0eInspectRequest\"\xc5\x02\n\x0fInspectResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\r\x12\x16\n\x0e\x66illing_blocks\x18\x05 \x01(\r\x12\x13\n\x0bidle_blocks\x18\x06 \x01(\r\x12\x19\n\x11referenced_blocks\x18\x07 \x01(\r\x12\x1a\n\x12quarantined_blocks\x18\x08 \x01(\r\x12\x18\n\x10running_requests\x18\t \x01(\r\x12\x18\n\x10waiting_requests\x18\n \x01(\r\x12\x16\n\x0etotal_requests\x18\x0b \x01(\r\x12\x11\n\tviolation\x18\x0c \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\r \x01(\t\x12\x0f\n\x07\x64rained\x18\x0e \x01(\x08\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"8\n\x0e\x43onvertRequest\x12&\n\x04role\x18\x01 \x01(\x0e\x32\x18.baton.rpc.v1.WorkerRole\"\x11\n\x0f\x43onvertResponse*O\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x10\n\x0cTASK_PREFILL\x10\x01\x12\x0f\n\x0bTASK_DECODE\x10\x02\x12\x0e\n\nTASK_WHOLE\x10\x03*q\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x12\x15\n\x11WORKER_ROLE_MIXED\x10\x03\x32\xdf\x02\n\x06Worker\x12\x43\n\x03Run\x12\x1b.baton.rpc.v1.RouterMessage\x1a\x1b.baton.rpc.v1.WorkerMessage(\x01\x30\x01\x12>\n\x04Pull\x12\x19.baton.rpc.v1.PullRequest\x1a\x17.baton.rpc.v1.PullEvent(\x01\x30\x01\x12\x46\n\x07Inspect\x12\x1c.baton.rpc.v1.InspectRequest\x1a\x1d.baton.rpc.v1.InspectResponse\x12@\n\x05\x44rain\x12\x1a.baton.rpc.v1.DrainRequest\x1a\x1b.baton.rpc.v1.DrainResponse\x12\x46\n\x07\x43onvert\x12\x1c.baton.rpc.v1.ConvertRequest\x1a\x1d.baton.rpc.v1.ConvertResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.rpc.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TASK']._serialized_start=1553
-  _globals['_TASK']._serialized_end=1632
-  _globals['_WORKERROLE']._serialized_start=1634
-  _globals['_WORKERROLE']._serialized_end=1747
+  _globals['_TASK']._serialized_start=1717
+  _globals['_TASK']._serialized_end=1796
+  _globals['_WORKERROLE']._serialized_start=1798
+  _globals['_WORKERROLE']._serialized_end=1911
   _globals['_SUBMIT']._serialized_start=70
   _globals['_SUBMIT']._serialized_end=194
   _globals['_CANCEL']._serialized_start=196
@@ -56,20 +56,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PULLCHUNK']._serialized_end=892
   _globals['_PULLDONE']._serialized_start=894
   _globals['_PULLDONE']._serialized_end=940
-  _globals['_PULLEVENT']._serialized_start=943
-  _globals['_PULLEVENT']._serialized_end=1095
-  _globals['_INSPECTREQUEST']._serialized_start=1097
-  _globals['_INSPECTREQUEST']._serialized_end=1113
-  _globals['_INSPECTRESPONSE']._serialized_start=1116
-  _globals['_INSPECTRESPONSE']._serialized_end=1441
-  _globals['_DRAINREQUEST']._serialized_start=1443
-  _globals['_DRAINREQUEST']._serialized_end=1457
-  _globals['_DRAINRESPONSE']._serialized_start=1459
-  _globals['_DRAINRESPONSE']._serialized_end=1474
-  _globals['_CONVERTREQUEST']._serialized_start=1476
-  _globals['_CONVERTREQUEST']._serialized_end=1532
-  _globals['_CONVERTRESPONSE']._serialized_start=1534
-  _globals['_CONVERTRESPONSE']._serialized_end=1551
-  _globals['_WORKER']._serialized_start=1750
-  _globals['_WORKER']._serialized_end=2101
+  _globals['_PULLSERVERKV']._serialized_start=942
+  _globals['_PULLSERVERKV']._serialized_end=1055
+  _globals['_PULLEVENT']._serialized_start=1058
+  _globals['_PULLEVENT']._serialized_end=1259
+  _globals['_INSPECTREQUEST']._serialized_start=1261
+  _globals['_INSPECTREQUEST']._serialized_end=1277
+  _globals['_INSPECTRESPONSE']._serialized_start=1280
+  _globals['_INSPECTRESPONSE']._serialized_end=1605
+  _globals['_DRAINREQUEST']._serialized_start=1607
+  _globals['_DRAINREQUEST']._serialized_end=1621
+  _globals['_DRAINRESPONSE']._serialized_start=1623
+  _globals['_DRAINRESPONSE']._serialized_end=1638
+  _globals['_CONVERTREQUEST']._serialized_start=1640
+  _globals['_CONVERTREQUEST']._serialized_end=1696
+  _globals['_CONVERTRESPONSE']._serialized_start=1698
+  _globals['_CONVERTRESPONSE']._serialized_end=1715
+  _globals['_WORKER']._serialized_start=1914
+  _globals['_WORKER']._serialized_end=2265
 # @@protoc_insertion_point(module_scope)

@@ -122,15 +122,29 @@ class PullDone(_message.Message):
     finished: bool
     def __init__(self, token_id: _Optional[int] = ..., finished: _Optional[bool] = ...) -> None: ...
 
+class PullServerKv(_message.Message):
+    __slots__ = ("parameters", "num_tokens", "token_id", "cached_tokens")
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    parameters: bytes
+    num_tokens: int
+    token_id: int
+    cached_tokens: int
+    def __init__(self, parameters: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., token_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
 class PullEvent(_message.Message):
-    __slots__ = ("scheduled", "chunk", "done")
+    __slots__ = ("scheduled", "chunk", "done", "server_kv")
     SCHEDULED_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    SERVER_KV_FIELD_NUMBER: _ClassVar[int]
     scheduled: PullScheduled
     chunk: PullChunk
     done: PullDone
-    def __init__(self, scheduled: _Optional[_Union[PullScheduled, _Mapping]] = ..., chunk: _Optional[_Union[PullChunk, _Mapping]] = ..., done: _Optional[_Union[PullDone, _Mapping]] = ...) -> None: ...
+    server_kv: PullServerKv
+    def __init__(self, scheduled: _Optional[_Union[PullScheduled, _Mapping]] = ..., chunk: _Optional[_Union[PullChunk, _Mapping]] = ..., done: _Optional[_Union[PullDone, _Mapping]] = ..., server_kv: _Optional[_Union[PullServerKv, _Mapping]] = ...) -> None: ...
 
 class InspectRequest(_message.Message):
     __slots__ = ()

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Self, TypeVar
 
-from baton.concurrency.fair_slots import FairSlots
+from baton.concurrency.budget import Budget
 from baton.core.grammar import Grammar, GrammarKind
 from baton.errors import Invalid, Unavailable
 from baton.system.memory_watch import MemoryWatch
@@ -29,14 +29,17 @@ from baton.text.grammar.helper_process import (
     MEMORY_BYTES,
     STACK_BYTES,
 )
+from baton.text.grammar.limits import (
+    MAX_GRAMMARS_PER_HELPER,
+    MAX_REMEMBERED_GRAMMARS,
+    MAX_VERDICT_BYTES,
+    MAX_WAITING_CHECKS,
+)
 from baton.text.grammar.to_lark import to_lark
 from baton.text.grammar.token_rules import TokenRules
 
 NUM_HELPERS = 2
 """Number of helper processes, started when needed. A tenant uses one at a time."""
-
-MAX_WAITING = 256
-"""Maximum number of grammars that wait for a helper, of up to 64 KiB each."""
 
 VERDICT_TIMEOUT_SECONDS = 10.0
 """Time limit for a helper's verdict. A helper that has not used up its CPU time by then hangs, or
@@ -44,14 +47,6 @@ the machine is overloaded."""
 
 WATCH_SECONDS = 0.02
 """Interval between looks at a helper's memory, where the system does not limit it."""
-
-MAX_REMEMBERED_GRAMMARS = 4096
-"""Number of valid grammars that are remembered, by their digests."""
-
-MAX_GRAMMARS_PER_HELPER = 1000
-"""A helper is replaced after this many grammars, because its heap is fragmented."""
-
-MAX_VERDICT_BYTES = 64 * 1024
 
 SIGNAL_REASONS = {
     signal.SIGPROF: f"takes more than {CPU_SECONDS:g} s of processor time to compile",
@@ -74,7 +69,7 @@ class GrammarChecker:
 
     def __init__(self, arguments: Sequence[str] = (), num_helpers: int = NUM_HELPERS) -> None:
         self._arguments = tuple(arguments)
-        self._slots = FairSlots(num_helpers, MAX_WAITING, "grammars")
+        self._turns = Budget(num_helpers, "grammars", max_waiting=MAX_WAITING_CHECKS)
         self._idle: list[GrammarHelperProcess] = []
         self._valid_digests: OrderedDict[bytes, None] = OrderedDict()
         self._threads = ThreadPoolExecutor(num_helpers, "grammar-check")
@@ -98,7 +93,7 @@ class GrammarChecker:
             self._valid_digests.move_to_end(digest)
             return
         to_lark(grammar)
-        async with self._slots.slot(owner):
+        async with self._turns.turn(owner):
             helper = await self._acquire_helper()
             try:
                 complaint = await self._in_thread(partial(helper.check, grammar))

@@ -12,6 +12,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from baton.core.grammar import Grammar, GrammarKind
 from baton.errors import Invalid
+from baton.text.grammar.limits import MAX_MESSAGE_CHARACTERS
 from baton.text.grammar.to_lark import to_lark
 
 LIMITS = LLParserLimits(
@@ -30,9 +31,6 @@ memory and depth, which llguidance does not count, are limited by the helper pro
 _PLACE = re.compile(r"\bat \d+\(\d+\): |\bfailed to compile JSON schema: ")
 _REGEX_QUOTE = re.compile(r"\bregex parse error:\n.*?\nerror: ", re.DOTALL)
 _QUOTE = re.compile(r"\n *\d+ \| .*", re.DOTALL)
-
-MAX_MESSAGE = 500
-"""Maximum length of an error message, which may quote parts of the grammar."""
 
 
 def validate_grammar(grammar: Grammar) -> None:
@@ -61,7 +59,7 @@ def invalid_grammar(grammar: Grammar, complaint: str) -> Invalid:
     if "coerce_one_of" in complaint:
         complaint = "the alternatives of oneOf must exclude each other; otherwise, use anyOf"
     message = refusal_prefix(grammar) + complaint
-    return Invalid(message[:MAX_MESSAGE], param="response_format")
+    return Invalid(message[:MAX_MESSAGE_CHARACTERS], param="response_format")
 
 
 def refusal_prefix(grammar: Grammar) -> str:

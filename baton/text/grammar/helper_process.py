@@ -27,12 +27,12 @@ from baton.errors import Invalid
 from baton.system.heap import trim_heap
 from baton.system.stop_signals import ignore_stop_signals
 from baton.text.grammar.compilation import (
-    MAX_MESSAGE,
     compile_grammar,
     invalid_grammar,
     refusal_prefix,
     validate_grammar,
 )
+from baton.text.grammar.limits import MAX_MESSAGE_CHARACTERS
 from baton.text.grammar.schema_fault import find_fault
 
 CPU_SECONDS = 0.5
@@ -144,7 +144,9 @@ def _load(path: str, size: str, eos: str) -> tuple[LLTokenizer | None, str]:
     try:
         return LLTokenizer(text, n_vocab=int(size), eos_token=tokens or None), ""
     except ValueError as error:
-        return None, f"grammars can't be enforced with this tokenizer: {error}"[:MAX_MESSAGE]
+        return None, f"grammars can't be enforced with this tokenizer: {error}"[
+            :MAX_MESSAGE_CHARACTERS
+        ]
 
 
 def _virtual_bytes() -> int:

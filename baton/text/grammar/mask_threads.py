@@ -7,6 +7,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from baton.system.thread_clock import ThreadClock
+from baton.text.grammar.limits import MAX_ABANDONED_THREADS
 
 STACK_BYTES = 64 << 20
 """Stack size, in address space: untouched pages cost nothing. Grammars were checked with a
@@ -21,9 +22,6 @@ MASK_TIMEOUT_SECONDS = 2.0
 
 POLL_SECONDS = 0.02
 """Interval between checks for slow threads."""
-
-MAX_ABANDONED = 16
-"""Maximum number of abandoned threads. Each of them ends with its job."""
 
 
 class MaskTimeout(Exception):
@@ -92,7 +90,7 @@ class MaskThreadPool:
         with self._lock:
             self._abandoned = [each for each in self._abandoned if each.is_alive()]
             for index, thread in enumerate(self._threads):
-                if thread.end_slow_job() and len(self._abandoned) < MAX_ABANDONED:
+                if thread.end_slow_job() and len(self._abandoned) < MAX_ABANDONED_THREADS:
                     self._abandoned.append(thread)
                     self._threads[index] = _Thread(self._jobs)
                     thread.stop_after_job()

@@ -13,21 +13,16 @@ from baton.clock import Clock, SystemClock
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import TokenId
 from baton.errors import Invalid
-from baton.text.grammar.compilation import MAX_MESSAGE, compile_grammar
+from baton.text.grammar.compilation import compile_grammar
 from baton.text.grammar.large_stack import call_with_large_stack
+from baton.text.grammar.limits import MAX_COMPILED, MAX_MESSAGE_CHARACTERS, MAX_REJECTED_GRAMMARS
 from baton.text.grammar.mask_threads import MaskJob, MaskThreadPool, MaskTimeout
 from baton.text.grammar.token_rules import TokenRuleMatcher, TokenRules
 from baton.text.tokenizer import load_tokenizer
 
-MAX_REJECTED_GRAMMARS = 1024
-"""Maximum number of grammars that are remembered and rejected because a mask took too long."""
-
 MASK_THREADS = 4
 """Number of threads that compute masks. A mask takes from 5 µs to some milliseconds, and is
 computed while the model runs."""
-
-MAX_COMPILED = 16
-"""Maximum number of compiled grammars that are kept: about 1 MB each, 50 MB at worst."""
 
 
 @dataclass(slots=True)
@@ -190,7 +185,9 @@ class GrammarMatcher:
         self._await_mask()
         if not self._mask and not self.error:
             reason = self._matcher.get_error().split("\n")[0] or "it allows no token"
-            self.error = f"the grammar can't be enforced any further: {reason}"[:MAX_MESSAGE]
+            self.error = f"the grammar can't be enforced any further: {reason}"[
+                :MAX_MESSAGE_CHARACTERS
+            ]
         return self._mask
 
     def check(self) -> None:

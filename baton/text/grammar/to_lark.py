@@ -9,22 +9,14 @@ from llguidance import regex_to_lark
 
 from baton.core.grammar import Grammar, GrammarKind
 from baton.errors import Invalid
-
-MAX_GRAMMAR_BYTES = 64 * 1024
-"""Maximum size of a grammar. The longest schemas in use have some thousand bytes."""
-
-MAX_CHOICES = 2048
-MAX_DEPTH = 60
-"""Maximum nesting depth of a schema (objects and lists). The library supports twice as much."""
-
-MAX_PATTERN_PROPERTIES = 64
-"""Maximum number of patternProperties in a schema; llguidance compares each with all others."""
-
-MAX_REFERENCES = 1024
-"""Maximum number of $ref in a schema; llguidance follows a chain of them recursively."""
-
-MAX_RULES = 2048
-"""Maximum number of rules of a Lark grammar."""
+from baton.text.grammar.limits import (
+    MAX_CHOICES,
+    MAX_DEPTH,
+    MAX_GRAMMAR_BYTES,
+    MAX_PATTERN_PROPERTIES,
+    MAX_REFERENCES,
+    MAX_RULES,
+)
 
 OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 """Without ``no_forcing``, llguidance computes at each step all text that the grammar forces,

@@ -14,11 +14,7 @@ from typing import Any
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import TokenId
 from baton.errors import Invalid
-
-MAX_ALLOWED_TOKENS = 4096
-MAX_BANNED_TOKENS = 2048
-"""The maximum number of tokens in all banned sequences together. With ``MAX_ALLOWED_TOKENS``, the
-text of the rules is shorter than 64 KiB, like that of a grammar."""
+from baton.text.grammar.limits import MAX_ALLOWED_TOKENS, MAX_BANNED_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from baton.core.ids import RequestId, WorkerId
-
-MAX_UNCLAIMED_PROMPTS = 4096
-"""Maximum number of prefilled prompts that no decode worker waits for; the oldest ones are dropped
-first."""
+from baton.worker.limits import MAX_UNCLAIMED_PROMPTS
 
 PlacementKey = tuple[WorkerId, RequestId]
 """The prefill worker and the placement id."""

@@ -10,9 +10,7 @@ from baton.core.ids import TokenId
 from baton.core.request import RequestSpec, SamplingParams, TokenLogprob
 from baton.errors import Invalid
 from baton.text.tokenizer import Tokenizer
-
-MAX_DISTINCT_TOKENS = 4096
-"""Maximum number of distinct tokens that are generated. Each is also cached in its encoded form."""
+from baton.worker.limits import MAX_DISTINCT_TOKENS
 
 STRIDE = 7919
 """Distance between successive tokens of an answer. It is a prime, so that an answer contains all

@@ -8,12 +8,8 @@ from baton.core.kv_transfer import WorkerRef
 from baton.core.request import RequestOutput, RequestSpec
 from baton.core.task import Task
 from baton.errors import Overloaded
-from baton.rpc.frames import MAX_MESSAGE_BYTES
 from baton.rpc.output_encoder import encode_output
-
-MAX_UNREAD_BYTES = MAX_MESSAGE_BYTES // 4
-"""Limit of unread output: some 80,000 tokens. A router with so much unread output is gone or
-hopelessly behind."""
+from baton.worker.limits import MAX_UNREAD_BYTES
 
 Submit = Callable[["MockStream", RequestSpec, Task, WorkerRef | None], None]
 CancelRequest = Callable[[RequestId, Epoch], None]

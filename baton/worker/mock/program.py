@@ -9,23 +9,23 @@ import grpc.aio
 import structlog
 from prometheus_client import CollectorRegistry
 
-from baton.checkpoint import ModelConfig, load_model_config
+from baton.checkpoints.checkpoint import ModelConfig, load_model_config
+from baton.checkpoints.hub import resolve_model
 from baton.clock import Clock, SystemClock
 from baton.config import Settings
 from baton.core.cost import PrefillCost
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role
+from baton.core.worker_kinds import WORKER_KINDS, list_kinds, runs_engine
 from baton.errors import Invalid
-from baton.hub import resolve_model
 from baton.network.address import host_port
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
 from baton.registry.startup import wait_for_registry
-from baton.rpc.encoded_worker_service import add_encoded_worker_service
 from baton.rpc.framed.server import FramedServer
-from baton.rpc.framed.worker_service import framed_encoded_worker_services
 from baton.rpc.server import build_server, listen
+from baton.rpc.worker_service import add_worker_service, framed_worker_services
 from baton.serve.status_pipe import STATUS
 from baton.system.host import host_id
 from baton.text.tokenizer import Tokenizer
@@ -66,7 +66,8 @@ class MockProgram:
                 )
         if not mock_worker_ids(settings):
             raise Invalid(
-                "mock_prefill, mock_decode and mock_mixed are all 0: there are no workers to run"
+                f"{list_kinds('mock_{}', can=lambda kind: kind.runs_engine)} are all 0: there are "
+                "no workers to run"
             )
 
     @property
@@ -145,12 +146,12 @@ class MockProgram:
     async def _listen(self, worker: MockWorker) -> None:
         settings = self._settings
         server = build_server(settings.trust)
-        add_encoded_worker_service(server, worker)
+        add_worker_service(server, worker)
         host = settings.advertise_address or settings.grpc_host
         port = await listen(server, settings.grpc_host, 0, settings.trust, host)
         self._servers.append(server)
         self._addresses[worker.id] = host_port(host, port)
-        lines = FramedServer(settings.trust, framed_encoded_worker_services(worker))
+        lines = FramedServer(settings.trust, framed_worker_services(worker))
         self._framed_servers.append(lines)
         self._framed_addresses[worker.id] = host_port(
             host, await lines.listen(settings.grpc_host, 0)
@@ -194,15 +195,10 @@ def mock_worker_ids(settings: Settings) -> list[tuple[WorkerId, Role]]:
     """Return the ids and roles of all mock workers of this process. The ids begin with the setting
     ``id`` or, if it is empty, with ``mock-`` and the PID."""
     prefix = settings.id or f"mock-{os.getpid()}"
-    pools = (
-        (Role.PREFILL, settings.mock_prefill),
-        (Role.DECODE, settings.mock_decode),
-        (Role.MIXED, settings.mock_mixed),
-    )
     return [
         (WorkerId(f"{prefix}-{role.value}-{number}"), role)
-        for role, count in pools
-        for number in range(count)
+        for role in filter(runs_engine, WORKER_KINDS)
+        for number in range(getattr(settings, f"mock_{role.value}"))
     ]
 
 

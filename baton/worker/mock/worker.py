@@ -9,13 +9,14 @@ from functools import partial
 from baton.clock import Clock
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import Epoch, Incarnation, RequestId, WorkerId
-from baton.core.kv_transfer import WorkerInspection, WorkerRef
+from baton.core.kv_transfer import KvTransferOpen, WorkerInspection, WorkerRef
 from baton.core.request import FinishReason, RequestSpec
 from baton.core.states import Role, WorkerState
 from baton.core.task import Task
 from baton.core.worker_load import WorkerLoad
 from baton.errors import BatonError, Invalid, NotFound, Overloaded, Unavailable
 from baton.rpc.output_encoder import encode_output
+from baton.rpc.worker_service import KvExportStream
 from baton.worker.answer_lengths import AnswerLengthStats
 from baton.worker.job import failed_output, migrated_output, placement_id, rerouted_output
 from baton.worker.mock.decode_batch import MockDecodeBatch
@@ -62,8 +63,8 @@ class MockSharedState:
 
 
 class MockWorker:
-    """Implements :class:`baton.rpc.encoded_worker_service.EncodedCore`. All methods run in the
-    event loop."""
+    """Implements :class:`baton.rpc.worker_service.WorkerCore`. All methods run in the event
+    loop."""
 
     def __init__(
         self,
@@ -127,6 +128,9 @@ class MockWorker:
             num_blocks=self._num_blocks,
             at_seconds=self._shared.clock.wall_nanoseconds() / 1e9,
         )
+
+    async def open_kv_export(self, opening: KvTransferOpen) -> KvExportStream:
+        raise NotFound("mock workers export no KV")
 
     async def inspect(self) -> WorkerInspection:
         used, late = self._used_blocks(), self._decode_batch.num_late_steps

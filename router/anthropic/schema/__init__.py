@@ -3,7 +3,6 @@
 Validation is strict, as in :mod:`router.openai.schema`, except that unknown fields of messages and
 content blocks are ignored, because clients send earlier answers back unchanged."""
 
-from router.anthropic.schema.messages_body import MessagesBody
-from router.anthropic.schema.prompt_body import CountTokensBody, PromptBody
+from router.anthropic.schema.messages_body import CountTokensBody, MessagesBody, PromptBody
 
 __all__ = ["CountTokensBody", "MessagesBody", "PromptBody"]

@@ -1,12 +1,32 @@
-"""The content blocks of messages."""
+"""Messages and their content blocks."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, WrapValidator
+from pydantic import BeforeValidator, ConfigDict, Field, WrapValidator, model_validator
 
-from router.anthropic.schema.cache_control import CacheControl
-from router.openai.schema.strict_model import StrictModel, validation_error
+from router.serving.schema.message import (
+    DEFAULT_TTL,
+    MAX_MESSAGES,
+    RESPONSES_TEXT_TYPES,
+    TTL_SECONDS,
+)
+from router.serving.schema.strict_model import StrictModel, validation_error
+
+
+class CacheControl(StrictModel):
+    """Marks the end of a prefix of the prompt that is to be kept cached. Unknown fields (such as
+    ``scope``) are ignored, since the whole object is only a hint."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+    @property
+    def seconds(self) -> float:
+        return TTL_SECONDS[self.ttl or DEFAULT_TTL]
+
 
 BlockTypes = Mapping[str, type["Block"]]
 
@@ -63,9 +83,13 @@ def _block_parser(types: BlockTypes) -> WrapValidator:
     def parse(value: Any, _: Any) -> Block:
         if isinstance(value, Block):
             return value
+        if isinstance(value, str):
+            return TextBlock(type="text", text=value)
         if not isinstance(value, dict) or not isinstance(value.get("type"), str):
-            raise validation_error("a content block must be an object with a type")
+            raise validation_error("a content block must be a string, or an object with a type")
         kind = value["type"]
+        if kind in RESPONSES_TEXT_TYPES:
+            kind, value = "text", {**value, "type": "text"}
         if kind not in types:
             supported = ", ".join(types)
             raise validation_error(
@@ -108,3 +132,37 @@ Content = Annotated[
     BeforeValidator(_to_blocks, json_schema_input_type=str | list[ContentBlock]),
 ]
 """A string or content blocks, as a list of content blocks."""
+
+
+ROLE_TYPES: dict[str, BlockTypes] = {
+    "user": USER_TYPES,
+    "assistant": ASSISTANT_TYPES,
+    "system": TEXT_TYPES,
+}
+"""The types of blocks that messages of each role may have."""
+
+
+class MessageParam(StrictModel):
+    """One message. Unknown fields are ignored, since clients also send back whole answers as
+    messages."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+    @model_validator(mode="after")
+    def _blocks_suit_the_role(self) -> Self:
+        types = ROLE_TYPES[self.role]
+        for number, block in enumerate(self.content):
+            if block.type not in types:
+                raise validation_error(
+                    f"block {number} of the content has type {block.type!r}, which a message of "
+                    f"role {self.role!r} can't have"
+                )
+        return self
+
+
+MessageParams = Annotated[
+    list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+]

@@ -1,17 +1,41 @@
-"""The tools that a model may call."""
+"""The tools that a model may call, and whether it must call one."""
 
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
-from router.anthropic.schema.cache_control import CacheControl
+from router.anthropic.schema.content_block import CacheControl
 from router.http.unknown_fields import UnsupportedField
-from router.openai.schema.strict_model import StrictModel, validation_error
-from router.openai.schema.tool import MAX_TOOLS
-from router.openai.schema.tool import Tool as ChatTool
+from router.serving.schema.strict_model import StrictModel, validation_error
+from router.serving.schema.tool import MAX_TOOLS
+from router.serving.schema.tool import Tool as ChatTool
+
+CHAT_MODES = {"auto": "auto", "any": "required", "none": "none"}
+"""The modes of ``tool_choice`` in a chat, by the types that Anthropic's API has for them."""
+
+
+class ToolChoiceParam(StrictModel):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _name_agrees(self) -> Self:
+        if (self.type == "tool") != (self.name is not None):
+            raise validation_error(
+                "the tool choice must have a name if and only if its type is `tool`"
+            )
+        return self
+
+    @property
+    def chat_choice(self) -> Any:
+        if self.type == "tool":
+            return {"type": "function", "function": {"name": self.name}}
+        return CHAT_MODES[self.type]
+
 
 _CLIENT_TOOL = re.compile(r"(bash|text_editor|computer|browser|memory)(_toolset)?_\d+")
 _SERVER_TOOL = re.compile(

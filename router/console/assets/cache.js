@@ -20,9 +20,9 @@ export function Cache({ store }) {
     </div>
     <h2>KV store nodes</h2>
     <${Table} label="KV store nodes" columns=${STORE_COLUMNS} rows=${stores} empty="There are no KV store nodes." />
-    <h2>Hash ring of the prefill and mixed workers</h2>
+    <h2>Hash ring of the workers that compute prompts</h2>
     <p class="hint">Routers place requests by this ring while no conductor answers. A segment is a worker's share of all keys.</p>
-    ${rings.length === 0 && html`<p class="empty">There are no prefill or mixed workers.</p>`}
+    ${rings.length === 0 && html`<p class="empty">There are no workers that compute prompts.</p>`}
     ${rings.map((ring) => html`<${Ring} key=${ring.model} ring=${ring} />`)}`;
 }
 

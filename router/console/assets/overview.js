@@ -49,8 +49,8 @@ function Pool({ pool, store }) {
       ${pool.num_workers > 0 && html`
         <${Bar} value=${pool.used_blocks} max=${pool.num_blocks} label=${`KV ${percent(pool.used_blocks, pool.num_blocks)}`} />`}
       <p class="hint">${integer(pool.running)} running, ${integer(pool.waiting)} waiting${
-        pool.role !== "decode" && `, ${integer(pool.queued_tokens)} tokens queued`}${
-        pool.role !== "prefill" && `, ${integer(pool.decode_requests)} decoding`}</p>
+        pool.computes_prompts && `, ${integer(pool.queued_tokens)} tokens queued`}${
+        pool.writes_answers && `, ${integer(pool.decode_requests)} decoding`}</p>
       ${store.cluster.can_change_pools && pool.desired !== null && html`<${Resize} pool=${pool} />`}
     </section>`;
 }
@@ -66,7 +66,7 @@ function Resize({ pool }) {
   };
   return html`
     <form class="resize" onSubmit=${submit}>
-      <label>Workers <input type="number" min=${pool.role === "mixed" ? 0 : 1} max="256" value=${size} aria-label=${`Number of ${pool.name} workers`}
+      <label>Workers <input type="number" min=${pool.computes_prompts && pool.writes_answers ? 0 : 1} max="256" value=${size} aria-label=${`Number of ${pool.name} workers`}
         onInput=${(event) => setWanted(event.currentTarget.value)} /></label>
       <button disabled=${command.isRunning || size === pool.desired}>Resize</button>
       ${command.error && html`<p class="error" role="alert">${command.error}</p>`}

@@ -7,19 +7,21 @@ import orjson
 
 from baton.core.ids import TokenId
 from baton.text.tokenizer import Tokenizer
-from router.openai.choice_result import ChoiceResult
-from router.openai.choice_stream import ChoiceDelta
-from router.openai.encoders.encoder import OpenAIEncoder, ResponseMetadata
-from router.openai.encoders.usage import Usage
-from router.openai.parsers.output_parts import (
+from router.openai.encoders.encoder import (
+    OpenAIEncoder,
+    ResponseMetadata,
+    encode_vllm_prompt_logprobs,
+)
+from router.serving.answer_encoder import Usage
+from router.serving.choice_result import ChoiceResult
+from router.serving.choice_stream import MIN_LOGPROB, ChoiceDelta, TokenEntry
+from router.serving.parsers.output_parts import (
     OutputPart,
     ReasoningPart,
     TextPart,
     ToolCallArguments,
     ToolCallStart,
 )
-from router.openai.prompt_logprobs import encode_vllm_prompt_logprobs
-from router.openai.token_entry import MIN_LOGPROB, TokenEntry
 
 
 class ChatEncoder(OpenAIEncoder):

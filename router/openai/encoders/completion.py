@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from baton.core.ids import TokenId
-from router.openai.choice_result import ChoiceResult
-from router.openai.choice_stream import ChoiceDelta
-from router.openai.encoders.encoder import OpenAIEncoder
-from router.openai.encoders.usage import Usage
-from router.openai.prompt_logprobs import encode_vllm_prompt_logprobs
-from router.openai.token_entry import MIN_LOGPROB, TokenEntry
+from router.openai.encoders.encoder import OpenAIEncoder, encode_vllm_prompt_logprobs
+from router.serving.answer_encoder import Usage
+from router.serving.choice_result import ChoiceResult
+from router.serving.choice_stream import MIN_LOGPROB, ChoiceDelta, TokenEntry
 
 
 class CompletionEncoder(OpenAIEncoder):

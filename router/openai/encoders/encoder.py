@@ -5,23 +5,23 @@ one variant of the model generates, so it is encoded once, and each chunk encode
 Running usage and padding, if enabled, are added to each chunk.
 """
 
+import hashlib
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import orjson
 
+from baton.core.request import TokenLogprob
 from baton.core.variant import Variant
 from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
 from router.generation.record import GenerationRecord
-from router.openai.choice_result import ChoiceResult
-from router.openai.choice_stream import ChoiceDelta
-from router.openai.encoders.answer_encoder import AnswerEncoder
-from router.openai.encoders.usage import Usage
-from router.openai.system_fingerprint import system_fingerprint
-from router.openai.token_entry import TokenEntry
+from router.serving.answer_encoder import AnswerEncoder, Usage
+from router.serving.choice_result import ChoiceResult
+from router.serving.choice_stream import MIN_LOGPROB, ChoiceDelta, TokenEntry
 
 OBFUSCATION_BLOCK_BYTES = 256
 """With obfuscation, chunks are padded to multiples of this size. Most chunks of one token fit into
@@ -170,3 +170,35 @@ class OpenAIEncoder(AnswerEncoder):
             choice["prompt_token_ids"] = answer.prompt_token_ids
             choice["token_ids"] = answer.token_ids.tolist()
         return choice
+
+
+@lru_cache(maxsize=64)
+def system_fingerprint(variant: Variant | None) -> str:
+    """Return OpenAI's ``system_fingerprint``: a digest of the model's weights and the KV precision.
+    If it changes, the same request with the same seed may get another answer. It is an empty string
+    if no worker is known."""
+    if variant is None:
+        return ""
+    named = f"{variant.model_digest}/{variant.kv_dtype}".encode()
+    return f"fp_{hashlib.blake2b(named, digest_size=5).hexdigest()}"
+
+
+def encode_vllm_prompt_logprobs(
+    entries: Sequence[TokenEntry], tokenizer: Tokenizer
+) -> list[dict[str, Any] | None]:
+    """Encode vLLM's field ``prompt_logprobs``: for each position, the prompt's token and the
+    likeliest tokens, by id. The rank of the prompt's token is null unless it is among the
+    likeliest."""
+    return [None if entry.is_first else _by_id(entry.logprob, tokenizer) for entry in entries]
+
+
+def _by_id(score: TokenLogprob, tokenizer: Tokenizer) -> dict[str, Any]:
+    ranked = [(token_id, value, rank) for rank, (token_id, value) in enumerate(score.top, 1)]
+    return {
+        str(token_id): {
+            "logprob": max(value, MIN_LOGPROB),
+            "rank": rank,
+            "decoded_token": tokenizer.token_bytes(token_id).decode(errors="replace"),
+        }
+        for token_id, value, rank in [(score.token_id, score.logprob, None), *ranked]
+    }

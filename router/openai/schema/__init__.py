@@ -8,8 +8,6 @@ that a field is absent."""
 from router.openai.schema.chat import ChatBody
 from router.openai.schema.completion import CompletionBody
 from router.openai.schema.generation_body import GenerationBody, StreamOptions
-from router.openai.schema.message import Message
-from router.openai.schema.strict_model import validation_error
 from router.openai.schema.tokenize import DetokenizeBody, TokenizeBody
 
 __all__ = [
@@ -17,8 +15,6 @@ __all__ = [
     "CompletionBody",
     "DetokenizeBody",
     "GenerationBody",
-    "Message",
     "StreamOptions",
     "TokenizeBody",
-    "validation_error",
 ]

@@ -9,17 +9,15 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from router.openai.schema.strict_model import (
+from router.serving.schema.strict_model import (
     StrictModel,
     ignored_unless,
     unsupported_field,
     validation_error,
 )
+from router.serving.schema.template_fields import TemplateText
 
 MAX_METADATA = 16
-
-TemplateText = Annotated[str, Field(max_length=1024)]
-"""A text for a variable of chat templates."""
 
 Label = Annotated[str, Field(max_length=64)]
 Note = Annotated[str, Field(max_length=512)]

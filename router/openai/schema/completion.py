@@ -6,7 +6,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from baton.core.request import MAX_LOGPROBS
 from router.openai.schema.generation_body import MAX_ANSWERS, MAX_CHOICES, GenerationBody
-from router.openai.schema.strict_model import (
+from router.serving.request import GenerationRequest, Texts
+from router.serving.schema.strict_model import (
     INTEGRAL,
     field_validation_error,
     only_values,
@@ -84,13 +85,26 @@ class CompletionBody(GenerationBody):
         return self.logprobs if self.echo else None
 
     @property
-    def num_prompt_logprobs(self) -> int | None:
-        return self._echoed_logprobs if self.prompt_logprobs is None else self.prompt_logprobs
-
-    @property
     def num_candidates(self) -> int:
         return self.best_of or self.num_choices
 
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    def request(self) -> GenerationRequest:
+        """Return what the body asks for. Raises ApiError (400)."""
+        is_echoed = self.prompt_logprobs is None
+        return GenerationRequest(
+            Texts(
+                self.prompt,
+                bool(self.echo),
+                is_prompt_only=self.max_tokens == 0,
+                adds_special_tokens=self.add_special_tokens is not False,
+            ),
+            max_tokens=self.max_tokens,
+            num_prompt_logprobs=self._echoed_logprobs if is_echoed else self.prompt_logprobs,
+            prompt_logprobs_field="logprobs" if is_echoed else "prompt_logprobs",
+            num_candidates=self.num_candidates,
+            **self._request_fields(),
+        )

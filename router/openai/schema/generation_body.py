@@ -2,23 +2,24 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from baton.core.request import MAX_LOGPROBS
-from baton.text.grammar.token_rules import MAX_ALLOWED_TOKENS
+from baton.text.grammar.limits import MAX_ALLOWED_TOKENS
 from router.http.unknown_fields import UnsupportedField
-from router.openai.schema.response_format import ResponseFormatFields
-from router.openai.schema.sampling_fields import SamplingFields
-from router.openai.schema.strict_model import (
+from router.serving.schema.response_format import ResponseFormatFields
+from router.serving.schema.sampling_fields import SamplingFields
+from router.serving.schema.strict_model import (
     INTEGRAL,
+    TOKEN_ID,
     RequestBody,
     StrictModel,
     field_validation_error,
     validation_error,
 )
-from router.openai.schema.unsupported_fields import UNSUPPORTED_FIELDS
+from router.serving.schema.unsupported_fields import UNSUPPORTED_FIELDS
 
 MAX_CHOICES = 128
 MAX_ANSWERS = 1024
@@ -68,7 +69,10 @@ class GenerationBody(RequestBody, ResponseFormatFields, SamplingFields, ABC):
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), INTEGRAL] | None = None
     """The number of alternatives (likeliest tokens) to return for each token of the prompt."""
     allowed_token_ids: (
-        Annotated[list[int], Field(min_length=1, max_length=MAX_ALLOWED_TOKENS, fail_fast=True)]
+        Annotated[
+            list[Annotated[int, TOKEN_ID]],
+            Field(min_length=1, max_length=MAX_ALLOWED_TOKENS, fail_fast=True),
+        ]
         | None
     ) = None
     """The only tokens that the answer may have."""
@@ -87,31 +91,7 @@ class GenerationBody(RequestBody, ResponseFormatFields, SamplingFields, ABC):
             raise field_validation_error(
                 "prompt_logprobs", "prompt_logprobs is not allowed with stream"
             )
-        if self.min_tokens and self.format is not None:
-            raise field_validation_error(
-                "min_tokens", "min_tokens is not allowed with a response format"
-            )
         return self
-
-    @model_validator(mode="after")
-    def _token_rules_stand_alone(self) -> Self:
-        field = self.token_rules_field
-        if field is None:
-            return self
-        other = self.format[0] if self.format is not None else None
-        if other is None and self.min_tokens:
-            other = "min_tokens"
-        if other is not None:
-            raise field_validation_error(field, f"{field} is not allowed together with {other}")
-        return self
-
-    @property
-    def token_rules_field(self) -> str | None:
-        """The name of a field that allows or forbids tokens of the answer; None if there is no such
-        field."""
-        if self.allowed_token_ids:
-            return "allowed_token_ids"
-        return "bad_words" if self.bad_words else None
 
     @property
     def num_choices(self) -> int:
@@ -119,24 +99,24 @@ class GenerationBody(RequestBody, ResponseFormatFields, SamplingFields, ABC):
         return self.n or 1
 
     @property
-    def num_candidates(self) -> int:
-        """The number of answers per prompt that are generated."""
-        return self.num_choices
-
-    @property
-    def requested_tokens(self) -> int | None:
-        """The client's limit on the answer's tokens, or None if it set no limit."""
-        return self.max_tokens
-
-    @property
     @abstractmethod
     def num_logprobs(self) -> int | None:
         """The number of alternatives for each token of the answer; None for no logprobs."""
 
-    @property
-    def num_prompt_logprobs(self) -> int | None:
-        """The number of alternatives for each token of the prompt; None for no logprobs."""
-        return self.prompt_logprobs
+    def _request_fields(self) -> dict[str, Any]:
+        """Return the fields of a :class:`GenerationRequest` that mean the same in all bodies."""
+        return {
+            "sampling": self,
+            "format": self.format,
+            "stream": bool(self.stream),
+            "num_logprobs": self.num_logprobs,
+            "num_choices": self.num_choices,
+            "truncate_prompt_tokens": self.truncate_prompt_tokens,
+            "allowed_token_ids": self.allowed_token_ids,
+            "bad_words": self.bad_words,
+            "return_token_ids": bool(self.return_token_ids),
+            "reports_running_usage": self.wants_running_usage,
+        }
 
     @property
     def wants_usage_chunk(self) -> bool:

@@ -4,10 +4,11 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from router.openai.schema.chat import Variables
-from router.openai.schema.message import Messages, check_continuation
-from router.openai.schema.strict_model import RequestBody, field_validation_error
-from router.openai.schema.tool import Tools
+from router.serving.request import Chat
+from router.serving.schema.message import Messages, check_continuation
+from router.serving.schema.strict_model import RequestBody, field_validation_error
+from router.serving.schema.template_fields import Variables
+from router.serving.schema.tool import Tools, ToolUse
 
 
 class TokenizeBody(RequestBody):
@@ -28,6 +29,19 @@ class TokenizeBody(RequestBody):
         if self.continue_final_message:
             check_continuation(self.messages or (), self.add_generation_prompt)
         return self
+
+    def to_chat(self) -> Chat | None:
+        """Return the chat that the messages are; None for a prompt."""
+        if self.messages is None:
+            return None
+        return Chat(
+            self.messages,
+            ToolUse(offered=self.tools or ()),
+            self.chat_template_kwargs,
+            adds_generation_prompt=self.add_generation_prompt is not False,
+            continues_final_message=bool(self.continue_final_message),
+            adds_special_tokens=bool(self.add_special_tokens),
+        )
 
 
 class DetokenizeBody(RequestBody):

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from baton.core.states import Role
-from tests.contract.fake_kubernetes import FakeKubernetes, fake_kubernetes
+from testkit.fakes.kubernetes import FakeKubernetes, fake_kubernetes
 from tests.contract.kubernetes_pools.rig import Rig
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE

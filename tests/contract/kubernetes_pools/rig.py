@@ -14,7 +14,7 @@ from baton.pools.kubernetes.client import KubernetesClient
 from baton.pools.kubernetes.pod_drainer import LeavingPod
 from baton.pools.kubernetes.pools import KubernetesPools
 from baton.pools.worker_admin import DrainReport
-from tests.contract.fake_kubernetes import FakeKubernetes
+from testkit.fakes.kubernetes import FakeKubernetes
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 

@@ -8,7 +8,7 @@ from baton.core.ids import WorkerId
 from baton.core.states import Role
 from baton.errors import Invalid, NotFound, Unavailable
 from baton.pools.base import PoolWorker
-from tests.contract.fake_kubernetes import COST, FakeKubernetes, FakePod
+from testkit.fakes.kubernetes import COST, FakeKubernetes, FakePod
 from tests.contract.kubernetes_pools.rig import Rig
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE

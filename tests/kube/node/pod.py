@@ -24,6 +24,8 @@ from tests.kube.pods import set_condition
 RETRY_SECONDS = 1.0
 """The time between two checks for missing objects to which a pod refers."""
 
+LOOK_SECONDS = 0.05
+
 REFRESH_SECONDS = 1.0
 """The time between two checks for changes of the ConfigMaps and Secrets that a pod mounts."""
 
@@ -57,6 +59,7 @@ class PodRunner:
         self._volumes = Volumes(node.api, pod, self._folder / "volumes", claims, token)
         self._sandbox: Sandbox | None = None
         self._initial: list[Container] = []
+        self._sidecars: list[asyncio.Task[None]] = []
         self._containers: list[Container] = []
         self._waiting = ("ContainerCreating", "")
         self._leave = asyncio.Event()
@@ -135,6 +138,11 @@ class PodRunner:
         for spec in self._pod["spec"].get("initContainers") or []:
             container = self._container(spec)
             self._initial.append(container)
+            if is_sidecar(container):
+                self._sidecars.append(asyncio.create_task(container.run("Always")))
+                while not container.state.started:
+                    await asyncio.sleep(LOOK_SECONDS)
+                continue
             await container.run("Never" if policy == "Never" else "OnFailure")
             if container.state.exit_code != 0:
                 return
@@ -209,17 +217,27 @@ class PodRunner:
     # -- stopping --------------------------------------------------------------------------
 
     async def _stop(self) -> None:
-        """Stop all containers at the same time, within the remaining grace period."""
+        """Stop all containers at the same time, and then the sidecars in reverse order, within the
+        remaining grace period."""
+        began = self._node.api.clock.monotonic()
         left = self._ends_at - self._node.api.clock.wall_nanoseconds() / 1e9
         if left == float("inf"):
             left = float(self._pod["spec"]["terminationGracePeriodSeconds"])
+        sidecars = [container for container in self._initial if is_sidecar(container)]
         async with asyncio.TaskGroup() as group:
             for container in [*self._initial, *self._containers]:
-                group.create_task(container.stop(max(left, 0.0)))
+                if container not in sidecars:
+                    group.create_task(container.stop(max(left, 0.0)))
+        for container in reversed(sidecars):
+            used = self._node.api.clock.monotonic() - began
+            await container.stop(max(left - used, 0.0))
 
     async def _clean(self) -> None:
         for container in [*self._initial, *self._containers]:
             await container.kill()
+        for sidecar in self._sidecars:
+            sidecar.cancel()
+        await asyncio.gather(*self._sidecars, return_exceptions=True)
         if self._sandbox is not None:
             await self._sandbox.stop()
         shutil.rmtree(self._folder / "volumes", ignore_errors=True)
@@ -247,7 +265,7 @@ class PodRunner:
     ) -> tuple[list[str], Mapping[str, str]]:
         """Call :meth:`ContainerProcess.exec_command` for a container. Raises Refused (400) if the
         container isn't running."""
-        for each in self._containers:
+        for each in [*self._containers, *self._initial]:
             if container in ("", each.spec["name"]) and each.process and each.process.pid:
                 return each.process.exec_command(command)
         raise bad_request(f"container {container!r} of pod {self._name} is not running")
@@ -283,10 +301,12 @@ class PodRunner:
         specs = self._pod["spec"]["containers"]
         initial = self._pod["spec"].get("initContainers") or []
         done = len(self._initial) == len(initial) and all(
-            container.state.exit_code == 0 for container in self._initial
+            container.state.started if is_sidecar(container) else container.state.exit_code == 0
+            for container in self._initial
         )
         all_created = len(self._containers) == len(specs)
-        ready = all_created and all(container.state.ready for container in self._containers)
+        sidecars = filter(is_sidecar, self._initial)
+        ready = all_created and all(each.state.ready for each in (*self._containers, *sidecars))
         over = self._phase() == "Succeeded"
         set_condition(found, "Initialized", done, stamp)
         why = "" if ready else ("PodCompleted" if over else "ContainersNotReady")
@@ -297,7 +317,7 @@ class PodRunner:
         policy, containers = self._pod["spec"]["restartPolicy"], self._containers
         if self._failed:
             return "Failed"
-        if policy == "Never" and any(c.state.exit_code for c in self._initial):
+        if policy == "Never" and any(c.state.exit_code for c in self._initial if not is_sidecar(c)):
             return "Failed"
         if not containers or all(c.state.waiting == "ContainerCreating" for c in containers):
             return "Pending"
@@ -333,3 +353,8 @@ class PodRunner:
             "state": state_now.as_json(),
             "lastState": state_now.last,
         }
+
+
+def is_sidecar(container: Container) -> bool:
+    """Whether this init container runs beside the pod's other containers and ends after them."""
+    return container.spec.get("restartPolicy") == "Always"

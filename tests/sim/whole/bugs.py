@@ -15,8 +15,8 @@ from baton.errors import BatonError
 from baton.rpc.framed.client import open_framed_connection
 from baton.rpc.framed.connection import FramedConnection, FrameKind
 from baton.rpc.framed.server import FramedServerConnection
-from baton.rpc.framed.worker_service import WORKER_SERVICE
 from baton.rpc.frames import FRAME_HEADER, FrameProtocol
+from baton.rpc.service import WORKER
 from baton.transport.base import Transfer, Transport
 from baton.transport.unfinished_transfers import UnfinishedTransfers
 from baton.worker.block_group import BlockGroup
@@ -26,15 +26,14 @@ from conductor.policy import candidates
 from conductor.policy.snapshot import PolicyQuery, Snapshot
 from conductor.worker_directory import WorkerDirectory
 from router.generation.attempt import Attempt
-from router.generation.framed_worker_connection import FramedWorkerConnection
 from router.generation.generation import Generation
 from router.generation.model_workers import ModelWorkers
 from router.generation.output_merger import OutputMerger
 from router.generation.output_queue import OutputQueue, OutputReceiver
 from router.generation.ring_placer import RingPlacer
-from router.generation.worker_connection import CONNECT_TIMEOUT_SECONDS, StreamWorkerConnection
+from router.generation.worker_connection import CONNECT_TIMEOUT_SECONDS, FramedWorkerConnection
 from router.http.body_senders import UvicornBodyWriter
-from router.openai.inline_stream_writer import InlineStreamWriter
+from router.serving.delivery import InlineStreamWriter
 from tests.sim.whole.seeded_random import SeededRandom
 from tests.sim.whole.transport import Fabric
 
@@ -59,26 +58,26 @@ def ignored_epoch() -> Changes:
     not check their epochs."""
     latest, changes = _latest_receivers()
 
-    def deliver(self: StreamWorkerConnection, outputs: Iterable[RequestOutput]) -> None:
+    def deliver(self: FramedWorkerConnection, outputs: Iterable[RequestOutput]) -> None:
         for output in outputs:
             latest[output.request_id](self._worker.id, output)
 
-    return [*changes, (StreamWorkerConnection, "deliver", deliver), *_no_fences()]
+    return [*changes, (FramedWorkerConnection, "deliver", deliver), *_no_fences()]
 
 
 def _latest_receivers() -> tuple[dict[str, OutputReceiver], Changes]:
     """Return a dict from request ids to the newest receiver of each request's outputs, and the
     patches that keep the dict up to date."""
-    submit = StreamWorkerConnection.submit
+    submit = FramedWorkerConnection.submit
     latest: dict[str, OutputReceiver] = {}
 
     def remember(
-        self: StreamWorkerConnection, spec: Any, task: Any, source: Any, receive: OutputReceiver
+        self: FramedWorkerConnection, spec: Any, task: Any, source: Any, receive: OutputReceiver
     ) -> None:
         latest[spec.request_id] = receive
         submit(self, spec, task, source, receive)
 
-    return latest, [(StreamWorkerConnection, "submit", remember)]
+    return latest, [(FramedWorkerConnection, "submit", remember)]
 
 
 def _no_fences() -> Changes:
@@ -155,9 +154,9 @@ def frame_after_close() -> Changes:
     """Messages that arrive over a connection that was given up are treated as if they had arrived
     over the connection that replaced it."""
     latest, changes = _latest_receivers()
-    deliver = StreamWorkerConnection.deliver
+    deliver = FramedWorkerConnection.deliver
 
-    def deliver_late(self: StreamWorkerConnection, outputs: Iterable[RequestOutput]) -> None:
+    def deliver_late(self: FramedWorkerConnection, outputs: Iterable[RequestOutput]) -> None:
         if self.is_alive:
             deliver(self, outputs)
             return
@@ -171,7 +170,7 @@ def frame_after_close() -> Changes:
     async def serve(self: FramedWorkerConnection) -> BatonError:
         line = self._connection = await open_framed_connection(
             self._worker.framed_address,
-            WORKER_SERVICE,
+            WORKER.name,
             self._credentials,
             self._receive,
             CONNECT_TIMEOUT_SECONDS,
@@ -183,7 +182,7 @@ def frame_after_close() -> Changes:
 
     return [
         *changes,
-        (StreamWorkerConnection, "deliver", deliver_late),
+        (FramedWorkerConnection, "deliver", deliver_late),
         (FramedWorkerConnection, "serve", serve),
         (FramedConnection, "lose", lose),
         *_no_fences(),
@@ -203,9 +202,9 @@ def unanswered_ping() -> Changes:
     """Pings are not answered, so an idle peer is considered dead."""
     original = FramedConnection._on_control
 
-    def on_control(self: FramedConnection, kind: int, payload: bytes) -> None:
+    def on_control(self: FramedConnection, number: int, kind: int, payload: bytes) -> None:
         if kind != FrameKind.PING:
-            original(self, kind, payload)
+            original(self, number, kind, payload)
 
     return [(FramedConnection, "_on_control", on_control)]
 
@@ -364,10 +363,10 @@ def staging_freed_early() -> Changes:
 
 def paired_variants() -> Changes:
     """Workers with different weights are placed together."""
-    ready_members = ModelWorkers.ready_members
+    ready_workers = ModelWorkers.ready_workers
     return [
         (WorkerDirectory, "workers_outside", lambda self, variant: frozenset()),
-        (ModelWorkers, "ready_members", lambda self, role, _="": ready_members(self, role)),
+        (ModelWorkers, "ready_workers", lambda self, can, _="": ready_workers(self, can)),
     ]
 
 

@@ -4,12 +4,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from baton.core.credentials import ClusterCredentials
-from baton.core.states import WORKER_ROLES, Role
-from baton.kv.memory_index import MemoryKvIndex
+from baton.core.states import Role
+from baton.core.worker_kinds import WORKER_KINDS
 from prefill_worker.reload_policy import ReloadMode
-from router.generation.worker_connection import StreamWorkerConnection
+from router.generation.worker_connection import FramedWorkerConnection
+from testkit.fakes.kv_index import MemoryKvIndex
 from tests.sim.whole.conductor import SimConductor
-from tests.sim.whole.framed_connections import draw_framed_address
 from tests.sim.whole.loop import SimClock, SimLoop
 from tests.sim.whole.network import Network
 from tests.sim.whole.process import Process
@@ -76,7 +76,7 @@ class Cluster:
             for number in range(chance.between(1, 2)):
                 self.start_store(f"s{number}", f"h{number}", chance.between(8, 48))
         has_mixed, has_pools = chance.happens(0.4), chance.happens(0.7)
-        for role in WORKER_ROLES:
+        for role in WORKER_KINDS:
             if has_mixed if role is Role.MIXED else has_pools or not has_mixed:
                 for number in range(chance.between(1, 3)):
                     self.add_worker(f"{role.value[0]}{number}", role)
@@ -99,9 +99,7 @@ class Cluster:
             chance.pick(RELOAD_MODES),
             self._digest_of_new_worker(role),
         )
-        return self._start_worker(
-            plan, f"{name}:1", draw_framed_address(chance, self.network, f"{name}:10001")
-        )
+        return self._start_worker(plan, f"{name}:1", f"{name}:10001")
 
     def _digest_of_new_worker(self, role: Role) -> bytes:
         """Return the digest of the weights of a new worker. In a roll-out, the new weights have
@@ -123,7 +121,7 @@ class Cluster:
         if self.chance.happens(0.3):
             address = f"{name}:{number}"
         if self.chance.happens(0.3):
-            line = draw_framed_address(self.chance, self.network, f"{name}:{10_001 + number}")
+            line = f"{name}:{10_001 + number}"
         return self._start_worker(plan, address, line)
 
     def _start_worker(self, plan: WorkerPlan, address: str, line: str) -> SimWorker:
@@ -139,11 +137,9 @@ class Cluster:
 
     def start_conductor(self, name: str) -> None:
         self._num_started += 1
-        last = self.conductors.get(name)
-        line = (
-            last.line if last else draw_framed_address(self.chance, self.network, f"{name}:10001")
+        self.conductors[name] = SimConductor(
+            self.environment, name, self._num_started, f"{name}:10001"
         )
-        self.conductors[name] = SimConductor(self.environment, name, self._num_started, line)
 
     def start_router(self) -> None:
         self._num_started += 1
@@ -178,6 +174,7 @@ class Cluster:
     def end_faults(self) -> None:
         """End all faults, and restart the processes that have died."""
         self.network.heal()
+        self.network.firewalls.clear()
         self.environment.fabric.end_faults()
         self.environment.registry.registry.is_reachable = True
         self.environment.registry.cut_off.clear()
@@ -204,7 +201,7 @@ class Cluster:
             and not self._leftover_connections()
         )
 
-    def _links(self) -> Collection[StreamWorkerConnection]:
+    def _links(self) -> Collection[FramedWorkerConnection]:
         return self.router.worker_connections._connections.values()
 
     def _leftover_connections(self) -> list[str]:

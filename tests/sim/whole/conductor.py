@@ -1,20 +1,18 @@
 """Simulates one incarnation of a conductor, assembled as in ``conductor.program``."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
-from baton.rpc.conductor_service import place_all
-from baton.rpc.framed.conductor_service import framed_conductor_services
+from baton.rpc.conductor_service import framed_conductor_services
 from conductor.conductor import ConductorConfig
 from conductor.model_conductors import ModelConductors
 from conductor.store_mirror import StoreMirror, StoreWatcher
 from tests.sim.whole.framed_connections import serve_framed
-from tests.sim.whole.network import StreamEnd
 from tests.sim.whole.process import Process
 from tests.sim.whole.registry import SimRegistryClient
 from tests.sim.whole.store import watch
@@ -26,9 +24,7 @@ CONFIG = ConductorConfig(admission=False)
 
 
 class SimConductor:
-    """A conductor. It serves placements over simulated gRPC streams at the address ``name``, and
-    over framed connections at the address ``line``. An empty ``line`` simulates an older version,
-    without framed connections."""
+    """A conductor. It serves placements over framed connections at the address ``line``."""
 
     def __init__(
         self, environment: "SimEnvironment", name: str, generation: int, line: str
@@ -49,13 +45,7 @@ class SimConductor:
                 mirror, membership, partial(watch, self.process), environment.clock
             )
             self.process.start_task(watchers.run())
-        environment.network.listen(self.process, name, self)
-        if line:
-            serve_framed(environment, self.process, line, framed_conductor_services(self.conductor))
-
-    def accept(self, kind: str, opening: Any, end: StreamEnd) -> None:
-        assert kind == "place"
-        end.on_message = lambda batch: end.send(place_all(self.conductor, batch))
+        serve_framed(environment, self.process, line, framed_conductor_services(self.conductor))
 
     def _member(self) -> Member:
         return Member(

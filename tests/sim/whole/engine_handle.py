@@ -9,11 +9,11 @@ import xxhash
 from baton.core.ids import BlockId
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine, StepResult
-from baton.engine.fake_runner import SLOT_BYTES, FakeRunner
 from baton.engine.kv_window import NO_BLOCK
 from baton.engine.plan import Plan, StepOutput
-from baton.worker.engine_thread import MAX_COMMANDS
+from baton.worker.limits import MAX_COMMANDS
 from baton.worker.staging_area import align
+from testkit.fakes.runner import SLOT_BYTES, FakeRunner
 from tests.sim.whole.loop import SimLoop
 from tests.sim.whole.seeded_random import SeededRandom
 from tests.sim.whole.transport import SimMemory

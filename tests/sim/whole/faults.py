@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from baton.core.states import WORKER_ROLES
+from baton.core.worker_kinds import WORKER_KINDS
 from tests.sim.whole.clients import has_client, reset_client_connection
 from tests.sim.whole.cluster import Cluster
 from tests.sim.whole.router import FAILOVER_CONFIG
@@ -31,6 +31,7 @@ DISRUPTIVE_FAULTS = (
     "silence",
     "deaf",
     "one_way",
+    "wall",
 )
 """Faults each of which may make one placement of some requests fail."""
 
@@ -49,7 +50,6 @@ DELAYING_FAULTS = (
     "router",
     "blackout",
     "shake",
-    "wall",
     "hang_up",
 )
 """Faults that may only delay requests, except for those in :data:`REPEATEDLY_FAILING`."""
@@ -303,7 +303,7 @@ class FaultInjector:
     def _grow(self, fault: Fault) -> str:
         self._num_new += 1
         name = f"n{self._num_new}"
-        self._cluster.add_worker(name, WORKER_ROLES[int(fault.selector * len(WORKER_ROLES))])
+        self._cluster.add_worker(name, [*WORKER_KINDS][int(fault.selector * len(WORKER_KINDS))])
         return name
 
     def _convert(self, fault: Fault) -> str | None:
@@ -365,15 +365,13 @@ class FaultInjector:
         return "new connections"
 
     def _wall(self, fault: Fault) -> str | None:
-        """Make a firewall block new framed connections to one worker."""
-        lines = [
-            life.framed_address for life in self._cluster.workers.values() if life.framed_address
-        ]
-        if not lines:
-            return None
+        """Make a firewall block new framed connections to one worker for a while."""
+        lines = [life.framed_address for life in self._cluster.workers.values()]
         line = lines[int(fault.selector * len(lines))]
         swallows = fault.selector * 7 % 1 < 0.5
-        self._cluster.network.firewalls[line] = Firewall.SWALLOWS if swallows else Firewall.REFUSES
+        firewalls = self._cluster.network.firewalls
+        firewalls[line] = Firewall.SWALLOWS if swallows else Firewall.REFUSES
+        self._later(fault.seconds, lambda line: firewalls.pop(line, None), line)
         return line
 
     def _hang_up(self, fault: Fault) -> str | None:

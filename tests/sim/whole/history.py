@@ -7,8 +7,8 @@ from itertools import groupby
 from baton.core.ids import TokenId, WorkerId
 from baton.core.request import FinishReason
 from baton.engine.config import EngineConfig
-from baton.engine.fake_runner import reference_answer
 from router.generation.generation import MIGRATION_REASON
+from testkit.fakes.runner import reference_answer
 from tests.sim.whole.clients import ClientResponse, GuaranteeViolation
 from tests.sim.whole.router import IMPOSSIBLE, WRITE_SECONDS
 from tests.sim.whole.worker import DIGEST, WEIGHTS

@@ -5,7 +5,7 @@ import asyncio
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.errors import Unavailable
-from baton.registry.memory import MemoryRegistry
+from testkit.fakes.registry import MemoryRegistry
 from tests.sim.whole.loop import SimClock
 from tests.sim.whole.process import Process
 

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from baton.core.ids import TenantId
 from baton.core.request import RequestOutput
-from baton.core.states import WORKER_ROLES
+from baton.core.worker_kinds import WORKER_KINDS
 from baton.errors import BatonError, Invalid, Unauthorized
 from baton.rpc.framed.connection import FramedConnection
 from router.generation.attempt import InlineConsumer, TokenTimeouts
@@ -26,24 +26,27 @@ from router.generation.placement import FallbackPlacer
 from router.generation.record import GenerationHistory, GenerationRecord
 from router.generation.ring_placer import RingPlacer
 from router.generation.worker_connection_pool import WorkerConnectionPool
-from router.http.body_parser import parse_body
 from router.http.connection_limits import ConnectionLimits
-from router.http.raw_body import BodyBudget, RawBody
+from router.http.raw_body import BodyBudget
 from router.http.response_writer import (
     INLINE_WRITER_KEY,
+    JSON_HEADERS,
     ResponseWriter,
     cancel_on_disconnect,
     read_body,
 )
 from router.http.server import HttpServer
-from router.openai.choice_stream import ChoiceStream
-from router.openai.completion_handler import CompletionHandler
-from router.openai.context import RouterContext
-from router.openai.encoders import ChoiceResult as Worded
-from router.openai.encoders import CompletionEncoder, ResponseMetadata
-from router.openai.request_resources import RequestResources
-from router.openai.schema import CompletionBody
-from tests.sim.whole import peers
+from router.openai.encoders.completion import CompletionEncoder
+from router.openai.encoders.encoder import ResponseMetadata
+from router.openai.endpoints import COMPLETIONS
+from router.serving.choice_result import ChoiceResult as Worded
+from router.serving.choice_stream import ChoiceStream
+from router.serving.context import RequestResources
+from router.serving.delivery import AnswerDelivery
+from router.serving.generate import COMMENT_PING
+from router.serving.request import GenerationRequest, Texts
+from router.serving.request_handler import RequestHandler
+from router.serving.schema.sampling_fields import SamplingFields
 from tests.sim.whole.clients import FIRST_CHARACTER, ClientResponse, GuaranteeViolation
 from tests.sim.whole.process import PROCESS, Process
 from tests.sim.whole.registry import SimRegistryClient
@@ -67,7 +70,6 @@ MAX_UNSENT_BYTES = 16 * 1024
 SERVER_TICK_SECONDS = 1.0
 """Replaces a tick of 2 s, because a router in the simulation is frozen for at most 4 s."""
 
-BODY = parse_body(CompletionBody, b'{"prompt": "a", "stream": true}')
 ENVELOPE = ResponseMetadata("cmpl-1", 1, "toy", return_token_ids=False, has_usage_chunk=False)
 NEVER = "\x00"
 """A stop string that never occurs. It prevents inline delivery, which is not possible for text that
@@ -130,15 +132,8 @@ class NoMetrics:
         return self
 
 
-ADMISSION = SimpleNamespace(tenant=SimpleNamespace(id=TENANT))
-"""The part of :class:`router.tenants.admission.RequestAdmission` that a request handler needs."""
-
-
 class SimRouterContext:
-    """The part of :class:`router.openai.context.RouterContext` that a request handler needs."""
-
-    run_choices = RouterContext.run_choices
-    _run_choice = RouterContext._run_choice
+    """The part of :class:`router.serving.context.RouterContext` that a request handler needs."""
 
     def __init__(self, clock: Any) -> None:
         self.clock = clock
@@ -148,13 +143,12 @@ class SimRouterContext:
         self.resources = RequestResources(BodyBudget(LIMITS.max_body_bytes))
 
 
-class SimRequestHandler(CompletionHandler):
+class SimRequestHandler(RequestHandler):
     """Handles one HTTP request, whose path names one of the run's client requests."""
 
     def __init__(self, router: "SimRouter") -> None:
-        super().__init__(router.service)  # type: ignore[arg-type]
+        super().__init__(router.service, COMPLETIONS)  # type: ignore[arg-type]
         self._router = router
-        self._admission = ADMISSION  # type: ignore[assignment]
         self._path = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -166,24 +160,31 @@ class SimRequestHandler(CompletionHandler):
             await read_body(
                 scope, receive, raw, LIMITS.max_body_bytes, LIMITS.header_timeout_seconds
             )
-            await cancel_on_disconnect(scope[INLINE_WRITER_KEY], self.answer(response, raw, TENANT))
+            await cancel_on_disconnect(scope[INLINE_WRITER_KEY], self.answer(response))
 
-    async def answer(self, response: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
+    async def answer(self, response: ResponseWriter) -> None:
         answer = self._router.environment.answers[self._path.removeprefix("/")]
         choice = await self._router.choice(answer)
         worded = [Worded(0, answer.request.spec.token_ids)]
         encoder = CompletionEncoder(ENVELOPE, None, with_logprobs=False)  # type: ignore[arg-type]
-        body = BODY.model_copy(update={"stream": answer.request.streams})
-        if body.stream:
-            response.start_pings({}, self.ping)
+        request = GenerationRequest(Texts(["a"]), SamplingFields(), stream=answer.request.streams)
+        if request.stream:
+            response.start_pings({}, COMMENT_PING)
         budget = self._router.service.resources.logprobs_budget
-        self._kept_logprobs = budget.new_request(TENANT, 1.0, "logprobs", shared=False)
-        await self._deliver(response, [choice], worded, encoder, body)
+        kept_logprobs = budget.new_request(TENANT, 1.0, "logprobs", shared=False)
+        delivery = AnswerDelivery(
+            self._context, TENANT, request, [choice], worded, encoder, kept_logprobs, {}
+        )
+        if request.stream:
+            await response.end(await delivery.stream(response))
+        else:
+            data = await delivery.generate()
+            await response.respond(200, JSON_HEADERS | delivery.debug_headers(choice), data)
 
 
 class SimRouter:
-    """A router that listens for clients at ``address``. Its framed connections are production code,
-    and its gRPC streams are simulated (see :func:`simulated_streams`)."""
+    """A router that listens for clients at ``address``. Its framed connections are production
+    code."""
 
     def __init__(self, environment: "SimEnvironment", name: str, max_model_tokens: int) -> None:
         self.environment = environment
@@ -196,12 +197,7 @@ class SimRouter:
         )
         self._workers = self.cluster.workers_of("toy", max_model_tokens)
         self.worker_connections = WorkerConnectionPool(environment.credentials)
-        self._conductors = ConductorPlacer(
-            self.cluster,
-            environment.clock,
-            environment.credentials,
-            lambda address, trust: peers.SimChannel(address),  # type: ignore[arg-type, return-value]
-        )
+        self._conductors = ConductorPlacer(self.cluster, environment.clock, environment.credentials)
         ring = RingPlacer(self._workers, self.worker_connections.num_requests)
         placer = FallbackPlacer([self._conductors, ring])
         self._generation_context = GenerationContext(
@@ -223,14 +219,10 @@ class SimRouter:
         """Wait until a worker is ready, then start the background tasks. Requests wait until this
         has finished."""
         await self.cluster.refresh()
-        while not any(self.cluster.ready_members(role) for role in WORKER_ROLES):
+        while not any(self.cluster.ready_members(role) for role in WORKER_KINDS):
             await self._clock.sleep(0.1)
             await self.cluster.refresh()
-        for coroutine in (
-            self.worker_connections.run(),
-            self.cluster.run(),
-            self._conductors.run(),
-        ):
+        for coroutine in (self.worker_connections.run(), self.cluster.run()):
             self.process.start_task(coroutine)
         await self._clock.sleep(0)
 
@@ -238,7 +230,10 @@ class SimRouter:
     def num_unused_connections(self) -> int:
         """The number of framed connections that are open but not used."""
         used = [link.is_alive for link in self.worker_connections._connections.values()]
-        used += [stream.is_alive for stream in self._conductors._streams.values()]
+        for client in self._conductors._conductors.values():
+            opening, connection = client._opening, client._connection
+            used.append(opening is not None)
+            used.append(connection is not None and not connection.has_ended)
         return sum(each.kind == "line" for each in self.process.sockets) - sum(used)
 
     async def choice(self, answer: ClientResponse) -> ChoiceStream:
@@ -274,14 +269,10 @@ def _end_checked(self: FramedConnection, failure: BatonError) -> None:
 
 
 @contextmanager
-def simulated_streams() -> Iterator[None]:
-    """Route the routers' gRPC streams over the simulated network, and replace some limits of framed
-    connections by values that fit the simulation."""
+def simulated_limits() -> Iterator[None]:
+    """Replace some limits of framed connections by values that fit the simulation, and check how
+    they end."""
     with (
-        patch("router.generation.grpc_worker_connection.open_channel", peers.open_channel),
-        patch("router.generation.grpc_worker_connection._connected", peers.connected),
-        patch("router.generation.grpc_worker_connection.run_worker_stream", peers.converse),
-        patch("router.generation.conductor_placer.GrpcPlacementStream", peers.SimPlacementStream),
         patch.object(FramedConnection, "_end", _end_checked),
         patch("baton.rpc.framed.server.TICK_SECONDS", SERVER_TICK_SECONDS),
         patch("baton.rpc.frames.MAX_UNSENT_BYTES", MAX_UNSENT_BYTES),

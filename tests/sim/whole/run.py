@@ -23,7 +23,7 @@ from tests.sim.whole.cluster import Cluster
 from tests.sim.whole.faults import FaultInjector, draw_faults
 from tests.sim.whole.history import check_history, check_returns, check_without_faults
 from tests.sim.whole.loop import SimLoop
-from tests.sim.whole.router import simulated_streams
+from tests.sim.whole.router import simulated_limits
 from tests.sim.whole.seeded_random import SeededRandom
 from tests.sim.whole.worker import engine_of
 
@@ -97,7 +97,7 @@ class Run:
         config = cluster.environment.engine_config
         check_history(self.answers[:num_faulty], self.fault_injector.may_fail_often, config)
         check_history(self.answers[num_faulty:], False, config)
-        if not self._faults and not cluster.network.firewalls:
+        if not self._faults:
             await cluster.clock.sleep(CALM_SECONDS)
             check_without_faults(self.answers, cluster.router.worker_connections.recently_broken())
 
@@ -216,7 +216,7 @@ def simulation_environment() -> Iterator[None]:
     uvicorn = logging.getLogger("uvicorn.error")
     was_disabled, uvicorn.disabled = uvicorn.disabled, True
     try:
-        with simulated_streams():
+        with simulated_limits():
             yield
     finally:
         gc.set_threshold(*thresholds)

@@ -14,18 +14,18 @@ from baton.core.ids import BlockId, Incarnation, WorkerId
 from baton.core.kv_codec import ENCODED_ALIGNMENT_BYTES, KvCodecName
 from baton.core.kv_transfer import CHECKSUM_XXH3
 from baton.core.member import Member
-from baton.core.states import WORKER_ROLES, Role, WorkerState
+from baton.core.states import Role, WorkerState
 from baton.core.store import RAW_ONLY
+from baton.core.worker_kinds import WORKER_KINDS
 from baton.engine.block_state import BlockState
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.executor import SyncExecutor
 from baton.engine.lora.table import LoadedAdapter
 from baton.kv.cluster_store_client import ClusterStoreClient
-from baton.kv.memory_index import MemoryKvIndex
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
-from baton.rpc.framed.worker_service import framed_worker_services
+from baton.rpc.worker_service import framed_worker_services
 from baton.transport.base import TransferRange, Transport
 from baton.worker.block_encoder import BlockEncoder
 from baton.worker.block_reader import BlockReader
@@ -46,6 +46,7 @@ from prefill_worker.prefix_store import PrefixStore
 from prefill_worker.reload_policy import ReloadMode
 from prefill_worker.store_encoder import StoreEncoder
 from prefill_worker.store_publisher import StorePublisher
+from testkit.fakes.kv_index import MemoryKvIndex
 from tests.sim.no_store import NoStore
 from tests.sim.table_codec import TableCodec
 from tests.sim.whole.clients import ADAPTERS, ClientResponse
@@ -68,7 +69,7 @@ ROLLOUT_SEEDS = 3
 """New weights are rolled out in one of this many seeds."""
 
 WEIGHTS = {DIGEST: b"", NEW_DIGEST: b"new"}
-"""The weights of :class:`baton.engine.fake_runner.FakeRunner`, by the model's digest."""
+"""The weights of :class:`testkit.fakes.runner.FakeRunner`, by the model's digest."""
 
 MAX_MODEL_TOKENS = 128
 ENGINE = EngineConfig(
@@ -205,10 +206,8 @@ class SimWorker:
         if environment.has_stores:
             self.process.start_task(self._membership.run())
         environment.network.listen(self.process, address, WorkerServer(self.process, self.worker))
-        self.framed_server = (
-            serve_framed(environment, self.process, line, framed_worker_services(self.worker))
-            if line
-            else None
+        self.framed_server = serve_framed(
+            environment, self.process, line, framed_worker_services(self.worker)
         )
 
     def _build(self, runner: SimRunner, clock: StepClock) -> None:
@@ -304,12 +303,13 @@ class SimWorker:
         """Return whether the registry lists another worker of the variant, of any role, that is
         ready, so that requests could move to it."""
         members, variant_id = self._membership.current, self._variant.id
-        ready = [each for role in WORKER_ROLES for each in members.ready(role, variant_id)]
+        ready = [each for role in WORKER_KINDS for each in members.ready(role, variant_id)]
         return any(member.id != self.plan.name for member in ready)
 
     def convert(self) -> None:
         """Move the worker to the next pool, where its next incarnations will start, too."""
-        role = WORKER_ROLES[(WORKER_ROLES.index(self.plan.role) + 1) % len(WORKER_ROLES)]
+        roles = [*WORKER_KINDS]
+        role = roles[(roles.index(self.plan.role) + 1) % len(roles)]
         self.plan = replace(self.plan, role=role)
         self._follow_members()
         self.worker.convert(role)
@@ -336,8 +336,7 @@ class SimWorker:
     async def leave(self) -> None:
         await self.drain()
         await self._registry.withdraw(WorkerId(self.plan.name), Incarnation(self.generation))
-        if self.framed_server is not None:
-            await self.framed_server.close()
+        await self.framed_server.close()
 
     # -- accounting ------------------------------------------------------------------------
 

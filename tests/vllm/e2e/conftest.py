@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.model_zoo import make_model
+from testkit.model_zoo import make_model
 from tests.vllm.conftest import VARIABLES
 from tests.vllm.e2e.vllm_cluster import VllmAnswers, ask_vllm_alone, prompt
 
@@ -16,6 +16,13 @@ LENGTHS = (1, 15, 31, 32, 33, 64, 65, 100, 129, 200, 300, 700)
 """Lengths of the prompts: around the size of a block, and one longer than a step's 512 tokens."""
 
 ARCHITECTURES = ("qwen3", "llama", "qwen3-moe")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of attached servers with servers of each version."""
+    if "stock_version" in metafunc.fixturenames:
+        versions = metafunc.config.getoption("stock").split()
+        metafunc.parametrize("stock_version", versions, scope="module")
 
 
 @pytest.fixture(scope="session")

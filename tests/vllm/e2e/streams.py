@@ -7,9 +7,9 @@ from threading import Event
 import httpx
 import psutil
 
-from benchmarks.machine import pause
+from testkit.local_cluster import LocalCluster
+from testkit.machine import pause
 from tests.vllm.e2e.vllm_cluster import GREEDY, prompt
-from tools.local_cluster import LocalCluster
 
 STREAM_TOKENS = 600
 START_ATTEMPTS = 10

@@ -8,9 +8,9 @@ from threading import Event
 
 import pytest
 
+from testkit.local_cluster import LocalCluster
 from tests.vllm.e2e.vllm_alone import ANSWER_TOKENS
 from tests.vllm.e2e.vllm_cluster import GREEDY, VllmAnswers, vllm_cluster
-from tools.local_cluster import LocalCluster
 
 pytestmark = pytest.mark.timeout(600)
 

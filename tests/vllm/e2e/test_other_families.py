@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.model_zoo import SLIDING_WINDOW, make_model
+from testkit.model_zoo import SLIDING_WINDOW, make_model
 from tests.vllm.e2e.vllm_cluster import GREEDY, VllmAnswers, ask_vllm_alone, prompt, vllm_cluster
 
 pytestmark = pytest.mark.timeout(600)

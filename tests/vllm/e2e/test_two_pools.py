@@ -17,6 +17,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from kvstore.segment import Segment
+from testkit.local_cluster import LocalCluster
+from tests.conversation import EXACT
 from tests.vllm.e2e.streams import STREAM_TOKENS, start_streams, stream, wait_until_restarted
 from tests.vllm.e2e.vllm_cluster import (
     BLOCK_TOKENS,
@@ -25,8 +27,6 @@ from tests.vllm.e2e.vllm_cluster import (
     prompt,
     vllm_cluster,
 )
-from tools.conversation import EXACT
-from tools.local_cluster import LocalCluster
 
 pytestmark = pytest.mark.timeout(600)
 STREAMS = 8

@@ -10,9 +10,9 @@ from threading import Event
 import psutil
 import pytest
 
+from testkit.local_cluster import LocalCluster
 from tests.vllm.e2e.streams import STREAM_TOKENS, start_streams, stream, wait_until_restarted
 from tests.vllm.e2e.vllm_cluster import VllmAnswers, vllm_cluster
-from tools.local_cluster import LocalCluster
 
 SHARED_MEMORY = Path("/dev/shm")
 pytestmark = pytest.mark.timeout(900)

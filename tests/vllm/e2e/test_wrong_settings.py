@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.preflight import free_port
+from testkit.local_cluster import BATON
 from tests.vllm.e2e.vllm_cluster import vllm_settings
-from tools.local_cluster import BATON
 
 pytestmark = pytest.mark.timeout(300)
 

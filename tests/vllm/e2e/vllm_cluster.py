@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from tests.vllm.e2e.vllm_alone import ANSWER_TOKENS
-from tools.local_cluster import (
+from testkit.local_cluster import (
     VLLM_PYTHON,
     VLLM_START_SECONDS,
     LocalCluster,
     engine_settings,
     local_cluster,
 )
+from tests.vllm.e2e.vllm_alone import ANSWER_TOKENS
 
 ROOT = Path(__file__).parents[3]
 BLOCK_TOKENS = 32

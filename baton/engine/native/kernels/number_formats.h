@@ -80,7 +80,7 @@ const T* convert(const void* from, Kind kind, long count, T* to) {
   return to;
 }
 
-// e to the power of `x`, within one unit in the last place (tests/unit/test_native_kernels.py).
+// e to the power of `x`, within one unit in the last place (tests/unit/baton/engine/native/test_native_kernels.py).
 // Splits x into n ln 2 + r with |r| <= ln 2 / 2, and sums the Taylor series of r up to the seventh
 // power; the remainder is below 2^-27. Infinity, zero and NaN are handled correctly.
 inline Vec exp_lanes(Vec x) {
@@ -96,7 +96,7 @@ inline Vec exp_lanes(Vec x) {
   return times_power_of_two(sum, n);
 }
 
-// 2 to the power of `x`, within 2^-22 of the result (tests/unit/test_native_kernels.py). Results
+// 2 to the power of `x`, within 2^-22 of the result (tests/unit/baton/engine/native/test_native_kernels.py). Results
 // below 2^-126 are 2^-126, since some processors compute subnormal numbers a hundred times as slowly
 // as others. Splits x into its floor and the fraction r, and sums the polynomial with the smallest
 // relative error of those that are 1 at zero.

@@ -4,7 +4,7 @@ template named …Problems writes one line per problem.
 */}}
 {{- define "baton.checks" -}}
 {{- $problems := list -}}
-{{- range list "baton.poolProblems" "baton.ownerProblems" "baton.replicaConflicts" "baton.replicaLosses" "baton.quantityProblems" "baton.memoryProblems" "baton.redisProblems"
+{{- range list "baton.poolProblems" "baton.vllmServerProblems" "baton.ownerProblems" "baton.replicaConflicts" "baton.replicaLosses" "baton.quantityProblems" "baton.memoryProblems" "baton.redisProblems"
       "baton.authProblems" "baton.networkProblems" "baton.fabricProblems" "baton.accountProblems" "baton.missingProblems"
       "baton.claimProblems" "baton.diskProblems" "baton.clusterProblems" "baton.classProblems"
       "baton.quotaProblems" "baton.crdProblems" "baton.commonProblems" -}}
@@ -25,15 +25,16 @@ template named …Problems writes one line per problem.
 {{- end -}}
 
 {{- define "baton.poolProblems" -}}
-{{- $roles := dict -}}
+{{- $roles := list -}}
+{{- $known := include "baton.workerRoles" (dict "root" .) | fromJsonArray -}}
 {{- range $key, $pool := include "baton.pools" . | fromJson -}}
-{{- if not (has $pool.role (list "prefill" "decode" "mixed")) }}
-pools.{{ $key }} has no role: set pools.{{ $key }}.role to prefill, decode or mixed
+{{- if not (has $pool.role $known) }}
+pools.{{ $key }} has no role: set pools.{{ $key }}.role to {{ join ", " (initial $known) }} or {{ last $known }}
 {{- end -}}
 {{- if has $key (list "router" "router-ops" "conductor" "kvstore" "redis" "ray" "config" "secrets" "tenants" "test") }}
 pools.{{ $key }}: {{ $key }} is the name of something else of this chart; give the pool another one
 {{- end -}}
-{{- $_ := set $roles $pool.role $key -}}
+{{- $roles = append $roles $pool.role -}}
 {{- if and (gt (int $pool.gpu.count) 0) (eq $pool.image "cpu") }}
 pools.{{ $key }} asks for {{ $pool.gpu.count }} GPUs with an image that can't use them: set pools.{{ $key }}.image to cuda or auto
 {{- end -}}
@@ -42,12 +43,8 @@ pools.{{ $key }} asks for {{ $pool.gpu.count }} GPUs with an image that can't us
 pools.{{ $key }} asks for {{ $pool.gpu.count }} GPUs, and its settings.device is cpu: leave that out, or set pools.{{ $key }}.gpu.count=0
 {{- end -}}
 {{- end -}}
-{{- if not (and (hasKey $roles "mixed") (not (hasKey $roles "prefill")) (not (hasKey $roles "decode"))) -}}
-{{- range list "prefill" "decode" -}}
-{{- if not (hasKey $roles .) }}
+{{- range include "baton.missingRoles" (dict "root" . "roles" $roles) | fromJsonArray }}
 no pool has the role {{ . }}: set pools.{{ . }}.enabled=true and pools.{{ . }}.role={{ . }}
-{{- end -}}
-{{- end -}}
 {{- end -}}
 {{- $problems := include "baton.poolModelProblems" . -}}
 {{- $problems -}}
@@ -80,12 +77,8 @@ pools have a modelName, which ray.enabled does not support: leave it out, and se
 {{- range $key, $pool := include "baton.pools" $ | fromJson -}}
 {{- if eq (include "baton.modelName" $pool.model) $name -}}{{- $roles = append $roles $pool.role -}}{{- end -}}
 {{- end -}}
-{{- if not (and (has "mixed" $roles) (not (has "prefill" $roles)) (not (has "decode" $roles))) -}}
-{{- range list "prefill" "decode" -}}
-{{- if not (has . $roles) }}
+{{- range include "baton.missingRoles" (dict "root" $ "roles" $roles) | fromJsonArray }}
 the model {{ $name }} has no {{ . }} pool: add one, with the same modelName
-{{- end -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -140,8 +133,8 @@ conductor.autoscale.mode is {{ $mode }}, which several models do not support: se
 {{- $autoscale := .Values.conductor.autoscale -}}
 {{- $roles := list -}}
 {{- range $key, $pool := include "baton.pools" . | fromJson -}}{{- $roles = append $roles $pool.role -}}{{- end -}}
-{{- if and (ne $mode "off") (has "mixed" $roles) (not (has "prefill" $roles)) (not (has "decode" $roles)) }}
-conductor.autoscale.mode is {{ $mode }}, and there are only mixed pools, which conductors don't resize: set it to off
+{{- if and (ne $mode "off") $roles (not (or (has "prefill" $roles) (has "decode" $roles))) }}
+conductor.autoscale.mode is {{ $mode }}, and there are only {{ join " and " (uniq $roles) }} pools, which conductors don't resize: set it to off
 {{- else -}}
 {{- range list "prefill" "decode" -}}
 {{- $bounds := get $autoscale . -}}
@@ -238,7 +231,7 @@ the router would be open to everybody outside the cluster: set auth.tenants or a
 
 {{- define "baton.networkProblems" -}}
 {{- $seen := dict -}}
-{{- range $name, $port := omit (set (deepCopy .Values.ports) "framed" (include "baton.framedPort" .)) "line" -}}
+{{- range $name, $port := .Values.ports -}}
 {{- $number := int $port | toString -}}
 {{- if hasKey $seen $number }}
 ports.{{ $name }} and ports.{{ get $seen $number }} are both {{ $number }}: programs listen on all of them

@@ -39,7 +39,7 @@ Those settings of baton.yaml whose change restarts this role's pods, as JSON: th
 live ones (it follows their changes while it runs) and those that the pods' own variables override. Takes the context of a pod.
 */}}
 {{- define "baton.restartingConfig" -}}
-{{- $reader := ternary "worker" .role (has .role (list "prefill" "decode" "mixed")) -}}
+{{- $reader := ternary "worker" .role (has .role (include "baton.workerRoles" . | fromJsonArray)) -}}
 {{- $table := .root.Files.Get "files/settings.yaml" | fromYaml -}}
 {{- $own := .settings | default dict -}}
 {{- $restarting := dict -}}
@@ -55,14 +55,9 @@ live ones (it follows their changes while it runs) and those that the pods' own 
 {{/* A second network for pods that transfer KV. A pod's own annotations take precedence. Takes root, role and v. */}}
 {{- define "baton.fabricAnnotation" -}}
 {{- $key := "k8s.v1.cni.cncf.io/networks" -}}
-{{- if and .root.Values.nixl.networks (not (hasKey (.v.podAnnotations | default dict) $key)) (has .role (list "prefill" "decode" "mixed" "kvstore" "ray-worker")) -}}
+{{- if and .root.Values.nixl.networks (not (hasKey (.v.podAnnotations | default dict) $key)) (has .role (concat (include "baton.workerRoles" (dict "root" .root "engine" true) | fromJsonArray) (list "kvstore" "ray-worker"))) -}}
 {{ $key }}: {{ .root.Values.nixl.networks | quote }}
 {{- end -}}
-{{- end -}}
-
-{{/* The port of framed connections; `ports.line` is its old name, accepted for one version. */}}
-{{- define "baton.framedPort" -}}
-{{ .Values.ports.line | default .Values.ports.framed }}
 {{- end -}}
 
 {{/* The listening addresses, which are the same in every pod; as JSON. */}}
@@ -70,7 +65,7 @@ live ones (it follows their changes while it runs) and those that the pods' own 
 {{- dict
       "grpc_host" .Values.listen
       "grpc_port" (int .Values.ports.grpc)
-      "framed_port" (include "baton.framedPort" . | int)
+      "framed_port" (int .Values.ports.framed)
       "ops_host" .Values.listen
       "ops_port" (int .Values.ports.ops) | toJson -}}
 {{- end -}}

@@ -70,7 +70,7 @@ spec:
   ports:
     - {name: grpc, port: {{ .root.Values.ports.grpc }}, targetPort: grpc, protocol: TCP}
     {{- if ne .role "kvstore" }}
-    - {name: framed, port: {{ include "baton.framedPort" .root }}, targetPort: framed, protocol: TCP}
+    - {name: framed, port: {{ .root.Values.ports.framed }}, targetPort: framed, protocol: TCP}
     {{- end }}
     - {name: ops, port: {{ .root.Values.ports.ops }}, targetPort: ops, protocol: TCP}
 {{- end -}}

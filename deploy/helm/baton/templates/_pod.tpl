@@ -1,10 +1,10 @@
 {{/*
 The pod template that all Baton roles share. Its context:
   root    the chart's
-  role    router, conductor, prefill, decode, mixed or kvstore
+  role    router, conductor, a worker's or kvstore
   pool    a pool's key; pools only
   v       the role's (or pool's) values
-  kind    which image: cpu, cuda, vllm or vllmCuda
+  kind    which image: cpu, cuda, vllm, vllmCuda or sidecar
   model   its values, if the role needs one
   models  the values of all models by name, if the role needs several
   settings, env, volumes, mounts, ports   this role's own, in addition to the common ones
@@ -25,9 +25,15 @@ terminationGracePeriodSeconds: {{ include "baton.graceSeconds" . }}
 {{- with include "baton.scheduling" . | trim }}
 {{ . }}
 {{- end }}
-{{- with .v.initContainers }}
+{{- $hasServer := include "baton.hasVllmServer" . }}
+{{- if or .v.initContainers $hasServer }}
 initContainers:
+  {{- with .v.initContainers }}
   {{- toYaml . | nindent 2 }}
+  {{- end }}
+  {{- if $hasServer }}
+  {{- include "baton.vllmServer" . | nindent 2 }}
+  {{- end }}
 {{- end }}
 containers:
   - name: baton
@@ -49,7 +55,11 @@ containers:
         exec:
           command: {{ include "baton.preStop" . }}
     resources:
+      {{- if $hasServer }}
+      {{- toYaml .v.vllmServer.sidecar.resources | nindent 6 }}
+      {{- else }}
       {{- include "baton.resources" . | nindent 6 }}
+      {{- end }}
     securityContext:
       {{- include "baton.containerSecurity" . | nindent 6 }}
     volumeMounts:
@@ -155,7 +165,7 @@ constraint, because then a node without a zone would be ignored by the constrain
 {{- else -}}
 - {name: grpc, containerPort: {{ .root.Values.ports.grpc }}, protocol: TCP}
 {{- if ne .role "kvstore" }}
-- {name: framed, containerPort: {{ include "baton.framedPort" .root }}, protocol: TCP}
+- {name: framed, containerPort: {{ .root.Values.ports.framed }}, protocol: TCP}
 {{- end }}
 {{- end }}
 - {name: ops, containerPort: {{ .root.Values.ports.ops }}, protocol: TCP}

@@ -1,3 +1,34 @@
+{{/* The kinds of workers, as JSON: what Baton's own table says of each (files/worker_kinds.yaml), in its order. */}}
+{{- define "baton.workerKinds" -}}
+{{- .Files.Get "files/worker_kinds.yaml" | fromYamlArray | toJson -}}
+{{- end -}}
+
+{{/* The roles of workers, as JSON. With `engine`, only of those that run Baton's engine. Takes root. */}}
+{{- define "baton.workerRoles" -}}
+{{- $roles := list -}}
+{{- range include "baton.workerKinds" .root | fromJsonArray -}}
+{{- if or .runs_engine (not $.engine) -}}{{- $roles = append $roles .role -}}{{- end -}}
+{{- end -}}
+{{- $roles | toJson -}}
+{{- end -}}
+
+{{/*
+The roles that pools of these roles lack to serve requests, as JSON: prefill if no worker computes prompts, decode if none writes
+answers; but pools of workers that serve alone lack nothing. Takes root and roles.
+*/}}
+{{- define "baton.missingRoles" -}}
+{{- $alone := false -}}
+{{- $missing := list "prefill" "decode" -}}
+{{- range include "baton.workerKinds" .root | fromJsonArray -}}
+{{- if has .role $.roles -}}
+{{- if and .computes_prompts .writes_answers -}}{{- $alone = true -}}
+{{- else -}}{{- $missing = without $missing (ternary "prefill" "decode" .computes_prompts) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and $alone (eq (len $missing) 2) -}}{{- $missing = list -}}{{- end -}}
+{{- $missing | toJson -}}
+{{- end -}}
+
 {{/* All enabled pools, each with its own values merged over poolDefaults; as JSON. */}}
 {{- define "baton.pools" -}}
 {{- $pools := dict -}}
@@ -86,9 +117,13 @@ the map below.
 
 {{/*
 Settings of a pool: its own, and those that follow from its resources. A worker whose GPU is missing must fail instead of
-computing on the CPU, and a worker with a part of a node's cores must not start a thread for every core. As JSON.
+computing on the CPU, and a worker with a part of a node's cores must not start a thread for every core. With a vLLM server in the
+pod, only its URL follows. As JSON.
 */}}
 {{- define "baton.poolSettings" -}}
+{{- if include "baton.hasVllmServer" . -}}
+{{- include "baton.overlay" (list (dict "attach" (printf "%s=%s" .role (include "baton.vllmServerUrl" .root))) .v.settings) -}}
+{{- else -}}
 {{- $derived := dict "device" (include "baton.poolDevice" .) -}}
 {{- $cores := dig "limits" "cpu" (dig "requests" "cpu" "" .v.resources) .v.resources -}}
 {{- if $cores -}}
@@ -96,6 +131,7 @@ computing on the CPU, and a worker with a part of a node's cores must not start 
 {{- end -}}
 {{- range $name := keys .root.Values.settings -}}{{- $_ := unset $derived $name -}}{{- end -}}
 {{- include "baton.overlay" (list $derived .v.settings) -}}
+{{- end -}}
 {{- end -}}
 
 {{/* off, dry_run or on. YAML reads on and off as true and false. */}}

@@ -56,6 +56,7 @@ count only beyond those of the other containers, and so is what a LimitRange set
 {{- $main := include "baton.resources" (dict "v" $v) | fromYaml -}}
 {{- $containers := list $main -}}
 {{- range $v.extraContainers | default list -}}{{- $containers = append $containers (.resources | default dict) -}}{{- end -}}
+{{- if include "baton.hasVllmServer" (dict "v" $v) -}}{{- $containers = append $containers $v.vllmServer.sidecar.resources -}}{{- end -}}
 {{- range $resources := $containers -}}
 {{- $limits := $resources.limits | default dict -}}
 {{- range $kind, $amounts := dict "limits" $limits "requests" (merge (deepCopy ($resources.requests | default dict)) $limits) -}}

@@ -10,6 +10,7 @@
 {{- end -}}
 {{- range $where, $v := omit (include "baton.workloads" . | fromJson) "ray" -}}
 {{- $_ := set $found (printf "%s.resources" $where) $v.resources -}}
+{{- if include "baton.hasVllmServer" (dict "v" $v) -}}{{- $_ := set $found (printf "%s.vllmServer.sidecar.resources" $where) $v.vllmServer.sidecar.resources -}}{{- end -}}
 {{- end -}}
 {{- $found | toJson -}}
 {{- end -}}
@@ -38,6 +39,7 @@
 {{- end -}}
 {{- range $where, $v := include "baton.workloads" . | fromJson -}}
 {{- if $v.sharedMemory -}}{{- $_ := set $sizes (printf "%s.sharedMemory" $where) $v.sharedMemory -}}{{- end -}}
+{{- if include "baton.hasVllmServer" (dict "v" $v) -}}{{- $_ := set $sizes (printf "%s.vllmServer.tmpSize" $where) $v.vllmServer.tmpSize -}}{{- end -}}
 {{- $size := dig "model" "hub" "cache" "size" "" $v -}}
 {{- if and $size (ne (toString $size) (toString $.Values.model.hub.cache.size)) -}}
 {{- $_ := set $sizes (printf "%s.model.hub.cache.size" $where) $size -}}

@@ -18,6 +18,11 @@ Each template for volumes has a matching one for mounts.
     medium: Memory
     sizeLimit: {{ . }}
 {{- end }}
+{{- if include "baton.hasVllmServer" . }}
+- name: vllm-tmp
+  emptyDir:
+    sizeLimit: {{ .v.vllmServer.tmpSize }}
+{{- end }}
 {{- include "baton.modelVolumes" . }}
 {{- if .root.Values.tls.rpc.enabled }}
 - name: rpc-tls
@@ -41,7 +46,7 @@ Each template for volumes has a matching one for mounts.
   mountPath: /tmp
 - name: home
   mountPath: /var/lib/baton
-{{- if .v.sharedMemory }}
+{{- if and .v.sharedMemory (not (include "baton.hasVllmServer" .)) }}
 - name: shm
   mountPath: /dev/shm
 {{- end }}

@@ -29,10 +29,10 @@
 
 {{/*
 Which pool of a role the autoscaler resizes: the configured one, else the only one, else the one with the
-role's name; empty if there is none of these, or if the role is mixed. Takes root and role.
+role's name; empty if there is none of these, or if the autoscaler leaves the role alone. Takes root and role.
 */}}
 {{- define "baton.autoscaledPool" -}}
-{{- if ne .role "mixed" -}}
+{{- if hasKey .root.Values.conductor.autoscale .role -}}
 {{- $named := (get .root.Values.conductor.autoscale .role).pool -}}
 {{- $same := list -}}
 {{- range $key, $pool := include "baton.pools" .root | fromJson -}}

@@ -15,10 +15,10 @@ The total number of workers of a role in all pools. Takes root and role.
 {{- $settings := dict
       "on" "ray"
       "ray_address" "$(POD_IP):6379"
-      "prefill" (include "baton.rayCount" (dict "root" . "role" "prefill"))
-      "decode" (include "baton.rayCount" (dict "root" . "role" "decode"))
-      "mixed" (include "baton.rayCount" (dict "root" . "role" "mixed"))
       "ray_worker_gpus" .Values.ray.workerGpus -}}
+{{- range include "baton.workerRoles" (dict "root" .) | fromJsonArray -}}
+{{- $_ := set $settings . (include "baton.rayCount" (dict "root" $ "role" .)) -}}
+{{- end -}}
 {{- $settings = merge $settings (include "baton.routerSettings" . | fromJson) -}}
 {{- merge $settings (deepCopy .Values.ray.settings) | toJson -}}
 {{- end -}}

@@ -1,0 +1,6 @@
+"""A worker whose engine is somebody else's inference server, which runs already.
+
+To routers and conductors it is a worker like any other: token ids in, tokens out. It keeps no KV
+and imports no torch; :class:`attached_worker.server.ModelServer` is what it needs of a server, and
+:class:`attached_worker.vllm_server.VllmServer` speaks to ``vllm serve``.
+"""

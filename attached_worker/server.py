@@ -1,0 +1,121 @@
+"""What an attached worker needs of a server."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from attached_worker.cached_blocks import CachedBlocks
+from baton.clock import Clock
+from baton.core.ids import TokenId
+from baton.core.kv_transfer import ServerKv
+from baton.core.request import FinishReason, RequestSpec, TokenLogprob
+from baton.errors import BatonError
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What a server is, as it says itself. ``model`` is its name for the model, and ``weights`` is
+    where it loaded the model from: a folder or a hub id. ``cache_dtype`` is its name for the data
+    type of its KV. ``lends_kv`` says whether it can hand KV to another server, and read that of
+    another. A server whose facts have changed is another server."""
+
+    software: str
+    version: str
+    model: str
+    weights: str
+    max_model_tokens: int
+    block_tokens: int
+    num_blocks: int
+    cache_dtype: str
+    lends_kv: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """``kv_usage`` is the share of the KV cache that is in use, 0 to 1."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedPrompt:
+    """A prompt whose KV the server lends to another one, and the token that it chose behind it.
+    Whoever has ``parameters`` can read the KV. ``finish_reason`` is STOP if the token ends the
+    answer. Unless ``can_follow``, the other server has to choose the token itself."""
+
+    token_ids: tuple[TokenId, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    prompt_logprobs: tuple[TokenLogprob, ...]
+    finish_reason: FinishReason
+    cached_tokens: int
+    parameters: bytes = field(repr=False)
+    can_follow: bool
+
+
+class AnswerReceiver(Protocol):
+    """Gets one answer. After ``finish`` or ``fail``, nothing more comes."""
+
+    def receive(
+        self,
+        token_ids: Sequence[TokenId],
+        logprobs: Sequence[TokenLogprob],
+        prompt_logprobs: Sequence[TokenLogprob] = (),
+        is_last: bool = False,
+    ) -> None:
+        """Receive the next tokens, one or several. If ``is_last``, only ``finish`` or ``fail``
+        follows."""
+        ...
+
+    def finish(self, reason: FinishReason, cached_tokens: int) -> None: ...
+
+    def fail(self, error: BatonError) -> None:
+        """The answer has ended early. Invalid: the server refuses the request itself. Unavailable:
+        another server may serve it."""
+        ...
+
+
+class RunningAnswer(Protocol):
+    def abort(self) -> None:
+        """Cancel the request at the server. The receiver gets nothing more."""
+        ...
+
+
+class ModelServer(Protocol):
+    async def describe(self) -> ServerFacts:
+        """Ask what the server is. Raises Unavailable if it does not respond, and Invalid, naming
+        the missing flag, if the worker can't use it as it was started."""
+        ...
+
+    async def advise(self, facts: ServerFacts) -> Sequence[str]:
+        """Say what the server, which was described by ``facts``, lacks that would be useful, with
+        the flag that adds it. Raises Unavailable, and Invalid if the server generates nothing."""
+        ...
+
+    async def load(self) -> ServerLoad:
+        """Raises Unavailable, Invalid."""
+        ...
+
+    def start(
+        self, spec: RequestSpec, receiver: AnswerReceiver, kv: ServerKv | None = None
+    ) -> RunningAnswer:
+        """Send a request. With ``kv``, the server reads the KV of the prompt from another server,
+        and keeps it for this request alone. Errors go to the receiver."""
+        ...
+
+    async def prefill(self, spec: RequestSpec, *, samples: bool) -> ComputedPrompt:
+        """Have the server compute a prompt, and lend its KV. Unless it ``samples`` as the request
+        says, the token does not matter. Raises Unavailable, and Invalid for a request that the
+        server refuses."""
+        ...
+
+    async def probe(self, seconds: float) -> None:
+        """Have the server generate one token. Raises Unavailable unless it comes within
+        ``seconds``: a server may report that it is healthy while its engine is frozen."""
+        ...
+
+    async def follow_cache(self, cached: CachedBlocks, clock: Clock) -> None:
+        """Keep ``cached`` equal to the prefix cache of the server, until cancelled. Return if it
+        does not report what it has cached."""
+        ...

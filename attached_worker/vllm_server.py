@@ -1,0 +1,304 @@
+"""A running ``vllm serve``, driven over its HTTP API."""
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+import structlog
+
+from attached_worker.cached_blocks import CachedBlocks
+from attached_worker.http_exchange import HttpExchange, ServerAddress, fetch
+from attached_worker.server import (
+    AnswerReceiver,
+    ComputedPrompt,
+    RunningAnswer,
+    ServerFacts,
+    ServerLoad,
+)
+from attached_worker.vllm_event_source import EventSource, find_events
+from attached_worker.vllm_event_stream import EventStream
+from attached_worker.vllm_kv_events import KvEventReader
+from attached_worker.vllm_protocol import (
+    FINISH_REASONS,
+    EventReader,
+    encode_prefill,
+    encode_request,
+    has_one_group,
+    hashed_salt,
+    is_streamed,
+    prompt_logprobs,
+    token_logprobs,
+    transfer_parameters,
+)
+from baton.clock import Clock
+from baton.core.kv_transfer import ServerKv
+from baton.core.request import RequestSpec, TokenLogprob
+from baton.errors import BatonError, Invalid, Unavailable
+
+ASK_SECONDS = 5.0
+PROBE_SECONDS = 15.0
+PROBE_TOKEN_ID = 1
+COMPLETIONS = "/v1/completions"
+RETRY_SECONDS = 10.0
+"""How long to wait until a server whose KV events were lost is asked for them again."""
+
+Release = tuple[int, int]
+
+OLDEST_USABLE: Release = (0, 12)
+"""The first version with ``structured_outputs``. Unknown fields are ignored, not refused."""
+
+OLDEST_TESTED: Release = (0, 28)
+
+log = structlog.get_logger(__name__)
+
+
+class VllmServer:
+    """Implements :class:`attached_worker.server.ModelServer`."""
+
+    def __init__(self, address: ServerAddress, events: EventSource | None = None) -> None:
+        """``events``: where its KV events are; None if the server is to be asked."""
+        self._address = address
+        self._events = events
+        self._cached: CachedBlocks | None = None
+        self._model = ""
+        self._block_tokens = 0
+
+    async def describe(self) -> ServerFacts:
+        version = orjson.loads(await self._get("/version"))["version"]
+        if _release(version) < OLDEST_USABLE:
+            raise Invalid(
+                f"{self._address.url} is vLLM {version}, which would ignore grammars: use "
+                f"{_join(OLDEST_USABLE)} or newer"
+            )
+        models = orjson.loads(await self._get("/v1/models"))["data"]
+        base = next(model for model in models if not model.get("parent"))
+        metrics = (await self._get("/metrics")).decode()
+        labels = self._labels(metrics, "vllm:cache_config_info")
+        self._model, self._block_tokens = base["id"], int(labels["block_size"])
+        return ServerFacts(
+            software="vllm",
+            version=version,
+            model=base["id"],
+            weights=base["root"],
+            max_model_tokens=base["max_model_len"],
+            block_tokens=self._block_tokens,
+            num_blocks=int(labels["num_gpu_blocks"]),
+            cache_dtype=labels["cache_dtype"],
+            lends_kv="vllm:nixl_" in metrics,
+        )
+
+    async def advise(self, facts: ServerFacts) -> Sequence[str]:
+        found = []
+        if _release(facts.version) < OLDEST_TESTED:
+            found.append(f"vLLM {facts.version} is not tested: use {_join(OLDEST_TESTED)} or newer")
+        answer = await self._complete([PROBE_TOKEN_ID], PROBE_SECONDS)
+        if not answer["usage"].get("prompt_tokens_details"):
+            found.append("cached tokens are not counted: add --enable-prompt-tokens-details")
+        metrics = (await self._get("/metrics")).decode()
+        labels = self._labels(metrics, "vllm:cache_config_info")
+        if labels.get("enable_prefix_caching") == "False":
+            found.append("prefixes are computed anew each time: add --enable-prefix-caching")
+        return found
+
+    async def load(self) -> ServerLoad:
+        values = {"num_requests_running": 0.0, "num_requests_waiting": 0.0}
+        values["kv_cache_usage_perc"] = 0.0
+        for line in (await self._get("/metrics")).decode().splitlines():
+            name, _, rest = line.removeprefix("vllm:").partition("{")
+            if name in values and line.startswith("vllm:"):
+                values[name] += float(rest.rpartition("} ")[2])
+        running, waiting, usage = values.values()
+        return ServerLoad(int(running), int(waiting), min(usage, 1.0))
+
+    def start(
+        self, spec: RequestSpec, receiver: AnswerReceiver, kv: ServerKv | None = None
+    ) -> RunningAnswer:
+        self._learn_salt(spec)
+        cached = None if kv is None else kv.cached_tokens
+        try:
+            body = encode_request(spec, self._model, kv, self._block_tokens)
+        except Invalid as error:
+            asyncio.get_running_loop().call_soon(receiver.fail, error)
+            return _NoAnswer()
+        return _Answer(self._address, body, spec, receiver, cached)
+
+    async def prefill(self, spec: RequestSpec, *, samples: bool) -> ComputedPrompt:
+        self._learn_salt(spec)
+        body = encode_prefill(spec, self._model, samples=samples)
+        response = orjson.loads(await fetch(self._address, "POST", COMPLETIONS, body))
+        (choice,) = response["choices"]
+        _check_finished(choice)
+        return ComputedPrompt(
+            token_ids=tuple(choice["token_ids"]),
+            logprobs=token_logprobs(choice),
+            prompt_logprobs=_of_prompt(spec, choice),
+            finish_reason=FINISH_REASONS[choice["finish_reason"]],
+            cached_tokens=_cached_tokens(response),
+            parameters=transfer_parameters(response, len(spec.token_ids)),
+            can_follow=has_one_group(response),
+        )
+
+    def _learn_salt(self, spec: RequestSpec) -> None:
+        if spec.tenant_salt and self._cached is not None:
+            self._cached.learn_salt(hashed_salt(spec.tenant_salt), spec.tenant_salt)
+
+    async def probe(self, seconds: float) -> None:
+        try:
+            answer = await self._complete([PROBE_TOKEN_ID], seconds)
+        except Invalid as error:
+            raise Unavailable(str(error)) from error
+        _check_finished(answer["choices"][0])
+
+    async def _complete(self, prompt: Sequence[int], seconds: float) -> dict[str, Any]:
+        """Return the response to a request for one token."""
+        body = {"model": self._model, "prompt": prompt, "max_tokens": 1}
+        data = await fetch(self._address, "POST", COMPLETIONS, orjson.dumps(body), seconds=seconds)
+        answer: dict[str, Any] = orjson.loads(data)
+        return answer
+
+    async def follow_cache(self, cached: CachedBlocks, clock: Clock) -> None:
+        self._cached = cached
+        failure = ""
+        while True:
+            try:
+                source = self._events or await find_events(self._address)
+                if source is None:
+                    return
+                reader = KvEventReader(cached, cached.block_tokens)
+                await EventStream(source, clock, cached, reader.apply).run()
+            except BatonError as error:
+                if failure != str(error):
+                    log.warning("kv_events_lost", error=str(error))
+                failure = str(error)
+            await clock.sleep(RETRY_SECONDS)
+
+    async def _get(self, path: str) -> bytes:
+        try:
+            return await fetch(self._address, "GET", path, seconds=ASK_SECONDS)
+        except Invalid as error:
+            if "status 401" not in str(error):
+                raise
+            raise Invalid(f"{error}: the server must be started without --api-key") from error
+
+    def _labels(self, metrics: str, name: str) -> Mapping[str, str]:
+        for line in metrics.splitlines():
+            if line.startswith(f"{name}{{"):
+                return dict(re.findall(r'(\w+)="([^"]*)"', line))
+        raise Invalid(
+            f"{self._address.url}/metrics has no {name}: the server must be started without "
+            "--disable-log-stats"
+        )
+
+
+def _release(version: str) -> Release:
+    """Return major and minor number. A build from source without them counts as the newest."""
+    found = re.match(r"(\d+)\.(\d+)\.(?!dev)", version)
+    return (int(found[1]), int(found[2])) if found else (2**31, 0)
+
+
+def _join(release: Release) -> str:
+    return ".".join(map(str, release))
+
+
+class _NoAnswer:
+    def abort(self) -> None:
+        pass
+
+
+class _Answer:
+    """One request at the server. An answer that is not streamed comes as one object.
+    ``cached_tokens`` is reported instead of the server's own count."""
+
+    def __init__(
+        self,
+        address: ServerAddress,
+        body: bytes,
+        spec: RequestSpec,
+        receiver: AnswerReceiver,
+        cached_tokens: int | None,
+    ) -> None:
+        self._spec = spec
+        self._receiver = receiver
+        self._reason: str | None = None
+        self._known_cached_tokens = cached_tokens
+        self._cached_tokens = cached_tokens or 0
+        self._events = EventReader()
+        self._body = bytearray()
+        self._is_streamed = is_streamed(spec)
+        self._error: BatonError | None = None
+        request = address.encode("POST", COMPLETIONS, body)
+        self._exchange = HttpExchange(request, self._receive, self._end)
+        self._opening = asyncio.get_running_loop().create_task(self._open(address))
+
+    def abort(self) -> None:
+        self._opening.cancel()
+        self._exchange.abort()
+
+    async def _open(self, address: ServerAddress) -> None:
+        try:
+            await self._exchange.open(address)
+        except Unavailable as error:
+            self._receiver.fail(error)
+
+    def _receive(self, data: bytes) -> None:
+        if not self._is_streamed:
+            self._body += data
+            return
+        for event in self._events.feed(data):
+            self._read(event)
+
+    def _read(self, event: Mapping[str, Any]) -> None:
+        if "error" in event:
+            self._error = Unavailable(f"the server failed: {str(event['error'])[:500]}")
+            return
+        if event.get("usage") and self._known_cached_tokens is None:
+            self._cached_tokens = _cached_tokens(event)
+        for choice in event["choices"]:
+            self._reason = choice["finish_reason"] or self._reason
+            tokens = choice["token_ids"]
+            if tokens:
+                self._receiver.receive(
+                    tokens,
+                    token_logprobs(choice),
+                    _of_prompt(self._spec, choice),
+                    is_last=choice["finish_reason"] is not None,
+                )
+
+    def _end(self, reason: str) -> None:
+        if not reason and not self._is_streamed:
+            try:
+                self._read(orjson.loads(bytes(self._body)))
+            except (ValueError, KeyError, TypeError) as error:
+                reason = f"its response can't be read: {error!r}"
+        finish = FINISH_REASONS.get(self._reason or "")
+        if self._error is not None:
+            self._receiver.fail(self._error)
+        elif reason and 400 <= self._exchange.status < 500:
+            self._receiver.fail(Invalid(f"the server refuses the request: {reason}"))
+        elif reason or finish is None:
+            self._receiver.fail(
+                Unavailable(f"the server ended the answer: {reason or self._reason or 'no reason'}")
+            )
+        else:
+            self._receiver.finish(finish, self._cached_tokens)
+
+
+def _check_finished(choice: Mapping[str, Any]) -> None:
+    """Raise Unavailable if the server has ended an answer early, with status 200: it does so with
+    new requests while it shuts down."""
+    if choice["finish_reason"] not in FINISH_REASONS:
+        raise Unavailable(f"the server ended a request with {choice['finish_reason']}")
+
+
+def _cached_tokens(response: Mapping[str, Any]) -> int:
+    details = response["usage"].get("prompt_tokens_details") or {}
+    return int(details.get("cached_tokens") or 0)
+
+
+def _of_prompt(spec: RequestSpec, choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
+    num_top = spec.sampling.prompt_logprobs
+    if not spec.wants_prompt_logprobs or num_top is None:
+        return ()
+    return prompt_logprobs(choice, spec.token_ids, num_top)

@@ -1,0 +1,1 @@
+"""Folders of models and adapters as Hugging Face has them: their configuration, and the hub."""

@@ -1,0 +1,324 @@
+"""A server with the wire forms of ``vllm serve`` 0.32, failures included, and no model: the next
+token is a function of all tokens before it."""
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from testkit.fakes.kv_events import FakeKvEvents
+from testkit.fakes.vllm_kv import BLOCK_TOKENS, FakeKv, lender_of
+
+T = TypeVar("T")
+
+MODEL = "served-model"
+VOCABULARY = range(100, 1100)
+VERSION = "0.32.0"
+
+
+def next_token(token_ids: Sequence[int]) -> int:
+    """Return a token that depends on all tokens before it and on their number."""
+    state = len(token_ids)
+    for token in token_ids:
+        state = (state * 31 + token) % 1_000_003
+    return VOCABULARY[state % len(VOCABULARY)]
+
+
+def expected_answer(prompt: Sequence[int], num_tokens: int) -> list[int]:
+    known = list(prompt)
+    for _ in range(num_tokens):
+        known.append(next_token(known))
+    return known[len(prompt) :]
+
+
+class FakeVllm:
+    """Listens on a port of its own after :meth:`start`. ``requests`` are the bodies of the requests
+    for completions, probes left out. ``chunk`` is the number of tokens of a streamed event."""
+
+    def __init__(self, weights: str = "/models/served", chunk: int = 1) -> None:
+        self.weights = weights
+        self.version = VERSION
+        self.chunk = chunk
+        self.requests: list[dict[str, Any]] = []
+        self.num_running = 0
+        self.num_cancelled = 0
+        self.step = asyncio.Event()
+        """Set: tokens are generated. Cleared: the engine is frozen, and ``/version`` still
+        responds."""
+
+        self.step.set()
+        self.end_after: int | None = None
+        """The number of tokens after which an answer ends as ``ending`` says."""
+
+        self.ending = "close"
+        """``close`` the connection, send an ``error`` event, or finish with ``abort``."""
+
+        self.refusal = ""
+        self.is_stopping = False
+        """Whether it ends all new answers at once, with status 200, as after SIGTERM."""
+
+        self.counts_cached_tokens = True
+        self.has_prefix_caching = True
+        self.has_statistics = True
+        self.api_key = ""
+        self.token_seconds = 0.0
+        self.lends_kv = False
+        """Whether it was started with a KV connector."""
+
+        self.kv = FakeKv(self.step)
+
+        self.events: FakeKvEvents | None = None
+        """Its prefix cache; None if it has none, and ``cached_tokens`` is 3."""
+
+        self._server: asyncio.Server | None = None
+        self._handlers: set[asyncio.Task[None]] = set()
+
+    async def start(self, port: int = 0) -> None:
+        if self.events is not None:
+            self.events.open()
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def close(self) -> None:
+        """Stop listening, and end all connections, as when the process dies."""
+        if self._server is not None:
+            self._server.close()
+        self.kv.is_reachable = False
+        for handler in self._handlers:
+            handler.cancel()
+        await asyncio.gather(*self._handlers, return_exceptions=True)
+        if self.events is not None:
+            await self.events.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._handlers.add(task)
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            length = int(head.lower().partition("content-length: ")[2].partition("\r\n")[0] or 0)
+            body = await reader.readexactly(length)
+            await self._answer(head.split(" ")[1], body, reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self._handlers.discard(task)
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _answer(
+        self, path: str, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if self.api_key and path.startswith("/v1/"):
+            _write(writer, json.dumps({"error": "Unauthorized"}), status=401)
+            return
+        if path != "/v1/completions":
+            _write(writer, self._documents()[path])
+            return
+        request = json.loads(body)
+        if self.refusal:
+            _write(writer, json.dumps({"error": {"message": self.refusal}}), status=400)
+            return
+        is_probe = "return_token_ids" not in request
+        if not is_probe:
+            self.requests.append(request)
+        self.num_running += 1
+        generating = asyncio.ensure_future(self._generate(request, writer, is_probe))
+        leaving = asyncio.ensure_future(reader.read())
+        try:
+            await asyncio.wait([generating, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if not generating.done():
+                self.num_cancelled += 1
+        finally:
+            generating.cancel()
+            leaving.cancel()
+            self.num_running -= 1
+
+    async def _generate(
+        self, request: dict[str, Any], writer: asyncio.StreamWriter, is_probe: bool
+    ) -> None:
+        if self.is_stopping:
+            choice = {"index": 0, "text": "", "token_ids": [], "finish_reason": "abort"}
+            _write(writer, json.dumps({"choices": [choice]}))
+            return
+        count, choices, cached = request["max_tokens"], [], 3
+        if self.events is not None:
+            cached = await self.events.use(request["prompt"], request.get("cache_salt", ""))
+        if request.get("stream"):
+            writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        known = await self._known(request)
+        for start in range(0, count, self.chunk):
+            await self.step.wait()
+            if self.token_seconds:
+                await asyncio.sleep(self.token_seconds)
+            if not is_probe and self.end_after is not None and start >= self.end_after:
+                self._end_early(writer)
+                return
+            tokens = []
+            for _ in range(min(self.chunk, count - start)):
+                known.append(next_token(known))
+                tokens.append(known[-1])
+            reason = "length" if start + self.chunk >= count else None
+            choices.append(self._choice(request, tokens, reason))
+            if request.get("stream"):
+                _write_event(writer, {"choices": [choices[-1]]})
+                await writer.drain()
+        details = {"prompt_tokens_details": {"cached_tokens": cached}}
+        usage = details if self.counts_cached_tokens else {}
+        if request.get("stream"):
+            _write_event(writer, {"choices": [], "usage": usage})
+            _write_end(writer)
+            return
+        whole = choices[-1] | {"token_ids": [t for each in choices for t in each["token_ids"]]}
+        if request.get("prompt_logprobs") is not None:
+            entries = [None, *(_scores(token) for token in request["prompt"][1:])]
+            whole["prompt_logprobs"] = entries
+        response: dict[str, Any] = {"choices": [whole], "usage": usage}
+        if self.lends_kv and (request.get("kv_transfer_params") or {}).get("do_remote_decode"):
+            response["kv_transfer_params"] = self.kv.lend(request["prompt"])
+        _write(writer, json.dumps(response))
+
+    async def _known(self, request: dict[str, Any]) -> list[int]:
+        """Return the tokens that the request's KV stands for, once its lender can be read."""
+        lender = lender_of(request)
+        await self.step.wait()
+        if lender is not None:
+            await lender.step.wait()
+        return self.kv.known(request)
+
+    def _choice(
+        self, request: dict[str, Any], tokens: list[int], reason: str | None
+    ) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": 0, "text": "", "logprobs": None, "token_ids": tokens}
+        if request.get("logprobs") is not None:
+            names = [f"token_id:{token}" for token in tokens]
+            choice["logprobs"] = {
+                "tokens": names,
+                "token_logprobs": [-0.5 for _ in names],
+                "top_logprobs": [{name: -0.5, "token_id:7": -1.5} for name in names],
+            }
+        return choice | {"finish_reason": reason, "stop_reason": None}
+
+    def _end_early(self, writer: asyncio.StreamWriter) -> None:
+        if self.ending == "error":
+            _write_event(writer, {"error": {"message": "EngineCore died", "code": 500}})
+            _write_end(writer)
+        elif self.ending == "abort":
+            choice = {"index": 0, "text": "", "token_ids": [], "finish_reason": "abort"}
+            _write_event(writer, {"choices": [choice]})
+            _write_end(writer)
+
+    def _documents(self) -> dict[str, str]:
+        model = {"id": MODEL, "root": self.weights, "parent": None, "max_model_len": 4096}
+        labels = f'block_size="{BLOCK_TOKENS}",cache_dtype="auto",num_gpu_blocks="200"'
+        labels += f',enable_prefix_caching="{self.has_prefix_caching}"'
+        transfers = "vllm:nixl_bytes_transferred_sum 0.0\n" if self.lends_kv else ""
+        return {
+            "/health": "",
+            "/version": json.dumps({"version": self.version}),
+            "/kv_event_sources": json.dumps(self._event_sources()),
+            "/v1/models": json.dumps({"data": [model]}),
+            "/metrics": self.has_statistics * f"vllm:cache_config_info{{{labels}}} 1.0\n"
+            f'vllm:num_requests_running{{engine="0"}} {self.num_running}.0\n'
+            'vllm:num_requests_waiting{engine="0"} 0.0\n'
+            'vllm:kv_cache_usage_perc{engine="0"} 0.25\n'
+            f"{transfers}",
+        }
+
+    def _event_sources(self) -> dict[str, Any]:
+        if self.events is None:
+            return {}
+        return {"0": {"endpoint": self.events.events, "replay_endpoint": self.events.replay}}
+
+
+def _scores(token: int) -> dict[str, Any]:
+    return {
+        str(token): {"logprob": -2.0, "rank": 2, "decoded_token": ""},
+        "7": {"logprob": -1.0, "rank": 1, "decoded_token": ""},
+    }
+
+
+def _write_event(writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:
+    data = f"data: {json.dumps(event)}\n\n".encode()
+    writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+def _write_end(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def _write(writer: asyncio.StreamWriter, body: str, status: int = 200) -> None:
+    head = f"HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-length: {len(body.encode())}\r\n"
+    writer.write(f"{head}\r\n{body}".encode())
+
+
+class FakeVllmThread:
+    """Runs fakes in a thread of their own, for tests that start a cluster."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._fakes: list[FakeVllm] = []
+
+    def start(self, weights: str, port: int = 0, **fields: Any) -> FakeVllm:
+        """Start a fake with these values of its fields."""
+
+        async def started() -> FakeVllm:
+            fake = FakeVllm(weights)
+            for name, value in fields.items():
+                setattr(fake, name, value)
+            await fake.start(port)
+            return fake
+
+        fake = self._run(started())
+        self._fakes.append(fake)
+        return fake
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the fakes' event loop, and wait for its result."""
+        return self._run(coroutine)
+
+    def call(self, function: Callable[[], object]) -> None:
+        self._loop.call_soon_threadsafe(function)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        async def wait() -> None:
+            while not condition():
+                await asyncio.sleep(0.01)
+
+        self._run(wait())
+
+    def close(self, fake: FakeVllm) -> None:
+        self._run(fake.close())
+
+    def stop(self) -> None:
+        for fake in self._fakes:
+            self.close(fake)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+@contextmanager
+def vllm_servers() -> Iterator[FakeVllmThread]:
+    thread = FakeVllmThread()
+    try:
+        yield thread
+    finally:
+        thread.stop()

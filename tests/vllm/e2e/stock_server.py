@@ -1,0 +1,117 @@
+"""Starts unmodified ``vllm serve`` processes of any version of vLLM that is installed."""
+
+import json
+import os
+import re
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from orchestrator.preflight import free_port
+from testkit.local_cluster import VLLM_PYTHON, LocalCluster
+
+STOCK_FOLDER = VLLM_PYTHON.parents[2] / ".venv-stock"
+"""Has an environment per version of vLLM, which ``make test-vllm`` installs."""
+
+ARGUMENTS = (
+    "--dtype=float32", "--enforce-eager", "--max-model-len=1024", "--host=127.0.0.1",
+    "--shutdown-timeout=5", "--enable-prompt-tokens-details",
+)  # fmt: skip
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    process: "subprocess.Popen[bytes]"
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> bytes:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(self.url + path, data=data, headers=headers)
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return bytes(response.read())
+
+    def complete(self, prompt: list[int], **fields: Any) -> list[int]:
+        body = {"model": "served", "prompt": prompt, "return_token_ids": True, **fields}
+        choice = json.loads(self.ask("/v1/completions", body))["choices"][0]
+        return list(choice["token_ids"])
+
+    @property
+    def version(self) -> str:
+        return str(json.loads(self.ask("/version"))["version"]).partition("+")[0]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server generates tokens of an answer."""
+        try:
+            metrics = self.ask("/metrics").decode()
+        except OSError:  # it is starting
+            return False
+        running = re.search(r"vllm:num_requests_running\{[^}]*\} (\d+)", metrics)
+        return running is not None and int(running[1]) > 0
+
+    def metric(self, name: str) -> float:
+        """Return the sum of a metric's values."""
+        lines = self.ask("/metrics").decode().splitlines()
+        return sum(float(each.split()[-1]) for each in lines if each.startswith(f"{name}{{"))
+
+    @property
+    def engine(self) -> psutil.Process:
+        """The process of the engine, which the server's own process has started."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return next(each for each in children if "EngineCore" in " ".join(each.cmdline()))
+
+
+def stock_python(version: str) -> Path:
+    """Return the Python that has this version of vLLM."""
+    python = STOCK_FOLDER / version / "bin" / "python"
+    return python if python.is_file() else VLLM_PYTHON
+
+
+@contextmanager
+def vllm_serve(
+    model: Path, log: Path, version: str, port: int = 0, arguments: tuple[str, ...] = ARGUMENTS
+) -> Iterator[Server]:
+    """Start a server, which is still loading its model, and kill it at the end of the block."""
+    port = port or free_port()
+    command = [str(stock_python(version)), "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--served-model-name=served", f"--port={port}", *arguments],
+            env=os.environ | ENVIRONMENT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield Server(f"http://127.0.0.1:{port}", process)
+    finally:
+        with_children = []
+        if process.poll() is None:
+            with_children = [*psutil.Process(process.pid).children(recursive=True), process]
+        for each in with_children:
+            each.kill()
+        process.wait()
+
+
+def complete_undisturbed(cluster: LocalCluster, prompt: list[int], **fields: Any) -> list[int]:
+    """Return the token ids of an answer that one worker gave. A server that is slow on a busy
+    machine may pass for a frozen one, and a sampled answer then goes on with another seed."""
+    body = {"prompt": prompt, "return_token_ids": True, **fields}
+    while True:
+        answer, headers = cluster.post_with_headers("/v1/completions", body)
+        if "x-baton-continuation" not in headers:
+            return list(answer["choices"][0]["token_ids"])
