@@ -15,12 +15,12 @@ from typing import Any
 
 import structlog
 
-from attached_worker.job import AttachedJob, must_be_held
+from attached_worker.job import AttachedJob
 from attached_worker.server import ModelServer
 from baton.clock import Clock
 from baton.core.ids import RequestId, TokenId
 from baton.core.kv_transfer import KvTransferDone, KvTransferEvent, KvTransferOpen, ServerKv
-from baton.core.request import FinishReason, RequestSpec
+from baton.core.request import FinishReason
 from baton.errors import BatonError, Corrupt, DeadlineExceeded, NotFound, Unavailable
 from baton.rpc.worker_client import KvImportStream
 
@@ -31,14 +31,6 @@ by default, and 20 s from each heartbeat of the other server on."""
 CONFIRM_SECONDS = 5.0
 
 log = structlog.get_logger(__name__)
-
-
-def shows_first_token(spec: RequestSpec) -> bool:
-    """Return whether the token that the prefill worker's server chooses is the answer's first. If
-    so, the client gets it at once, and the other server goes on behind it. A sampled answer would
-    begin its generator anew there, so that server chooses all its tokens, as it does for answers
-    that no other server could continue."""
-    return spec.sampling.is_greedy and not must_be_held(spec)
 
 
 class Steps:
@@ -166,9 +158,11 @@ async def compute_prompt(
 ) -> None:
     """Have the server compute the job's prompt, and offer its KV. ``alive_since`` returns a time
     before which this process had received everything that had been sent to it: if it was frozen,
-    the server may have computed the prompt long before it was noticed."""
-    spec = job.spec
-    shows = shows_first_token(spec)
+    the server may have computed the prompt long before it was noticed.
+
+    The client gets the token that the server chooses at once, and the other server goes on behind
+    it, if the answer ``continues`` there. Otherwise that server chooses all tokens."""
+    spec, shows = job.spec, job.continues
     if spec.wants_prompt_logprobs and not shows:  # only the server that samples reports them
         job.has_prompt = True
         export.offer(ServerKv(b"", len(spec.token_ids), None), alive_since())

@@ -26,6 +26,12 @@ computed."""
 OnEnd = Callable[["AttachedJob"], None]
 
 
+def continues(spec: RequestSpec, samples_by_position: bool) -> bool:
+    """Whether a server that gets the prompt and the first tokens of an answer goes on with the
+    tokens that it would have chosen alone, but for rounding."""
+    return (spec.sampling.is_greedy or samples_by_position) and not must_be_held(spec)
+
+
 def must_be_held(spec: RequestSpec) -> bool:
     """Whether no token of the answer may be shown before its end: a server that continued it would
     restart its grammar, and count none of its tokens towards presence and frequency penalties."""
@@ -62,6 +68,9 @@ class AttachedJob:
         """How long its prompt took, if it was the only one."""
 
         self.is_held = must_be_held(spec)
+        self.continues = False
+        """Whether servers that get its first tokens go on as one server would have."""
+
         self.is_alone = False
         self.is_exact = True
         """Whether the server's tokens are those that any other server would have generated."""

@@ -238,18 +238,19 @@ def check_role(facts: ServerFacts, role: Role) -> None:
 
 
 def variant_of(facts: ServerFacts, digest: str) -> Variant:
-    """Return what must be equal on two servers that exchange KV. ``digest`` (hex) is that of the
-    weights.
+    """Return what must be equal on two servers that share an answer. ``digest`` (hex) is that of
+    the weights.
 
     On CPUs, where its blocks are multiples of 32, vLLM orders the bytes of a block differently if
     the processor has AMX, and does not say on what it runs. The worker's processor stands for the
     server's."""
-    tiles = "amx" if facts.block_tokens % 32 == 0 and has_tiles() else ""
+    tiles = " amx" if facts.block_tokens % 32 == 0 and has_tiles() else ""
+    seeds = " by-position" if facts.samples_by_position else ""
     return Variant(
         model_digest=digest,
         kv_dtype=facts.cache_dtype,
         block_tokens=facts.block_tokens,
-        kv_layout=f"{facts.software} {facts.version} {tiles}".rstrip(),
+        kv_layout=f"{facts.software} {facts.version}{tiles}{seeds}",
     )
 
 

@@ -17,7 +17,9 @@ class ServerFacts:
     """What a server is, as it says itself. ``model`` is its name for the model, and ``weights`` is
     where it loaded the model from: a folder or a hub id. ``cache_dtype`` is its name for the data
     type of its KV. ``lends_kv`` says whether it can hand KV to another server, and read that of
-    another. A server whose facts have changed is another server."""
+    another. ``samples_by_position`` says whether a seeded token depends on the seed and its
+    position alone, so that another server which gets the prompt and the first tokens of an answer
+    goes on with the same ones. A server whose facts have changed is another server."""
 
     software: str
     version: str
@@ -28,6 +30,7 @@ class ServerFacts:
     num_blocks: int
     cache_dtype: str
     lends_kv: bool = False
+    samples_by_position: bool = False
 
 
 @dataclass(frozen=True, slots=True)

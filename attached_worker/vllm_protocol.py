@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from attached_worker.server import ServerFacts
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import TokenId
 from baton.core.kv_transfer import ServerKv
@@ -47,28 +48,25 @@ def is_streamed(spec: RequestSpec) -> bool:
     return not spec.wants_prompt_logprobs
 
 
-def encode_request(
-    spec: RequestSpec, model: str, kv: ServerKv | None = None, block_tokens: int = 0
-) -> bytes:
+def encode_request(spec: RequestSpec, facts: ServerFacts, kv: ServerKv | None = None) -> bytes:
     """Build the body of the request for the rest of the answer: after a failover, the prompt has
     the tokens that were emitted before. With ``kv``, the server reads the prompt's KV from another
-    one; both have blocks of ``block_tokens`` tokens. Raises Invalid for what the server can't
-    do."""
-    body = _request(spec, model)
+    one. Raises Invalid for what the server can't do."""
+    body = _request(spec, facts)
     if is_streamed(spec):
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     if kv is not None:
-        body[TRANSFER] = _parameters(kv, block_tokens)
+        body[TRANSFER] = _parameters(kv, facts.block_tokens)
         # KV that was not the prompt's, after all, must not serve anybody else.
         body["cache_salt"] = secrets.token_hex(16)
     return orjson.dumps(body)
 
 
-def encode_prefill(spec: RequestSpec, model: str, *, samples: bool) -> bytes:
+def encode_prefill(spec: RequestSpec, facts: ServerFacts, *, samples: bool) -> bytes:
     """Build the body of the request that computes a prompt and lends its KV. Unless it ``samples``,
     the token is chosen as fast as it can be."""
     sampling = SamplingParams(1, temperature=0.0, ignore_eos=True)
-    body = _request(spec if samples else replace(spec, sampling=sampling), model)
+    body = _request(spec if samples else replace(spec, sampling=sampling), facts)
     return orjson.dumps(body | {"max_tokens": 1, TRANSFER: LEND_KV})
 
 
@@ -100,12 +98,12 @@ def has_one_group(response: Mapping[str, Any]) -> bool:
     return len(response[TRANSFER]["remote_block_ids"]) == 1
 
 
-def _request(spec: RequestSpec, model: str) -> dict[str, Any]:
+def _request(spec: RequestSpec, facts: ServerFacts) -> dict[str, Any]:
     sampling = spec.sampling
     if spec.attention_window is not None:
         raise Invalid("attention_window is not supported by this server", param="attention_window")
     body: dict[str, Any] = {
-        "model": model,
+        "model": facts.model,
         "prompt": spec.token_ids,
         "max_tokens": spec.max_new_tokens,
         "min_tokens": max(sampling.min_tokens - spec.num_emitted_tokens, 0),
@@ -122,7 +120,8 @@ def _request(spec: RequestSpec, model: str) -> dict[str, Any]:
         "return_token_ids": True,
     }
     if not sampling.is_greedy:
-        body["seed"] = seed_at(sampling.seed, spec.num_emitted_tokens)
+        position = 0 if facts.samples_by_position else spec.num_emitted_tokens
+        body["seed"] = seed_at(sampling.seed, position)
     if sampling.logit_bias:
         body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     if sampling.logprobs is not None:
@@ -137,8 +136,8 @@ def _request(spec: RequestSpec, model: str) -> dict[str, Any]:
 
 
 def seed_at(seed: int, position: int) -> int:
-    """Return the seed of an answer's rest, from ``position``. vLLM's generator starts anew with
-    each request, so an answer that continues elsewhere must not repeat its noise."""
+    """Return the seed of an answer's rest, from ``position``. A generator that starts anew with
+    each request must not repeat the noise of the answer's first tokens."""
     if position == 0:
         return seed & MAX_SEED
     data = f"{seed}/{position}".encode()

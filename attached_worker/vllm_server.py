@@ -3,6 +3,8 @@
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -40,7 +42,16 @@ from baton.errors import BatonError, Invalid, Unavailable
 ASK_SECONDS = 5.0
 PROBE_SECONDS = 15.0
 PROBE_TOKEN_ID = 1
+PROBE = "baton-probe"
+"""The ``user`` of requests that serve nobody."""
+
+HALF_SAMPLE = 8
+SAMPLE_TEMPERATURE = 5.0
+"""So high that equal tokens show equal noise, not a model that is certain."""
+
 COMPLETIONS = "/v1/completions"
+PLUGIN_FOLDER = Path(__file__).parent / "vllm_plugin"
+PLUGIN = "seed_by_position:SeedByPosition"
 RETRY_SECONDS = 10.0
 """How long to wait until a server whose KV events were lost is asked for them again."""
 
@@ -62,8 +73,7 @@ class VllmServer:
         self._address = address
         self._events = events
         self._cached: CachedBlocks | None = None
-        self._model = ""
-        self._block_tokens = 0
+        self._facts: ServerFacts | None = None
 
     async def describe(self) -> ServerFacts:
         version = orjson.loads(await self._get("/version"))["version"]
@@ -76,30 +86,62 @@ class VllmServer:
         base = next(model for model in models if not model.get("parent"))
         metrics = (await self._get("/metrics")).decode()
         labels = self._labels(metrics, "vllm:cache_config_info")
-        self._model, self._block_tokens = base["id"], int(labels["block_size"])
-        return ServerFacts(
+        facts = ServerFacts(
             software="vllm",
             version=version,
             model=base["id"],
             weights=base["root"],
             max_model_tokens=base["max_model_len"],
-            block_tokens=self._block_tokens,
+            block_tokens=int(labels["block_size"]),
             num_blocks=int(labels["num_gpu_blocks"]),
             cache_dtype=labels["cache_dtype"],
             lends_kv="vllm:nixl_" in metrics,
         )
+        self._facts = replace(facts, samples_by_position=await self._samples_by_position(facts))
+        return self._facts
+
+    async def _samples_by_position(self, facts: ServerFacts) -> bool:
+        """Have the server generate seeded tokens, and once more those behind the first half. A
+        server that computes in BF16 rounds differently then, and may seldom choose another one, so
+        it is asked up to three times."""
+        for seed in range(3):
+            whole = await self._sample(facts, [], seed)
+            rest = await self._sample(facts, whole[:HALF_SAMPLE], seed)
+            if rest == whole[HALF_SAMPLE:]:
+                return True
+        return False
+
+    async def _sample(self, facts: ServerFacts, tokens: list[int], seed: int) -> list[int]:
+        answer = await self._complete(
+            facts,
+            PROBE_SECONDS,
+            prompt=[PROBE_TOKEN_ID, *tokens],
+            max_tokens=2 * HALF_SAMPLE - len(tokens),
+            temperature=SAMPLE_TEMPERATURE,
+            seed=seed,
+            ignore_eos=True,
+            return_token_ids=True,
+        )
+        (choice,) = answer["choices"]
+        _check_finished(choice)
+        return list(choice["token_ids"])
 
     async def advise(self, facts: ServerFacts) -> Sequence[str]:
         found = []
         if _release(facts.version) < OLDEST_TESTED:
             found.append(f"vLLM {facts.version} is not tested: use {_join(OLDEST_TESTED)} or newer")
-        answer = await self._complete([PROBE_TOKEN_ID], PROBE_SECONDS)
+        answer = await self._complete(facts, PROBE_SECONDS)
         if not answer["usage"].get("prompt_tokens_details"):
             found.append("cached tokens are not counted: add --enable-prompt-tokens-details")
         metrics = (await self._get("/metrics")).decode()
         labels = self._labels(metrics, "vllm:cache_config_info")
         if labels.get("enable_prefix_caching") == "False":
             found.append("prefixes are computed anew each time: add --enable-prefix-caching")
+        if not facts.samples_by_position:
+            found.append(
+                "sampled answers that continue elsewhere get another seed: start it with "
+                f"PYTHONPATH={PLUGIN_FOLDER} and --logits-processors {PLUGIN}"
+            )
         return found
 
     async def load(self) -> ServerLoad:
@@ -118,7 +160,7 @@ class VllmServer:
         self._learn_salt(spec)
         cached = None if kv is None else kv.cached_tokens
         try:
-            body = encode_request(spec, self._model, kv, self._block_tokens)
+            body = encode_request(spec, self._known_facts, kv)
         except Invalid as error:
             asyncio.get_running_loop().call_soon(receiver.fail, error)
             return _NoAnswer()
@@ -126,7 +168,7 @@ class VllmServer:
 
     async def prefill(self, spec: RequestSpec, *, samples: bool) -> ComputedPrompt:
         self._learn_salt(spec)
-        body = encode_prefill(spec, self._model, samples=samples)
+        body = encode_prefill(spec, self._known_facts, samples=samples)
         response = orjson.loads(await fetch(self._address, "POST", COMPLETIONS, body))
         (choice,) = response["choices"]
         _check_finished(choice)
@@ -146,17 +188,25 @@ class VllmServer:
 
     async def probe(self, seconds: float) -> None:
         try:
-            answer = await self._complete([PROBE_TOKEN_ID], seconds)
+            answer = await self._complete(self._known_facts, seconds)
         except Invalid as error:
             raise Unavailable(str(error)) from error
         _check_finished(answer["choices"][0])
 
-    async def _complete(self, prompt: Sequence[int], seconds: float) -> dict[str, Any]:
-        """Return the response to a request for one token."""
-        body = {"model": self._model, "prompt": prompt, "max_tokens": 1}
-        data = await fetch(self._address, "POST", COMPLETIONS, orjson.dumps(body), seconds=seconds)
-        answer: dict[str, Any] = orjson.loads(data)
+    async def _complete(
+        self, facts: ServerFacts, seconds: float, **fields: object
+    ) -> dict[str, Any]:
+        """Return the response to a request for one token, or for what ``fields`` say."""
+        body = {"model": facts.model, "prompt": [PROBE_TOKEN_ID], "max_tokens": 1, "user": PROBE}
+        data = orjson.dumps(body | fields)
+        response = await fetch(self._address, "POST", COMPLETIONS, data, seconds=seconds)
+        answer: dict[str, Any] = orjson.loads(response)
         return answer
+
+    @property
+    def _known_facts(self) -> ServerFacts:
+        assert self._facts is not None, "describe the server first"
+        return self._facts
 
     async def follow_cache(self, cached: CachedBlocks, clock: Clock) -> None:
         self._cached = cached

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import structlog
 
 from attached_worker.handover import PromptExports, Steps, answer_prompt, compute_prompt
-from attached_worker.job import AttachedJob
+from attached_worker.job import AttachedJob, continues
 from attached_worker.server import ModelServer, ServerFacts, ServerLoad
 from attached_worker.timing import ServerTiming
 from baton.clock import Clock
@@ -253,7 +253,8 @@ class AttachedWorker:
             spec, task, stream, self._clock.monotonic(), self._on_tokens, self._on_job_ended
         )
         job.is_alone = not self._waiting_jobs
-        job.is_exact = self._is_float32 and spec.sampling.is_greedy
+        job.continues = continues(spec, self._facts.samples_by_position)
+        job.is_exact = self._is_float32 and job.continues
         self._jobs[spec.request_id] = job
         if task is Task.PREFILL_AND_DECODE:
             job.running.append(self._server.start(spec, job))

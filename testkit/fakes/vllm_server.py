@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from attached_worker.vllm_server import PROBE
 from testkit.fakes.kv_events import FakeKvEvents
 from testkit.fakes.vllm_kv import BLOCK_TOKENS, FakeKv, lender_of
 
@@ -27,11 +28,21 @@ def next_token(token_ids: Sequence[int]) -> int:
     return VOCABULARY[state % len(VOCABULARY)]
 
 
-def expected_answer(prompt: Sequence[int], num_tokens: int) -> list[int]:
+def expected_answer(
+    prompt: Sequence[int], num_tokens: int, seed: int | None = None, *, by_position: bool = True
+) -> list[int]:
+    """Return the tokens that one server generates; with a ``seed`` they are sampled."""
     known = list(prompt)
-    for _ in range(num_tokens):
-        known.append(next_token(known))
+    for index in range(num_tokens):
+        known.append(next_token([*known, *noise(seed, index, by_position)]))
     return known[len(prompt) :]
+
+
+def noise(seed: int | None, index: int, by_position: bool) -> list[int]:
+    """Return what the token with this index in an answer depends on besides those before it."""
+    if seed is None:
+        return []
+    return [seed] if by_position else [seed, index]
 
 
 class FakeVllm:
@@ -65,6 +76,9 @@ class FakeVllm:
         self.has_statistics = True
         self.api_key = ""
         self.token_seconds = 0.0
+        self.samples_by_position = True
+        """Whether seeded answers go on alike on another server, as with the V2 model runner."""
+
         self.lends_kv = False
         """Whether it was started with a KV connector."""
 
@@ -131,7 +145,7 @@ class FakeVllm:
         if self.refusal:
             _write(writer, json.dumps({"error": {"message": self.refusal}}), status=400)
             return
-        is_probe = "return_token_ids" not in request
+        is_probe = request.get("user") == PROBE
         if not is_probe:
             self.requests.append(request)
         self.num_running += 1
@@ -167,8 +181,9 @@ class FakeVllm:
                 self._end_early(writer)
                 return
             tokens = []
-            for _ in range(min(self.chunk, count - start)):
-                known.append(next_token(known))
+            for index in range(start, min(start + self.chunk, count)):
+                extra = noise(request.get("seed"), index, self.samples_by_position)
+                known.append(next_token([*known, *extra]))
                 tokens.append(known[-1])
             reason = "length" if start + self.chunk >= count else None
             choices.append(self._choice(request, tokens, reason))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from attached_worker.http_exchange import parse_address
+from attached_worker.server import ServerFacts
 from attached_worker.vllm_protocol import encode_request, hashed_salt, seed_at
 from attached_worker.vllm_server import VllmServer
 from attached_worker.worker import AttachedWorker
@@ -29,6 +30,7 @@ from testkit.fakes.vllm_server import MODEL, FakeVllm, expected_answer
 
 PROMPT = tuple(map(TokenId, (5, 6, 7, 8)))
 WHOLE = Task.PREFILL_AND_DECODE
+FACTS = ServerFacts("vllm", "0.32.0", MODEL, "weights", 4096, 16, 200, "auto")
 
 
 def request(name: str = "r", max_tokens: int = 6, **fields: Any) -> RequestSpec:
@@ -169,15 +171,23 @@ async def test_an_answer_that_breaks_off_is_continued_by_another_server(ending: 
 
 
 @pytest.mark.parametrize(
-    ("is_float32", "temperature", "continuation"),
-    [(True, 0.0, None), (False, 0.0, "numeric"), (True, 1.0, "numeric")],
+    ("is_float32", "temperature", "by_position", "continuation"),
+    [
+        (True, 0.0, False, None),
+        (False, 0.0, True, "numeric"),
+        (True, 1.0, False, "numeric"),
+        (True, 1.0, True, None),
+        (False, 1.0, True, "numeric"),
+    ],
 )
-async def test_only_greedy_answers_in_fp32_are_continued_exactly(
-    is_float32: bool, temperature: float, continuation: str | None
+async def test_answers_in_fp32_are_continued_exactly_where_seeds_allow_it(
+    is_float32: bool, temperature: float, by_position: bool, continuation: str | None
 ) -> None:
     whole = replace(request(), sampling=SamplingParams(6, temperature=temperature))
     rest = replace(whole, request_id=RequestId("rest"), token_ids=(*PROMPT, TokenId(9)))
-    async with attached(FakeVllm(), is_float32) as worker:
+    fake = FakeVllm()
+    fake.samples_by_position = by_position
+    async with attached(fake, is_float32) as worker:
         stream = worker.open_stream()
         stream.submit(whole, WHOLE, None)
         assert not any("continuation" in output.details for output in await answer(stream))
@@ -317,7 +327,7 @@ def test_body_of_a_request() -> None:
         tenant_salt=b"secret",
     )  # fmt: skip
 
-    assert json.loads(encode_request(spec, MODEL)) == {
+    assert json.loads(encode_request(spec, FACTS)) == {
         "model": MODEL, "prompt": [5, 6, 7, 8, 9], "max_tokens": 9, "min_tokens": 3,
         "temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.5,
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "stop_token_ids": [1],
@@ -326,6 +336,13 @@ def test_body_of_a_request() -> None:
         "return_tokens_as_token_ids": True, "cache_salt": hashed_salt(b"secret"),
         "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
+
+
+def test_seeds_stay_where_servers_sample_by_position() -> None:
+    sampling = SamplingParams(10, temperature=0.5, seed=3)
+    spec = RequestSpec(RequestId("r"), Epoch(1), (*PROMPT, TokenId(9)), len(PROMPT), sampling)
+    facts = replace(FACTS, samples_by_position=True)
+    assert json.loads(encode_request(spec, facts))["seed"] == 3
 
 
 def test_seeds_differ_by_position_and_fit_the_server() -> None:
@@ -342,10 +359,10 @@ def test_salts_reach_the_server_hashed() -> None:
 
 def test_what_the_server_can_not_do_is_refused() -> None:
     with pytest.raises(Invalid, match="attention_window"):
-        encode_request(replace(request(), attention_window=AttentionWindow(4, 16)), MODEL)
+        encode_request(replace(request(), attention_window=AttentionWindow(4, 16)), FACTS)
     rules = Grammar(GrammarKind.TOKEN_RULES, "{}")
     with pytest.raises(Invalid, match="bad_words"):
-        encode_request(request(grammar=rules), MODEL)
+        encode_request(request(grammar=rules), FACTS)
 
 
 @pytest.mark.parametrize("url", ["https://host:1", "http://host", "host:1", "http://host:x"])

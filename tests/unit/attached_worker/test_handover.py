@@ -66,9 +66,11 @@ class Side:
 
 
 @asynccontextmanager
-async def side(role: Role, version: str = "0.32.0") -> AsyncIterator[Side]:
+async def side(
+    role: Role, version: str = "0.32.0", by_position: bool = True
+) -> AsyncIterator[Side]:
     fake, clock, connector = FakeVllm(), ShiftedClock(), GrpcKvImportConnector()
-    fake.lends_kv, fake.version = True, version
+    fake.lends_kv, fake.version, fake.samples_by_position = True, version, by_position
     await fake.start()
     server = VllmServer(parse_address(fake.url))
     facts, name = await server.describe(), WorkerId(f"{role.value}-0")
@@ -94,10 +96,11 @@ async def side(role: Role, version: str = "0.32.0") -> AsyncIterator[Side]:
 
 
 @asynccontextmanager
-async def pair() -> AsyncIterator[tuple[Side, Side]]:
+async def pair(by_position: bool = True) -> AsyncIterator[tuple[Side, Side]]:
     async with AsyncExitStack() as stack:
-        enter = stack.enter_async_context
-        yield await enter(side(Role.PREFILL)), await enter(side(Role.DECODE))
+        sides = [side(role, by_position=by_position) for role in (Role.PREFILL, Role.DECODE)]
+        prefill, decode = [await stack.enter_async_context(each) for each in sides]
+        yield prefill, decode
 
 
 def request(length: int = 20, max_tokens: int = 6, **fields: Any) -> RequestSpec:
@@ -157,15 +160,33 @@ async def test_what_begins_anew_with_a_request_is_generated_by_one_server(
     fields: dict[str, Any],
 ) -> None:
     spec = request(**fields)
-    async with pair() as (prefill, decode):
+    async with pair(by_position=False) as (prefill, decode):
         hand_over(spec, prefill, decode)
         outputs = await decode.answer()
         await until(lambda: prefill.worker.is_idle)
         assert await prefill.sent() == []
-    assert tokens(outputs) == expected_answer(spec.token_ids, 6)
+    expected = expected_answer(spec.token_ids, 6, fields.get("seed"), by_position=False)
+    assert tokens(outputs) == expected
     assert (outputs[0].first_index, outputs[-1].cached_tokens) == (0, 3)
     assert "seed" not in prefill.fake.requests[0]
     assert decode.fake.requests[0]["prompt"] == list(spec.token_ids)
+
+
+async def test_sampled_answers_go_on_where_servers_sample_by_position() -> None:
+    spec = request(temperature=1.0, seed=3)
+    async with pair() as (prefill, decode):
+        hand_over(spec, prefill, decode)
+        (first,) = await next_outputs(prefill)
+        rest = await decode.answer()
+    assert tokens([first]) + tokens(rest) == expected_answer(spec.token_ids, 6, 3)
+    assert [each["seed"] for each in (*prefill.fake.requests, *decode.fake.requests)] == [3, 3]
+
+
+async def test_servers_that_sample_differently_share_no_answer() -> None:
+    async with side(Role.PREFILL) as prefill, side(Role.DECODE, by_position=False) as decode:
+        hand_over(request(), prefill, decode)
+        (output,) = await decode.answer()
+    assert output.details["error_status"] == "INVALID_ARGUMENT"
 
 
 async def test_an_answer_of_one_token_needs_no_other_server() -> None:
@@ -190,14 +211,15 @@ async def read_late(prefill: Side, decode: Side, spec: RequestSpec) -> list[Requ
     return await decode.answer()
 
 
-@pytest.mark.parametrize("fields", [{}, {"temperature": 1.0}, {"presence_penalty": 1.0}])
+@pytest.mark.parametrize("fields", [{}, {"temperature": 1.0, "seed": 3}, {"presence_penalty": 1.0}])
 async def test_kv_that_was_read_late_is_computed_again(fields: dict[str, Any]) -> None:
     spec = request(**fields)
-    num_shown = 0 if fields else 1
+    num_shown = 0 if "presence_penalty" in fields else 1
     async with pair() as (prefill, decode):
         outputs = await read_late(prefill, decode, spec)
         await until(lambda: prefill.worker.is_idle and decode.worker.is_idle)
-    assert tokens(outputs) == expected_answer(spec.token_ids, 6)[num_shown:]
+    expected = expected_answer(spec.token_ids, 6, fields.get("seed"))
+    assert tokens(outputs) == expected[num_shown:]
     assert outputs[0].first_index == num_shown
     late, again = decode.fake.requests
     assert "kv_transfer_params" in late and "kv_transfer_params" not in again

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from attached_worker.server_check import check_servers
+from attached_worker.vllm_server import PLUGIN_FOLDER
 from baton.config import Settings
 from baton.errors import Invalid, Unavailable
 from testkit.fakes.vllm_server import FakeVllmThread, vllm_servers
@@ -31,16 +32,21 @@ def attach(*urls: str) -> Settings:
 def test_servers_are_described(servers: FakeVllmThread) -> None:
     whole = servers.start(HUB_MODEL)
     lacking = servers.start(HUB_MODEL, counts_cached_tokens=False, has_prefix_caching=False)
+    anew = servers.start(HUB_MODEL, samples_by_position=False)
     old = servers.start(HUB_MODEL, version="0.24.0")
-    reports = check_servers(attach(whole.url, lacking.url, old.url))
+    reports = check_servers(attach(whole.url, lacking.url, old.url, anew.url))
     assert reports[0].describe() == (
         "vllm 0.32.0, served-model from hub/model, 200 blocks of 16 tokens, 4096 tokens at most"
     )
-    assert [report.url for report in reports] == [whole.url, lacking.url, old.url]
+    assert [report.url for report in reports] == [whole.url, lacking.url, old.url, anew.url]
     assert [report.advice for report in reports] == [
         (),
         (FLAG, "prefixes are computed anew each time: add --enable-prefix-caching"),
         ("vLLM 0.24.0 is not tested: use 0.28 or newer",),
+        (
+            "sampled answers that continue elsewhere get another seed: start it with "
+            f"PYTHONPATH={PLUGIN_FOLDER} and --logits-processors seed_by_position:SeedByPosition",
+        ),
     ]
 
 

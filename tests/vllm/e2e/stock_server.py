@@ -13,15 +13,16 @@ from typing import Any
 
 import psutil
 
+from attached_worker.vllm_server import PLUGIN, PLUGIN_FOLDER
 from orchestrator.preflight import free_port
-from testkit.local_cluster import VLLM_PYTHON, LocalCluster
+from testkit.local_cluster import VLLM_PYTHON
 
 STOCK_FOLDER = VLLM_PYTHON.parents[2] / ".venv-stock"
 """Has an environment per version of vLLM, which ``make test-vllm`` installs."""
 
 ARGUMENTS = (
     "--dtype=float32", "--enforce-eager", "--max-model-len=1024", "--host=127.0.0.1",
-    "--shutdown-timeout=5", "--enable-prompt-tokens-details",
+    "--shutdown-timeout=5", "--enable-prompt-tokens-details", f"--logits-processors={PLUGIN}",
 )  # fmt: skip
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -29,6 +30,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_HOST_IP": "127.0.0.1",
     "HF_HUB_OFFLINE": "1",
+    "PYTHONPATH": str(PLUGIN_FOLDER),
     "VLLM_NO_USAGE_STATS": "1",
 }
 
@@ -105,13 +107,3 @@ def vllm_serve(
         for each in with_children:
             each.kill()
         process.wait()
-
-
-def complete_undisturbed(cluster: LocalCluster, prompt: list[int], **fields: Any) -> list[int]:
-    """Return the token ids of an answer that one worker gave. A server that is slow on a busy
-    machine may pass for a frozen one, and a sampled answer then goes on with another seed."""
-    body = {"prompt": prompt, "return_token_ids": True, **fields}
-    while True:
-        answer, headers = cluster.post_with_headers("/v1/completions", body)
-        if "x-baton-continuation" not in headers:
-            return list(answer["choices"][0]["token_ids"])

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.preflight import free_port
 from testkit.local_cluster import LocalCluster, local_cluster
-from tests.vllm.e2e.stock_server import ARGUMENTS, Server, complete_undisturbed, vllm_serve
+from tests.vllm.e2e.stock_server import ARGUMENTS, Server, vllm_serve
 
 pytestmark = pytest.mark.timeout(600)
 SEED = 12
@@ -75,7 +75,7 @@ def test_answers_are_those_of_one_server(
     _, decode, alone = servers
     for prompt in prompts():
         expected = alone.complete(prompt, max_tokens=TOKENS, **sampling)
-        got = complete_undisturbed(cluster, prompt, max_tokens=TOKENS, **sampling)
+        got = cluster.complete(prompt, TOKENS, **sampling)
         assert got == expected, len(prompt)
     failed = decode.metric("vllm:nixl_num_failed_transfers")
     assert (failed, decode.metric("vllm:nixl_bytes_transferred_count") > 0) == (0, True)

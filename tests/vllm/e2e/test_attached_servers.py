@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from testkit.local_cluster import LocalCluster, local_cluster
-from tests.vllm.e2e.stock_server import ARGUMENTS, Server, complete_undisturbed, vllm_serve
+from tests.vllm.e2e.stock_server import ARGUMENTS, Server, vllm_serve
 
 pytestmark = pytest.mark.timeout(600)
 SEED = 11
@@ -56,6 +56,7 @@ def cluster(models: dict[str, Path], servers: list[Server], folder: Path) -> Ite
     settings: dict[str, object] = {
         "attach": ",".join(f"mixed={url}" for url in urls),
         "admission": "off",
+        "dtype": "float32",
     }
     with local_cluster(
         models["llama"], 0, 0, mixed=2, settings=settings, timeout_seconds=400.0
@@ -80,7 +81,7 @@ def test_answers_are_the_servers(
     assert [server.version for server in servers] == [stock_version] * 2
     for prompt in prompts():
         expected = servers[0].complete(prompt, max_tokens=TOKENS, **sampling)
-        got = complete_undisturbed(cluster, prompt, max_tokens=TOKENS, **sampling)
+        got = cluster.complete(prompt, TOKENS, **sampling)
         assert got == expected
 
 
@@ -125,15 +126,20 @@ def answers_running_on(
     """Start answers until ``server`` generates one of them: it may be at work again later than
     its engine, and answers may end before it is looked at."""
     while True:
-        answers = [pool.submit(cluster.complete, each, 200, **GREEDY) for each in prompts()]
+        answers = [pool.submit(cluster.complete, each, 200, **how) for each, how in streams()]
         while not all(each.done() for each in answers):
             if server.is_running:
                 return answers
         assert [each.result() for each in answers] == expected
 
 
+def streams() -> list[tuple[list[int], dict[str, Any]]]:
+    """Return prompts, and how the answer to each is sampled."""
+    return [(each, SAMPLED if index % 2 else GREEDY) for index, each in enumerate(prompts())]
+
+
 def test_streams_leave_a_frozen_engine(cluster: LocalCluster, servers: list[Server]) -> None:
-    expected = [servers[1].complete(each, max_tokens=200, **GREEDY) for each in prompts()]
+    expected = [servers[1].complete(each, max_tokens=200, **how) for each, how in streams()]
     with ThreadPoolExecutor(len(LENGTHS)) as pool:
         answers = answers_running_on(servers[0], cluster, pool, expected)
         engine = servers[0].engine
@@ -147,7 +153,7 @@ def test_streams_leave_a_frozen_engine(cluster: LocalCluster, servers: list[Serv
 
 def test_streams_leave_a_killed_server(cluster: LocalCluster, servers: list[Server]) -> None:
     """The last test of this module: the server does not come back."""
-    expected = [servers[1].complete(each, max_tokens=200, **GREEDY) for each in prompts()]
+    expected = [servers[1].complete(each, max_tokens=200, **how) for each, how in streams()]
     with ThreadPoolExecutor(len(LENGTHS)) as pool:
         answers = answers_running_on(servers[0], cluster, pool, expected)
         servers[0].engine.kill()
