@@ -205,7 +205,7 @@ test-vllm: setup setup-vllm $(STOCK_STAMPS)  ## Tests of engine vllm and of atta
 	$(VLLM_BIN)/python -m pytest -q --vllm tests/vllm --ignore=tests/vllm/e2e $(ARGS)
 	$(BIN)/python -m pytest -q --vllm --stock="$(STOCK)" tests/vllm/e2e $(ARGS)
 
-test-clients: setup setup-clients  ## The newest clients against a cluster with a scripted model (ARGS=…)
+test-clients: setup setup-clients  ## The newest clients against a cluster with a scripted model (ARGS=…; ARGS=--attached: by a vllm serve)
 	$(BIN)/python -m pytest -q --clients tests/clients $(ARGS)
 
 test-gpu: setup  ## Checks on a GPU (ARGS=…); its speed: python -m benchmarks.gpu

@@ -22,6 +22,7 @@ from baton.clock import Clock, SystemClock
 from baton.config import Settings
 from baton.config.attached_server import event_endpoints
 from baton.config.pinned_models import pin_models
+from baton.core.adapter import WorkerAdapter
 from baton.core.block_key import KeyRoot
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
@@ -29,7 +30,7 @@ from baton.core.states import Role, WorkerState
 from baton.core.variant import Variant
 from baton.core.worker_kinds import WORKER_KINDS
 from baton.engine.native.processor import has_tiles
-from baton.errors import Invalid, Unavailable
+from baton.errors import BatonError, Invalid, Unavailable
 from baton.network.address import host_port
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
@@ -47,6 +48,8 @@ START_SECONDS = 600.0
 """How long to wait for a server that is still loading its model."""
 
 RETRY_SECONDS = 1.0
+ADAPTERS_SECONDS = 5.0
+"""Interval at which the server is asked for its adapters, which others may load and unload."""
 
 log = structlog.get_logger(__name__)
 
@@ -74,6 +77,7 @@ class AttachedProgram:
         self._grpc_server: grpc.aio.Server | None = None
         self._framed_server: FramedServer | None = None
         self._address, self._framed_address = "", ""
+        self._adapters: tuple[WorkerAdapter, ...] = ()
 
     # -- Program ------------------------------------------------------------------------
 
@@ -116,8 +120,21 @@ class AttachedProgram:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._worker.run())
             tasks.create_task(self._server.follow_cache(self._cached, self._clock))
+            tasks.create_task(self._watch_adapters())
             tasks.create_task(self._membership.run())
             tasks.create_task(self._heartbeat.run())
+
+    async def _watch_adapters(self) -> None:
+        while True:
+            try:
+                adapters = await self._server.adapters()
+            except BatonError:
+                adapters = self._adapters  # the worker's probes tell whether the server is there
+            if adapters != self._adapters:
+                self._adapters = adapters
+                log.info("adapters_found", names=[each.name for each in adapters])
+                self._heartbeat.announce_now()
+            await self._clock.sleep(ADAPTERS_SECONDS)
 
     async def drain(self) -> None:
         self._worker.start_drain()
@@ -213,6 +230,7 @@ class AttachedProgram:
             load=self._worker.load,
             pending_settings=STATUS.health.pending_settings,
             reports_blocks=self._cached.is_complete,
+            adapters=self._adapters,
         )
 
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from attached_worker.cached_blocks import CachedBlocks
 from baton.clock import Clock
+from baton.core.adapter import WorkerAdapter
 from baton.core.ids import TokenId
 from baton.core.kv_transfer import ServerKv
 from baton.core.request import FinishReason, RequestSpec, TokenLogprob
@@ -94,6 +95,11 @@ class ModelServer(Protocol):
     async def advise(self, facts: ServerFacts) -> Sequence[str]:
         """Say what the server, which was described by ``facts``, lacks that would be useful, with
         the flag that adds it. Raises Unavailable, and Invalid if the server generates nothing."""
+        ...
+
+    async def adapters(self) -> tuple[WorkerAdapter, ...]:
+        """Return the LoRA adapters that the server has loaded, by name. Raises Unavailable,
+        Invalid."""
         ...
 
     async def load(self) -> ServerLoad:

@@ -103,7 +103,7 @@ def _request(spec: RequestSpec, facts: ServerFacts) -> dict[str, Any]:
     if spec.attention_window is not None:
         raise Invalid("attention_window is not supported by this server", param="attention_window")
     body: dict[str, Any] = {
-        "model": facts.model,
+        "model": facts.model if spec.adapter is None else spec.adapter.name,
         "prompt": spec.token_ids,
         "max_tokens": spec.max_new_tokens,
         "min_tokens": max(sampling.min_tokens - spec.num_emitted_tokens, 0),

@@ -1,6 +1,7 @@
 """A running ``vllm serve``, driven over its HTTP API."""
 
 import asyncio
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +36,12 @@ from attached_worker.vllm_protocol import (
     transfer_parameters,
 )
 from baton.clock import Clock
+from baton.core.adapter import (
+    ADAPTER_DIGEST_BYTES,
+    MAX_ADAPTERS,
+    WorkerAdapter,
+    is_adapter_name,
+)
 from baton.core.kv_transfer import ServerKv
 from baton.core.request import RequestSpec, TokenLogprob
 from baton.errors import BatonError, Invalid, Unavailable
@@ -144,6 +151,14 @@ class VllmServer:
             )
         return found
 
+    async def adapters(self) -> tuple[WorkerAdapter, ...]:
+        models = orjson.loads(await self._get("/v1/models"))["data"]
+        roots = {each["id"]: each["root"] for each in models if each.get("parent")}
+        names = sorted(filter(is_adapter_name, roots))[:MAX_ADAPTERS]
+        return tuple(
+            WorkerAdapter(name, adapter_digest(roots[name]), in_settings=True) for name in names
+        )
+
     async def load(self) -> ServerLoad:
         values = {"num_requests_running": 0.0, "num_requests_waiting": 0.0}
         values["kv_cache_usage_perc"] = 0.0
@@ -240,6 +255,12 @@ class VllmServer:
             f"{self._address.url}/metrics has no {name}: the server must be started without "
             "--disable-log-stats"
         )
+
+
+def adapter_digest(root: str) -> bytes:
+    """Return the digest of an adapter, which the server has loaded from ``root``: a folder, or a
+    hub id. Servers that have loaded the same root have the same adapter."""
+    return hashlib.blake2b(root.encode(), digest_size=ADAPTER_DIGEST_BYTES).digest()
 
 
 def _release(version: str) -> Release:

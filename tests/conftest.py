@@ -49,6 +49,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="versions of vLLM whose servers are attached by tests/vllm/e2e, oldest first",
     )
     parser.addoption(
+        "--attached", action="store_true", help="have an attached vllm serve serve tests/clients"
+    )
+    parser.addoption(
         "--without-torch", action="store_true", help="skip what imports torch, see `make quick`"
     )
     parser.addoption(

@@ -79,6 +79,9 @@ class FakeVllm:
         self.samples_by_position = True
         """Whether seeded answers go on alike on another server, as with the V2 model runner."""
 
+        self.adapters: dict[str, str] = {}
+        """The folder of each adapter that it has loaded, by name."""
+
         self.lends_kv = False
         """Whether it was started with a KV connector."""
 
@@ -183,6 +186,7 @@ class FakeVllm:
             tokens = []
             for index in range(start, min(start + self.chunk, count)):
                 extra = noise(request.get("seed"), index, self.samples_by_position)
+                extra += map(ord, self.adapters.get(request["model"], ""))
                 known.append(next_token([*known, *extra]))
                 tokens.append(known[-1])
             reason = "length" if start + self.chunk >= count else None
@@ -244,13 +248,16 @@ class FakeVllm:
             "/health": "",
             "/version": json.dumps({"version": self.version}),
             "/kv_event_sources": json.dumps(self._event_sources()),
-            "/v1/models": json.dumps({"data": [model]}),
+            "/v1/models": json.dumps({"data": [model, *self._adapter_models()]}),
             "/metrics": self.has_statistics * f"vllm:cache_config_info{{{labels}}} 1.0\n"
             f'vllm:num_requests_running{{engine="0"}} {self.num_running}.0\n'
             'vllm:num_requests_waiting{engine="0"} 0.0\n'
             'vllm:kv_cache_usage_perc{engine="0"} 0.25\n'
             f"{transfers}",
         }
+
+    def _adapter_models(self) -> list[dict[str, Any]]:
+        return [{"id": n, "root": f, "parent": MODEL} for n, f in self.adapters.items()]
 
     def _event_sources(self) -> dict[str, Any]:
         if self.events is None:

@@ -10,8 +10,9 @@ import pytest
 
 from testkit.local_cluster import LocalCluster, local_cluster
 from tests.clients.programs import Program
-from tests.clients.scripted_model import make_scripted_model
+from tests.clients.scripted_model import CONTEXT_TOKENS, make_scripted_model
 from tests.clients.table import CaseResult, render, write
+from tests.vllm.e2e.stock_server import ARGUMENTS, vllm_serve
 
 MODEL = "scripted"
 RESULTS = pytest.StashKey[list[CaseResult]]()
@@ -25,9 +26,24 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cluster(model_path: Path) -> Iterator[LocalCluster]:
-    with local_cluster(model_path, settings={"metric_aliases": "vllm", "ops_port": 0}) as running:
-        yield running
+def cluster(
+    model_path: Path, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalCluster]:
+    """With ``--attached``, an unmodified ``vllm serve`` computes."""
+    settings: dict[str, object] = {"metric_aliases": "vllm", "ops_port": 0}
+    if not pytestconfig.getoption("attached"):
+        with local_cluster(model_path, settings=settings) as running:
+            yield running
+        return
+    *_, version = pytestconfig.getoption("stock").split()
+    log = tmp_path_factory.mktemp("server") / "vllm.log"
+    arguments = (*ARGUMENTS, f"--max-model-len={CONTEXT_TOKENS}")
+    with vllm_serve(model_path, log, version, arguments=arguments) as server:
+        settings |= {"attach": f"mixed={server.url}", "dtype": "float32"}
+        with local_cluster(
+            model_path, 0, 0, mixed=1, settings=settings, timeout_seconds=400.0
+        ) as running:
+            yield running
 
 
 @pytest.fixture(scope="session")

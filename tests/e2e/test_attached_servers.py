@@ -12,6 +12,7 @@ import pytest
 
 from testkit.fakes.vllm_server import FakeVllm, FakeVllmThread, expected_answer, vllm_servers
 from testkit.local_cluster import LocalCluster, local_cluster
+from testkit.machine import pause
 
 pytestmark = pytest.mark.timeout(240)
 TOKENS = 150
@@ -105,6 +106,34 @@ def test_resizing_uses_each_server_once(servers: FakeVllmThread, tmp_path: Path)
         assert cluster.complete(PROMPTS[0], 5) == expected_answer(PROMPTS[0], 5)
         models = cluster.get("/v1/models")["data"]
         assert [model["max_model_len"] for model in models] == [4096]
+
+
+def test_adapters_of_servers_are_named_like_models(servers: FakeVllmThread) -> None:
+    """A request goes to a server that has its adapter, also if that was loaded later."""
+    fakes = [servers.start("hub/model") for _ in range(2)]
+    fakes[0].adapters["sql"] = "/adapters/sql"
+    prompt = PROMPTS[0]
+    with attached_cluster(fakes) as cluster:
+        wait_for_models(cluster, "sql")
+        models = {each["id"]: each.get("parent") for each in cluster.get("/v1/models")["data"]}
+        (base,) = [each for each, parent in models.items() if parent is None]
+        assert models == {base: None, "sql": base}
+        answers = [cluster.complete(prompt, 5, temperature=0, model="sql") for _ in range(4)]
+        assert answers == 4 * [answers[0]]
+        assert answers[0] != expected_answer(prompt, 5)
+        assert expected_answer(prompt, 5) == cluster.complete(prompt, 5, temperature=0)
+        assert not any(each["model"] == "sql" for each in fakes[1].requests)
+        servers.call(lambda: fakes[1].adapters.update(chat="/adapters/chat"))
+        wait_for_models(cluster, "chat")
+        cluster.complete(prompt, 5, model="chat")
+        assert fakes[1].requests[-1]["model"] == "chat"
+        with pytest.raises(RuntimeError, match="404"):
+            cluster.complete(prompt, 5, model="other")
+
+
+def wait_for_models(cluster: LocalCluster, name: str) -> None:
+    while name not in [each["id"] for each in cluster.get("/v1/models")["data"]]:
+        pause(0.1)
 
 
 def test_a_server_that_cannot_be_used_is_told_before_anything_starts(
