@@ -3,7 +3,8 @@
 vLLM's V1 model runner draws the tokens of a seeded request from a generator that begins anew with
 each request. With this processor a token depends on the seed and on its position in the sequence:
 a server that gets the prompt and the first tokens of the answer goes on with the tokens that the
-first server would have sampled. (The V2 model runner samples so by itself.)
+first server would have sampled. The V2 model runner does that by itself, so there the processor is
+accepted and does nothing.
 
 The token is the maximum of the filtered logits, divided by the temperature, and Gumbel noise, which
 is a sample of their softmax (Gumbel-max trick; Maddison et al., 2014). Requests without a seed, and
@@ -23,6 +24,11 @@ from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+
+try:
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as V2LogitsProcessor
+except ImportError:  # older versions have no processors in the V2 model runner
+    V2LogitsProcessor = object
 
 MIX = (0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32)
 """The multipliers of MurmurHash3's 32-bit finalizer, as int32."""
@@ -53,9 +59,14 @@ class Request:
         return self.counts
 
 
-class SeedByPosition(LogitsProcessor):  # type: ignore[misc]
-    def __init__(self, config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
+class SeedByPosition(LogitsProcessor, V2LogitsProcessor):  # type: ignore[misc]
+    def __init__(self, config: VllmConfig, *_: object) -> None:
+        """Each model runner passes other arguments."""
         self._requests: dict[int, Request] = {}
+
+    def add_request(self, index: int, params: SamplingParams) -> bool:
+        """Tell the V2 model runner that no request needs the processor."""
+        return False
 
     def is_argmax_invariant(self) -> bool:
         return False
@@ -63,7 +74,7 @@ class SeedByPosition(LogitsProcessor):  # type: ignore[misc]
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         process_dict_updates(self._requests, batch_update, seeded_request)
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+    def apply(self, logits: torch.Tensor, context: object = None) -> torch.Tensor:
         """Leave only the chosen token to each seeded request.
 
         Args:

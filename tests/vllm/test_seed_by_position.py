@@ -7,8 +7,12 @@ import pytest
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate
+from vllm.v1.sample.logits_processor import _load_logitsprocs_by_fqcns as load_v1
 from vllm.v1.sample.ops.penalties import apply_all_penalties
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+from vllm.v1.worker.gpu.sample.logits_processor.loader import (
+    _load_v2_logitsprocs_by_fqcns as load_v2,
+)
 
 from attached_worker.vllm_plugin.seed_by_position import (
     Request,
@@ -20,6 +24,7 @@ from attached_worker.vllm_plugin.seed_by_position import (
 )
 
 SEED = 13
+SEED_BY_POSITION = f"{SeedByPosition.__module__}:{SeedByPosition.__name__}"
 VOCABULARY = 1000
 
 
@@ -33,7 +38,7 @@ def sample(
     rows: torch.Tensor, params: Sequence[SamplingParams], answers: Sequence[list[int]]
 ) -> list[int]:
     """Return the tokens of one step, for requests whose prompt is 5, 6."""
-    processor = SeedByPosition(None, torch.device("cpu"), False)
+    processor = SeedByPosition(None)
     added = [(row, *each, answers[row]) for row, each in enumerate((p, [5, 6]) for p in params)]
     processor.update_state(BatchUpdate(batch_size=len(added), removed=[], added=added, moved=[]))
     return list(processor.apply(rows.clone()).argmax(-1).tolist())
@@ -118,7 +123,14 @@ def test_penalties_are_those_of_vllm() -> None:
 def test_other_requests_are_not_changed() -> None:
     rows = logits(2)
     params = [SamplingParams(temperature=1.0), SamplingParams(seed=1, temperature=0.0)]
-    processor = SeedByPosition(None, torch.device("cpu"), False)
+    processor = SeedByPosition(None)
     added = [(row, each, [5], []) for row, each in enumerate(params)]
     processor.update_state(BatchUpdate(batch_size=2, removed=[], added=added, moved=[]))
     assert torch.equal(processor.apply(rows.clone()), rows)
+
+
+def test_both_model_runners_accept_it_and_v2_samples_by_itself() -> None:
+    assert load_v1([SEED_BY_POSITION]) == load_v2([SEED_BY_POSITION]) == [SeedByPosition]
+    processor, rows = SeedByPosition(None), logits(1)
+    assert not processor.add_request(0, SamplingParams(seed=1))
+    assert torch.equal(processor.apply(rows.clone(), object()), rows)
