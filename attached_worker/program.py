@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from attached_worker.cached_blocks import CachedBlocks
 from attached_worker.http_exchange import parse_address
+from attached_worker.own_server import OwnServer
 from attached_worker.server import ServerFacts
 from attached_worker.vllm_event_source import EventSource
 from attached_worker.vllm_protocol import TRANSFER_FLAG
@@ -55,7 +56,8 @@ log = structlog.get_logger(__name__)
 
 
 class AttachedProgram:
-    """The program of one worker process, which ``baton.serve.process`` runs."""
+    """The program of one worker process, which ``baton.serve.process`` runs. Unless a server is
+    attached, it starts one for itself."""
 
     def __init__(self, settings: Settings, role: Role, clock: Clock | None = None) -> None:
         self._settings = settings
@@ -64,7 +66,8 @@ class AttachedProgram:
         self.metrics = CollectorRegistry()
         self._generation = Incarnation(self._clock.wall_nanoseconds())
         self._id = WorkerId(settings.id or f"{role.value}-{os.getpid()}")
-        url = own_server(settings, role)
+        self._own_server = None if settings.attach else OwnServer(settings, role)
+        url = self._own_server.url if self._own_server else attached_server(settings, role)
         endpoints = event_endpoints(url)
         self._server = VllmServer(
             parse_address(url), EventSource(*endpoints) if endpoints else None
@@ -86,6 +89,8 @@ class AttachedProgram:
         await wait_for_registry(self._registry, self._clock, self._settings.redis_wait_seconds)
         model = (await asyncio.to_thread(pin_models, self._settings)).model
         folder = await asyncio.to_thread(resolve_model, model)
+        if self._own_server is not None:
+            await self._own_server.start(folder)
         self._facts = await self._wait_for_server()
         check_role(self._facts, self._role)
         digest = await asyncio.to_thread(weights_digest, self._facts, folder)
@@ -119,6 +124,8 @@ class AttachedProgram:
         """Serve until cancelled. Raises Unavailable when the server has come back as another."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._worker.run())
+            if self._own_server is not None:
+                tasks.create_task(self._own_server.watch())
             tasks.create_task(self._server.follow_cache(self._cached, self._clock))
             tasks.create_task(self._watch_adapters())
             tasks.create_task(self._membership.run())
@@ -147,6 +154,8 @@ class AttachedProgram:
             await self._framed_server.close()
         if self._grpc_server is not None:
             await self._grpc_server.stop(grace=1.0)
+        if self._own_server is not None:
+            await self._own_server.stop()
         await self._connector.close()
         await self._registry.close()
 
@@ -159,6 +168,8 @@ class AttachedProgram:
     async def _wait_for_server(self) -> ServerFacts:
         give_up_at = self._clock.monotonic() + START_SECONDS
         while True:
+            if self._own_server is not None:
+                self._own_server.check()
             try:
                 return await self._server.describe()
             except Unavailable as error:
@@ -234,7 +245,7 @@ class AttachedProgram:
         )
 
 
-def own_server(settings: Settings, role: Role) -> str:
+def attached_server(settings: Settings, role: Role) -> str:
     """Return the URL of the server that this worker attaches. Raises Invalid unless there is
     exactly one."""
     urls = [url for pool, _, url in (each.partition("=") for each in settings.attach)]

@@ -28,10 +28,12 @@ TOKEN_NAME = "token_id:"
 
 
 TRANSFER = "kv_transfer_params"
-TRANSFER_FLAG = (
-    '--kv-transfer-config \'{"kv_connector":"NixlConnector","kv_role":"kv_both",'
-    '"kv_load_failure_policy":"recompute"}\''
-)
+CONNECTOR = {
+    "kv_connector": "NixlConnector",
+    "kv_role": "kv_both",
+    "kv_load_failure_policy": "recompute",
+}
+TRANSFER_FLAG = f"--kv-transfer-config '{orjson.dumps(CONNECTOR).decode()}'"
 LEND_KV = {
     "do_remote_decode": True,
     "do_remote_prefill": False,

@@ -42,7 +42,7 @@ class EngineOptions:
         ),
     ] = None
     engine: Annotated[
-        str | None, typer.Option(help="What computes in the workers: baton or vllm.")
+        str | None, typer.Option(help="What computes for the workers: baton, vllm or vllm-serve.")
     ] = None
     attach: Annotated[
         str | None,

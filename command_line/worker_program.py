@@ -1,4 +1,5 @@
-"""The program of a worker: with Baton's engine, or with a server that is attached (``attach``).
+"""The program of a worker: with an engine, or with a server that computes (``attach``, engine
+``vllm-serve``).
 
 Whatever its role, a worker with Baton's engine includes both sides, ``prefill_worker`` and
 ``decode_worker``, so that the role can change while the worker runs. Its modules are imported only
@@ -11,7 +12,7 @@ from baton.serve.lifecycle import Program
 
 
 def build(settings: Settings, role: Role) -> Program:
-    if settings.attach:
+    if settings.has_server_workers:
         from attached_worker.program import AttachedProgram
 
         return AttachedProgram(settings, role)

@@ -18,7 +18,7 @@ from baton.errors import Invalid
 from orchestrator.cluster_state import ClusterFolder, ClusterState
 from orchestrator.engine_probe import probe_vllm
 from orchestrator.launch_specs import LaunchSpecs
-from orchestrator.local_pools import AttachedPools, MockPools
+from orchestrator.local_pools import AttachedPools, MockPools, ServerPools
 from orchestrator.supervisor import Supervisor
 
 OnState = Callable[[ClusterState], None]
@@ -42,7 +42,7 @@ def check_models(settings: Settings) -> Settings:
     settings = pin_models(settings)
     for model in settings.served_models.values():
         path = resolve_model(model)
-        if settings.engine == "baton" and not settings.attach:
+        if settings.engine == "baton" and not settings.has_server_workers:
             load_model_config(path)
         else:
             load_model_limits(path)
@@ -61,9 +61,10 @@ async def open_supervisor(
     if settings.on == "ray":
         async with _open_on_ray(settings, folder, clock, on_change) as supervisor:
             yield supervisor
-    elif settings.mock or settings.attach:
+    elif settings.mock or settings.has_server_workers:
         recipe = LaunchSpecs(settings, folder)
-        of_kind = MockPools if settings.mock else AttachedPools
+        servers = AttachedPools if settings.attach else ServerPools
+        of_kind = MockPools if settings.mock else servers
         pools = {
             model: of_kind(
                 specs, clock, settings.drain_timeout_seconds, settings.hang_timeout_seconds

@@ -21,10 +21,11 @@ from baton.config import (
 )
 from baton.core.states import Role
 from baton.core.worker_kinds import WORKER_KINDS, runs_engine
+from baton.network.free_port import free_port
 from baton.system.process_environment import helper_environment
 from orchestrator.child_process import ChildProcessSpec, baton_command
 from orchestrator.cluster_state import ClusterFolder
-from orchestrator.preflight import free_port, is_redis_reachable
+from orchestrator.preflight import is_redis_reachable
 
 NO_MODEL_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 """Environment variables for roles that run no model."""
@@ -197,11 +198,11 @@ class LaunchSpecs:
         )
 
     def _command(self, role: Role) -> tuple[str, ...]:
-        """Return the command line of a role. Workers run in ``engine_python``, if that is set,
-        since it has the engine."""
-        command = self._role_command(role)
-        if runs_engine(role) and self._settings.engine_python:
-            return (self._settings.engine_python, *command[1:])
+        """Return the command line of a role. Workers with an engine run in ``engine_python``, if
+        that is set, since it has the engine."""
+        command, settings = self._role_command(role), self._settings
+        if runs_engine(role) and settings.engine_python and not settings.has_server_workers:
+            return (settings.engine_python, *command[1:])
         return command
 
     def _next_id(self, role: Role) -> str:

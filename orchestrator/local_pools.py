@@ -55,10 +55,14 @@ class LocalPools(SupervisedPools):
         await self._convert_worker(process.state.address, Role(process.state.role))
 
 
-class AttachedPools(LocalPools):
-    """Pools of workers that use attached servers: each worker has one for itself."""
+class ServerPools(LocalPools):
+    """Pools of workers that start a server each, which keep their roles."""
 
     can_convert = False
+
+
+class AttachedPools(ServerPools):
+    """Pools of workers that use attached servers: each worker has one for itself."""
 
     async def check_capacity(self, sizes: Mapping[Role, int]) -> None:
         for role, size in sizes.items():

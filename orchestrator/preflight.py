@@ -2,20 +2,14 @@
 error."""
 
 import asyncio
-import contextlib
 import http.client
 import json
-import secrets
 import socket
-from pathlib import Path
 
 from baton.errors import Unavailable
 from baton.network.pinned_tls import pinned_tls_context
 
 PROBE_TIMEOUT_SECONDS = 3.0
-LOWEST_CHOSEN_PORT = 15_000
-PORT_ATTEMPTS = 100
-"""Tries to find a free port below the ephemeral ones, before the kernel is asked for any."""
 
 
 def check_port(host: str, port: int) -> None:
@@ -30,30 +24,6 @@ def check_port(host: str, port: int) -> None:
             f"port {port} on {host} can't be used: {error.strerror}; stop the process that "
             "listens on it, or choose another port with --port"
         ) from error
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that nothing uses, for a process that will listen on it. It lies below the
-    ports that the kernel gives to outgoing connections, one of which could take it before that
-    process has started."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    candidates = range(LOWEST_CHOSEN_PORT, _first_ephemeral_port())
-    for _attempt in range(PORT_ATTEMPTS if candidates else 0):
-        port = secrets.choice(candidates)
-        with socket.socket(family) as listener, contextlib.suppress(OSError):
-            listener.bind((host, port))
-            return port
-    with socket.socket(family) as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])
-
-
-def _first_ephemeral_port() -> int:
-    """Return the lowest port that outgoing connections get; 0 if this is not told."""
-    try:
-        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except (OSError, ValueError):
-        return 0
 
 
 def check_redis(url: str, cluster: str) -> None:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from baton.errors import NotFound
+from baton.network.free_port import free_port
 from orchestrator.cluster_state import ClusterFolder
-from orchestrator.preflight import free_port
 
 BATON = [sys.executable, "-m", "baton"]
 START_SECONDS = 120.0

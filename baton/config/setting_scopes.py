@@ -70,7 +70,7 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
     (Reader.ROUTER, Reader.WORKER, Reader.MOCK): "max_model_tokens",
     (Reader.ROUTER, Reader.WORKER, Reader.MOCK, Reader.SUPERVISOR): "model served_model_name",
     (Reader.WORKER, Reader.MOCK, Reader.SUPERVISOR): "engine",
-    (Reader.WORKER, Reader.SUPERVISOR): "device threads adapters attach",
+    (Reader.WORKER, Reader.SUPERVISOR): "device threads adapters attach engine_python",
     (Reader.ROUTER, Reader.SUPERVISOR): """
         models host port reuse_port tls_certificate admin_key tenant_secret""",
     _ROUTER: """
@@ -108,7 +108,7 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
         mock_prefill_tokens_per_second mock_step_seconds mock_kv_tokens mock_cache_tokens""",
     _SUPERVISOR: f"""
         {" ".join(WORKER_KINDS)}
-        engine_python on routers ray_address ray_worker_cpus ray_worker_gpus mock""",
+        on routers ray_address ray_worker_cpus ray_worker_gpus mock""",
 })  # fmt: skip
 
 _LIVE: Mapping[tuple[Reader, ...], str] = MappingProxyType({

@@ -41,7 +41,7 @@ SECRET_SETTINGS = {
 """Settings whose values error messages never show."""
 
 
-DEFAULT_BLOCK_TOKENS = {"baton": 16, "vllm": 32}
+DEFAULT_BLOCK_TOKENS = {"baton": 16, "vllm": 32, "vllm-serve": 16}
 """The size of a KV block, by engine, if ``block_tokens`` is not set."""
 
 
@@ -65,6 +65,11 @@ class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSetti
     def secret_files(self) -> frozenset[str]:
         """The names of the settings that were in the folder of secret files."""
         return self._secret_files
+
+    @property
+    def has_server_workers(self) -> bool:
+        """Whether workers have a server of its own process compute, instead of an engine."""
+        return bool(self.attach) or self.engine == "vllm-serve"
 
     @property
     def model_name(self) -> str:

@@ -93,6 +93,8 @@ def _check_attached(settings: Settings) -> None:
         raise Invalid("attach names a server twice; each worker needs one of its own")
     if settings.attach and (settings.on == "ray" or settings.models or settings.mock):
         raise Invalid("attach needs one model, on=local, and no mock workers")
+    if settings.engine == "vllm-serve" and (settings.on == "ray" or settings.mock):
+        raise Invalid("engine vllm-serve needs on=local, and no mock workers")
 
 
 def _check_pools(settings: Settings) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.config import DEMO_MODEL
-from orchestrator.preflight import free_port
+from baton.network.free_port import free_port
 from testkit.local_cluster import local_cluster
 from testkit.machine import SYSTEM_CLOCK, pause
 

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import psutil
 
-from orchestrator.preflight import free_port
+from baton.network.free_port import free_port
 from testkit.local_cluster import (
     VLLM_START_SECONDS,
     LocalCluster,

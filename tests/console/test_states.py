@@ -9,8 +9,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from baton.core.states import Role, WorkerState
 from baton.core.worker_kinds import WORKER_KINDS
+from baton.network.free_port import free_port
 from baton.text.tokenizer import Tokenizer
-from orchestrator.preflight import free_port
 from tests.console.browser import DESKTOP, PHONE, open_page
 from tests.console.conftest import OpenRouter
 from tests.console.console_router import CONDUCTOR, mock_worker, open_console_router

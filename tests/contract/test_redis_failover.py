@@ -15,11 +15,12 @@ from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.errors import Unavailable
+from baton.network.free_port import free_port
 from baton.registry.membership import REJOIN_SECONDS, Membership
 from baton.registry.redis import RedisRegistry
 from baton.registry.redis_client import connect_redis
 from baton.registry.redis_scripts import RedisScripts
-from orchestrator.preflight import check_redis, free_port
+from orchestrator.preflight import check_redis
 from tests.redis_servers import RunningSentinel, RunningValkey, until_promotable, wait_for_link
 
 LONG = 60.0

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from baton.network.free_port import free_port
 from orchestrator.cluster_state import ClusterFolder
-from orchestrator.preflight import free_port
 from testkit.local_cluster import LocalCluster
 from tests.unit.baton.config.test_service_variables import OF_ROUTER, OF_SETTINGS_NAMES
 

