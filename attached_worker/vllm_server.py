@@ -53,7 +53,7 @@ PROBE = "baton-probe"
 """The ``user`` of requests that serve nobody."""
 
 HALF_SAMPLE = 8
-SAMPLE_TEMPERATURE = 5.0
+SAMPLE_TEMPERATURE = 2.0
 """So high that equal tokens show equal noise, not a model that is certain."""
 
 COMPLETIONS = "/v1/completions"

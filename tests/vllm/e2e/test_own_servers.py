@@ -1,0 +1,39 @@
+"""Tests a prefill and a decode worker that start an unmodified ``vllm serve`` each."""
+
+from pathlib import Path
+
+import pytest
+
+from testkit.local_cluster import VLLM_PYTHON, VLLM_START_SECONDS, LocalCluster, local_cluster
+from tests.vllm.e2e.vllm_cluster import VllmAnswers
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_answers_are_vllms_and_servers_come_back(
+    models: dict[str, Path], references: dict[str, VllmAnswers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    settings: dict[str, object] = {
+        "engine": "vllm-serve",
+        "engine_python": VLLM_PYTHON,
+        "engine_args": "--enforce-eager --max-model-len=1024",
+        "dtype": "float32",
+        "threads": 1,
+        "admission": "off",
+        "slo_itl_seconds": 0.001,  # no prompt is so short that the decode server computes it
+    }
+    with local_cluster(
+        models["llama"], 1, 1, settings, timeout_seconds=VLLM_START_SECONDS
+    ) as cluster:
+        references["llama"].check(cluster)
+        assert "vllm 0.32.0" in cluster.baton("status").stdout
+        assert count_handed_over(cluster) > 0
+        sockets = cluster.baton("doctor", "--sockets", check=False)
+        assert sockets.returncode == 0, sockets.stdout
+
+
+def count_handed_over(cluster: LocalCluster) -> int:
+    """Return how many of the answers had a prefill worker."""
+    requests = cluster.get("/admin/requests")["requests"]
+    return sum(bool(each.get("prefill")) for each in requests)
