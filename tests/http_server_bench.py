@@ -83,7 +83,7 @@ class Bench:
     async def ask(self, data: bytes) -> bytes:
         """Send ``data``, and return everything received until the server closes the connection."""
         reader, writer = await self.connect()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             with contextlib.suppress(ConnectionError):
                 writer.write(data)
                 return await reader.read()

@@ -244,7 +244,7 @@ async def serve_over_tcp(
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -266,7 +266,7 @@ async def post_raw(url: str, head: str, chunks: list[bytes], end: bytes = b"}}")
         for chunk in chunks:
             writer.write(chunk)
             await writer.drain()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return await (reader.readuntil(end) if end else reader.read())
     finally:
         writer.close()

@@ -52,7 +52,7 @@ class Router:
         await asyncio.wait([self.task])
 
     async def wait_for(self, status: str) -> EncodedResponse:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while (
                 found := await self.service.get(ALICE, "resp_1", enough_memory())
             ).status != status:
@@ -110,7 +110,7 @@ async def test_another_router_deletes_the_response(routers: tuple[Router, Router
     await owner.start()
     await other.wait_for("in_progress")
     await other.service.delete(ALICE, "resp_1", enough_memory())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while owner.service.background.num_running:
             await asyncio.sleep(0.01)
     assert owner.was_cancelled

@@ -71,7 +71,7 @@ async def start_batch(client: httpx.AsyncClient, data: bytes, **fields: Any) -> 
 
 
 async def wait_until_finished(client: httpx.AsyncClient, batch: dict[str, Any]) -> dict[str, Any]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while True:
             now: dict[str, Any] = (await client.get(f"/v1/batches/{batch['id']}")).json()
             OpenAIBatch.model_validate(now, strict=True)

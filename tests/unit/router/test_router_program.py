@@ -61,7 +61,7 @@ async def router_in(registry: MemoryRegistry) -> Member | None:
 
 
 async def wait_until_ready(registry: MemoryRegistry) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while (me := await router_in(registry)) is None or me.state is not WorkerState.READY:
             await asyncio.sleep(0.01)
 

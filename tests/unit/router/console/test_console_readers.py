@@ -45,11 +45,11 @@ async def test_late_supervisor_delays_no_frame(tmp_path: Path) -> None:
     async with open_supervisor(path) as supervisor:
         reader = PoolsReader(str(path))
         for _ in range(3):  # the same call is under way each time
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await reader.refresh()
         assert (reader.pools, reader.error, supervisor.num_calls) == (None, "", 1)
         supervisor.may_answer.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while reader.pools is None:
                 await reader.refresh()
         assert reader.pools == POOLS
@@ -73,7 +73,7 @@ async def test_stores_and_conductors_that_are_gone_are_reported_now_and_then() -
     cluster = Cluster(members, clock)
     await cluster.refresh()
     reader = RemoteReader(cluster, clock, None)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await reader.refresh()
     assert reader.plans == []
     assert reader.stores["s0"]["error"]

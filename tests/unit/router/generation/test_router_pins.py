@@ -245,7 +245,7 @@ async def test_prefix_of_an_answered_chat_is_pinned(tokenizer: Tokenizer) -> Non
         body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8}
         response: httpx.Response = await client.post(CHAT, json=body)
         assert response.status_code == 200, response.text
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not stores.pins:
                 await asyncio.sleep(0.01)
         assert stores.pins == [("k0", 5, 300.0)]  # 21 tokens

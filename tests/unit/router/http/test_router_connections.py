@@ -75,7 +75,7 @@ class FakeCore:
         self.changed.set()
 
     async def wait(self, condition: Any) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()

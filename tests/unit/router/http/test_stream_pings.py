@@ -80,7 +80,7 @@ class OpenStream:
 @asynccontextmanager
 async def open_stream(client: httpx.AsyncClient, path: str) -> AsyncIterator[OpenStream]:
     body = {"model": "demo", "stream": True, **BODIES[path]}
-    async with asyncio.timeout(5), client.stream("POST", path, json=body) as response:
+    async with asyncio.timeout(60), client.stream("POST", path, json=body) as response:
         assert response.status_code == 200
         yield OpenStream(response)
 

@@ -360,7 +360,7 @@ async def test_connection_is_closed_if_its_opener_is_cancelled_as_it_opens(
             opening = asyncio.create_task(there.open())
             await asyncio.wait([opening])
             assert opening.cancelled()
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(60):
                 await there.echoes[0].lost.wait()
         assert lines == []
 
