@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from attached_worker.vllm_protocol import CONNECTOR
+from attached_worker.vllm_protocol import CONNECTOR, GRAMMAR_FLAG
 from attached_worker.vllm_server import PLUGIN, PLUGIN_FOLDER
 from baton.config import LOOPBACK, Settings
 from baton.core.states import Role
@@ -100,6 +100,7 @@ class OwnServer:
             f"--kv-events-config={json.dumps(events)}",
             f"--logits-processors={PLUGIN}",
             "--enable-prompt-tokens-details",
+            *shlex.split(GRAMMAR_FLAG),
         ]
         if not WORKER_KINDS[self._role].serves_alone:
             buffer = {"kv_buffer_device": "cpu"} if self._is_on_cpu else {}

@@ -274,12 +274,11 @@ def variant_of(facts: ServerFacts, digest: str) -> Variant:
     the processor has AMX, and does not say on what it runs. The worker's processor stands for the
     server's."""
     tiles = " amx" if facts.block_tokens % 32 == 0 and has_tiles() else ""
-    seeds = " by-position" if facts.samples_by_position else ""
     return Variant(
         model_digest=digest,
         kv_dtype=facts.cache_dtype,
         block_tokens=facts.block_tokens,
-        kv_layout=f"{facts.software} {facts.version}{tiles}{seeds}",
+        kv_layout=f"{facts.software} {facts.version}{tiles} {facts.seeds}".rstrip(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from attached_worker.cached_blocks import CachedBlocks
@@ -13,14 +14,26 @@ from baton.core.request import FinishReason, RequestSpec, TokenLogprob
 from baton.errors import BatonError
 
 
+class Seeds(StrEnum):
+    """How a server is given a request's seed."""
+
+    NATIVE = "native-seeds"
+    PROCESSOR = "processor-seeds"
+    """By the logits processor in ``vllm_plugin``."""
+
+    IGNORED = ""
+    """Not at all. vLLM's V1 model runner draws a seeded answer from a generator of its own, which
+    begins anew on another server; and on a CPU, an engine that computes a seeded prompt in chunks
+    ends itself (0.32.0)."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
     """What a server is, as it says itself. ``model`` is its name for the model, and ``weights`` is
     where it loaded the model from: a folder or a hub id. ``cache_dtype`` is its name for the data
     type of its KV. ``lends_kv`` says whether it can hand KV to another server, and read that of
-    another. ``samples_by_position`` says whether a seeded token depends on the seed and its
-    position alone, so that another server which gets the prompt and the first tokens of an answer
-    goes on with the same ones. A server whose facts have changed is another server."""
+    another. ``has_lark`` says whether its grammars can be in llguidance's dialect of Lark, as those
+    of tool calls are. A server whose facts have changed is another server."""
 
     software: str
     version: str
@@ -31,7 +44,15 @@ class ServerFacts:
     num_blocks: int
     cache_dtype: str
     lends_kv: bool = False
-    samples_by_position: bool = False
+    has_lark: bool = True
+    seeds: Seeds = Seeds.IGNORED
+
+    @property
+    def samples_by_position(self) -> bool:
+        """Whether a sampled token depends on the seed and its position alone, so that another
+        server which gets the prompt and the first tokens of an answer goes on with the same
+        ones."""
+        return self.seeds is not Seeds.IGNORED
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from attached_worker.server import ServerFacts
+from attached_worker.server import Seeds, ServerFacts
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import TokenId
 from baton.core.kv_transfer import ServerKv
@@ -34,6 +34,10 @@ CONNECTOR = {
     "kv_load_failure_policy": "recompute",
 }
 TRANSFER_FLAG = f"--kv-transfer-config '{orjson.dumps(CONNECTOR).decode()}'"
+GRAMMAR_FLAG = '--structured-outputs-config \'{"backend":"guidance"}\''
+PROBE_GRAMMAR = "start: WORD\nWORD: /(?s:.+)/ & ~/(?s:.*)<(?s:.*)/"
+"""In llguidance's dialect of Lark, as the grammars of tool calls."""
+
 LEND_KV = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -122,8 +126,7 @@ def _request(spec: RequestSpec, facts: ServerFacts) -> dict[str, Any]:
         "return_token_ids": True,
     }
     if not sampling.is_greedy:
-        position = 0 if facts.samples_by_position else spec.num_emitted_tokens
-        body["seed"] = seed_at(sampling.seed, position)
+        body |= seed_fields(sampling.seed, facts.seeds)
     if sampling.logit_bias:
         body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     if sampling.logprobs is not None:
@@ -131,19 +134,21 @@ def _request(spec: RequestSpec, facts: ServerFacts) -> dict[str, Any]:
     if spec.wants_prompt_logprobs:
         body["prompt_logprobs"] = sampling.prompt_logprobs
     if sampling.grammar is not None:
-        body["structured_outputs"] = _structured_outputs(sampling.grammar)
+        body["structured_outputs"] = _structured_outputs(sampling.grammar, facts)
     if spec.tenant_salt:
         body["cache_salt"] = hashed_salt(spec.tenant_salt)
     return body
 
 
-def seed_at(seed: int, position: int) -> int:
-    """Return the seed of an answer's rest, from ``position``. A generator that starts anew with
-    each request must not repeat the noise of the answer's first tokens."""
-    if position == 0:
-        return seed & MAX_SEED
-    data = f"{seed}/{position}".encode()
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") & MAX_SEED
+def seed_fields(seed: int, seeds: Seeds) -> dict[str, Any]:
+    """Return the fields that give a server the seed of a sampled request."""
+    match seeds:
+        case Seeds.NATIVE:
+            return {"seed": seed & MAX_SEED}
+        case Seeds.PROCESSOR:
+            return {"vllm_xargs": {"baton_seed": seed & MAX_SEED}}
+        case Seeds.IGNORED:
+            return {}
 
 
 def hashed_salt(salt: bytes) -> str:
@@ -152,7 +157,7 @@ def hashed_salt(salt: bytes) -> str:
     return hashlib.blake2b(salt, digest_size=16, person=b"baton.attached").hexdigest()
 
 
-def _structured_outputs(grammar: Grammar) -> dict[str, Any]:
+def _structured_outputs(grammar: Grammar, facts: ServerFacts) -> dict[str, Any]:
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
             return {"json_object": True}
@@ -162,6 +167,10 @@ def _structured_outputs(grammar: Grammar) -> dict[str, Any]:
             return {"regex": grammar.text}
         case GrammarKind.CHOICE:
             return {"choice": orjson.loads(grammar.text)}
+        case GrammarKind.LARK if not facts.has_lark:
+            raise Invalid(
+                f"the server can't hold answers to tool calls or Lark: start it with {GRAMMAR_FLAG}"
+            )
         case GrammarKind.LARK:
             return {"grammar": grammar.text}
     raise Invalid("bad_words and allowed_token_ids are not supported by this server")

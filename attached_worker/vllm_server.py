@@ -17,6 +17,7 @@ from attached_worker.server import (
     AnswerReceiver,
     ComputedPrompt,
     RunningAnswer,
+    Seeds,
     ServerFacts,
     ServerLoad,
 )
@@ -25,6 +26,8 @@ from attached_worker.vllm_event_stream import EventStream
 from attached_worker.vllm_kv_events import KvEventReader
 from attached_worker.vllm_protocol import (
     FINISH_REASONS,
+    GRAMMAR_FLAG,
+    PROBE_GRAMMAR,
     EventReader,
     encode_prefill,
     encode_request,
@@ -32,6 +35,7 @@ from attached_worker.vllm_protocol import (
     hashed_salt,
     is_streamed,
     prompt_logprobs,
+    seed_fields,
     token_logprobs,
     transfer_parameters,
 )
@@ -52,7 +56,7 @@ PROBE_TOKEN_ID = 1
 PROBE = "baton-probe"
 """The ``user`` of requests that serve nobody."""
 
-HALF_SAMPLE = 8
+HALF_SAMPLE = 4
 SAMPLE_TEMPERATURE = 2.0
 """So high that equal tokens show equal noise, not a model that is certain."""
 
@@ -104,34 +108,49 @@ class VllmServer:
             cache_dtype=labels["cache_dtype"],
             lends_kv="vllm:nixl_" in metrics,
         )
-        self._facts = replace(facts, samples_by_position=await self._samples_by_position(facts))
+        seeds = await self._find_seeds(facts)
+        self._facts = replace(facts, seeds=seeds, has_lark=await self._has_lark(facts))
         return self._facts
 
-    async def _samples_by_position(self, facts: ServerFacts) -> bool:
+    async def _find_seeds(self, facts: ServerFacts) -> Seeds:
         """Have the server generate seeded tokens, and once more those behind the first half. A
         server that computes in BF16 rounds differently then, and may seldom choose another one, so
         it is asked up to three times."""
-        for seed in range(3):
-            whole = await self._sample(facts, [], seed)
-            rest = await self._sample(facts, whole[:HALF_SAMPLE], seed)
-            if rest == whole[HALF_SAMPLE:]:
-                return True
-        return False
+        for seeds in (Seeds.PROCESSOR, Seeds.NATIVE):
+            for seed in range(3):
+                fields = seed_fields(seed, seeds)
+                whole = await self._sample(facts, [], fields)
+                rest = await self._sample(facts, whole[:HALF_SAMPLE], fields)
+                if rest == whole[HALF_SAMPLE:]:
+                    return seeds
+        return Seeds.IGNORED
 
-    async def _sample(self, facts: ServerFacts, tokens: list[int], seed: int) -> list[int]:
+    async def _sample(
+        self, facts: ServerFacts, tokens: list[int], fields: Mapping[str, object]
+    ) -> list[int]:
         answer = await self._complete(
             facts,
             PROBE_SECONDS,
             prompt=[PROBE_TOKEN_ID, *tokens],
             max_tokens=2 * HALF_SAMPLE - len(tokens),
             temperature=SAMPLE_TEMPERATURE,
-            seed=seed,
             ignore_eos=True,
             return_token_ids=True,
+            **fields,
         )
         (choice,) = answer["choices"]
         _check_finished(choice)
         return list(choice["token_ids"])
+
+    async def _has_lark(self, facts: ServerFacts) -> bool:
+        grammar = {"grammar": PROBE_GRAMMAR}
+        try:
+            await self._complete(facts, PROBE_SECONDS, structured_outputs=grammar)
+        except (Invalid, Unavailable) as error:
+            if "status" not in str(error):
+                raise
+            return False
+        return True
 
     async def advise(self, facts: ServerFacts) -> Sequence[str]:
         found = []
@@ -144,11 +163,13 @@ class VllmServer:
         labels = self._labels(metrics, "vllm:cache_config_info")
         if labels.get("enable_prefix_caching") == "False":
             found.append("prefixes are computed anew each time: add --enable-prefix-caching")
-        if not facts.samples_by_position:
+        if facts.seeds is Seeds.IGNORED:
             found.append(
-                "sampled answers that continue elsewhere get another seed: start it with "
-                f"PYTHONPATH={PLUGIN_FOLDER} and --logits-processors {PLUGIN}"
+                "seeds are ignored, and sampled answers that continue elsewhere change: start it "
+                f"with PYTHONPATH={PLUGIN_FOLDER} and --logits-processors {PLUGIN}"
             )
+        if not facts.has_lark:
+            found.append(f"strict and required tool calls are refused: add {GRAMMAR_FLAG}")
         return found
 
     async def adapters(self) -> tuple[WorkerAdapter, ...]:

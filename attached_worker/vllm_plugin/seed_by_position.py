@@ -1,14 +1,14 @@
 """A logits processor for ``vllm serve``, so that a seeded answer can continue on another server.
 
-vLLM's V1 model runner draws the tokens of a seeded request from a generator that begins anew with
-each request. With this processor a token depends on the seed and on its position in the sequence:
-a server that gets the prompt and the first tokens of the answer goes on with the tokens that the
-first server would have sampled. The V2 model runner does that by itself, so there the processor is
-accepted and does nothing.
+vLLM's V1 model runner draws the tokens of a request with a ``seed`` from a generator that begins
+anew with each request. With this processor, the seed is in ``vllm_xargs`` as ``baton_seed``, and a
+token depends on it and on its position in the sequence: a server that gets the prompt and the first
+tokens of the answer goes on with the tokens that the first server would have sampled. The V2 model
+runner does that with ``seed`` by itself, so there the processor is accepted and does nothing.
 
 The token is the maximum of the filtered logits, divided by the temperature, and Gumbel noise, which
-is a sample of their softmax (Gumbel-max trick; Maddison et al., 2014). Requests without a seed, and
-greedy ones, are not changed.
+is a sample of their softmax (Gumbel-max trick; Maddison et al., 2014). Requests without such a
+seed, and greedy ones, are not changed.
 
 This file needs nothing of Baton: put its folder on the server's PYTHONPATH, and start it with
 ``--logits-processors seed_by_position:SeedByPosition``.
@@ -30,6 +30,7 @@ try:
 except ImportError:  # older versions have no processors in the V2 model runner
     V2LogitsProcessor = object
 
+SEED = "baton_seed"
 MIX = (0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32)
 """The multipliers of MurmurHash3's 32-bit finalizer, as int32."""
 
@@ -41,6 +42,7 @@ LARGEST_UNIFORM = 1 - 2**-24
 class Request:
     """A seeded request. ``answer`` is vLLM's own list, which grows."""
 
+    seed: int
     params: SamplingParams
     prompt: Sequence[int]
     answer: list[int]
@@ -68,6 +70,13 @@ class SeedByPosition(LogitsProcessor, V2LogitsProcessor):  # type: ignore[misc]
         """Tell the V2 model runner that no request needs the processor."""
         return False
 
+    @classmethod
+    def validate_params(cls, params: SamplingParams) -> None:
+        """Raise ValueError, which becomes status 400, unless the seed is an integer."""
+        seed = (params.extra_args or {}).get(SEED, 0)
+        if type(seed) is not int:
+            raise ValueError(f"{SEED} is {seed!r}; it must be an integer")
+
     def is_argmax_invariant(self) -> bool:
         return False
 
@@ -88,7 +97,7 @@ class SeedByPosition(LogitsProcessor, V2LogitsProcessor):  # type: ignore[misc]
         for row, request in zip(scores, requests, strict=True):
             penalize(row, request)
         scores = filtered(scores, [request.params for request in requests])
-        keys = [key_at(request.params.seed or 0, request.position) for request in requests]
+        keys = [key_at(request.seed, request.position) for request in requests]
         scores += gumbel_noise(torch.tensor(keys, device=logits.device), scores.shape[-1])
         tokens = scores.argmax(-1)
         logits[rows] = -torch.inf
@@ -99,9 +108,10 @@ class SeedByPosition(LogitsProcessor, V2LogitsProcessor):  # type: ignore[misc]
 def seeded_request(
     params: SamplingParams, prompt: Sequence[int] | None, answer: list[int]
 ) -> Request | None:
-    if params.seed is None or params.temperature == 0.0 or prompt is None:
+    seed = (params.extra_args or {}).get(SEED)
+    if seed is None or params.temperature == 0.0 or prompt is None:
         return None
-    return Request(params, prompt, answer)
+    return Request(seed, params, prompt, answer)
 
 
 def penalize(logits: torch.Tensor, request: Request) -> None:

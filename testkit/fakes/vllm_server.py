@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from attached_worker.server import Seeds
 from attached_worker.vllm_server import PROBE
 from testkit.fakes.kv_events import FakeKvEvents
 from testkit.fakes.vllm_kv import BLOCK_TOKENS, FakeKv, lender_of
@@ -28,21 +29,18 @@ def next_token(token_ids: Sequence[int]) -> int:
     return VOCABULARY[state % len(VOCABULARY)]
 
 
-def expected_answer(
-    prompt: Sequence[int], num_tokens: int, seed: int | None = None, *, by_position: bool = True
-) -> list[int]:
+def expected_answer(prompt: Sequence[int], num_tokens: int, seed: int | None = None) -> list[int]:
     """Return the tokens that one server generates; with a ``seed`` they are sampled."""
     known = list(prompt)
-    for index in range(num_tokens):
-        known.append(next_token([*known, *noise(seed, index, by_position)]))
+    for _ in range(num_tokens):
+        known.append(next_token([*known, *noise(seed)]))
     return known[len(prompt) :]
 
 
-def noise(seed: int | None, index: int, by_position: bool) -> list[int]:
-    """Return what the token with this index in an answer depends on besides those before it."""
-    if seed is None:
-        return []
-    return [seed] if by_position else [seed, index]
+def noise(seed: int | None, index: int | None = None) -> list[int]:
+    """Return what a token depends on besides those before it: with an ``index`` in its answer, a
+    generator that begins anew with each request."""
+    return [each for each in (seed, index) if each is not None and seed is not None]
 
 
 class FakeVllm:
@@ -76,8 +74,10 @@ class FakeVllm:
         self.has_statistics = True
         self.api_key = ""
         self.token_seconds = 0.0
-        self.samples_by_position = True
-        """Whether seeded answers go on alike on another server, as with the V2 model runner."""
+        self.seeds = Seeds.NATIVE
+        """How its sampled answers go on alike on another server."""
+
+        self.has_lark = True
 
         self.adapters: dict[str, str] = {}
         """The folder of each adapter that it has loaded, by name."""
@@ -145,6 +145,9 @@ class FakeVllm:
             _write(writer, self._documents()[path])
             return
         request = json.loads(body)
+        if not self.has_lark and "grammar" in request.get("structured_outputs", {}):
+            _write(writer, json.dumps({"error": {"message": "no '&'"}}), status=500)
+            return
         if self.refusal:
             _write(writer, json.dumps({"error": {"message": self.refusal}}), status=400)
             return
@@ -185,7 +188,7 @@ class FakeVllm:
                 return
             tokens = []
             for index in range(start, min(start + self.chunk, count)):
-                extra = noise(request.get("seed"), index, self.samples_by_position)
+                extra = self._noise(request, index)
                 extra += map(ord, self.adapters.get(request["model"], ""))
                 known.append(next_token([*known, *extra]))
                 tokens.append(known[-1])
@@ -208,6 +211,13 @@ class FakeVllm:
         if self.lends_kv and (request.get("kv_transfer_params") or {}).get("do_remote_decode"):
             response["kv_transfer_params"] = self.kv.lend(request["prompt"])
         _write(writer, json.dumps(response))
+
+    def _noise(self, request: dict[str, Any], index: int) -> list[int]:
+        if self.seeds is Seeds.PROCESSOR and "vllm_xargs" in request:
+            return noise(request["vllm_xargs"]["baton_seed"])
+        if "vllm_xargs" in request:  # such a token is random; only probes have them here
+            return noise(len(request["prompt"]), index)
+        return noise(request.get("seed"), None if self.seeds is Seeds.NATIVE else index)
 
     async def _known(self, request: dict[str, Any]) -> list[int]:
         """Return the tokens that the request's KV stands for, once its lender can be read."""

@@ -34,6 +34,10 @@ def logits(num_rows: int, seed: int = SEED) -> torch.Tensor:
     return 3 * torch.randn(num_rows, VOCABULARY, generator=generator)
 
 
+def seeded(seed: object, temperature: float = 1.0) -> SamplingParams:
+    return SamplingParams(temperature=temperature, extra_args={"baton_seed": seed})
+
+
 def sample(
     rows: torch.Tensor, params: Sequence[SamplingParams], answers: Sequence[list[int]]
 ) -> list[int]:
@@ -45,7 +49,7 @@ def sample(
 
 
 def test_tokens_depend_on_seed_and_position_alone() -> None:
-    params = [SamplingParams(seed=seed, temperature=1.0) for seed in (1, 1, 2)]
+    params = [seeded(seed) for seed in (1, 1, 2)]
     row = torch.zeros(1, VOCABULARY)
     alone = sample(row, params[:1], [[7, 8]])
     beside = sample(row.repeat(3, 1), params, [[7], [9, 9], [7, 8]])
@@ -76,7 +80,7 @@ def test_the_noise_is_gumbels() -> None:
 def test_tokens_have_the_probabilities_of_the_softmax() -> None:
     row = logits(1)[:, :20]
     seeds = range(20_000)
-    params = [SamplingParams(seed=seed, temperature=1.5) for seed in seeds]
+    params = [seeded(seed, temperature=1.5) for seed in seeds]
     chosen = sample(row.repeat(len(params), 1), params, [[] for _ in seeds])
     counts = np.bincount(chosen, minlength=20)
     expected = (row[0] / 1.5).softmax(-1).numpy() * len(params)
@@ -109,7 +113,7 @@ def test_penalties_are_those_of_vllm() -> None:
         seed=1, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.25
     )
     rows, got = logits(1), logits(1)
-    request = Request(params, prompt, answer[:2])
+    request = Request(1, params, prompt, answer[:2])
     penalize(got[0].clone(), request)
     request.answer.extend(answer[2:])
     penalize(got[0], request)
@@ -122,7 +126,7 @@ def test_penalties_are_those_of_vllm() -> None:
 
 def test_other_requests_are_not_changed() -> None:
     rows = logits(2)
-    params = [SamplingParams(temperature=1.0), SamplingParams(seed=1, temperature=0.0)]
+    params = [SamplingParams(seed=1), seeded(1, temperature=0.0)]
     processor = SeedByPosition(None)
     added = [(row, each, [5], []) for row, each in enumerate(params)]
     processor.update_state(BatchUpdate(batch_size=2, removed=[], added=added, moved=[]))
@@ -132,5 +136,11 @@ def test_other_requests_are_not_changed() -> None:
 def test_both_model_runners_accept_it_and_v2_samples_by_itself() -> None:
     assert load_v1([SEED_BY_POSITION]) == load_v2([SEED_BY_POSITION]) == [SeedByPosition]
     processor, rows = SeedByPosition(None), logits(1)
-    assert not processor.add_request(0, SamplingParams(seed=1))
+    assert not processor.add_request(0, seeded(1))
     assert torch.equal(processor.apply(rows.clone(), object()), rows)
+
+
+def test_a_seed_that_is_no_integer_is_refused() -> None:
+    SeedByPosition.validate_params(seeded(1))
+    with pytest.raises(ValueError, match="baton_seed is 'x'; it must be an integer"):
+        SeedByPosition.validate_params(seeded("x"))

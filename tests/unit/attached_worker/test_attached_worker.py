@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from attached_worker.http_exchange import parse_address
-from attached_worker.server import ServerFacts
-from attached_worker.vllm_protocol import encode_request, hashed_salt, seed_at
+from attached_worker.server import Seeds, ServerFacts
+from attached_worker.vllm_protocol import encode_request, hashed_salt
 from attached_worker.vllm_server import VllmServer
 from attached_worker.worker import AttachedWorker
 from baton.clock import SystemClock
@@ -30,7 +30,7 @@ from testkit.fakes.vllm_server import MODEL, FakeVllm, expected_answer
 
 PROMPT = tuple(map(TokenId, (5, 6, 7, 8)))
 WHOLE = Task.PREFILL_AND_DECODE
-FACTS = ServerFacts("vllm", "0.32.0", MODEL, "weights", 4096, 16, 200, "auto")
+FACTS = ServerFacts("vllm", "0.32.0", MODEL, "weights", 4096, 16, 200, "auto", seeds=Seeds.NATIVE)
 
 
 def request(name: str = "r", max_tokens: int = 6, **fields: Any) -> RequestSpec:
@@ -186,7 +186,7 @@ async def test_answers_in_fp32_are_continued_exactly_where_seeds_allow_it(
     whole = replace(request(), sampling=SamplingParams(6, temperature=temperature))
     rest = replace(whole, request_id=RequestId("rest"), token_ids=(*PROMPT, TokenId(9)))
     fake = FakeVllm()
-    fake.samples_by_position = by_position
+    fake.seeds = Seeds.NATIVE if by_position else Seeds.IGNORED
     async with attached(fake, is_float32) as worker:
         stream = worker.open_stream()
         stream.submit(whole, WHOLE, None)
@@ -332,24 +332,24 @@ def test_body_of_a_request() -> None:
         "temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.5,
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "stop_token_ids": [1],
         "ignore_eos": True, "skip_special_tokens": False, "return_token_ids": True,
-        "seed": seed_at(3, 1), "logit_bias": {"2": -1.5}, "logprobs": 0,
+        "seed": 3, "logit_bias": {"2": -1.5}, "logprobs": 0,
         "return_tokens_as_token_ids": True, "cache_salt": hashed_salt(b"secret"),
         "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
 
 
-def test_seeds_stay_where_servers_sample_by_position() -> None:
-    sampling = SamplingParams(10, temperature=0.5, seed=3)
-    spec = RequestSpec(RequestId("r"), Epoch(1), (*PROMPT, TokenId(9)), len(PROMPT), sampling)
-    facts = replace(FACTS, samples_by_position=True)
-    assert json.loads(encode_request(spec, facts))["seed"] == 3
-
-
-def test_seeds_differ_by_position_and_fit_the_server() -> None:
-    seeds = [seed_at(2**64 - 1, position) for position in range(4)]
-    assert len(set(seeds)) == 4
-    assert all(0 <= seed < 2**63 for seed in seeds)
-    assert seed_at(5, 0) == 5
+@pytest.mark.parametrize(
+    ("seeds", "fields"),
+    [
+        (Seeds.NATIVE, {"seed": 2**63 - 1}),
+        (Seeds.PROCESSOR, {"vllm_xargs": {"baton_seed": 2**63 - 1}}),
+        (Seeds.IGNORED, {}),
+    ],
+)
+def test_seeds_fit_the_server(seeds: Seeds, fields: dict[str, Any]) -> None:
+    spec = replace(request(), sampling=SamplingParams(10, temperature=0.5, seed=2**64 - 1))
+    body = json.loads(encode_request(spec, replace(FACTS, seeds=seeds)))
+    assert {name: body[name] for name in body if name in ("seed", "vllm_xargs")} == fields
 
 
 def test_salts_reach_the_server_hashed() -> None:
@@ -363,6 +363,9 @@ def test_what_the_server_can_not_do_is_refused() -> None:
     rules = Grammar(GrammarKind.TOKEN_RULES, "{}")
     with pytest.raises(Invalid, match="bad_words"):
         encode_request(request(grammar=rules), FACTS)
+    lark = Grammar(GrammarKind.LARK, "start: /a/")
+    with pytest.raises(Invalid, match='"backend":"guidance"'):
+        encode_request(request(grammar=lark), replace(FACTS, has_lark=False))
 
 
 @pytest.mark.parametrize("url", ["https://host:1", "http://host", "host:1", "http://host:x"])

@@ -14,6 +14,7 @@ from attached_worker import handover
 from attached_worker.handover import HANDOVER_SECONDS
 from attached_worker.http_exchange import parse_address
 from attached_worker.program import check_role, variant_of
+from attached_worker.server import Seeds
 from attached_worker.vllm_server import VllmServer
 from attached_worker.worker import AttachedWorker
 from baton.clock import SystemClock
@@ -67,10 +68,10 @@ class Side:
 
 @asynccontextmanager
 async def side(
-    role: Role, version: str = "0.32.0", by_position: bool = True
+    role: Role, version: str = "0.32.0", seeds: Seeds = Seeds.NATIVE
 ) -> AsyncIterator[Side]:
     fake, clock, connector = FakeVllm(), ShiftedClock(), GrpcKvImportConnector()
-    fake.lends_kv, fake.version, fake.samples_by_position = True, version, by_position
+    fake.lends_kv, fake.version, fake.seeds = True, version, seeds
     await fake.start()
     server = VllmServer(parse_address(fake.url))
     facts, name = await server.describe(), WorkerId(f"{role.value}-0")
@@ -96,9 +97,9 @@ async def side(
 
 
 @asynccontextmanager
-async def pair(by_position: bool = True) -> AsyncIterator[tuple[Side, Side]]:
+async def pair(seeds: Seeds = Seeds.NATIVE) -> AsyncIterator[tuple[Side, Side]]:
     async with AsyncExitStack() as stack:
-        sides = [side(role, by_position=by_position) for role in (Role.PREFILL, Role.DECODE)]
+        sides = [side(role, seeds=seeds) for role in (Role.PREFILL, Role.DECODE)]
         prefill, decode = [await stack.enter_async_context(each) for each in sides]
         yield prefill, decode
 
@@ -160,13 +161,12 @@ async def test_what_begins_anew_with_a_request_is_generated_by_one_server(
     fields: dict[str, Any],
 ) -> None:
     spec = request(**fields)
-    async with pair(by_position=False) as (prefill, decode):
+    async with pair(Seeds.IGNORED) as (prefill, decode):
         hand_over(spec, prefill, decode)
         outputs = await decode.answer()
         await until(lambda: prefill.worker.is_idle)
         assert await prefill.sent() == []
-    expected = expected_answer(spec.token_ids, 6, fields.get("seed"), by_position=False)
-    assert tokens(outputs) == expected
+    assert tokens(outputs) == expected_answer(spec.token_ids, 6)
     assert (outputs[0].first_index, outputs[-1].cached_tokens) == (0, 3)
     assert "seed" not in prefill.fake.requests[0]
     assert decode.fake.requests[0]["prompt"] == list(spec.token_ids)
@@ -183,7 +183,7 @@ async def test_sampled_answers_go_on_where_servers_sample_by_position() -> None:
 
 
 async def test_servers_that_sample_differently_share_no_answer() -> None:
-    async with side(Role.PREFILL) as prefill, side(Role.DECODE, by_position=False) as decode:
+    async with side(Role.PREFILL) as prefill, side(Role.DECODE, seeds=Seeds.PROCESSOR) as decode:
         hand_over(request(), prefill, decode)
         (output,) = await decode.answer()
     assert output.details["error_status"] == "INVALID_ARGUMENT"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from attached_worker.server import Seeds
 from attached_worker.server_check import check_servers
 from attached_worker.vllm_server import PLUGIN_FOLDER
 from baton.config import Settings
@@ -32,7 +33,7 @@ def attach(*urls: str) -> Settings:
 def test_servers_are_described(servers: FakeVllmThread) -> None:
     whole = servers.start(HUB_MODEL)
     lacking = servers.start(HUB_MODEL, counts_cached_tokens=False, has_prefix_caching=False)
-    anew = servers.start(HUB_MODEL, samples_by_position=False)
+    anew = servers.start(HUB_MODEL, seeds=Seeds.IGNORED, has_lark=False)
     old = servers.start(HUB_MODEL, version="0.24.0")
     reports = check_servers(attach(whole.url, lacking.url, old.url, anew.url))
     assert reports[0].describe() == (
@@ -44,8 +45,10 @@ def test_servers_are_described(servers: FakeVllmThread) -> None:
         (FLAG, "prefixes are computed anew each time: add --enable-prefix-caching"),
         ("vLLM 0.24.0 is not tested: use 0.28 or newer",),
         (
-            "sampled answers that continue elsewhere get another seed: start it with "
+            "seeds are ignored, and sampled answers that continue elsewhere change: start it with "
             f"PYTHONPATH={PLUGIN_FOLDER} and --logits-processors seed_by_position:SeedByPosition",
+            "strict and required tool calls are refused: add --structured-outputs-config "
+            """'{"backend":"guidance"}'""",
         ),
     ]
 

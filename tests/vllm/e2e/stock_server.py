@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from attached_worker.vllm_protocol import GRAMMAR_FLAG
 from attached_worker.vllm_server import PLUGIN, PLUGIN_FOLDER
 from baton.network.free_port import free_port
 from testkit.local_cluster import VLLM_PYTHON
@@ -23,6 +25,7 @@ STOCK_FOLDER = VLLM_PYTHON.parents[2] / ".venv-stock"
 ARGUMENTS = (
     "--dtype=float32", "--enforce-eager", "--max-model-len=1024", "--host=127.0.0.1",
     "--shutdown-timeout=5", "--enable-prompt-tokens-details", f"--logits-processors={PLUGIN}",
+    *shlex.split(GRAMMAR_FLAG),
 )  # fmt: skip
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -48,6 +51,9 @@ class Server:
             return bytes(response.read())
 
     def complete(self, prompt: list[int], **fields: Any) -> list[int]:
+        """Have the server complete a prompt. A ``seed`` is given to the logits processor."""
+        if "seed" in fields:
+            fields["vllm_xargs"] = {"baton_seed": fields.pop("seed")}
         body = {"model": "served", "prompt": prompt, "return_token_ids": True, **fields}
         choice = json.loads(self.ask("/v1/completions", body))["choices"][0]
         return list(choice["token_ids"])
