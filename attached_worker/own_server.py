@@ -22,6 +22,9 @@ from baton.system.process_folder import make_process_folder
 STOP_SECONDS = 5.0
 """How long an idle server may take to end after SIGTERM."""
 
+SPECULATION_FLAGS = ("--speculative-config", "--speculative_config", "-sc")
+"""vLLM allows no logits processors beside speculative decoding."""
+
 NVIDIA_DEVICE = Path("/dev/nvidiactl")
 
 
@@ -98,16 +101,18 @@ class OwnServer:
             f"--served-model-name={settings.model_name}",
             f"--shutdown-timeout={settings.drain_timeout_seconds:.0f}",
             f"--kv-events-config={json.dumps(events)}",
-            f"--logits-processors={PLUGIN}",
             "--enable-prompt-tokens-details",
             *shlex.split(GRAMMAR_FLAG),
         ]
+        own = shlex.split(settings.engine_args)
+        if not any(each.startswith(SPECULATION_FLAGS) for each in own):
+            arguments.append(f"--logits-processors={PLUGIN}")
         if not WORKER_KINDS[self._role].serves_alone:
             buffer = {"kv_buffer_device": "cpu"} if self._is_on_cpu else {}
             arguments.append(f"--kv-transfer-config={json.dumps(CONNECTOR | buffer)}")
         if settings.dtype != "auto":
             arguments.append(f"--dtype={settings.dtype}")
-        return [*arguments, *shlex.split(settings.engine_args)]
+        return [*arguments, *own]
 
     @property
     def _is_on_cpu(self) -> bool:
