@@ -22,11 +22,16 @@ from testkit.local_cluster import VLLM_PYTHON
 STOCK_FOLDER = VLLM_PYTHON.parents[2] / ".venv-stock"
 """Has an environment per version of vLLM, which ``make test-vllm`` installs."""
 
+PLUGIN_ARGUMENT = f"--logits-processors={PLUGIN}"
 ARGUMENTS = (
     "--dtype=float32", "--enforce-eager", "--max-model-len=1024", "--host=127.0.0.1",
-    "--shutdown-timeout=5", "--enable-prompt-tokens-details", f"--logits-processors={PLUGIN}",
+    "--shutdown-timeout=5", "--enable-prompt-tokens-details", PLUGIN_ARGUMENT,
     *shlex.split(GRAMMAR_FLAG),
 )  # fmt: skip
+TRANSFER = (
+    '--kv-transfer-config={"kv_connector":"NixlConnector","kv_role":"kv_both",'
+    '"kv_buffer_device":"cpu","kv_load_failure_policy":"recompute"}'
+)
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -35,6 +40,9 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "PYTHONPATH": str(PLUGIN_FOLDER),
     "VLLM_NO_USAGE_STATS": "1",
+    "UCX_TLS": "tcp,cma,posix,sysv,self",
+    "UCX_NET_DEVICES": "lo",
+    "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
 }
 
 

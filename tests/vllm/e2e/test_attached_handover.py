@@ -14,7 +14,7 @@ import pytest
 
 from baton.network.free_port import free_port
 from testkit.local_cluster import LocalCluster, local_cluster
-from tests.vllm.e2e.stock_server import ARGUMENTS, Server, vllm_serve
+from tests.vllm.e2e.stock_server import ARGUMENTS, TRANSFER, Server, vllm_serve
 
 pytestmark = pytest.mark.timeout(600)
 SEED = 12
@@ -24,10 +24,6 @@ LEASE_SECONDS = 30
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 5, "ignore_eos": True}
 PENALIZED: dict[str, Any] = {"temperature": 0, "presence_penalty": 0.7, "ignore_eos": True}
-TRANSFER = (
-    '--kv-transfer-config={"kv_connector":"NixlConnector","kv_role":"kv_both",'
-    '"kv_buffer_device":"cpu","kv_load_failure_policy":"recompute"}'
-)
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +32,6 @@ def servers(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("servers")
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setenv("UCX_TLS", "tcp,cma,posix,sysv,self")
-        patch.setenv("UCX_NET_DEVICES", "lo")
-        patch.setenv("VLLM_NIXL_SIDE_CHANNEL_HOST", "127.0.0.1")
         started = []
         for name in ("prefill", "decode", "alone"):
             patch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(free_port()))
