@@ -17,7 +17,10 @@ from tests.vllm.e2e.vllm_cluster import prompt
 
 pytestmark = pytest.mark.timeout(600)
 TOKENS = 24
-PROMPTS = [prompt(seed, length) for seed, length in enumerate((5, 100, 128, 300))]
+PROMPTS = [
+    *(prompt(seed, length) for seed, length in enumerate((5, 100, 128, 300))),
+    [7, 8, 9] * 30,
+]
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 
@@ -53,7 +56,7 @@ def test_adapters_by_name_and_speculation(models: dict[str, Path], tmp_path: Pat
             assert cluster.complete(tokens, TOKENS, model="sql", **GREEDY) == other
             answers = [cluster.complete(tokens, TOKENS, **GREEDY) for _ in range(4)]
             assert answers == 4 * [base]
-        assert fast.metric("vllm:spec_decode_num_accepted_tokens_total") > 0
+        assert fast.metric("vllm:spec_decode_num_draft_tokens_total") > 0
 
 
 def test_a_hand_over_from_two_ranks_to_one(
