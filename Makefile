@@ -231,10 +231,11 @@ fix: setup  ## Format the code, and mend what the linter can
 	$(BIN)/ruff check --no-cache --fix .
 	$(BIN)/ruff format --no-cache .
 
-sim: setup  ## Storms over a simulated cluster (SEED=… RUNS=… PROCESSES=… VERBOSE=1)
+sim: setup  ## Storms over a simulated cluster (SEED=… RUNS=… PROCESSES=… ATTACHED=1 VERBOSE=1)
 	@$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED)) \
 	  --runs $(if $(RUNS),$(RUNS),$(if $(SEED),1,1000)) \
-	  $(if $(PROCESSES),--processes $(PROCESSES)) $(if $(VERBOSE),--verbose)
+	  $(if $(PROCESSES),--processes $(PROCESSES)) $(if $(ATTACHED),--attached) \
+	  $(if $(VERBOSE),--verbose)
 
 tool-formats: setup  ## Recorded outputs of nine model families, read by the router's parser
 	@$(BIN)/python -m tests.tool_formats

@@ -34,17 +34,18 @@ log = structlog.get_logger(__name__)
 
 
 class Steps:
-    """Runs the steps of a job in a task. If they raise, the job fails."""
+    """Runs the steps of a job in a task. If they raise, the job fails. ``begin`` is not called if
+    the job ends before the task begins."""
 
-    def __init__(self, job: AttachedJob, steps: Coroutine[Any, Any, None]) -> None:
-        self._task = asyncio.create_task(self._run(job, steps))
+    def __init__(self, job: AttachedJob, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._task = asyncio.create_task(self._run(job, begin))
 
     def abort(self) -> None:
         self._task.cancel()
 
-    async def _run(self, job: AttachedJob, steps: Coroutine[Any, Any, None]) -> None:
+    async def _run(self, job: AttachedJob, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await steps
+            await begin()
         except BatonError as error:
             job.fail(error)
         except Exception:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -92,6 +93,10 @@ class AttachedWorker:
         self._is_doubted = False
         """Whether the server has broken off an answer since the last probe."""
 
+        self._was_stopped = False
+        """Whether this process was stopped for so long that the server may be another one by now,
+        and was not asked since."""
+
     # -- lifecycle -------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -106,14 +111,16 @@ class AttachedWorker:
                 await self._clock.sleep(SWEEP_SECONDS)
 
     def _sweep(self) -> None:
-        self._swept_at = (self._swept_at[1], self._clock.monotonic())
+        now = self._clock.monotonic()
+        self._was_stopped |= now > self._swept_at[1] + IDLE_PROBE_SECONDS
+        self._swept_at = (self._swept_at[1], now)
         if self._has_progress:
             self._has_progress = False
             for stream in dict.fromkeys(job.stream for job in self._jobs.values()):
                 stream.announce_progress()
         since = self._role_state.draining_since_seconds
         if since is not None and self._has_other_ready_workers():
-            in_grace = self._clock.monotonic() < since + self._config.drain_grace_seconds
+            in_grace = now < since + self._config.drain_grace_seconds
             for job in list(self._jobs.values()):
                 if not job.has_prompt or not in_grace:
                     job.reroute()
@@ -155,7 +162,7 @@ class AttachedWorker:
             await self._clock.sleep(SWEEP_SECONDS)
             quiet = self._clock.monotonic() - self._progress_at
             is_quiet = quiet >= (QUIET_SECONDS if self._jobs else IDLE_PROBE_SECONDS)
-            if not is_quiet and not self._is_doubted:
+            if not (is_quiet or self._is_doubted or self._was_stopped):
                 continue
             self._is_doubted = False
             await self._probe()
@@ -182,7 +189,7 @@ class AttachedWorker:
             probe.cancel()
         self._timing.record_probe(self._clock.monotonic() - asked_at)
         self._record_progress()
-        if self._failure:
+        if self._failure or self._was_stopped:
             await self._regain_server()
 
     def _lose_server(self, error: Unavailable) -> None:
@@ -196,13 +203,16 @@ class AttachedWorker:
             job.fail(Unavailable(f"the server of worker {self._id} is lost: {error}"))
 
     async def _regain_server(self) -> None:
-        """Accept requests again. Raises Unavailable if this is not the server that was lost."""
+        """Accept requests again. Raises Unavailable if this is not the same server as before."""
         try:
             facts = await self._server.describe()
         except BatonError:
             return
         if facts != self._facts:
             raise Unavailable(f"the server was {self._facts}, and came back as {facts}")
+        self._was_stopped = False
+        if not self._failure:
+            return
         log.warning("server_regained", after=self._failure)
         self._failure = ""
         if self._is_paused:
@@ -260,10 +270,10 @@ class AttachedWorker:
             job.running.append(self._server.start(spec, job))
         elif task is Task.PREFILL:
             export = self._exports.open(placement_id(spec), job.cancel)
-            steps = compute_prompt(self._server, job, export, lambda: self._swept_at[0])
+            steps = partial(compute_prompt, self._server, job, export, lambda: self._swept_at[0])
             job.running.append(Steps(job, steps))
         elif source is not None:
-            job.running.append(Steps(job, self._import_and_answer(job, source)))
+            job.running.append(Steps(job, partial(self._import_and_answer, job, source)))
 
     async def _import_and_answer(self, job: AttachedJob, source: WorkerRef) -> None:
         opening = KvTransferOpen(

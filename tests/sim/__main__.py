@@ -1,4 +1,5 @@
-"""Run fault-injection simulations of a cluster, one per seed: `make sim SEED=… RUNS=…`.
+"""Run fault-injection simulations of a cluster, one per seed: `make sim SEED=… RUNS=…`; with
+ATTACHED=1, of attached workers and their servers.
 
 Prints the number of runs per second, and the seed of each run that violated a guarantee. With
 VERBOSE=1, also prints a line per event. The last line is JSON. Exits with 1 if a run failed.
@@ -12,9 +13,11 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 from baton.clock import SystemClock
-from tests.sim.whole.run import Outcome, run_seed, simulation_environment
+from tests.sim.attached.run import AttachedRun
+from tests.sim.whole.run import Outcome, Run, run_seed, simulation_environment
 
 PROGRESS_SECONDS = 30.0
 
@@ -61,7 +64,7 @@ def main() -> int:
     clock = SystemClock()
     began = last_printed = clock.monotonic()
     tally = Tally()
-    for outcome in _outcomes(options.seed, options.runs, options.processes):
+    for outcome in _outcomes(options):
         tally.add(outcome)
         if options.verbose:
             print("\n".join(outcome.events))
@@ -75,15 +78,16 @@ def main() -> int:
     return 1 if tally.failed_seeds else 0
 
 
-def _outcomes(seed: int, runs: int, processes: int) -> Iterator[Outcome]:
-    seeds = range(seed, seed + runs)
-    if processes == 1:
+def _outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
+    seeds = range(options.seed, options.seed + options.runs)
+    run = partial(run_seed, kind=AttachedRun if options.attached else Run)
+    if options.processes == 1:
         with simulation_environment():
-            yield from map(run_seed, seeds)
+            yield from map(run, seeds)
         return
     context = multiprocessing.get_context("spawn")
-    with context.Pool(processes, initializer=_begin) as pool:
-        yield from pool.imap(run_seed, seeds, chunksize=20)
+    with context.Pool(options.processes, initializer=_begin) as pool:
+        yield from pool.imap(run, seeds, chunksize=20)
 
 
 def _begin() -> None:
@@ -97,6 +101,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--attached", action="store_true", help="attached workers and servers")
     parser.add_argument("--verbose", action="store_true", help="one line per event")
     options = parser.parse_args()
     if options.runs < 1 or options.processes < 1:

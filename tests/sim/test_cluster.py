@@ -32,7 +32,7 @@ def test_no_fault_schedule_breaks_a_guarantee(batch: int) -> None:
 @pytest.mark.timeout(400)  # some are found after hundreds of runs
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(bug: str) -> None:
-    with simulation_environment(), planted(bug):
+    with simulation_environment(), planted(BUGS[bug]):
         for seed in range(NUM_RUNS):
             outcome = run_seed(seed)
             if outcome.failure:

@@ -427,9 +427,9 @@ BUGS: dict[str, Callable[[], Changes]] = {
 
 
 @contextmanager
-def planted(name: str) -> Iterator[None]:
-    """Patch the bug ``name`` into the production code."""
+def planted(bug: Callable[[], Changes]) -> Iterator[None]:
+    """Patch the bug into the production code."""
     with ExitStack() as changes:
-        for owner, attribute, replacement in BUGS[name]():
+        for owner, attribute, replacement in bug():
             changes.enter_context(patch.object(owner, attribute, replacement))
         yield

@@ -249,4 +249,4 @@ class Cluster:
 
 def _is_write_paused(end: SimSocket) -> bool:
     """Return whether this end waits for its peer to read."""
-    return end.protocol is not None and end.protocol._writable is not None
+    return getattr(end.protocol, "_writable", None) is not None

@@ -24,14 +24,18 @@ def check_history(
     answers: Sequence[ClientResponse], may_fail_often: bool, config: EngineConfig
 ) -> None:
     for answer in answers:
-        check_answer(answer, may_fail_often, config)
+        check_answer(answer, may_fail_often, expected_answer(answer, config))
 
 
-def check_answer(answer: ClientResponse, may_fail_often: bool, config: EngineConfig) -> None:
+def check_answer(
+    answer: ClientResponse,
+    may_fail_often: bool,
+    reference: tuple[tuple[TokenId, ...], FinishReason],
+) -> None:
     """Check that the response has ended in an allowed way, and that its tokens are those of the
     reference answer, or a prefix of them if the response is incomplete."""
     name = answer.request.spec.request_id
-    expected, reason = expected_answer(answer, config)
+    expected, reason = reference
     tokens = tuple(answer.tokens)
     if not answer.end:
         raise GuaranteeViolation(f"{name}: the response never ended")

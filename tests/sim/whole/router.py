@@ -186,7 +186,13 @@ class SimRouter:
     """A router that listens for clients at ``address``. Its framed connections are production
     code."""
 
-    def __init__(self, environment: "SimEnvironment", name: str, max_model_tokens: int) -> None:
+    def __init__(
+        self,
+        environment: "SimEnvironment",
+        name: str,
+        max_model_tokens: int,
+        failover: FailoverConfig = FAILOVER_CONFIG,
+    ) -> None:
         self.environment = environment
         self.process = Process(name, environment.network)
         self.address = f"{name}:80"
@@ -204,7 +210,7 @@ class SimRouter:
             placer,
             self.worker_connections,
             environment.clock,
-            FAILOVER_CONFIG,
+            failover,
             rank_variants=self._workers.rank_variants,
         )
         self.service = SimRouterContext(environment.clock)

@@ -32,9 +32,6 @@ GC_THRESHOLD = 200_000
 and with the default threshold, collecting them would take a fifth of the time."""
 
 LONGEST_ANSWER_SECONDS = 120.0
-REST_SECONDS = 40.0
-"""How long resources may take to be released: longer than every lease and export timeout."""
-
 NUM_RETURNS, NUM_RETURNING_TOKENS = 3, 17
 """How often a prompt is sent again after the faults, and its length: several blocks."""
 
@@ -64,6 +61,9 @@ class Outcome:
 
 
 class Run:
+    rest_seconds = 40.0
+    """How long resources may take to be released: longer than every lease and export timeout."""
+
     def __init__(self, seed: int, loop: SimLoop) -> None:
         self._chance = SeededRandom(seed)
         # Requests to models with windows of their own may have none.
@@ -148,7 +148,7 @@ class Run:
     async def _wait_until_at_rest(self) -> None:
         """Wait until no process holds blocks, leases or connections for any request."""
         cluster = self._cluster
-        end = cluster.clock.monotonic() + REST_SECONDS
+        end = cluster.clock.monotonic() + self.rest_seconds
         while not cluster.is_at_rest():
             in_time = cluster.clock.monotonic() < end
             assert in_time, f"resources were not released in time: {cluster.describe()}"
@@ -161,7 +161,7 @@ def _leave(task: "asyncio.Task[None]", answer: ClientResponse) -> None:
         task.cancel()
 
 
-def run_seed(seed: int) -> Outcome:
+def run_seed(seed: int, kind: type[Run] = Run) -> Outcome:
     """Run the simulation with one seed. Call it within :func:`simulation_environment`."""
     loop = SimLoop()  # type: ignore[abstract]
     run = None
@@ -169,7 +169,7 @@ def run_seed(seed: int) -> Outcome:
 
     async def main() -> None:
         nonlocal run
-        run = Run(seed, loop)
+        run = kind(seed, loop)
         await run.main()
 
     try:

@@ -15,7 +15,7 @@ from attached_worker.http_exchange import parse_address
 from attached_worker.server import Seeds, ServerFacts
 from attached_worker.vllm_protocol import encode_request, hashed_salt
 from attached_worker.vllm_server import VllmServer
-from attached_worker.worker import AttachedWorker
+from attached_worker.worker import IDLE_PROBE_SECONDS, AttachedWorker
 from baton.clock import SystemClock
 from baton.core.attention_window import AttentionWindow
 from baton.core.grammar import Grammar, GrammarKind
@@ -288,6 +288,30 @@ async def test_another_server_at_the_same_address_ends_the_worker() -> None:
     await newer.close()
     assert "0.33.0" in str(raised.value.exceptions[0])
     assert isinstance(raised.value.exceptions[0], Unavailable)
+
+
+async def test_a_worker_that_was_stopped_asks_whether_its_server_is_the_same() -> None:
+    """The server may have been restarted meanwhile, so that no probe has failed."""
+
+    class ShiftedClock(SystemClock):
+        ahead = 0.0
+
+        def monotonic(self) -> float:
+            return super().monotonic() + self.ahead
+
+    fake, clock = FakeVllm(), ShiftedClock()
+    await fake.start()
+    server = VllmServer(parse_address(fake.url))
+    facts, connector = await server.describe(), GrpcKvImportConnector()
+    worker = AttachedWorker(WorkerId("mixed-0"), Role.MIXED, server, facts, clock, connector)
+    running = asyncio.ensure_future(worker.run())
+    while worker.state is WorkerState.JOINING:
+        await asyncio.sleep(0)
+    fake.version, clock.ahead = "0.33.0", IDLE_PROBE_SECONDS + 1
+    with pytest.raises(ExceptionGroup) as raised:
+        await running
+    await fake.close()
+    assert "0.33.0" in str(raised.value.exceptions[0])
 
 
 async def test_a_server_without_statistics_is_refused_by_the_flag() -> None:
