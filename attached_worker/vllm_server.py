@@ -115,15 +115,20 @@ class VllmServer:
     async def _find_seeds(self, facts: ServerFacts) -> Seeds:
         """Have the server generate seeded tokens, and once more those behind the first half. A
         server that computes in BF16 rounds differently then, and may seldom choose another one, so
-        it is asked up to three times."""
-        for seeds in (Seeds.PROCESSOR, Seeds.NATIVE):
-            for seed in range(3):
-                fields = seed_fields(seed, seeds)
-                whole = await self._sample(facts, [], fields)
-                rest = await self._sample(facts, whole[:HALF_SAMPLE], fields)
-                if rest == whole[HALF_SAMPLE:]:
-                    return seeds
-        return Seeds.IGNORED
+        there are two tries, at the same time."""
+        tries = [(seeds, seed) for seeds in (Seeds.PROCESSOR, Seeds.NATIVE) for seed in range(2)]
+        fields = [seed_fields(seed, seeds) for seeds, seed in tries]
+        wholes = await asyncio.gather(*[self._sample(facts, [], each) for each in fields])
+        firsts = [whole[:HALF_SAMPLE] for whole in wholes]
+        rests = await asyncio.gather(
+            *[self._sample(facts, *each) for each in zip(firsts, fields, strict=True)]
+        )
+        found = [
+            seeds
+            for (seeds, _), whole, rest in zip(tries, wholes, rests, strict=True)
+            if whole[HALF_SAMPLE:] == rest
+        ]
+        return found[0] if found else Seeds.IGNORED
 
     async def _sample(
         self, facts: ServerFacts, tokens: list[int], fields: Mapping[str, object]

@@ -7,9 +7,10 @@ from typing import Any
 
 import orjson
 
-from attached_worker import handover, job, vllm_protocol, vllm_server
+from attached_worker import handover, job, vllm_protocol, vllm_server, worker
 from attached_worker.handover import HANDOVER_SECONDS, PromptExport, PromptExports
-from attached_worker.job import AttachedJob
+from attached_worker.job import AttachedJob, must_be_held
+from attached_worker.server import Seeds, ServerFacts
 from attached_worker.vllm_server import VllmServer
 from attached_worker.worker import AttachedWorker
 from baton.core.request import FinishReason
@@ -27,9 +28,9 @@ def shared_salt() -> Changes:
     """KV of another server is cached under the tenant's salt."""
     original = vllm_protocol.encode_request
 
-    def encode(spec: Any, model: str, kv: Any = None, block_tokens: int = 0) -> bytes:
-        body = orjson.loads(original(spec, model, kv, block_tokens))
-        own = orjson.loads(original(spec, model))
+    def encode(spec: Any, facts: ServerFacts, kv: Any = None) -> bytes:
+        body = orjson.loads(original(spec, facts, kv))
+        own = orjson.loads(original(spec, facts))
         body.pop("cache_salt", None)
         return orjson.dumps(body | {k: own[k] for k in own if k == "cache_salt"})
 
@@ -130,18 +131,21 @@ def last_block_named_once() -> Changes:
 
 def sampled_token_shown() -> Changes:
     """The prefill server's token is shown for answers that the other server begins anew."""
-    return [(handover, "shows_first_token", lambda spec: True)]
+    return [(worker, "continues", lambda spec, samples_by_position: not must_be_held(spec))]
 
 
 def nothing_held() -> Changes:
     """Answers with penalties are shown as they come, and continued elsewhere."""
-    never = lambda spec: False  # noqa: E731
-    return [(job, "must_be_held", never), (handover, "must_be_held", never)]
+    return [(job, "must_be_held", lambda spec: False)]
 
 
-def seed_repeated() -> Changes:
-    """An answer that continues elsewhere repeats its noise."""
-    return [(vllm_protocol, "seed_at", lambda seed, position: seed & vllm_protocol.MAX_SEED)]
+def seeds_trusted() -> Changes:
+    """Any server is taken for one that samples by seed and position."""
+
+    async def find(self: VllmServer, facts: ServerFacts) -> Seeds:
+        return Seeds.NATIVE
+
+    return [(VllmServer, "_find_seeds", find)]
 
 
 def export_left() -> Changes:
@@ -186,7 +190,7 @@ BUGS = {
         last_block_named_once,
         sampled_token_shown,
         nothing_held,
-        seed_repeated,
+        seeds_trusted,
         aborted_is_finished,
         health_only,
         export_left,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from attached_worker.http_exchange import parse_address
 from attached_worker.program import variant_of
-from attached_worker.server import ServerFacts
+from attached_worker.server import Seeds, ServerFacts
 from attached_worker.vllm_server import VllmServer
 from attached_worker.worker import AttachedWorker
 from baton.core.ids import Incarnation, WorkerId
@@ -188,6 +188,8 @@ class AttachedCluster(Cluster):
         self.engines: dict[str, SimVllm] = {}
         self.servers: dict[str, SimVllm] = {}
         self.have_faults_ended = False
+        self.seeds = Seeds.NATIVE if chance.happens(0.5) else Seeds.IGNORED
+        """How its servers sample."""
 
     async def start(self) -> None:
         chance = self.chance
@@ -200,7 +202,8 @@ class AttachedCluster(Cluster):
                     self.start_server(name, VERSIONS[1])
                     plan = AttachedPlan(name, role)
                     self._start_worker(plan, f"{name}:1", f"{name}:10001")
-        await self.clock.sleep(BOOT_SECONDS)
+        while not all(worker.is_serving for worker in self.workers.values()):
+            await self.clock.sleep(BOOT_SECONDS)
         if chance.happens(0.5):
             self.start_conductor("c0")
         self.start_router()
@@ -217,7 +220,7 @@ class AttachedCluster(Cluster):
     def start_server(self, name: str, version: str) -> None:
         self._num_started += 1
         self.servers[name] = SimVllm(
-            self.environment, self.engines, name, version, self._num_started
+            self.environment, self.engines, name, version, self._num_started, self.seeds
         )
 
     def start_router(self) -> None:

@@ -4,7 +4,7 @@ guarantees."""
 import asyncio
 from dataclasses import replace
 
-from attached_worker.vllm_protocol import seed_at
+from attached_worker.server import Seeds
 from baton.core.ids import TokenId
 from baton.core.request import FinishReason
 from testkit.fakes.runner import reference_answer
@@ -45,7 +45,7 @@ class AttachedRun(Run):
         await self._wait_until_at_rest()
         for answer in self.answers:
             if not self._is_excused(answer):
-                check_answer(answer, False, expected_answer(answer))
+                check_answer(answer, False, expected_answer(answer, cluster.seeds))
         if not self._faults:
             await cluster.clock.sleep(CALM_SECONDS)
             check_without_faults(self.answers, cluster.router.worker_connections.recently_broken())
@@ -65,8 +65,11 @@ def _draw_request(chance: SeededRandom, number: int) -> ClientRequest:
     return replace(ask, spec=spec, at_seconds=LAST_SECONDS * ask.at_seconds)
 
 
-def expected_answer(answer: ClientResponse) -> tuple[tuple[TokenId, ...], FinishReason]:
-    """Return the reference answer. Each placement begins the generator of a sampled one anew."""
+def expected_answer(
+    answer: ClientResponse, seeds: Seeds
+) -> tuple[tuple[TokenId, ...], FinishReason]:
+    """Return the reference answer. If seeds are ignored, each placement of a sampled one begins a
+    generator anew."""
     spec, known = answer.request.spec, tuple[TokenId, ...]()
     reason = FinishReason.ERROR
     placements = answer.generation.record.placements if answer.generation is not None else ()
@@ -74,7 +77,7 @@ def expected_answer(answer: ClientResponse) -> tuple[tuple[TokenId, ...], Finish
         if start >= spec.sampling.max_tokens:
             break
         before = spec.token_ids + known[:start]
-        seed = server_seed(seed_at(spec.sampling.seed, start), len(before))
+        seed = server_seed(seeds, spec.sampling.seed, len(before))
         sampling = replace(spec.sampling, seed=seed)
         rest, reason = reference_answer(replace(spec, token_ids=before, sampling=sampling))
         known = known[:start] + rest

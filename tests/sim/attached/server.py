@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from attached_worker.server import Seeds
 from attached_worker.vllm_protocol import hashed_salt
 from baton.core.request import SamplingParams
 from testkit.fakes.runner import SLOT_BYTES, compute_slots, fake_sample
@@ -24,10 +25,10 @@ TENANT_SALTS = ("", hashed_salt(b"salt"))
 Body = dict[str, Any]
 
 
-def server_seed(seed: int, num_prompt_tokens: int) -> int:
-    """Return the seed of :func:`testkit.fakes.runner.fake_sample` for a request to a server, whose
-    generator begins anew with each request."""
-    return seed * 31 + num_prompt_tokens
+def server_seed(seeds: Seeds, seed: int, num_prompt_tokens: int) -> int:
+    """Return the seed of :func:`testkit.fakes.runner.fake_sample` for a request to a server. If
+    seeds are ignored, its generator begins anew with each request."""
+    return seed if seeds is Seeds.NATIVE else num_prompt_tokens
 
 
 class SimVllm:
@@ -43,10 +44,12 @@ class SimVllm:
         name: str,
         version: str,
         number: int,
+        seeds: Seeds,
     ) -> None:
         chance = environment.chance
         self.name = name
         self.version = version
+        self.seeds = seeds
         self.process = Process(f"{name}.server", environment.network)
         self.pool = KvPool(chance.between(40, 80))
         self.lent: dict[str, list[int]] = {}
@@ -272,7 +275,11 @@ class _Sequence:
         self._sampling = SamplingParams(
             self._max_tokens,
             temperature=body.get("temperature", 0.0),
-            seed=server_seed(body.get("seed", 0), len(self.prompt)),
+            seed=server_seed(
+                server.seeds if "seed" in body else Seeds.IGNORED,
+                body.get("seed", 0),
+                len(self.prompt),
+            ),
             presence_penalty=body.get("presence_penalty", 0.0),
         )
         parameters = body.get("kv_transfer_params") or {}
