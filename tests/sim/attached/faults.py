@@ -14,7 +14,7 @@ from tests.sim.whole.sockets import SimSocket
 DISRUPTIVE_FAULTS = (
     "kill", "freeze", "hang", "drain", "tear", "silence", "part",
     "freeze_server", "freeze_engine", "freeze_engine", "freeze_node", "kill_server", "crash_engine",
-    "shut_down", "roll_out", "exchange", "lend_oddly",
+    "shut_down", "roll_out", "exchange", "lend_oddly", "lend_oddly",
 )  # fmt: skip
 """Faults that may make placements fail."""
 

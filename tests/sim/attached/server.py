@@ -208,7 +208,7 @@ class SimVllm:
         blocks = self.lent[name] = sequence.blocks
         sequence.blocks = []
         self.process.start_task(self._expire(name))
-        if self.lends_oddly and self._chance.happens(0.3):
+        if self.lends_oddly and self._chance.happens(0.6):
             blocks, num_tokens = [*blocks, blocks[0]], num_tokens + BLOCK_TOKENS
         return {
             "do_remote_prefill": True,
