@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from helm_python import HelmRenderError
 
+from attached_worker.vllm_protocol import CONNECTOR
 from tests.helm.chart import (
     COMMIT,
     Object,
@@ -28,11 +29,6 @@ BASE = make_values(
     pools__mixed__role="mixed",
     pools__mixed__vllmServer__enabled=True,
 )
-KV_TRANSFER = {
-    "kv_connector": "NixlConnector",
-    "kv_role": "kv_both",
-    "kv_load_failure_policy": "recompute",
-}
 
 
 def split(**values: Any) -> Object:
@@ -100,7 +96,7 @@ def test_servers_of_mixed_pools_exchange_no_kv() -> None:
 
 @pytest.mark.parametrize(
     ("device", "config"),
-    [("cpu", KV_TRANSFER | {"kv_buffer_device": "cpu"}), ("cuda", KV_TRANSFER)],
+    [("cpu", CONNECTOR | {"kv_buffer_device": "cpu"}), ("cuda", CONNECTOR)],
 )
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_servers_of_prefill_and_decode_pools_exchange_kv(
