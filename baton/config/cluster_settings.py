@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from baton.config.values import CollectorUrl, Port, RayAddress, Seconds
 from baton.core.states import Role
-from baton.core.worker_kinds import WORKER_KINDS
+from baton.core.worker_kinds import WORKER_KINDS, can_serve
 
 
 class ClusterSettings(BaseModel):
@@ -105,12 +105,15 @@ class ClusterSettings(BaseModel):
     @classmethod
     def _without_unwanted_pools(cls, values: Any) -> Any:
         """If only sizes of pools are given whose workers serve alone, leave the others empty.
-        Without sizes, each attached server gets a worker."""
+        Without sizes, each attached server gets a worker, unless these could not serve requests:
+        the one server of a prefill worker is one of a cluster's."""
         if isinstance(values, dict) and values.get("attach"):
             servers = values["attach"]
             names = servers.split(",") if isinstance(servers, str) else servers
             pools = [each.partition("=")[0].strip() for each in names]
-            values = {**{role.value: pools.count(role.value) for role in WORKER_KINDS}, **values}
+            sizes = {role: pools.count(role.value) for role in WORKER_KINDS}
+            if can_serve(sizes):
+                values = {**{role.value: size for role, size in sizes.items()}, **values}
         kinds = WORKER_KINDS.values()
         given = isinstance(values, dict) and {kind.role for kind in kinds if kind.role in values}
         alone = {kind.role for kind in kinds if kind.serves_alone}

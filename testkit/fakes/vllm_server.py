@@ -225,7 +225,7 @@ class FakeVllm:
         await self.step.wait()
         if lender is not None:
             await lender.step.wait()
-        return self.kv.known(request)
+        return await self.kv.known(request)
 
     def _choice(
         self, request: dict[str, Any], tokens: list[int], reason: str | None

@@ -150,7 +150,7 @@ def test_a_server_that_cannot_be_used_is_told_before_anything_starts(
     [
         ("store=http://127.0.0.1:1", "or mixed=http://HOST:PORT"),
         ("http://127.0.0.1:1", "or mixed=http://HOST:PORT"),
-        ("prefill=http://127.0.0.1:1", "prefill=1 decode=0 mixed=1 could not serve"),
+        ("prefill=http://127.0.0.1:1", "1 mixed workers need as many attached servers"),
         ("mixed=http://127.0.0.1:1,mixed=http://127.0.0.1:1", "names a server twice"),
     ],
 )

@@ -22,6 +22,7 @@ SCENARIOS: dict[str, Path | None] = {
     "ray": CHART / "values-ray.yaml",
     "vllm": CHART / "values-vllm.yaml",
     "vllm-stock": CHART / "values-vllm-stock.yaml",
+    "vllm-stock-pools": OWN_VALUES / "vllm-stock-pools.yaml",
     "autoscaled": OWN_VALUES / "autoscaled.yaml",
     "everything": OWN_VALUES / "everything.yaml",
 }

@@ -70,4 +70,4 @@ def test_examples_in_docs_render(block: Object) -> None:
 
 
 def test_examples_are_found_in_docs() -> None:
-    assert len(blocks()) == 7
+    assert len(blocks()) == 9

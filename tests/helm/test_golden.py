@@ -14,7 +14,9 @@ import yaml
 from tests.helm.chart import Object, release_of
 
 GOLDEN = Path(__file__).with_name("golden")
-GOLDEN_SCENARIOS = ("demo", "gpu", "ray", "vllm", "vllm-stock", "everything")
+GOLDEN_SCENARIOS = (
+    "demo", "gpu", "ray", "vllm", "vllm-stock", "vllm-stock-pools", "everything",
+)  # fmt: skip
 
 
 class Plain(yaml.CSafeDumper):

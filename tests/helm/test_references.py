@@ -16,6 +16,7 @@ OUTSIDE = {
         ("PersistentVolumeClaim", "models"),
     },
     "vllm-stock": {("PersistentVolumeClaim", "models")},
+    "vllm-stock-pools": {("PersistentVolumeClaim", "models")},
     "everything": {
         ("Secret", "hub-token"), ("Secret", "redis-url"), ("Secret", "test-key"),
         ("Secret", "registry"), ("Secret", "outside"),
@@ -245,6 +246,14 @@ def test_only_the_right_roles_reach_each_other() -> None:
     assert may_reach(release, "redis") == {role: [6379] for role in roles}
     everybody = {pod.role for pod in release.pods()}
     assert may_reach(release, "router") == {role: [8000] for role in everybody}
+
+
+def test_only_workers_and_stores_reach_the_servers_that_exchange_kv() -> None:
+    """NixlConnector and UCX, which picks its ports, authenticate nobody."""
+    for role in ("prefill", "decode"):
+        assert may_reach(release_of("vllm-stock-pools"), role) == {
+            "router": [7000, 7001], "conductor": [7000, 7001], "prefill": None, "decode": None,
+        }  # fmt: skip
 
 
 def test_access_to_the_router_can_be_restricted() -> None:

@@ -1,10 +1,24 @@
 """Tests pools whose pods have a vLLM server of their own (``values-vllm-stock.yaml``)."""
 
+import json
+from typing import Any
+
 import pytest
 from helm_python import HelmRenderError
 
-from tests.helm.chart import COMMIT, Object, Pod, Release, make_values, render
+from attached_worker.vllm_protocol import CONNECTOR
+from tests.helm.chart import (
+    COMMIT,
+    Object,
+    Pod,
+    Release,
+    make_values,
+    render,
+    values_of,
+    with_value,
+)
 from tests.helm.pod_security import violations
+from tests.helm.test_problems import problems
 
 BASE = make_values(
     model__source="pvc",
@@ -17,8 +31,16 @@ BASE = make_values(
 )
 
 
-def workers_of(release: Release) -> Pod:
-    [pod] = [pod for pod in release.serving() if pod.role == "mixed"]
+def split(**values: Any) -> Object:
+    """Return values of prefill and decode pools of servers, changed as in ``make_values``."""
+    changed = values_of("vllm-stock-pools")
+    for path, value in values.items():
+        changed = with_value(changed, path.replace("__", "."), value)
+    return changed
+
+
+def workers_of(release: Release, role: str = "mixed") -> Pod:
+    [pod] = [pod for pod in release.serving() if pod.role == role]
     return pod
 
 
@@ -66,10 +88,58 @@ def test_gpus_and_arguments_are_the_servers() -> None:
     assert "nvidia.com/gpu" not in pod.main["resources"]["limits"]
 
 
+def test_servers_of_mixed_pools_exchange_no_kv() -> None:
+    server = server_of(workers_of(render(BASE)))
+    assert not [arg for arg in server["args"] if "kv-transfer" in arg]
+    assert not [each["name"] for each in server["env"] if "NIXL" in each["name"]]
+
+
+@pytest.mark.parametrize(
+    ("device", "config"),
+    [("cpu", CONNECTOR | {"kv_buffer_device": "cpu"}), ("cuda", CONNECTOR)],
+)
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_servers_of_prefill_and_decode_pools_exchange_kv(
+    role: str, device: str, config: Object
+) -> None:
+    """A server names its pod's address to the others."""
+    pod = workers_of(render(split(poolDefaults__image=device)), role)
+    server = server_of(pod)
+    flag, _, given = server["args"][-1].partition("=")
+    assert (flag, json.loads(given)) == ("--kv-transfer-config", config)
+    variables = {each["name"]: each.get("value") or each["valueFrom"] for each in server["env"]}
+    assert variables["VLLM_NIXL_SIDE_CHANNEL_HOST"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert variables["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
+    assert {"name": "BATON_ATTACH", "value": f"{role}=http://127.0.0.1:8000"} in pod.main["env"]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        ["--kv-transfer-config={}"],
+        ["--kv_transfer_config", "{}"],
+        ["--kv-transfer-config.kv_connector=NixlConnector"],
+    ],
+)
+def test_a_pools_own_kv_transfer_config_is_the_only_one(own: list[str]) -> None:
+    pod = workers_of(render(split(pools__decode__vllmServer__args=own)), "decode")
+    assert server_of(pod)["args"][5:] == ["--shutdown-timeout=60", *own]
+
+
+def test_vllms_container_mounts_volumes_of_the_pool() -> None:
+    mount = {"name": "plugin", "mountPath": "/plugin"}
+    own = split(
+        pools__decode__extraVolumes=[{"name": "plugin", "configMap": {"name": "plugin"}}],
+        pools__decode__vllmServer__volumeMounts=[mount],
+    )
+    pod = workers_of(render(own), "decode")
+    assert mount in server_of(pod)["volumeMounts"]
+    assert mount not in pod.main["volumeMounts"]
+
+
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"pools__mixed__role": "prefill"}, "set pools.mixed.role=mixed"),
         ({"model__source": "demo"}, "pools.mixed.vllmServer has no model"),
         ({"ray__enabled": True}, "pools.mixed.vllmServer does not work with ray.enabled"),
     ],
@@ -83,3 +153,60 @@ def test_what_a_server_lacks_is_told(values: Object, problem: str) -> None:
     }
     with pytest.raises(HelmRenderError, match=problem):
         render(make_values(**own | values))
+
+
+NO_PREFILL = (
+    "pools.decode.vllmServer exchanges KV with other vLLM servers only, and Qwen3-0.6B has no"
+    " prefill pool of them (cpu): add one with vllmServer.enabled=true, or set"
+    " pools.decode.role=mixed"
+)
+OPEN = (
+    "pools.{0}.vllmServer exchanges KV with whoever reaches its pods: set"
+    " networkPolicy.enabled=true, or nixl.privateNetwork=true if only this release reaches them"
+)
+FABRIC = (
+    "pools.decode.vllmServer exchanges KV with whoever is on the network, and NetworkPolicies apply"
+    " neither to RDMA nor to the node's network: set nixl.privateNetwork=true if only this release"
+    " is on it"
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (split(), []),
+        (split(pools__prefill__vllmServer__enabled=False), [NO_PREFILL]),
+        (
+            split(
+                models__other={},
+                pools__prefill__modelName="other",
+                pools__more={"role": "decode", "modelName": "other"},
+                pools__first={"role": "prefill", "vllmServer": {"enabled": False}},
+            ),
+            [NO_PREFILL],
+        ),
+        (split(networkPolicy__enabled=False), [OPEN.format("decode"), OPEN.format("prefill")]),
+        (split(networkPolicy__enabled=False, nixl__privateNetwork=True), []),
+        (split(pools__decode__rdma__enabled=True), [FABRIC]),
+        (split(pools__decode__rdma__hostNetwork=True), [FABRIC]),
+        (split(pools__decode__rdma__enabled=True, nixl__privateNetwork=True), []),
+        (
+            split(ports__ops=5600, pools__more={"role": "mixed"}),
+            [
+                f"ports.ops is 5600, which is the port of NixlConnector in pools.{pool}: set"
+                " another one"
+                for pool in ("decode", "prefill")
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_servers_that_exchange_kv_need_each_other_and_a_private_network(
+    values: Object, found: list[str]
+) -> None:
+    assert problems(values) == found
+
+
+def test_servers_on_different_devices_exchange_no_kv() -> None:
+    [decode, prefill] = problems(split(pools__prefill__image="cuda"))
+    assert decode == NO_PREFILL
+    assert "pools.prefill.vllmServer" in prefill and "no decode pool of them (cuda)" in prefill

@@ -1,6 +1,7 @@
-"""Tests a release whose pods have a vLLM server of their own (``values-vllm-stock.yaml``)."""
+"""Tests releases whose pods have a vLLM server of their own (``values-vllm-stock.yaml``)."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from kubernetes import client
 
 from testkit.streams import make_request_bodies, record_answers, traffic
 from tests.helm.chart import CHART
-from tests.kube.cluster import cluster
+from tests.kube.cluster import Cluster, cluster
 from tests.kube.node.images import REPOSITORY
 from tests.kube.node.network import missing_requirement
 from tests.kube.patches import apply_merge_patch
@@ -27,30 +28,68 @@ OVERRIDES = {
         "pvc": None,
         "hostPath": {"path": str(REPOSITORY / "baton/models")},
     },
-    "pools": {"mixed": {"replicas": 1, "vllmServer": {"args": ["--token-seconds=0.02"]}}},
+    "poolDefaults": {"replicas": 1, "vllmServer": {"args": ["--token-seconds=0.02"]}},
+}
+MIXED = {"pools": {"mixed": {"replicas": None, "vllmServer": {"args": None}}}}
+SPLIT = {
+    "pools": {
+        "mixed": {"enabled": False},
+        "prefill": {"enabled": True, "vllmServer": {"enabled": True}},
+        "decode": {"enabled": True, "vllmServer": {"enabled": True}},
+    },
+    "settings": {"admission": False, "local_prefill": False},
 }
 
 
-def stock_values() -> dict[str, Any]:
-    values = yaml.safe_load((CHART / "values-vllm-stock.yaml").read_text())
-    return apply_merge_patch(values, OVERRIDES)
+def stock_values(pools: dict[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load((CHART / "values-vllm-stock.yaml").read_text())
+    for patch in (OVERRIDES, pools):
+        values = apply_merge_patch(values, patch)
+    return values
 
 
 @pytest.fixture(scope="module")
-def release() -> Iterator[Release]:
+def kube() -> Iterator[Cluster]:
     if why := missing_requirement():
         pytest.skip(why)
     with cluster() as kube:
-        release = Release(kube, "default", "baton")
-        release.helm.install(release.name, stock_values(), wait=True, seconds=TIMEOUT_SECONDS)
-        release.wait_for_sizes({"mixed": 1})
-        yield release
+        yield kube
+
+
+def install(kube: Cluster, name: str, values: dict[str, Any], *pools: str) -> Release:
+    release = Release(kube, "default", name)
+    release.helm.install(name, stock_values(values), wait=True, seconds=TIMEOUT_SECONDS)
+    release.wait_for_sizes(dict.fromkeys(pools, 1))
+    return release
+
+
+@pytest.fixture(scope="module")
+def release(kube: Cluster) -> Release:
+    return install(kube, "baton", MIXED, "mixed")
+
+
+@pytest.fixture
+def split_release(kube: Cluster) -> Iterator[Release]:
+    """Pools of servers that compute prompts, and of servers that generate answers."""
+    release = install(kube, "split-baton", SPLIT, "prefill", "decode")
+    yield release
+    release.helm.uninstall(release.name, seconds=TIMEOUT_SECONDS)
 
 
 def server_logs(release: Release) -> list[str]:
     """Return the logs of all vLLM containers, those of deleted pods included."""
     folder: Path = release.kube.folder
     return [path.read_text() for path in folder.glob("**/pods/*/vllm.log")]
+
+
+def ends(release: Release) -> list[str]:
+    return [log.splitlines()[-1] for log in server_logs(release) if "SIGTERM" in log]
+
+
+def kv_reads(release: Release) -> list[tuple[str, int]]:
+    """Return the address of the reader, and the number of tokens, of each KV transfer."""
+    found = re.findall(r"^(\S+) read (\d+) tokens$", "".join(server_logs(release)), re.MULTILINE)
+    return [(address, int(count)) for address, count in found]
 
 
 @pytest.mark.timeout(240)
@@ -72,8 +111,7 @@ def test_servers_serve_and_outlive_their_workers(release: Release) -> None:
         release.scale({"mixed": 1})
     assert answers and all(answer.is_right for answer in answers), [a.error for a in answers]
     assert release.restarts() == {}
-    ends = [log.splitlines()[-1] for log in server_logs(release) if "SIGTERM" in log]
-    assert ends == ["vllm got SIGTERM with 0 running requests"] * 2
+    assert ends(release) == ["vllm got SIGTERM with 0 running requests"] * 2
 
 
 @pytest.mark.timeout(240)
@@ -86,3 +124,26 @@ def test_the_worker_starts_after_its_server(release: Release) -> None:
     log = release.kube.kubelet.log(release.namespace, pod["metadata"]["name"], "baton")
     events = [json.loads(line)["event"] for line in log.splitlines() if line.startswith("{")]
     assert "waiting_for_server" not in events
+
+
+@pytest.mark.timeout(240)
+def test_prefill_and_decode_servers_exchange_kv(split_release: Release) -> None:
+    """Each decode server reads the KV of prompts from the prefill server at its pod's address.
+    While answers stream, the decode pool grows and shrinks: no answer is lost or differs."""
+    release = split_release
+    bodies = make_request_bodies(6, 2, 20, 40)
+    questions = record_answers(release.url, bodies, 2)
+    [pod] = release.pods("decode")
+    expected = [(pod["status"]["podIP"], len(body["prompt"])) for body in bodies]
+    assert sorted(kv_reads(release)) == sorted(expected)
+    with traffic(release.url, questions, 4) as answers:
+        release.scale({"decode": 2})
+        release.kube.wait(
+            lambda: len({reader for reader, _ in kv_reads(release)}) == 2,
+            TIMEOUT_SECONDS,
+            "a KV transfer to the second decode server",
+        )
+        release.scale({"decode": 1})
+    assert answers and all(answer.is_right for answer in answers), [a.error for a in answers]
+    assert release.restarts() == {}
+    assert set(ends(release)) == {"vllm got SIGTERM with 0 running requests"}

@@ -267,7 +267,7 @@ nixl.interfaces opens NIXL, and UCX and RDMA authenticate nobody: whoever is on 
 {{- if and (get $pool.settings "nixl_interfaces") (not (get $told "nixl_private_network")) }}
 pools.{{ $key }}.settings.nixl_interfaces opens NIXL, and UCX and RDMA authenticate nobody: set pools.{{ $key }}.settings.nixl_private_network=true if only this release is on that network
 {{- end -}}
-{{- if and $pool.rdma.enabled (not (get $told "nixl_interfaces")) }}
+{{- if and $pool.rdma.enabled (not $pool.vllmServer.enabled) (not (get $told "nixl_interfaces")) }}
 pools.{{ $key }}.rdma is enabled, and NIXL may use no network device: set pools.{{ $key }}.settings.nixl_interfaces (or nixl.interfaces) to the device, as in "mlx5_0:1"
 {{- end -}}
 {{- end -}}

@@ -7,6 +7,9 @@ for Baton would do the same, but would need a program in vLLM's image that asks 
 
 A kubelet probes from outside, and the server listens on loopback, so the startup probe is a command. There are no others: Baton's
 readiness needs tokens from the server, and a server that ends is restarted. Its caches are in /tmp. Takes the context of a pod.
+
+Only its NixlConnector is reached from outside the pod, by the servers of other pools: they ask its side channel how to read KV, and
+read it over ports that UCX picks. Neither authenticates anybody (baton.vllmServerNetworkProblems).
 */}}
 {{- define "baton.vllmServer" -}}
 - name: vllm
@@ -22,6 +25,10 @@ readiness needs tokens from the server, and a server that ends is restarted. Its
     - {name: HOME, value: /tmp}
     - {name: USER, value: vllm}
     - {name: VLLM_NO_USAGE_STATS, value: "1"}
+    {{- if include "baton.exchangesKv" .v }}
+    {{- include "baton.fieldEnv" (dict "name" "VLLM_NIXL_SIDE_CHANNEL_HOST" "path" "status.podIP") | nindent 4 }}
+    - {name: VLLM_NIXL_SIDE_CHANNEL_PORT, value: {{ include "baton.sideChannelPort" . | quote }}}
+    {{- end }}
     {{- include "baton.hubEnv" .model | nindent 4 }}
     {{- with .v.vllmServer.env }}
     {{- toYaml . | nindent 4 }}
@@ -44,6 +51,9 @@ readiness needs tokens from the server, and a server that ends is restarted. Its
       mountPath: /dev/shm
     {{- end }}
     {{- include "baton.modelMounts" . | nindent 4 }}
+    {{- with .v.vllmServer.volumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 {{- end -}}
 
 {{/* The server's port is the router's, which no worker uses, so no other program of the pod has it. */}}
@@ -63,6 +73,9 @@ http://127.0.0.1:{{ .Values.ports.http }}
 - --served-model-name={{ include "baton.modelName" .model }}
 - --enable-prompt-tokens-details
 - --shutdown-timeout={{ .v.drainSeconds }}
+{{- with include "baton.kvTransferArg" . }}
+- {{ . | quote }}
+{{- end }}
 {{- range .v.vllmServer.args }}
 - {{ . | quote }}
 {{- end }}
@@ -73,12 +86,33 @@ http://127.0.0.1:{{ .Values.ports.http }}
 {{- if dig "vllmServer" "enabled" false .v -}}true{{- end -}}
 {{- end -}}
 
-{{- define "baton.vllmServerProblems" -}}
-{{- range $key, $pool := include "baton.pools" . | fromJson -}}
-{{- if $pool.vllmServer.enabled -}}
-{{- if ne $pool.role "mixed" }}
-pools.{{ $key }}.vllmServer needs workers that serve whole requests: set pools.{{ $key }}.role=mixed
+{{/* Whether the servers of this pool exchange KV with those of other pools: "true", or "". Takes the pool's values. */}}
+{{- define "baton.exchangesKv" -}}
+{{- if and .vllmServer.enabled (has .role (list "prefill" "decode")) -}}true{{- end -}}
 {{- end -}}
+
+{{/* The flag by which the server exchanges KV, unless the pool's own arguments have it. */}}
+{{- define "baton.kvTransferArg" -}}
+{{- $own := false -}}
+{{- range .v.vllmServer.args -}}{{- $own = or $own (hasPrefix "--kv-transfer-config" (replace "_" "-" .)) -}}{{- end -}}
+{{- if and (include "baton.exchangesKv" .v) (not $own) -}}
+{{- $config := dict "kv_connector" "NixlConnector" "kv_role" "kv_both" "kv_load_failure_policy" "recompute" -}}
+{{- if eq (include "baton.poolDevice" .) "cpu" -}}{{- $_ := set $config "kv_buffer_device" "cpu" -}}{{- end -}}
+--kv-transfer-config={{ toJson $config }}
+{{- end -}}
+{{- end -}}
+
+{{/* NixlConnector's own default. Each pod has its own network, so one number is free in all of them. */}}
+{{- define "baton.sideChannelPort" -}}5600{{- end -}}
+
+{{- define "baton.vllmServerProblems" -}}
+{{- $pools := include "baton.pools" . | fromJson -}}
+{{- range $key, $pool := $pools -}}
+{{- if include "baton.exchangesKv" $pool -}}
+{{- include "baton.kvPartnerProblems" (dict "pools" $pools "key" $key "pool" $pool) -}}
+{{- include "baton.vllmServerNetworkProblems" (dict "root" $ "key" $key "pool" $pool) -}}
+{{- end -}}
+{{- if $pool.vllmServer.enabled -}}
 {{- if eq $pool.model.source "demo" }}
 pools.{{ $key }}.vllmServer has no model, since the demo model is only in Baton's images: set model.source to hub, pvc, image or hostPath
 {{- end -}}
@@ -88,6 +122,36 @@ pools.{{ $key }}.vllmServer does not work with ray.enabled: set one of them to f
 {{- if semverCompare "<1.29.0-0" $.Capabilities.KubeVersion.Version }}
 pools.{{ $key }}.vllmServer needs Kubernetes 1.29 or newer, and this is {{ $.Capabilities.KubeVersion.Version }}: older ones have no sidecars
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A pool whose servers have nobody to exchange KV with: Baton's workers can't, nor servers on other devices. */}}
+{{- define "baton.kvPartnerProblems" -}}
+{{- $role := ternary "decode" "prefill" (eq .pool.role "prefill") -}}
+{{- $model := include "baton.modelName" .pool.model -}}
+{{- $device := include "baton.poolDevice" (dict "v" .pool) -}}
+{{- $found := false -}}
+{{- range .pools -}}
+{{- $found = or $found (and .vllmServer.enabled (eq .role $role) (eq (include "baton.modelName" .model) $model) (eq (include "baton.poolDevice" (dict "v" .)) $device)) -}}
+{{- end -}}
+{{- if not $found }}
+pools.{{ .key }}.vllmServer exchanges KV with other vLLM servers only, and {{ $model }} has no {{ $role }} pool of them ({{ $device }}): add one with vllmServer.enabled=true, or set pools.{{ .key }}.role=mixed
+{{- end -}}
+{{- end -}}
+
+{{- define "baton.vllmServerNetworkProblems" -}}
+{{- $port := include "baton.sideChannelPort" . -}}
+{{- range $name, $number := .root.Values.ports -}}
+{{- if eq (toString $number) $port }}
+ports.{{ $name }} is {{ $port }}, which is the port of NixlConnector in pools.{{ $.key }}: set another one
+{{- end -}}
+{{- end -}}
+{{- if not .root.Values.nixl.privateNetwork -}}
+{{- if or .pool.rdma.enabled .pool.rdma.hostNetwork }}
+pools.{{ .key }}.vllmServer exchanges KV with whoever is on the network, and NetworkPolicies apply neither to RDMA nor to the node's network: set nixl.privateNetwork=true if only this release is on it
+{{- else if not .root.Values.networkPolicy.enabled }}
+pools.{{ .key }}.vllmServer exchanges KV with whoever reaches its pods: set networkPolicy.enabled=true, or nixl.privateNetwork=true if only this release reaches them
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -48,6 +48,17 @@ def test_only_mixed_workers_are_started_if_no_others_are_asked_for() -> None:
         load_settings(prefill=0, mixed=1)
 
 
+def test_each_attached_server_gets_a_worker() -> None:
+    def pools(attach: str) -> tuple[int, int, int]:
+        settings = load_settings(attach=attach)
+        return settings.prefill, settings.decode, settings.mixed
+
+    assert pools("mixed=http://a:1,mixed=http://b:1") == (0, 0, 2)
+    assert pools("prefill=http://a:1,decode=http://b:1,decode=http://c:1") == (1, 2, 0)
+    # The one server of a worker whose cluster has others elsewhere.
+    assert pools("prefill=http://a:1") == pools("decode=http://a:1") == (1, 1, 0)
+
+
 def test_pools_of_a_detached_cluster_are_those_of_its_flags(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
