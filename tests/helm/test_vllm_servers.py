@@ -56,7 +56,7 @@ def test_the_server_runs_beside_the_worker_on_loopback() -> None:
     assert server["args"] == [
         "/models/Qwen3-0.6B", "--host=127.0.0.1", "--port=8123",
         "--served-model-name=Qwen3-0.6B", "--enable-prompt-tokens-details",
-        "--shutdown-timeout=60",
+        '--structured-outputs-config={"backend":"guidance"}', "--shutdown-timeout=60",
     ]  # fmt: skip
     assert "ports" not in server
     variables = {each["name"]: each.get("value") for each in pod.main["env"]}
@@ -123,7 +123,7 @@ def test_servers_of_prefill_and_decode_pools_exchange_kv(
 )
 def test_a_pools_own_kv_transfer_config_is_the_only_one(own: list[str]) -> None:
     pod = workers_of(render(split(pools__decode__vllmServer__args=own)), "decode")
-    assert server_of(pod)["args"][5:] == ["--shutdown-timeout=60", *own]
+    assert server_of(pod)["args"][6:] == ["--shutdown-timeout=60", *own]
 
 
 def test_vllms_container_mounts_volumes_of_the_pool() -> None:
@@ -142,6 +142,7 @@ def test_vllms_container_mounts_volumes_of_the_pool() -> None:
     [
         ({"model__source": "demo"}, "pools.mixed.vllmServer has no model"),
         ({"ray__enabled": True}, "pools.mixed.vllmServer does not work with ray.enabled"),
+        ({"settings__engine": "vllm-serve"}, "on Kubernetes set pools.mixed.vllmServer.enabled"),
     ],
 )
 def test_what_a_server_lacks_is_told(values: Object, problem: str) -> None:

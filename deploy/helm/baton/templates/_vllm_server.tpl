@@ -72,6 +72,7 @@ http://127.0.0.1:{{ .Values.ports.http }}
 - --port={{ .root.Values.ports.http }}
 - --served-model-name={{ include "baton.modelName" .model }}
 - --enable-prompt-tokens-details
+- '--structured-outputs-config={"backend":"guidance"}'
 - --shutdown-timeout={{ .v.drainSeconds }}
 {{- with include "baton.kvTransferArg" . }}
 - {{ . | quote }}
@@ -111,6 +112,9 @@ http://127.0.0.1:{{ .Values.ports.http }}
 {{- if include "baton.exchangesKv" $pool -}}
 {{- include "baton.kvPartnerProblems" (dict "pools" $pools "key" $key "pool" $pool) -}}
 {{- include "baton.vllmServerNetworkProblems" (dict "root" $ "key" $key "pool" $pool) -}}
+{{- end -}}
+{{- if eq ($pool.settings.engine | default $.Values.settings.engine | default "baton") "vllm-serve" }}
+pools.{{ $key }} has engine vllm-serve, with which workers of one machine start servers: on Kubernetes set pools.{{ $key }}.vllmServer.enabled instead
 {{- end -}}
 {{- if $pool.vllmServer.enabled -}}
 {{- if eq $pool.model.source "demo" }}
