@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import shlex
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -16,8 +15,8 @@ from baton.core.states import Role
 from baton.core.worker_kinds import WORKER_KINDS
 from baton.errors import Invalid, Unavailable
 from baton.network.free_port import free_port
-from baton.system.child_guard import CHILD_GUARD
 from baton.system.process_folder import make_process_folder
+from baton.system.python_process import python_command
 
 STOP_SECONDS = 5.0
 """How long an idle server may take to end after SIGTERM."""
@@ -48,12 +47,10 @@ class OwnServer:
         python = self._settings.engine_python or sys.executable
         try:
             self._process = await asyncio.create_subprocess_exec(
-                python,
-                *("-m", "vllm.entrypoints.cli.main"),
-                *self._arguments(model),
+                *python_command("baton.system.group_guard"),
+                *(python, "-m", "vllm.entrypoints.cli.main", *self._arguments(model)),
                 env={**self._environment(), **os.environ, **self._own_environment()},
-                stdin=asyncio.subprocess.DEVNULL,
-                preexec_fn=CHILD_GUARD.hook(),
+                stdin=asyncio.subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C is for the worker, which drains first
             )
         except OSError as error:
@@ -83,9 +80,9 @@ class OwnServer:
             async with asyncio.timeout(STOP_SECONDS):
                 await process.wait()
         except TimeoutError:
-            os.killpg(process.pid, signal.SIGKILL)
+            assert process.stdin is not None
+            process.stdin.close()  # the guard kills the server then
             await process.wait()
-        CHILD_GUARD.forget(process.pid)
 
     def _arguments(self, model: Path) -> list[str]:
         """Return the arguments of ``vllm``. The operator's come last, so they win."""
