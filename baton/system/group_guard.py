@@ -33,7 +33,8 @@ def main(command: list[str]) -> int:
 
 
 def _end_with_parent(group: int) -> None:
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1):
+        pass
     _kill(group)
 
 
