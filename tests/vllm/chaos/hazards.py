@@ -156,8 +156,7 @@ def prefill_server_killed_between_answer_and_read(scene: Scene) -> dict[str, Any
             began = SYSTEM_CLOCK()
             while not is_killed and SYSTEM_CLOCK() < began + CATCH_SECONDS:
                 if scene.is_lent():
-                    for process in reversed(scene.prefill.server.tree):
-                        process.kill()
+                    scene.prefill.server.kill()
                     is_killed = True
         if not is_killed:
             scene.site.wait_until_well()
