@@ -119,8 +119,7 @@ def _kill(scene: Scene, server: ChaosServer, *, engine: bool) -> dict[str, Any]:
     scene.wait_for_hand_over()
     before = server.num_orphans
     server.kill(server.server.engine if engine else server.server.tree[0])
-    server.start()
-    server.wait()
+    server.restart()
     return {"processes_that_outlived_it": server.num_orphans - before}
 
 
@@ -160,9 +159,7 @@ def prefill_server_killed_between_answer_and_read(scene: Scene) -> dict[str, Any
                     is_killed = True
         if not is_killed:
             scene.site.wait_until_well()
-    scene.prefill.stop()
-    scene.prefill.start()
-    scene.prefill.wait()
+    scene.prefill.restart()
     return {"attempts": attempts}
 
 
@@ -269,6 +266,10 @@ def run_hazard(scene: Scene, name: str) -> dict[str, Any]:
             scene.wait_for_hand_over()
         except (Violation, OSError, psutil.Error) as error:
             violation = repr(error)
+    for each in scene.site.servers:
+        if each.has_ended:
+            violation += f" {each.name} has ended by itself"
+            each.restart()
     held = scene.site.wait_until_nothing_is_held(HELD_SECONDS)
     found = summarize(answers, scene.prefill.server)
     found |= {"held": held, "next_clients": next_clients(scene.site, scene.cases), "seen": seen}

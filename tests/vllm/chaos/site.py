@@ -91,8 +91,17 @@ class ChaosServer:
         wait_until(self._responds, f"{self.name} responds")
         self._tree = self.server.tree
 
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+        self.wait()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.server.process.poll() is not None
+
     def _responds(self) -> bool:
-        if self.server.process.poll() is not None:
+        if self.has_ended:
             raise Violation(f"{self.name} has ended; see its log in {self.folder}")
         try:
             self.server.ask("/v1/models")

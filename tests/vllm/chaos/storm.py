@@ -83,7 +83,7 @@ class Villain:
         ended = [
             each
             for each in self._site.servers
-            if each.name not in self._disturbed and each.server.process.poll() is not None
+            if each.name not in self._disturbed and each.has_ended
         ]
         for each in ended:
             self.num_ended += 1
@@ -93,9 +93,7 @@ class Villain:
 
     def _start_again(self, server: ChaosServer) -> None:
         try:
-            server.stop()
-            server.start()
-            server.wait()
+            server.restart()
         finally:
             self._disturbed.discard(server.name)
 
