@@ -13,12 +13,12 @@ import psutil
 
 from baton.core.member import Member
 from baton.core.states import WorkerState
+from baton.network.free_port import free_port
 from command_line.status import fetch_members
 from orchestrator.cluster_state import ClusterFolder
-from orchestrator.preflight import free_port
 from testkit.local_cluster import LocalCluster, local_cluster
 from testkit.machine import SYSTEM_CLOCK, pause
-from tests.vllm.e2e.stock_server import TRANSFER, Server, start_server, transfer_environment
+from tests.vllm.e2e.stock_server import TRANSFER, Server, start_server
 
 READY_SECONDS = 240.0
 POLL_SECONDS = 0.2
@@ -80,10 +80,9 @@ class ChaosServer:
     def start(self) -> None:
         self.num_starts += 1
         log = self.folder / f"{self.name}.{self.num_starts}.log"
-        environment = transfer_environment(self.side_channel_port) if self.exchanges_kv else {}
         arguments = (*self.arguments, TRANSFER) if self.exchanges_kv else self.arguments
         self._server = start_server(
-            self.model, log, self.version, self.port, arguments, environment
+            self.model, log, self.version, self.port, arguments, self.side_channel_port
         )
 
     def wait(self) -> None:
