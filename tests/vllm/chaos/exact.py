@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from testkit.local_cluster import LocalCluster
 from tests.vllm.chaos.answers import (
     GREEDY,
     MOST_EXAMPLES,
@@ -18,6 +19,7 @@ from tests.vllm.e2e.stock_server import ARGUMENTS
 
 SHORTEST, LONGEST = 5, 1500
 TOKENS = 24
+MOST_REPEATS = 5
 SAMPLINGS = {"greedy": GREEDY, "sampled": SAMPLED}
 LARGER = "--max-model-len=2048"
 """Overrides the argument of the tests."""
@@ -70,19 +72,14 @@ def compare_sampling(
     site: Site, prompts: list[Tokens], expected: list[Tokens], sampling: dict[str, Any]
 ) -> dict[str, Any]:
     """Return how many answers are equal, and how many prompts were computed by one server and read
-    by another. An answer of several placements is asked for again, since it may not have been
-    handed over, and goes on with another seed."""
+    by another."""
     before, reference = site.num_transfers(), site.servers[0].server
     differences: list[Difference | None] = []
     repeated = equal = handed_over = 0
     for prompt, right in zip(prompts, expected, strict=True):
-        body = {"prompt": prompt, "max_tokens": TOKENS, "return_token_ids": True, **sampling}
-        answer, headers = site.cluster.post_with_headers("/v1/completions", body)
-        while "x-baton-continuation" in headers:
-            repeated += 1
-            answer, headers = site.cluster.post_with_headers("/v1/completions", body)
-        got = answer["choices"][0]["token_ids"]
-        handed_over += headers.get("x-baton-prefill", "") != headers.get("x-baton-decode", "")
+        got, num_repeats, is_handed_over = answer_of_a_hand_over(site.cluster, prompt, sampling)
+        repeated += num_repeats
+        handed_over += is_handed_over
         equal += got == right
         if got != right and len(differences) < MOST_EXAMPLES:
             differences.append(find_difference(reference, prompt, right, got))
@@ -94,3 +91,17 @@ def compare_sampling(
         "repeated": repeated,
         "differences": [asdict(each) for each in differences if each is not None],
     }
+
+
+def answer_of_a_hand_over(
+    cluster: LocalCluster, prompt: Tokens, sampling: dict[str, Any]
+) -> tuple[Tokens, int, bool]:
+    """Return an answer, how often it was asked for again, and whether two servers made it. A server
+    that is slow on a busy machine may pass for a frozen one, and others then answer without it."""
+    body = {"prompt": prompt, "max_tokens": TOKENS, "return_token_ids": True, **sampling}
+    for num_repeats in range(MOST_REPEATS + 1):
+        answer, headers = cluster.post_with_headers("/v1/completions", body)
+        workers = {headers.get("x-baton-prefill"), headers.get("x-baton-decode")} - {None}
+        if len(workers) == 2 and "x-baton-continuation" not in headers:
+            return answer["choices"][0]["token_ids"], num_repeats, True
+    return answer["choices"][0]["token_ids"], MOST_REPEATS, False
