@@ -53,6 +53,11 @@ class ServerTiming:
         self._least_seconds = min(self._least_seconds, seconds)
         self._slow_probe_seconds = max(seconds, SLOW_DECAY * self._slow_probe_seconds)
 
+    def record_progress(self, num_probes: float) -> None:
+        """Record that tokens came for as long as ``num_probes`` probes of an idle server would have
+        taken. While they come, nobody probes it."""
+        self._slow_probe_seconds *= SLOW_DECAY**num_probes
+
     def stall_seconds(self, num_waiting_tokens: int) -> float:
         """Return how long a server that works may take for a probe while prompts of
         ``num_waiting_tokens`` tokens are being computed."""

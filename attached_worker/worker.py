@@ -116,6 +116,7 @@ class AttachedWorker:
         self._swept_at = (self._swept_at[1], now)
         if self._has_progress:
             self._has_progress = False
+            self._timing.record_progress(SWEEP_SECONDS / IDLE_PROBE_SECONDS)
             for stream in dict.fromkeys(job.stream for job in self._jobs.values()):
                 stream.announce_progress()
         since = self._role_state.draining_since_seconds
@@ -169,17 +170,12 @@ class AttachedWorker:
 
     async def _probe(self) -> None:
         """Have the server generate one token. It is lost if that takes longer than a server of its
-        speed may need; if the token comes later, it is faster to wait for it from then on. A server
-        without which nobody could serve is waited for."""
-        waiting = sum(len(job.spec.token_ids) for job in self._waiting_jobs)
-        patience = self._timing.stall_seconds(waiting)
-        if not self._has_other_ready_workers():
-            patience = max(patience, LATE_SECONDS)
-        asked_at = self._clock.monotonic()
+        speed may need; if the token comes later, it is faster to wait for it from then on."""
+        was_lost, asked_at = bool(self._failure), self._clock.monotonic()
         probe = asyncio.create_task(self._server.probe(LATE_SECONDS))
         try:
-            done, _ = await asyncio.wait([probe], timeout=patience)
-            if not done and self.state is not WorkerState.JOINING:
+            patience = await self._wait_for_probe(probe, asked_at)
+            if not probe.done() and self.state is not WorkerState.JOINING:
                 self._lose_server(Unavailable(f"it has generated nothing for {patience:.1f} s"))
             await probe
         except Unavailable as error:
@@ -187,10 +183,24 @@ class AttachedWorker:
             return
         finally:
             probe.cancel()
-        self._timing.record_probe(self._clock.monotonic() - asked_at)
+        if not was_lost:  # else it tells when the server came back, and not how fast it is
+            self._timing.record_probe(self._clock.monotonic() - asked_at)
         self._record_progress()
         if self._failure or self._was_stopped:
             await self._regain_server()
+
+    async def _wait_for_probe(self, probe: "asyncio.Task[None]", asked_at: float) -> float:
+        """Wait for the token, as long as a server of its speed may need; return that time. While
+        nobody else could serve, the server is waited for."""
+        waiting = sum(len(job.spec.token_ids) for job in self._waiting_jobs)
+        while True:
+            patience = self._timing.stall_seconds(waiting)
+            if not self._has_other_ready_workers():
+                patience = max(patience, LATE_SECONDS)
+            left = asked_at + patience - self._clock.monotonic()
+            if probe.done() or left <= 0.0:
+                return patience
+            await asyncio.wait([probe], timeout=min(left, SWEEP_SECONDS))
 
     def _lose_server(self, error: Unavailable) -> None:
         """Have all requests placed elsewhere, and accept no more of them."""

@@ -80,6 +80,7 @@ _INPUTS = {
         images=([],), image_data=(), video_data=(), audio_data=(), multi_modal_data=(),
     ),
     **_because("prompts are text or token ids", prompt_embeds=(), input_embeds=()),
+    **_because("only workers transfer KV", kv_transfer_params=({},)),
     **_because("put the documents into a message", documents=([],)),
     **_because(
         "there is no search; offer one as a tool",

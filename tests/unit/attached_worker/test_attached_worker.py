@@ -4,7 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,8 +15,8 @@ from attached_worker.http_exchange import parse_address
 from attached_worker.server import Seeds, ServerFacts
 from attached_worker.vllm_protocol import encode_request, hashed_salt
 from attached_worker.vllm_server import VllmServer
-from attached_worker.worker import IDLE_PROBE_SECONDS, AttachedWorker
-from baton.clock import SystemClock
+from attached_worker.worker import IDLE_PROBE_SECONDS, SWEEP_SECONDS, AttachedWorker
+from baton.clock import Clock, SystemClock
 from baton.core.attention_window import AttentionWindow
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import Epoch, RequestId, TokenId, WorkerId
@@ -38,8 +38,20 @@ def request(name: str = "r", max_tokens: int = 6, **fields: Any) -> RequestSpec:
     return RequestSpec(RequestId(name), Epoch(0), PROMPT, len(PROMPT), sampling)
 
 
+class ShiftedClock(SystemClock):
+    ahead = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
+
+
 @asynccontextmanager
-async def attached(fake: FakeVllm, is_float32: bool = False) -> AsyncIterator[AttachedWorker]:
+async def attached(
+    fake: FakeVllm,
+    is_float32: bool = False,
+    clock: Clock | None = None,
+    has_other_ready_workers: Callable[[], bool] = lambda: True,
+) -> AsyncIterator[AttachedWorker]:
     """Run a worker over ``fake`` that is ready."""
     await fake.start()
     server = VllmServer(parse_address(fake.url))
@@ -48,9 +60,9 @@ async def attached(fake: FakeVllm, is_float32: bool = False) -> AsyncIterator[At
         Role.MIXED,
         server,
         await server.describe(),
-        SystemClock(),
+        clock or SystemClock(),
         GrpcKvImportConnector(),
-        has_other_ready_workers=lambda: True,
+        has_other_ready_workers=has_other_ready_workers,
         is_float32=is_float32,
     )
     running = asyncio.ensure_future(worker.run())
@@ -248,6 +260,45 @@ async def test_requests_leave_a_frozen_server_which_serves_again_once_it_moves()
         assert tokens(await answer(stream, "afterwards")) == expected_answer(PROMPT, 6)
 
 
+async def test_a_frozen_server_is_waited_for_until_another_worker_is_ready() -> None:
+    fake, clock, others = FakeVllm(), ShiftedClock(), set[str]()
+    async with attached(fake, clock=clock, has_other_ready_workers=lambda: bool(others)) as worker:
+        stream = worker.open_stream()
+        fake.step.clear()
+        stream.submit(request(), WHOLE, None)
+        while fake.num_running < 2:  # the request, and a probe
+            await asyncio.sleep(0.01)
+        clock.ahead = 5.0
+        await clock.sleep(2 * SWEEP_SECONDS)
+        assert worker.state is WorkerState.READY
+        others.add("mixed-1")
+        (output,) = await answer(stream)
+        assert "nothing for 1.0 s" in output.error
+        assert worker.state is WorkerState.DRAINING
+
+
+async def test_the_end_of_a_freeze_does_not_pass_for_a_servers_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next freeze is noticed as soon as the first."""
+    monkeypatch.setattr("attached_worker.worker.LATE_SECONDS", 1.5)
+    fake, clock = FakeVllm(), ShiftedClock()
+    async with attached(fake, clock=clock) as worker:
+        fake.step.clear()
+        while "responded" not in (await worker.inspect()).description:  # a probe is given up
+            await asyncio.sleep(0.01)
+        while not fake.num_running:  # another
+            await asyncio.sleep(0.01)
+        clock.ahead = 10.0
+        fake.step.set()
+        while worker.state is not WorkerState.READY:
+            await asyncio.sleep(0.01)
+        fake.step.clear()
+        while worker.state is WorkerState.READY:
+            await asyncio.sleep(0.01)
+        assert "nothing for 1.0 s" in (await worker.inspect()).description
+
+
 async def test_a_server_that_moves_again_does_not_end_an_administrators_drain() -> None:
     fake = FakeVllm()
     async with attached(fake) as worker:
@@ -292,12 +343,6 @@ async def test_another_server_at_the_same_address_ends_the_worker() -> None:
 
 async def test_a_worker_that_was_stopped_asks_whether_its_server_is_the_same() -> None:
     """The server may have been restarted meanwhile, so that no probe has failed."""
-
-    class ShiftedClock(SystemClock):
-        ahead = 0.0
-
-        def monotonic(self) -> float:
-            return super().monotonic() + self.ahead
 
     fake, clock = FakeVllm(), ShiftedClock()
     await fake.start()

@@ -4,10 +4,11 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ ENVIRONMENT = {
     "UCX_NET_DEVICES": "lo",
     "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
 }
+LEASE_SECONDS = 30
+"""How long a server lends KV by default."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,28 @@ class Server:
     @property
     def engine(self) -> psutil.Process:
         """The process of the engine, which the server's own process has started."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return next(each for each in children if "EngineCore" in " ".join(each.cmdline()))
+        return next(each for each in self.tree if "EngineCore" in " ".join(each.cmdline()))
+
+    @property
+    def engine_tree(self) -> list[psutil.Process]:
+        engine = self.engine
+        return [engine, *engine.children(recursive=True)]
+
+    @property
+    def tree(self) -> list[psutil.Process]:
+        """The server's own process and those that it has started; empty if it has ended."""
+        try:
+            own = psutil.Process(self.process.pid)
+            return [own, *own.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def kill(self) -> None:
+        tree = self.tree if self.process.poll() is None else []
+        for each in reversed(tree):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        self.process.wait()
 
 
 def stock_python(version: str) -> Path:
@@ -98,26 +121,48 @@ def stock_python(version: str) -> Path:
     return python if python.is_file() else VLLM_PYTHON
 
 
+def start_server(
+    model: Path,
+    log: Path,
+    version: str,
+    port: int = 0,
+    arguments: tuple[str, ...] = ARGUMENTS,
+    side_channel_port: int = 0,
+) -> Server:
+    """Start a server, which is still loading its model. Ports that are 0 are chosen."""
+    port = port or free_port()
+    command = [str(stock_python(version)), "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+    side_channel = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel_port or free_port())}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--served-model-name=served", f"--port={port}", *arguments],
+            env=os.environ | ENVIRONMENT | side_channel,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    return Server(f"http://127.0.0.1:{port}", process)
+
+
 @contextmanager
 def vllm_serve(
     model: Path, log: Path, version: str, port: int = 0, arguments: tuple[str, ...] = ARGUMENTS
 ) -> Iterator[Server]:
-    """Start a server, which is still loading its model, and kill it at the end of the block."""
-    port = port or free_port()
-    command = [str(stock_python(version)), "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, "--served-model-name=served", f"--port={port}", *arguments],
-            env=os.environ | ENVIRONMENT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    """Start a server, and kill it at the end of the block."""
+    server = start_server(model, log, version, port, arguments)
     try:
-        yield Server(f"http://127.0.0.1:{port}", process)
+        yield server
     finally:
-        with_children = []
-        if process.poll() is None:
-            with_children = [*psutil.Process(process.pid).children(recursive=True), process]
-        for each in with_children:
-            each.kill()
-        process.wait()
+        server.kill()
+
+
+@contextmanager
+def frozen(processes: Sequence[psutil.Process]) -> Iterator[None]:
+    """Stop processes in the ``with`` block."""
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)

@@ -1,26 +1,30 @@
 """Tests two unmodified ``vllm serve`` that hand KV over by NixlConnector: equal answers, and what
 comes of an engine that is frozen for longer than its KV is lent, or killed."""
 
-import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from baton.network.free_port import free_port
 from testkit.local_cluster import LocalCluster, local_cluster
-from tests.vllm.e2e.stock_server import ARGUMENTS, TRANSFER, Server, vllm_serve
+from tests.vllm.e2e.stock_server import (
+    ARGUMENTS,
+    LEASE_SECONDS,
+    TRANSFER,
+    Server,
+    frozen,
+    vllm_serve,
+)
 
 pytestmark = pytest.mark.timeout(600)
 SEED = 12
 LENGTHS = (1, 5, 127, 128, 129, 256, 300, 700)
 TOKENS = 24
-LEASE_SECONDS = 30
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 5, "ignore_eos": True}
 PENALIZED: dict[str, Any] = {"temperature": 0, "presence_penalty": 0.7, "ignore_eos": True}
@@ -31,10 +35,8 @@ def servers(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     """One that computes prompts, one that generates answers, and one that hands nothing over."""
     folder = tmp_path_factory.mktemp("servers")
     with ExitStack() as stack:
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
         started = []
         for name in ("prefill", "decode", "alone"):
-            patch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(free_port()))
             arguments = ARGUMENTS if name == "alone" else (*ARGUMENTS, TRANSFER)
             serve = vllm_serve(models["llama"], folder / f"{name}.log", "0.32.0", 0, arguments)
             started.append(stack.enter_context(serve))
@@ -70,7 +72,7 @@ def test_answers_are_those_of_one_server(
         expected = alone.complete(prompt, max_tokens=TOKENS, **sampling)
         got = cluster.complete(prompt, TOKENS, **sampling)
         assert got == expected, len(prompt)
-    failed = decode.metric("vllm:nixl_num_failed_transfers")
+    failed = decode.metric("vllm:nixl_num_failed_transfers_total")
     assert (failed, decode.metric("vllm:nixl_bytes_transferred_count") > 0) == (0, True)
 
 
@@ -83,19 +85,6 @@ def test_formats_and_logprobs_come_through(cluster: LocalCluster) -> None:
     assert cluster.post("/v1/completions", guided)["choices"][0]["text"][:3].strip("ab") == ""
 
 
-@contextmanager
-def frozen(server: Server) -> Iterator[None]:
-    engine = server.engine
-    processes = [engine, *engine.children(recursive=True)]
-    for process in processes:
-        process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.send_signal(signal.SIGCONT)
-
-
 def test_a_prefill_engine_that_is_frozen_before_its_kv_is_read(
     cluster: LocalCluster, servers: list[Server]
 ) -> None:
@@ -103,7 +92,7 @@ def test_a_prefill_engine_that_is_frozen_before_its_kv_is_read(
     expected = [alone.complete(each, max_tokens=8, **GREEDY) for each in prompts()]
     wait_for_hand_over(cluster, decode)
     with ThreadPoolExecutor(len(LENGTHS)) as pool:
-        with frozen(prefill):
+        with frozen(prefill.engine_tree):
             answers = [pool.submit(cluster.complete, each, 8, **GREEDY) for each in prompts()]
             assert [each.result(200) for each in answers] == expected
 
@@ -118,7 +107,7 @@ def test_a_decode_engine_that_is_frozen_for_longer_than_kv_is_lent(
     with ThreadPoolExecutor(len(LENGTHS)) as pool:
         while prefill.metric(expired) == before:  # the pair may not be at work again at once
             wait_for_hand_over(cluster, decode)
-            with frozen(decode):
+            with frozen(decode.engine_tree):
                 answers = [pool.submit(cluster.complete, each, 8, **GREEDY) for each in prompts()]
                 assert [each.result(200) for each in answers] == expected
                 give_up_at = time.monotonic() + LEASE_SECONDS + 15

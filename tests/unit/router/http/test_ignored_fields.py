@@ -96,6 +96,11 @@ async def test_unknown_fields_of_messages_and_parts_are_ignored(tokenizer: Token
         ({"maxTokens": 1}, "maxTokens", "did you mean 'max_tokens'?"),
         ({"use_beam_search": True}, "use_beam_search", "there is no such sampling method"),
         ({"max_new_tokens": 5}, "max_new_tokens", "use max_tokens"),
+        (
+            {"kv_transfer_params": {"do_remote_decode": True}},
+            "kv_transfer_params",
+            "only workers transfer KV",
+        ),
         ({"mirostat": 2, "id": 1}, "mirostat", "there is no such sampling method"),
         ({"extra_body": {"top_k": 1}}, "extra_body", "belong in the body itself"),
         (
