@@ -93,7 +93,9 @@ def summarize(answers: Sequence[StreamedAnswer], server: Server) -> dict[str, An
         find_difference(server, each.case.body["prompt"], each.case.tokens, each.tokens)
         for each in wrong[:MOST_EXAMPLES]
     ]
-    gaps = [each.max_inter_token_seconds for each in answers if each.token_times]
+    begun = [each for each in answers if each.token_times]
+    gaps = [each.max_inter_token_seconds for each in begun]
+    first = [each.token_times[0] - each.started_at for each in begun]
     return {
         "answers": len(answers),
         "whole": sum(map(is_whole, answers)),
@@ -102,11 +104,14 @@ def summarize(answers: Sequence[StreamedAnswer], server: Server) -> dict[str, An
         "refused": sum(each.is_refused for each in answers),
         "errors": dict(Counter(_kind(each.error) for each in answers if each.error)),
         "differences": [vars(each) for each in differences if each is not None],
-        "longest_gap_seconds": {
-            name: round(float(np.percentile(gaps or [0.0], share)), 2)
-            for name, share in (("p50", 50), ("p99", 99), ("max", 100))
-        },
+        "longest_gap_seconds": _percentiles(gaps),
+        "time_to_first_token_seconds": _percentiles(first),
     }
+
+
+def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    p50, p99, longest = np.percentile(seconds or [0.0], (50, 99, 100)).tolist()
+    return {"p50": round(p50, 2), "p99": round(p99, 2), "max": round(longest, 2)}
 
 
 def _kind(error: str) -> str:

@@ -33,6 +33,9 @@ STREAMS = 8
 CLIENTS = 4
 HELD_SECONDS = 60.0
 CATCH_SECONDS = 0.6
+"""How long the decode server may be frozen without that its worker gives it up."""
+
+MOST_ATTEMPTS = 10
 BLOCKS = "--num-gpu-blocks-override=128"
 """So few that those of KV that was lent are soon used for other prompts."""
 
@@ -56,10 +59,15 @@ class Scene:
         before = self.site.num_transfers()
         wait_until(lambda: self.site.num_transfers() > before, "a hand-over")
 
-    def is_lent(self) -> bool:
-        """Whether the prefill server lends KV, and computes nothing."""
-        held = self.prefill.held()
-        return held["kv_cache_usage_perc"] > 0 and held["num_requests_running"] == 0
+    def is_kv_lent(self) -> bool:
+        """Whether the prefill server soon lends KV, and computes nothing: a hand-over is in flight
+        to a decode server that is frozen, and whose worker has not noticed it."""
+        give_up_at = SYSTEM_CLOCK() + CATCH_SECONDS
+        while SYSTEM_CLOCK() < give_up_at:
+            held = self.prefill.held()
+            if held["kv_cache_usage_perc"] > 0 and held["num_requests_running"] == 0:
+                return True
+        return False
 
 
 Hazard = Callable[[Scene], dict[str, Any]]
@@ -77,18 +85,20 @@ def hazard(happen: Hazard) -> Hazard:
 def decode_engine_frozen_beyond_the_lease(scene: Scene) -> dict[str, Any]:
     """Until the prefill server has ended the lease of KV that the decode server was to read, and
     has used its blocks for others."""
-    for attempt in range(1, 6):
-        before = scene.prefill.metric(EXPIRED)
+    for attempt in range(1, MOST_ATTEMPTS + 1):
         scene.wait_for_hand_over()
+        before = scene.prefill.metric(EXPIRED)
         with frozen(scene.decode.server.engine_tree):
+            if not scene.is_kv_lent():
+                continue
             give_up_at = SYSTEM_CLOCK() + LEASE_SECONDS + 15
             while scene.prefill.metric(EXPIRED) == before and SYSTEM_CLOCK() < give_up_at:
                 pause(0.5)
             expired = scene.prefill.metric(EXPIRED) - before
             overwrite(scene.prefill)
-        scene.site.wait_until_well()
         if expired:
             return {"expired_leases": int(expired), "attempts": attempt}
+        scene.site.wait_until_well()
     raise Violation("no lease of KV has expired: nothing was in flight")
 
 
@@ -145,22 +155,16 @@ def prefill_engine_killed(scene: Scene) -> dict[str, Any]:
 
 @hazard
 def prefill_server_killed_between_answer_and_read(scene: Scene) -> dict[str, Any]:
-    """The decode server is frozen for the moment in which the prefill server answers and dies: too
-    short for its worker to give it up."""
-    is_killed, attempts = False, 0
-    while not is_killed:
-        attempts += 1
+    """The decode server is frozen for the moment in which the prefill server answers and dies."""
+    for attempt in range(1, MOST_ATTEMPTS + 1):
         scene.wait_for_hand_over()
         with frozen(scene.decode.server.engine_tree):
-            began = SYSTEM_CLOCK()
-            while not is_killed and SYSTEM_CLOCK() < began + CATCH_SECONDS:
-                if scene.is_lent():
-                    scene.prefill.server.kill()
-                    is_killed = True
-        if not is_killed:
-            scene.site.wait_until_well()
-    scene.prefill.restart()
-    return {"attempts": attempts}
+            if not scene.is_kv_lent():
+                continue
+            scene.prefill.server.kill()
+        scene.prefill.restart()
+        return {"attempts": attempt}
+    raise Violation("no KV was lent while the decode server was frozen")
 
 
 @hazard
