@@ -91,12 +91,13 @@ class FakeVllm:
         """Its prefix cache; None if it has none, and ``cached_tokens`` is 3."""
 
         self._server: asyncio.Server | None = None
-        self._handlers: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Future[None], asyncio.StreamWriter] = {}
+        self._is_closed = False
 
     async def start(self, port: int = 0) -> None:
         if self.events is not None:
             self.events.open()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", port)
 
     @property
     def port(self) -> int:
@@ -112,16 +113,23 @@ class FakeVllm:
         if self._server is not None:
             self._server.close()
         self.kv.is_reachable = False
-        for handler in self._handlers:
-            handler.cancel()
-        await asyncio.gather(*self._handlers, return_exceptions=True)
+        self._is_closed = True
+        for writer in self._connections.values():
+            writer.transport.abort()
+        await asyncio.gather(*self._connections, return_exceptions=True)
         if self.events is not None:
             await self.events.close()
 
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection. One that was accepted while the server closed is dropped."""
+        if self._is_closed:
+            writer.transport.abort()
+            return
+        handler = asyncio.ensure_future(self._serve(reader, writer))
+        self._connections[handler] = writer
+        handler.add_done_callback(self._connections.pop)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._handlers.add(task)
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             length = int(head.lower().partition("content-length: ")[2].partition("\r\n")[0] or 0)
@@ -130,7 +138,6 @@ class FakeVllm:
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
-            self._handlers.discard(task)
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
