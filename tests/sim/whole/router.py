@@ -191,7 +191,7 @@ class SimRouter:
         environment: "SimEnvironment",
         name: str,
         max_model_tokens: int,
-        failover: FailoverConfig = FAILOVER_CONFIG,
+        failover: FailoverConfig | None = None,
     ) -> None:
         self.environment = environment
         self.process = Process(name, environment.network)
@@ -210,7 +210,7 @@ class SimRouter:
             placer,
             self.worker_connections,
             environment.clock,
-            failover,
+            failover or FAILOVER_CONFIG,
             rank_variants=self._workers.rank_variants,
         )
         self.service = SimRouterContext(environment.clock)
