@@ -95,9 +95,8 @@ class ClientResponse:
                 f"it must begin at token {len(self.digests)}"
             )
         variant = self.generation.record.variant
-        digest = (
-            "" if variant is None else variant.model_digest
-        )  # a conductor knew the first worker
+        # None: the router knew no variant yet, and a conductor chose the worker.
+        digest = "" if variant is None else variant.model_digest
         self.digests += [digest] * len(output.token_ids)
         self.has_ended = output.finish_reason is not None
 
