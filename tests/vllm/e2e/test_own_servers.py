@@ -21,7 +21,7 @@ def test_answers_are_vllms(
         "dtype": "float32",
         "threads": 1,
         "admission": "off",
-        "slo_itl_seconds": 0.001,  # no prompt is so short that the decode server computes it
+        "local_prefill": False,  # however short a prompt is, the prefill server computes it
     }
     with local_cluster(
         models["llama"], 1, 1, settings, timeout_seconds=VLLM_START_SECONDS
