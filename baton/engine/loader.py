@@ -7,9 +7,10 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from baton.checkpoints.checkpoint import ModelConfig
+from baton.checkpoints.checkpoint import Fp8Format, ModelConfig, is_gguf
 from baton.checkpoints.decoder_traits import MoeConfig
 from baton.engine.fused_experts import fused_experts
+from baton.engine.gguf_shards import GgufShards
 from baton.engine.kv_scale import KvScale
 from baton.engine.quantization import head_quantization
 from baton.engine.quantized_matrix import load_matrix
@@ -91,7 +92,7 @@ class CheckpointWeights(WeightsOf[StoredTensor]):
     def __init__(self, path: Path, config: ModelConfig, progress: Progress | None = None) -> None:
         """Map the files and check the tensors. Raises Invalid, with the names of the file and the
         tensor, if a tensor is missing or not as expected."""
-        shards = CheckpointShards(path, progress, config.fp8)
+        shards = open_shards(path, progress, config.fp8)
         shape = (config.vocab_size,), config.hidden_size
         embedding = shards.stack(["model.embed_tokens.weight"], *shape)
         if embedding.is_fp8:
@@ -142,6 +143,13 @@ def load_weights(
     """Load all weights as torch tensors. Raises Invalid, with the names of the file and the tensor,
     if a tensor is missing or not as expected."""
     return CheckpointWeights(path, config, progress).to_torch(device, dtype)
+
+
+def open_shards(
+    path: Path, progress: Progress | None = None, fp8: Fp8Format | None = None
+) -> CheckpointShards:
+    """Open the files with a model's weights, in safetensors or GGUF."""
+    return GgufShards(path, progress) if is_gguf(path) else CheckpointShards(path, progress, fp8)
 
 
 def _layer(shards: CheckpointShards, config: ModelConfig, index: int) -> LayerOf[StoredTensor]:

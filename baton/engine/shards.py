@@ -153,10 +153,14 @@ class CheckpointShards:
         self._unused: set[int] = set()
         self._total_bytes = self._done_bytes = 0
         for file in list_shards(path):
-            header, data_start = read_shard_header(file)
+            tensors, data_start = self._list_tensors(file)
             shard = Shard(file, _map(file), data_start)
-            tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
             self._entries |= {name: _Entry(shard, entry) for name, entry in tensors.items()}
+
+    def _list_tensors(self, file: Path) -> tuple[dict[str, Any], int]:
+        """Return a description of each tensor in a file, and the offset of the data."""
+        header, data_start = read_shard_header(file)
+        return {name: each for name, each in header.items() if name != "__metadata__"}, data_start
 
     def stack(self, names: Sequence[str], rows: Sequence[int], *rest: int) -> StoredTensor:
         """Return the tensors ``names``, stacked along their rows. The i-th tensor must have the
@@ -249,13 +253,7 @@ class CheckpointShards:
     def _view(
         self, name: str, *shape: int, formats: Mapping[str, torch.dtype] = _FORMATS
     ) -> torch.Tensor:
-        if name not in self._entries:
-            raise Invalid(f"{self.path}: no file has tensor {name}")
-        shard, entry = self._entries[name].shard, self._entries[name].fields
-        if tuple(entry["shape"]) != shape:
-            raise Invalid(
-                f"{shard.path}: {name} has shape {entry['shape']}, but must have shape {[*shape]}"
-            )
+        shard, entry = self._entry(name, *shape)
         if entry["dtype"] not in formats:
             raise Invalid(
                 f"{shard.path}: {name} has dtype {entry['dtype']}; supported dtypes: "
@@ -268,18 +266,39 @@ class CheckpointShards:
                 f"but its shape {[*shape]} in {entry['dtype']} needs "
                 f"{prod(shape) * dtype.itemsize} bytes"
             )
+        return self._map_tensor(shard, dtype, start, end - start).view(shape)
+
+    def _entry(self, name: str, *shape: int) -> tuple[Shard, dict[str, Any]]:
+        """Return the file that has a tensor, and its description there, which must have this
+        shape."""
+        if name not in self._entries:
+            raise Invalid(f"{self.path}: no file has tensor {name}")
+        shard, entry = self._entries[name].shard, self._entries[name].fields
+        if tuple(entry["shape"]) != shape:
+            raise Invalid(
+                f"{shard.path}: {name} has shape {entry['shape']}, but must have shape {[*shape]}"
+            )
+        return shard, entry
+
+    def _map_tensor(self, shard: Shard, dtype: torch.dtype, start: int, size: int) -> torch.Tensor:
+        """Return ``size`` bytes of a file's data, from ``start`` on, as a view of the file."""
         first = shard.data_start + start
-        view = torch.frombuffer(shard.map, dtype=dtype, count=prod(shape), offset=first)
-        self._places[view.data_ptr()] = shard, first, end - start
+        view = torch.frombuffer(
+            shard.map, dtype=dtype, count=size // dtype.itemsize, offset=first
+        )
+        self._places[view.data_ptr()] = shard, first, size
         self._unused.add(view.data_ptr())
-        self._total_bytes += end - start
-        return view.view(shape)
+        self._total_bytes += size
+        return view
 
     def _mark_used(self, stack: StoredTensor) -> None:
+        self._release((*stack.parts, *(scales.table for scales in stack.scales)))
+
+    def _release(self, views: Sequence[torch.Tensor]) -> None:
         """Report the progress and unmap the pages that were read. They stay in the page cache; but
         while they are mapped, they are shown as this process's memory and may count towards its
         limit."""
-        for part in (*stack.parts, *(scales.table for scales in stack.scales)):
+        for part in views:
             place = part.data_ptr()
             shard, start, size = self._places[place]
             if place in self._unused:

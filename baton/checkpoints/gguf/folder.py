@@ -1,0 +1,96 @@
+"""Describes a GGUF file by a folder in the cache, which the rest of Baton reads like the folder of
+any other model: config.json, generation_config.json, tokenizer.json, tokenizer_config.json,
+``model.gguf.json`` with the list of tensors, and ``model.gguf``, a link to the file."""
+
+import hashlib
+import json
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from baton.checkpoints.checkpoint import GGUF_INDEX, GGUF_WEIGHTS
+from baton.system.home_folder import require_home
+
+CONVERSION = 1
+"""Part of a folder's name. To be increased when the folder of the same file changes."""
+
+SAMPLES = 16
+SAMPLE_BYTES = 64 * 1024
+
+log = structlog.get_logger(__name__)
+
+
+def gguf_folder(file: Path) -> Path:
+    """Return the folder that describes ``file``; it is made if the cache does not have it, which
+    takes a few seconds. Raises Invalid if the file is damaged or not supported."""
+    file = file.resolve()
+    folder = _cache() / f"{file.stem}-{_digest(file)}"
+    if not folder.is_dir():
+        _write(file, folder)
+    _link(file, folder / GGUF_WEIGHTS)
+    return folder
+
+
+def _write(file: Path, folder: Path) -> None:
+    """Write the folder as a whole: other processes may look for it, or write it as well."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as new:
+        _convert(file, Path(new))
+        Path(new).chmod(0o755)
+        with suppress(OSError):  # another process was faster, and its folder is the same
+            Path(new).rename(folder)
+            Path(new).mkdir()
+    log.info("gguf_described", file=str(file), folder=str(folder))
+
+
+def _convert(file: Path, folder: Path) -> None:
+    from baton.checkpoints.gguf.metadata import GgufFile
+    from baton.checkpoints.gguf.model_config import generation_config, model_config
+    from baton.checkpoints.gguf.tensors import list_tensors
+    from baton.checkpoints.gguf.vocabulary import make_tokenizer, tokenizer_config
+
+    opened = GgufFile(file)
+    written: dict[str, dict[str, Any]] = {
+        "config.json": model_config(opened),
+        "generation_config.json": generation_config(opened),
+        "tokenizer_config.json": tokenizer_config(opened),
+        GGUF_INDEX: list_tensors(opened),
+    }
+    for name, content in written.items():
+        (folder / name).write_text(json.dumps(content, indent=1, ensure_ascii=False), "utf-8")
+    make_tokenizer(opened).save(str(folder / "tokenizer.json"))
+
+
+def _link(file: Path, link: Path) -> None:
+    """Let ``link`` lead to the file, which may have moved since the folder was made."""
+    if link.resolve() == file:
+        return
+    new = link.with_name(f".{link.name}.{hashlib.blake2b(str(file).encode()).hexdigest()[:8]}")
+    new.unlink(missing_ok=True)
+    new.symlink_to(file)
+    new.replace(link)
+
+
+def _digest(file: Path) -> str:
+    """Return a digest of the file's size and evenly spaced samples of it, and of how it is
+    converted."""
+    size = file.stat().st_size
+    digest = hashlib.blake2b(f"{CONVERSION}:{size}".encode(), digest_size=8, person=b"baton.gguf")
+    with file.open("rb") as opened:
+        for sample in range(SAMPLES):
+            opened.seek(size * sample // SAMPLES)
+            digest.update(opened.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _cache() -> Path:
+    """Return the folder for such folders, in the hub's cache (HF_HUB_CACHE)."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_CACHE.startswith("~"):  # it is in the home folder, and there is none
+        require_home()
+    return Path(constants.HF_HUB_CACHE) / ".baton-gguf"
+
