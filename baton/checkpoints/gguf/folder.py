@@ -93,4 +93,3 @@ def _cache() -> Path:
     if constants.HF_HUB_CACHE.startswith("~"):  # it is in the home folder, and there is none
         require_home()
     return Path(constants.HF_HUB_CACHE) / ".baton-gguf"
-

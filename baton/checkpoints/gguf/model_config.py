@@ -56,9 +56,10 @@ def model_config(file: GgufFile) -> dict[str, Any]:
         "head_dim": file.own("attention.key_length", hidden // num_heads),
         "max_position_embeddings": file.require_own("context_length", int),
         "rms_norm_eps": _shortest(file.require_own("attention.layer_norm_rms_epsilon", float)),
-        "vocab_size": len(file.require("tokenizer.ggml.tokens", list)),
+        "vocab_size": _vocab_size(file),
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_output.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_down.bias" in tensors,
         "dtype": _dtype(file),
         "rope_theta": _shortest(file.own("rope.freq_base", 10_000.0)),
     }
@@ -157,6 +158,13 @@ def _llama3_scaling(file: GgufFile) -> dict[str, Any]:
         "high_freq_factor": LLAMA3_HIGH,
         "original_max_position_embeddings": LLAMA3_ORIGINAL,
     }
+
+
+def _vocab_size(file: GgufFile) -> int:
+    """Return the number of rows of the embedding: a tokenizer may have fewer tokens."""
+    if "token_embd.weight" not in file.tensors:
+        raise Invalid(f"{file.path}: there is no tensor token_embd.weight")
+    return int(file.tensors["token_embd.weight"].shape[-1])
 
 
 def _dtype(file: GgufFile) -> str:

@@ -41,10 +41,12 @@ def _digits() -> Any:
 
 def _split(words: str) -> Callable[[], Any]:
     def make() -> Any:
-        return pre_tokenizers.Sequence([
-            pre_tokenizers.Split(Regex(words), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ])
+        return pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(words), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
 
     return make
 
@@ -85,11 +87,13 @@ def make_tokenizer(file: GgufFile) -> tokenizers.Tokenizer:
     first = _ends(file, "bos", adds_bos)
     last = _ends(file, "eos", False)
     if first or last:
+        single = [*first, "$A", *last]
+        second = [*(f"{token}:1" for token in first), "$B:1", *(f"{token}:1" for token in last)]
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=[*first, "$A", *last],
-            pair=[*first, "$A", *last, *(f"{token}:1" for token in first), "$B:1", *(f"{token}:1" for token in last)],
+            single=single,
+            pair=[*single, *second],
             special_tokens=[(token, tokenizer.token_to_id(token)) for token in {*first, *last}],
-        )  # fmt: skip
+        )
     return tokenizer
 
 
@@ -142,14 +146,13 @@ def _sentence_piece(file: GgufFile) -> tokenizers.Tokenizer:
             byte_fallback=has_bytes,
         )
     )  # fmt: skip
-    adds_space = file.get("tokenizer.ggml.add_space_prefix", True)
-    spaces = normalizers.Replace(" ", SPACE)
-    tokenizer.normalizer = (
-        normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if adds_space else spaces
-    )
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if adds_space:
+    if file.get("tokenizer.ggml.add_space_prefix", True):
+        # a text begins with a space, but not what follows a special token
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "first", split=False)
         steps.append(decoders.Strip(" ", 1, 0))
+    else:
+        tokenizer.normalizer = normalizers.Replace(" ", SPACE)
     tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer
 

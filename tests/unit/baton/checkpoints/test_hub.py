@@ -237,7 +237,7 @@ def test_hub_model_is_named_without_its_revision() -> None:
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "one", "a/b/c", "a/b@", "a/b@-"])
 def test_name_that_is_neither_directory_nor_hub_id_is_rejected(name: str) -> None:
-    with pytest.raises(Invalid, match="must be a directory or a hub id of the form owner/name"):
+    with pytest.raises(Invalid, match="must be a directory, a GGUF file, or a hub id of the form"):
         resolve_model(name)
 
 
