@@ -101,12 +101,12 @@ def welcome(url: str, models: Mapping[str, str]) -> str:
     request: dict[str, object] = {
         "model": name,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "max_tokens": 60,
     }
     about = SMOLLM2 if source == "smollm2" else []
     if source in ("demo", str(DEMO_MODEL)):
         about = DEMO
         request["messages"] = [{"role": "user", "content": "Write a function that reads a file."}]
-        request["max_tokens"] = 60
     return "\n".join(
         [
             f"Baton is ready at {url}",

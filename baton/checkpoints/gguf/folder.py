@@ -5,8 +5,10 @@ any other model: config.json, generation_config.json, tokenizer.json, tokenizer_
 import hashlib
 import json
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import structlog
@@ -23,22 +25,24 @@ SAMPLE_BYTES = 64 * 1024
 log = structlog.get_logger(__name__)
 
 
-def gguf_folder(file: Path) -> Path:
+def gguf_folder(file: Path, sampling: Mapping[str, float] = MappingProxyType({})) -> Path:
     """Return the folder that describes ``file``; it is made if the cache does not have it, which
-    takes a few seconds. Raises Invalid if the file is damaged or not supported."""
+    takes a few seconds. ``sampling`` are the model's own sampling parameters, by their names in
+    generation_config.json, where the file has none. Raises Invalid if the file is damaged or not
+    supported."""
     file = file.resolve()
-    folder = _cache() / f"{file.stem}-{_digest(file)}"
+    folder = _cache() / f"{file.stem}-{_digest(file, sampling)}"
     if not folder.is_dir():
-        _write(file, folder)
+        _write(file, folder, sampling)
     _link(file, folder / GGUF_WEIGHTS)
     return folder
 
 
-def _write(file: Path, folder: Path) -> None:
+def _write(file: Path, folder: Path, sampling: Mapping[str, float]) -> None:
     """Write the folder as a whole: other processes may look for it, or write it as well."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as new:
-        _convert(file, Path(new))
+        _convert(file, Path(new), sampling)
         Path(new).chmod(0o755)
         with suppress(OSError):  # another process was faster, and its folder is the same
             Path(new).rename(folder)
@@ -46,7 +50,7 @@ def _write(file: Path, folder: Path) -> None:
     log.info("gguf_described", file=str(file), folder=str(folder))
 
 
-def _convert(file: Path, folder: Path) -> None:
+def _convert(file: Path, folder: Path, sampling: Mapping[str, float]) -> None:
     from baton.checkpoints.gguf.metadata import GgufFile
     from baton.checkpoints.gguf.model_config import generation_config, model_config
     from baton.checkpoints.gguf.tensors import list_tensors
@@ -55,7 +59,7 @@ def _convert(file: Path, folder: Path) -> None:
     opened = GgufFile(file)
     written: dict[str, dict[str, Any]] = {
         "config.json": model_config(opened),
-        "generation_config.json": generation_config(opened),
+        "generation_config.json": {**sampling, **generation_config(opened)},
         "tokenizer_config.json": tokenizer_config(opened),
         GGUF_INDEX: list_tensors(opened),
     }
@@ -74,11 +78,12 @@ def _link(file: Path, link: Path) -> None:
     new.replace(link)
 
 
-def _digest(file: Path) -> str:
+def _digest(file: Path, sampling: Mapping[str, float]) -> str:
     """Return a digest of the file's size and evenly spaced samples of it, and of how it is
     converted."""
     size = file.stat().st_size
-    digest = hashlib.blake2b(f"{CONVERSION}:{size}".encode(), digest_size=8, person=b"baton.gguf")
+    start = f"{CONVERSION}:{size}:{json.dumps(dict(sampling), sort_keys=True)}"
+    digest = hashlib.blake2b(start.encode(), digest_size=8, person=b"baton.gguf")
     with file.open("rb") as opened:
         for sample in range(SAMPLES):
             opened.seek(size * sample // SAMPLES)

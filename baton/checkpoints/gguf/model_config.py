@@ -74,7 +74,11 @@ def generation_config(file: GgufFile) -> dict[str, Any]:
     keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
     ends = sorted({int(token) for key in keys if (token := file.get(key)) is not None})
     sampling = {name: file.get(f"general.sampling.{key}") for key, name in SAMPLING.items()}
-    given = {name: _shortest(value) for name, value in sampling.items() if value is not None}
+    given = {
+        name: value if isinstance(value, int) else _shortest(value)
+        for name, value in sampling.items()
+        if value is not None
+    }
     return {"eos_token_id": ends, **given, **({"do_sample": True} if given else {})}
 
 

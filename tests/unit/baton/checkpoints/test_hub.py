@@ -11,13 +11,14 @@ import pytest
 import structlog
 
 from baton.checkpoints import hub
-from baton.checkpoints.checkpoint import DEMO_MODEL
+from baton.checkpoints.checkpoint import DEMO_MODEL, load_model_config
 from baton.checkpoints.hub import HubModel, pin_model, resolve_model, short_name
 from baton.config import Settings
 from baton.config.pinned_models import pin_models
 from baton.errors import Invalid, Unavailable
 from baton.network.free_port import free_port
 from testkit.fakes.hub import MODEL_ID, Behaviour, FakeHub, fake_hub
+from testkit.gguf_files import write_gguf
 
 PATIENCE_SECONDS = 1.0
 
@@ -116,6 +117,23 @@ def test_only_what_is_loaded_is_downloaded_of_a_repository(
     server.requests.clear()
     assert resolve_model(f"{MODEL_ID}@{folder.name}") == folder
     assert server.requests == []
+
+
+def test_gguf_file_of_a_repository_is_downloaded_alone(server: FakeHub, tmp_path: Path) -> None:
+    repository = write_files(tmp_path / "repository", ["config.json", "model.safetensors"])
+    for name in ("Demo.Q8_0.gguf", "deep/Demo.F16.gguf"):
+        (repository / name).parent.mkdir(exist_ok=True)
+        write_gguf(DEMO_MODEL, repository / name, name.split(".")[1])
+    commit = server.push(repository)
+    model = f"{MODEL_ID}/deep/Demo.F16.gguf"
+    assert pin_model(model) == f"{MODEL_ID}@{commit}/deep/Demo.F16.gguf"
+    folder = resolve_model(pin_model(model))
+    assert (folder / "model.gguf").read_bytes()[:4] == b"GGUF"
+    assert load_model_config(folder).dtype == "float16"
+    fetched = {each.partition("/resolve/")[2].partition("/")[2] for each in server.requests}
+    assert fetched - {""} == {"deep/Demo.F16.gguf"}
+    with pytest.raises(Unavailable, match=r"the repository has no Demo.Q4_0.gguf"):
+        resolve_model(f"{MODEL_ID}/Demo.Q4_0.gguf")
 
 
 def test_branch_follows_the_hub_and_a_commit_does_not(server: FakeHub, tmp_path: Path) -> None:
@@ -231,8 +249,9 @@ def test_each_of_several_models_is_pinned(server: FakeHub) -> None:
 def test_hub_model_is_named_without_its_revision() -> None:
     assert HubModel.parse("a/b.c-d@refs/pr/1") == HubModel("a/b.c-d", "refs/pr/1")
     assert HubModel.parse("a/b") == HubModel("a/b", "main")
-    names = ["a/b@v1.0", "a/b", "/models/x@y", "./x@y", "demo"]
-    assert [short_name(each) for each in names] == ["b", "b", "x@y", "x@y", "demo"]
+    assert HubModel.parse("a/b@v1.0/c/d.gguf") == HubModel("a/b", "v1.0", "c/d.gguf")
+    names = ["a/b@v1.0", "a/b", "/models/x@y", "./x@y", "demo", "a/b@v1/c/d.Q8_0.gguf", "./e.gguf"]
+    assert [short_name(each) for each in names] == ["b", "b", "x@y", "x@y", "demo", "d.Q8_0", "e"]
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "one", "a/b/c", "a/b@", "a/b@-"])
