@@ -164,6 +164,8 @@ inline __attribute__((always_inline)) void multiply_coded_few(const Unit* rows, 
     const uint8_t* header = panel;
     const uint8_t* codes = panel + Code::kHeaderBytes;
     const long count = std::min(group, lines - first);
+    for (long at = 0; at < Code::kHeaderBytes; at += 64)
+      prefetch<kFirstLevel>(header + kAhead + at);
     for (long part = 0; part < kColumns / kLanes; part += kVectors) {
       Vec sum[R][kVectors];
 #pragma GCC unroll 6
