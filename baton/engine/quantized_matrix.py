@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from baton.engine.quantization import E4M3, PackedInt4Codes, QuantizedCodes, quantize
+from baton.engine.quantization import E4M3, Int4Codes, QuantizedCodes, quantize, quantize_int4
 from baton.engine.shards import StoredTensor
 
 
@@ -18,24 +18,24 @@ class QuantizedMatrix(torch.Tensor):
     matrices). Any other operation raises AssertionError.
     """
 
-    codes: QuantizedCodes | PackedInt4Codes
+    codes: QuantizedCodes | Int4Codes
 
     @staticmethod
     def quantize(weight: torch.Tensor, name: str) -> "QuantizedMatrix":
         """Quantize ``weight``. Products will be computed in its dtype. Raises Invalid if a weight
         is not finite."""
-        codes = quantize(weight.reshape(-1, weight.shape[-1]), name)
-        stored = PackedInt4Codes.pack(codes) if name == "int4" else codes
-        return QuantizedMatrix.from_codes(stored, weight.shape, weight.dtype)
+        rows = weight.reshape(-1, weight.shape[-1])
+        codes = quantize_int4(rows) if name == "int4" else quantize(rows, name)
+        return QuantizedMatrix.from_codes(codes, weight.shape, weight.dtype)
 
     @staticmethod
     def from_codes(
-        codes: QuantizedCodes | PackedInt4Codes, shape: Sequence[int], dtype: torch.dtype
+        codes: QuantizedCodes | Int4Codes, shape: Sequence[int], dtype: torch.dtype
     ) -> "QuantizedMatrix":
         """Wrap ``codes`` as a tensor of ``shape``; if that has three dimensions, the codes of all
         matrices are stacked along the rows. Products will be computed in ``dtype``."""
         matrix: QuantizedMatrix = torch.Tensor._make_wrapper_subclass(
-            QuantizedMatrix, shape, dtype=dtype, device=codes.scales.device
+            QuantizedMatrix, shape, dtype=dtype, device=codes.device
         )
         matrix.codes = codes
         return matrix
@@ -75,7 +75,7 @@ class QuantizedMatrix(torch.Tensor):
         the sums are scaled, so that scales need not be rounded to the dtype of ``x``. Otherwise the
         weights are decoded to that dtype first."""
         codes = self.codes
-        if isinstance(codes, PackedInt4Codes) or not codes.has_row_scales:
+        if isinstance(codes, Int4Codes) or not codes.has_row_scales:
             return functional.linear(x, codes.decode().to(x.dtype), bias)
         sums = functional.linear(x, codes.values.to(x.dtype)).float() * codes.scales[:, 0]
         return (sums if bias is None else sums + bias).to(x.dtype)
@@ -92,8 +92,23 @@ def load_matrix(
     stack: StoredTensor, device: torch.device, dtype: torch.dtype, name: str
 ) -> torch.Tensor:
     """Load a matrix for torch in the quantization format ``name``, or with the checkpoint's own
-    codes if it is stored in FP8. Raises Invalid if a weight is not finite."""
+    codes if it is stored in FP8. With int4, parts that are in int4 already keep their codes. Raises
+    Invalid if a weight is not finite, or too large for the format."""
     if stack.is_fp8:
         return QuantizedMatrix.from_codes(stack.load_codes(device), stack.shape, dtype)
+    if name == "int4":
+        return QuantizedMatrix.from_codes(_load_int4(stack, device, dtype), stack.shape, dtype)
     joined = stack.join(device, dtype)
     return joined if name == "none" else QuantizedMatrix.quantize(joined, name)
+
+
+def _load_int4(stack: StoredTensor, device: torch.device, dtype: torch.dtype) -> Int4Codes:
+    ins = stack.shape[-1]
+    codes = [
+        part
+        if isinstance(part, Int4Codes)
+        else quantize_int4(part.to(device, dtype).reshape(-1, ins))
+        for part in stack.int4_parts
+    ]
+    stack.mark_used()
+    return Int4Codes.join(codes)

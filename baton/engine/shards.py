@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from baton.checkpoints.checkpoint import Fp8Format, list_shards, read_shard_header
-from baton.engine.quantization import E4M3, QuantizedCodes
+from baton.engine.quantization import E4M3, Int4Codes, QuantizedCodes
 from baton.errors import Invalid
 
 Progress = Callable[[int, int], None]
@@ -63,6 +63,12 @@ class StoredTensor:
     @property
     def parts(self) -> Sequence[torch.Tensor]:
         return self._parts
+
+    @property
+    def int4_parts(self) -> Sequence[torch.Tensor | Int4Codes]:
+        """The parts for a matrix in int4: as in ``parts``, or codes [rows, ins] that the checkpoint
+        has already. Each part may be of another kind."""
+        return self.parts
 
     @property
     def dtype(self) -> torch.dtype:

@@ -8,10 +8,11 @@ import torch
 from baton.checkpoints.checkpoint import ModelConfig
 from baton.engine.bench.bench_case import BenchCase
 from baton.engine.bench.ceilings import Ceilings
-from baton.engine.quantization import INT4_GROUP_SIZE, head_quantization
+from baton.engine.quantization import INT4_BLOCK_BYTES, INT4_GROUP_SIZE, head_quantization
 
-QUANTIZED_WEIGHT_BYTES = {"int8": 1.0, "int4": 0.5 + 2 / INT4_GROUP_SIZE, "fp8": 1.0}
-"""Bytes per weight, including int4's scales (the other formats' scales are negligible)."""
+QUANTIZED_WEIGHT_BYTES = {"int8": 1.0, "int4": INT4_BLOCK_BYTES / INT4_GROUP_SIZE, "fp8": 1.0}
+"""Bytes per weight, including int4's scales and minimums (the other formats' scales are
+negligible)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,9 @@ DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 SOURCE_DTYPE_CODES = {**DTYPE_CODES, torch.float16: 2}
 """The dtypes that weights may have in a checkpoint."""
 
+INT4_SOURCE_CODE = 3
+"""The kernels' code for weights that are :class:`baton.engine.quantization.Int4Codes` already."""
+
 QUANTIZATION_CODES = {"none": 0, "int8": 1, "int4": 2}
 """The kernels' codes for the formats in which weights are stored (kernels/quantized.h), by the
 formats' names in :mod:`baton.engine.quantization`."""
@@ -134,10 +137,13 @@ _FUNCTIONS = {
     "thread_pool_free": (None, [c_void_p]),
     # kind, coding, outs, ins, gated
     "packed_bytes": (c_int64, [c_int64, c_int64, c_int64, c_int64, c_bool]),
-    # thread pool, kind, addresses of parts, rows of parts, their kind, coding, outs, ins, gated, to
+    # thread pool, kind, addresses of parts, their rows, their kinds, coding, outs, ins, gated, to
     "pack": (
         c_char_p,
-        [c_void_p, c_int64, POINTER(c_void_p), POINTER(c_int64), *[c_int64] * 4, c_bool, c_void_p],
+        [
+            *[c_void_p, c_int64, POINTER(c_void_p), POINTER(c_int64), POINTER(c_int64)],
+            *[*[c_int64] * 3, c_bool, c_void_p],
+        ],
     ),
     # thread pool, kind, x, rows of x, packed, coding, outs, ins, gated, to
     "multiply": (

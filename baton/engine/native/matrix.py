@@ -4,17 +4,20 @@ import contextlib
 import mmap
 import sys
 import weakref
+from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
 
 import torch
 
 from baton.engine.native.library import (
     DTYPE_CODES,
+    INT4_SOURCE_CODE,
     QUANTIZATION_CODES,
     SOURCE_DTYPE_CODES,
     call_checked,
     load,
 )
+from baton.engine.quantization import Int4Codes
 from baton.engine.shards import StoredTensor
 from baton.errors import Invalid
 
@@ -49,8 +52,9 @@ class PackedMatrix:
     All threads pack the weight, usually straight from the mapped file, for products in ``dtype``
     (default: the weight's dtype). If ``gated`` is set, the weight is [2 * outs, ins], with the gate
     matrix above the up matrix, and the product is SiLU(gate) * up. ``quantization`` is the format
-    in which the weight is stored. Raises Invalid if the weight is to be quantized and contains a
-    number that is not finite.
+    in which the weight is stored; parts that are in int4 already keep their codes in int4. Raises
+    Invalid if the weight is to be quantized and contains a number that is not finite, or too large
+    for the format.
     """
 
     def __init__(
@@ -80,20 +84,26 @@ class PackedMatrix:
         sizes = (self.outs, self.ins, gated)
         size = thread_pool.library.baton_packed_bytes(self._kind, self._coding, *sizes)
         self.tensor = _memory(size)
-        self._pack(source)
+        self._pack(source, source.int4_parts if quantization == "int4" else source.parts)
 
-    def _pack(self, source: StoredTensor) -> None:
-        parts = [part.contiguous() for part in source.parts]
-        addresses = (c_void_p * len(parts))(*[part.data_ptr() for part in parts])
-        counts = (c_int64 * len(parts))(*[part.numel() // self.ins for part in parts])
+    def _pack(self, source: StoredTensor, given: Sequence[torch.Tensor | Int4Codes]) -> None:
+        parts, counts, kinds = zip(*[self._describe(part) for part in given], strict=True)
+        addresses = [part.data_ptr() for part in parts]
         error = self._thread_pool.library.baton_pack(
-            self._thread_pool.handle, self._kind, addresses, counts,
-            SOURCE_DTYPE_CODES[source.dtype], self._coding, self.outs, self.ins,
-            self.gated, self.address,
+            self._thread_pool.handle, self._kind, (c_void_p * len(parts))(*addresses),
+            (c_int64 * len(parts))(*counts), (c_int64 * len(parts))(*kinds),
+            self._coding, self.outs, self.ins, self.gated, self.address,
         )  # fmt: skip
         if error is not None:
             raise Invalid(f"the weights can't be packed: {error.decode()}")
         source.mark_used()
+
+    def _describe(self, part: torch.Tensor | Int4Codes) -> tuple[torch.Tensor, int, int]:
+        """Return a part's memory, its number of rows, and the kernels' code for its kind."""
+        if isinstance(part, Int4Codes):
+            assert part.ins == self.ins, f"{part.ins} inputs"
+            return part.blocks.contiguous(), len(part.blocks), INT4_SOURCE_CODE
+        return part.contiguous(), part.numel() // self.ins, SOURCE_DTYPE_CODES[part.dtype]
 
     @property
     def address(self) -> int:

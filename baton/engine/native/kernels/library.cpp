@@ -25,15 +25,14 @@ const char* catch_errors(Action action) {
 template <class T>
 const char* pack_as(ThreadPool& threads, const WeightSource& from, const Matrix<T>& matrix,
                     void* to) {
-  const long ins = matrix.ins;
-  const bool converts = from.kind != Format<T>::kKind;
-  const AlignedBuffer<T> scratch(converts ? threads.size() * kColumns * ins : 1);
-  std::atomic<bool> is_finite{true};
+  const long size = kColumns * matrix.ins;
+  const AlignedBuffer<T> scratch(threads.size() * size);
+  std::atomic<const char*> error{nullptr};
   threads.run([&](int thread) {
-    T* own = converts ? scratch + thread * kColumns * ins : nullptr;
-    if (!pack(threads, from, matrix, own, to)) is_finite = false;
+    const char* found = pack(threads, from, matrix, scratch + thread * size, to);
+    if (found) error = found;
   });
-  return is_finite ? nullptr : "a weight is not finite";
+  return error;
 }
 
 template <class T>
@@ -95,10 +94,10 @@ int64_t baton_packed_bytes(int64_t kind, int64_t coding, int64_t outs, int64_t i
 }
 
 const char* baton_pack(ThreadPool* threads, int64_t kind, const void* const* parts,
-                       const int64_t* counts, int64_t from_kind, int64_t coding, int64_t outs,
+                       const int64_t* counts, const int64_t* kinds, int64_t coding, int64_t outs,
                        int64_t ins, bool gated, void* to) {
   return catch_errors([&]() -> const char* {
-    const WeightSource from{parts, counts, static_cast<Kind>(from_kind)};
+    const WeightSource from{parts, counts, kinds};
     const Coding how = static_cast<Coding>(coding);
     if (kind == kBfloat16)
       return pack_as(*threads, from, Matrix<Bf16>{to, outs, ins, gated, how}, to);

@@ -60,16 +60,17 @@ struct Matrix {
   }
 };
 
-// The source of a matrix: parts [counts[i]][ins], stacked along the rows, each at its own address.
+// The source of a matrix: parts [counts[i]][ins], stacked along the rows, each of its own kind and at
+// its own address.
 struct WeightSource {
   const void* const* parts;
-  const int64_t* counts;
-  Kind kind;
+  const int64_t *counts, *kinds;
 
-  const void* row(long row, long ins) const {
+  WeightRow row(long row, long ins) const {
     long part = 0;
     for (; row >= counts[part]; ++part) row -= counts[part];
-    return static_cast<const char*>(parts[part]) + row * ins * size_of(kind);
+    const Kind kind = static_cast<Kind>(kinds[part]);
+    return {static_cast<const char*>(parts[part]) + row * row_bytes(kind, ins), kind};
   }
 };
 
@@ -97,36 +98,40 @@ inline void pack_tiles(const Unit* const rows[kColumns], long depth, Unit* to) {
     }
 }
 
-// Packs one panel. Returns false if weights are to be quantized and one is not finite.
+// Packs one panel of rows in T, or in blocks for Int4. Returns an error if weights can't be quantized,
+// else null.
 template <class T>
-bool pack_panel(const T* const rows[kColumns], const Matrix<T>& matrix, uint8_t* to) {
-  if (matrix.coding == kInt8) return encode_panel<Int8>(rows, matrix.ins, to);
-  if (matrix.coding == kInt4) return encode_panel<Int4>(rows, matrix.ins, to);
-  const Unit* const* units = reinterpret_cast<const Unit* const*>(rows);
+const char* pack_panel(const WeightRow rows[kColumns], const Matrix<T>& matrix, uint8_t* to) {
+  if (matrix.coding == kInt8) return encode_panel<Int8, T>(rows, matrix.ins, to);
+  if (matrix.coding == kInt4) return encode_panel<Int4, T>(rows, matrix.ins, to);
+  const Unit* units[kColumns];
+  for (long column = 0; column < kColumns; ++column)
+    units[column] = static_cast<const Unit*>(rows[column].at);
   if (kByTiles<T>) pack_tiles(units, matrix.depth(), reinterpret_cast<Unit*>(to));
   else transpose_rows(units, matrix.depth(), reinterpret_cast<Unit*>(to));
-  return true;
+  return nullptr;
 }
 
-// Packs a matrix. `scratch` is this thread's own, [64][ins], for rows in another format; else null.
-// Returns false in the same case as pack_panel().
+// Packs a matrix. `scratch` is this thread's own, [64][ins], for rows in another format. Returns an
+// error as pack_panel() does.
 template <class T>
-bool pack(ThreadPool& threads, const WeightSource& from, const Matrix<T>& matrix, T* scratch,
-          void* to) {
-  bool is_finite = true;
+const char* pack(ThreadPool& threads, const WeightSource& from, const Matrix<T>& matrix, T* scratch,
+                 void* to) {
+  const char* error = nullptr;
   threads.parallel_for(matrix.num_panels(), [&](long panel) {
-    const T* rows[kColumns];
+    WeightRow rows[kColumns];
     for (long column = 0; column < kColumns; ++column) {
-      const long row = matrix.row_at(panel, column);
-      const void* place = row < 0 ? nullptr : from.row(row, matrix.ins);
-      rows[column] = place && scratch
-                         ? convert(place, from.kind, matrix.ins, scratch + column * matrix.ins)
-                         : static_cast<const T*>(place);
+      const long index = matrix.row_at(panel, column);
+      if (index < 0) continue;
+      WeightRow& row = rows[column] = from.row(index, matrix.ins);
+      if (row.kind != Format<T>::kKind && row.kind != kQ4_1Blocks)
+        row.at = convert(row.at, row.kind, matrix.ins, scratch + column * matrix.ins);
     }
-    if (!pack_panel(rows, matrix, static_cast<uint8_t*>(to) + panel * matrix.panel_bytes()))
-      is_finite = false;
+    const char* found =
+        pack_panel(rows, matrix, static_cast<uint8_t*>(to) + panel * matrix.panel_bytes());
+    if (found) error = found;
   });
-  return is_finite;
+  return error;
 }
 
 // Unpacks (and decodes) a row of W, from a matrix that is not gated. Used for embeddings that are
@@ -150,16 +155,17 @@ void unpack_row(const Matrix<T>& matrix, long row, T* to) {
         from[unit / kTileUnits * step_stride + unit % kTileUnits * stride];
 }
 
-// Computes sums[num_rows][64] for a panel. `columns` must hold a block of depth.
+// Computes sums[num_rows][64] for a panel. `columns` must hold a block of depth; `group_sums` are
+// those of the rows, for Int4.
 template <class T>
 void multiply_panel(long num_rows, const Unit* rows, const Matrix<T>& matrix, const uint8_t* panel,
-                    float* sums, Unit* columns) {
-  if (matrix.coding == kInt8)
-    return multiply_coded<T, Int8>(num_rows, rows, panel, matrix.depth(), sums, columns);
-  if (matrix.coding == kInt4)
-    return multiply_coded<T, Int4>(num_rows, rows, panel, matrix.depth(), sums, columns);
-  const Unit* units = reinterpret_cast<const Unit*>(panel);
+                    const float* group_sums, float* sums, Unit* columns) {
   const long depth = matrix.depth();
+  if (matrix.coding == kInt8)
+    return multiply_coded<T, Int8>(num_rows, rows, panel, depth, group_sums, sums, columns);
+  if (matrix.coding == kInt4)
+    return multiply_coded<T, Int4>(num_rows, rows, panel, depth, group_sums, sums, columns);
+  const Unit* units = reinterpret_cast<const Unit*>(panel);
   if (num_rows <= kRowsAtOnce && vectors_at_once(num_rows) * kLanes == kColumns)
     return multiply<T, kAheadOfFew>(num_rows, rows, depth, units, kColumns, depth, sums, kColumns,
                                     true);
@@ -181,7 +187,8 @@ inline long tile_row_block(long depth) {
   return std::clamp(fit, kTogether, kTileRowBlock);
 }
 
-// The parts of a thread's scratch memory: sums, decoded weights, and rows packed for tiles.
+// The parts of a thread's scratch memory: sums, decoded weights, and what is computed once for a block
+// of rows: the rows packed for tiles, or the sums of their Int4 groups.
 struct MatmulScratch {
   static constexpr long kSums = (kHasTiles ? kTileRowBlock : kRowBlock) * kColumns;
   static constexpr long kWeights =
@@ -200,8 +207,8 @@ struct MatmulScratch {
 template <class T>
 long scratch_size(long num_rows, long ins) {
   constexpr long kParts = MatmulScratch::kSums + MatmulScratch::kWeights;
-  if (!kByTiles<T>) return kParts;
   const long depth = ceil_div(ins, Format<T>::kPerUnit);
+  if (!kByTiles<T>) return kParts + std::min(num_rows, kRowBlock) * num_groups<T>(depth);
   return kParts + std::min(whole_tiles(num_rows) * whole_tiles(depth),
                            std::max(kPackedUnits, 2 * kTileRows * whole_tiles(depth)));
 }
@@ -209,7 +216,7 @@ long scratch_size(long num_rows, long ins) {
 // Decodes `count` units of depth of an Int8 panel from unit `first` on, and fills the last step up
 // with zeros.
 inline const Unit* decode_int8_steps(const uint8_t* panel, long first, long count, Unit* to) {
-  const uint8_t* line = panel + Int8::kScaleBytes + first * Int8::kLineBytes;
+  const uint8_t* line = panel + Int8::kHeaderBytes + first * Int8::kLineBytes;
   decode_int8<Bf16>(line, count, to);
   if (const long rest = count % kTileUnits)
     std::memset(to + count * kColumns, 0, sizeof(Unit) * (kTileUnits - rest) * kColumns);
@@ -268,7 +275,7 @@ struct Tasks {
       : num_rows(num_rows),
         panels(matrix.num_panels()),
         by_tiles(multiplies_by_tiles(matrix)),
-        by_rows(by_tiles || num_rows * matrix.depth() > kSharedUnits),
+        by_rows(by_tiles || matrix.coding == kInt4 || num_rows * matrix.depth() > kSharedUnits),
         row_block(by_tiles ? equal_blocks(matrix.depth(), threads) : kRowBlock),
         blocks(ceil_div(num_rows, row_block)) {}
 
@@ -280,7 +287,8 @@ struct Tasks {
 
   const long num_rows, panels;
   // By rows, all panels use a block of rows before the next one: the block stays in the L2 cache,
-  // where all rows together would not. Otherwise all blocks use a panel before the next one.
+  // where all rows together would not, and its Int4 groups are summed only once. Otherwise all blocks
+  // use a panel before the next one.
   const bool by_tiles, by_rows;
   const long row_block, blocks;
 
@@ -296,8 +304,8 @@ struct Tasks {
 };
 
 // Computes one task of x[num_rows][ins] * W transposed and calls finish(row, panel, sums) for each
-// of its rows, with 64 sums. `packed_block` is the block of rows that `scratch` holds in the form for
-// tiles, or -1; `scratch` is this thread's own, of scratch_size<T>() elements.
+// of its rows, with 64 sums. `packed_block` is the block of rows whose form for tiles, or the sums of
+// whose groups, `scratch` holds, or -1; `scratch` is this thread's own, of scratch_size<T>() elements.
 template <class T, class Finish>
 void matmul_task(const T* x, const Matrix<T>& matrix, const Tasks<T>& tasks, long task,
                  long& packed_block, float* scratch, Finish&& finish) {
@@ -311,7 +319,11 @@ void matmul_task(const T* x, const Matrix<T>& matrix, const Tasks<T>& tasks, lon
         count, parts.rows, matrix, matrix.panel(panel), parts,
         [&](long row, const float* sums) { finish(first + row, panel, sums); });
   } else {
-    multiply_panel(count, rows, matrix, matrix.panel(panel), parts.sums, parts.columns);
+    float* group_sums = reinterpret_cast<float*>(parts.rows);
+    if (matrix.coding == kInt4 && packed_block != tasks.block(task))
+      sum_groups<T>(rows, count, matrix.depth(), group_sums);
+    packed_block = tasks.block(task);
+    multiply_panel(count, rows, matrix, matrix.panel(panel), group_sums, parts.sums, parts.columns);
     for (long row = 0; row < count; ++row) finish(first + row, panel, parts.sums + row * kColumns);
   }
 }

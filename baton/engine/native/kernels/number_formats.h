@@ -11,10 +11,8 @@ struct Bf16 {
   uint16_t bits;
 };
 
-// The values must equal those in baton/engine/native/library.py; FP16 is only read.
-enum Kind { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
-
-inline long size_of(Kind kind) { return kind == kFloat32 ? 4 : 2; }
+// The values must equal those in baton/engine/native/library.py; FP16 and blocks are only read.
+enum Kind { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kQ4_1Blocks = 3 };
 
 template <class T>
 struct Format;
@@ -27,6 +25,7 @@ template <>
 struct Format<float> {
   static constexpr Kind kKind = kFloat32;
   static constexpr long kPerUnit = 1;
+  static constexpr uint32_t kOnes = 0x3f800000;  // a unit of ones
 
   static Vec load(const float* from, Lanes which) { return baton::load(from, which); }
   static void store(float* to, Lanes which, Vec value) { baton::store(to, which, value); }
@@ -50,6 +49,7 @@ template <>
 struct Format<Bf16> {
   static constexpr Kind kKind = kBfloat16;
   static constexpr long kPerUnit = 2;
+  static constexpr uint32_t kOnes = 0x3f803f80;
 
   static Vec load(const Bf16* from, Lanes which) { return load_bf16(from, which); }
   static void store(Bf16* to, Lanes which, Vec value) { store_bf16(to, which, value); }

@@ -31,6 +31,10 @@ inline __attribute__((always_inline)) void prefetch(const void* line) {
 
 inline long ceil_div(long value, long by) { return (value + by - 1) / by; }
 
+// Rounds to the nearest FP16, ties to even; numbers that are too large become infinite.
+inline uint16_t to_fp16(float value) { return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT); }
+inline float from_fp16(uint16_t bits) { return _cvtsh_ss(bits); }
+
 // sum + the products of both BF16 halves of each word, the upper ones first.
 inline Vec add_pairs(Vec sum, Words a, Words b) {
 #ifdef __AVX512BF16__

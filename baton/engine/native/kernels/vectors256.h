@@ -277,7 +277,7 @@ inline Words pack_bf16_pairs(Vec even, Vec odd) {
 }
 inline __m256 nibbles(__m256i words, int shift) {
   const __m256i bits = _mm256_and_si256(_mm256_srli_epi32(words, shift), _mm256_set1_epi32(15));
-  return _mm256_cvtepi32_ps(_mm256_sub_epi32(bits, _mm256_set1_epi32(8)));
+  return _mm256_cvtepi32_ps(bits);
 }
 inline Vec nibbles(Words words, unsigned shift) {
   const int by = static_cast<int>(shift);

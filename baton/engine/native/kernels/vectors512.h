@@ -183,7 +183,7 @@ inline Words pack_bf16_pairs(Vec even, Vec odd) {
 // BF16 (pairs_of_nibbles). They are looked up in a table by their lowest four or five bits; where a
 // fifth bit counts, the table contains everything twice.
 inline Vec nibble_table() {
-  return _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+  return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 }
 inline Vec nibbles(Words words, unsigned shift) {
   return _mm512_permutexvar_ps(_mm512_srli_epi32(words, shift), nibble_table());

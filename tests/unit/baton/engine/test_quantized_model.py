@@ -9,7 +9,7 @@ import torch
 
 from baton.engine.native.backend_choice import choose_backend
 from baton.engine.native.processor import best_instruction_set
-from baton.engine.quantization import quantize
+from baton.engine.quantized_matrix import QuantizedMatrix
 from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
 from baton.errors import Invalid
@@ -70,7 +70,7 @@ def test_all_matrices_are_quantized(tmp_path: Path) -> None:
     for key, weight in weights.items():
         if weight.dim() == 2:
             kept = "int8" if "embed_tokens" in key else "int4"
-            weights[key] = quantize(weight, kept).decode()
+            weights[key] = QuantizedMatrix.quantize(weight, kept).codes.decode()
     save_file(weights, file, metadata={"format": "pt"})
     wanted = logits_of(load(tmp_path, "none", "off"), prompt)
     assert (got - wanted).abs().max() <= NEAR * wanted.abs().max()
@@ -135,7 +135,7 @@ def test_model_weight_bytes(tmp_path: Path) -> None:
     assert sizes == {
         "none": (2 * layer + head) * 4,
         "int8": 2 * (layer + outs * 4) + head + 512 * 4,
-        "int4": 2 * (layer // 2 + layer // 32 * 2) + head + 512 * 4,
+        "int4": 2 * (layer // 2 + layer // 32 * 4) + head + 512 * 4,
     }
 
 
