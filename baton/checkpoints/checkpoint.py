@@ -78,6 +78,10 @@ class ModelConfig:
     dtype: str
     eos_token_ids: tuple[int, ...]
     fp8: Fp8Format | None = None
+    has_int4_weights: bool = False
+    """Whether the layers' matrices are in a GGUF file in 4 bits with a scale for every 32 weights
+    (Q4_0, Q4_1)."""
+
     traits: DecoderTraits = LLAMA_TRAITS
 
     @property
@@ -128,6 +132,7 @@ def load_model_config(path: Path) -> ModelConfig:
         dtype=_dtype(raw),
         eos_token_ids=_eos_token_ids(raw, path),
         fp8=_fp8(raw, architecture),
+        has_int4_weights=_gguf_type(raw) in ("Q4_0", "Q4_1"),
         traits=load_traits(raw, architecture, num_layers),
     )
 
@@ -246,7 +251,7 @@ def _fp8(raw: JsonFile, architecture: str) -> Fp8Format | None:
     settings for activations are ignored: the engine
     decides how to quantize activations."""
     config = raw.get("quantization_config")
-    if config is None or (architecture == "gpt_oss" and _is_mxfp4(config)):
+    if config is None or (architecture == "gpt_oss" and _is_mxfp4(config)) or _gguf_type(raw):
         return None
     try:
         return _FP8_METHODS[config["quant_method"]](config)
@@ -256,6 +261,14 @@ def _fp8(raw: JsonFile, architecture: str) -> Fp8Format | None:
             "with quant_method fp8 or compressed-tensors is supported, with one scale per "
             f"matrix, output, or block whose sides are multiples of {MIN_SCALE_BLOCK}"
         ) from error
+
+
+def _gguf_type(raw: JsonFile) -> str:
+    """Return the type of all matrices of the layers in a GGUF file; empty for another checkpoint,
+    and if they have several types."""
+    config = raw.get("quantization_config")
+    is_gguf = isinstance(config, dict) and config.get("quant_method") == "gguf"
+    return str(config.get("type", "")) if is_gguf else ""
 
 
 def _is_mxfp4(config: Any) -> bool:

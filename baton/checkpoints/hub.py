@@ -52,6 +52,7 @@ CHUNK_BYTES = 256 * 1024
 POLL_SECONDS = 0.1
 MAX_REASON = 500
 
+
 @dataclass(frozen=True, slots=True)
 class InstalledModel:
     """A model in a package of Python's index: the package, the GGUF file in it, and the sampling

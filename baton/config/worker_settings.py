@@ -47,9 +47,11 @@ class WorkerSettings(BaseModel):
     """vLLM's own arguments, as for ``vllm serve``: ``--tensor-parallel-size 2``."""
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Literal["none", "int8", "int4", "fp8"] = "none"
+    quantization: Literal["auto", "none", "int8", "int4", "fp8"] = "auto"
     """Quantization of the model's weights at load (docs/engine.md, docs/cuda.md). ``none``: keep
-    them in ``dtype``. An FP8 checkpoint stays in FP8. Workers with different values share no KV."""
+    them in ``dtype``. ``auto``: the same, but the 4-bit weights of a GGUF file stay as they are
+    where the CPU kernels multiply them. An FP8 checkpoint stays in FP8. Workers with different
+    values share no KV."""
     kv_dtype: Literal["auto", "fp8"] = "auto"
     """Data type of the KV cache (docs/cuda.md). ``auto``: ``dtype``; ``fp8`` takes half of the
     memory. Workers with different values share no KV."""

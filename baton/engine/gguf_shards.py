@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from baton.checkpoints.checkpoint import GGUF_INDEX
+from baton.engine.quantization import INT4_BLOCK_TYPES, Int4Codes
 from baton.engine.shards import CheckpointShards, Progress, StoredTensor
 from baton.errors import Invalid
 
@@ -66,6 +67,16 @@ class GgufWeight(StoredTensor):
     @property
     def parts(self) -> Sequence[torch.Tensor]:
         return tuple(tensor.decode().to(self.dtype) for tensor in self.tensors)
+
+    @property
+    def int4_parts(self) -> Sequence[torch.Tensor | Int4Codes]:
+        """The parts for a matrix in int4: codes where the file has just these, else as decoded."""
+        return tuple(
+            Int4Codes.from_gguf(tensor.rows(), tensor.type)
+            if tensor.type in INT4_BLOCK_TYPES
+            else tensor.decode()
+            for tensor in self.tensors
+        )
 
     @property
     def dtype(self) -> torch.dtype:

@@ -32,7 +32,12 @@ from baton.engine.lora.adapter import join_adapter
 from baton.engine.lora.segments import LoraSegment, lora_segments
 from baton.engine.lora.table import AdapterTable, LoadedAdapter
 from baton.engine.model import DecoderModel, Model, OnStart, StepGraphs, no_op
-from baton.engine.native.backend_choice import TORCH_BACKEND, BackendChoice, choose_backend
+from baton.engine.native.backend_choice import (
+    TORCH_BACKEND,
+    BackendChoice,
+    choose_backend,
+    choose_quantization,
+)
 from baton.engine.native.core_binding import CoreBinding
 from baton.engine.native.decoder import NativeModel
 from baton.engine.native.matrix import KernelThreadPool
@@ -41,7 +46,7 @@ from baton.engine.native.sampler import NativeTokenChooser
 from baton.engine.ops import LayerOps, TorchOps
 from baton.engine.plan import Plan, Row, StepOutput
 from baton.engine.prompt_logprobs import prompt_logprobs
-from baton.engine.quantization import E4M3, check_fp8, quantized_digest, resolve_quantization
+from baton.engine.quantization import E4M3, check_fp8, quantized_digest
 from baton.engine.rope import RotaryTables
 from baton.engine.runner_options import DEFAULT_POOL_BYTES, RunnerOptions
 from baton.engine.sampler import TokenChooser, sample
@@ -148,8 +153,10 @@ class ModelRunner:
         if target.type == "cuda":
             torch.cuda.set_device(target)
         model_dtype = pick_dtype(options.dtype, target, config)
-        quantized = resolve_quantization(options.quantization, config, target)
         pool_dtype = pick_kv_dtype(options.kv_dtype, target, model_dtype)
+        quantized = choose_quantization(
+            options.quantization, options.cpu_kernels, config, target, model_dtype, pool_dtype
+        )
         choice = choose_backend(
             options.cpu_kernels, config, target, model_dtype, quantized, pool_dtype
         )

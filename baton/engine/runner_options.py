@@ -15,11 +15,11 @@ class RunnerOptions:
 
     ``cpu_kernels`` is a name in ``baton.engine.native.backend_choice.CPU_KERNEL_MODES``,
     ``cpu_instruction_set`` one in ``baton.engine.native.processor`` or "auto",
-    ``quantization`` one in ``baton.engine.quantization.QUANTIZATION_FORMATS``, ``kv_dtype`` one in
-    ``baton.engine.runner.KV_DTYPES``. ``max_model_tokens`` limits the length of a request; None
-    means the model's own limit. ``max_sequences`` and ``max_batched_tokens`` limit a step.
-    ``max_adapters`` LoRA adapters may be loaded at once, each of rank ``max_lora_rank`` at
-    most."""
+    ``quantization`` one in ``baton.engine.quantization.QUANTIZATION_FORMATS`` or "auto",
+    ``kv_dtype`` one in ``baton.engine.runner.KV_DTYPES``. ``max_model_tokens`` limits the length
+    of a request; None means the model's own limit. ``max_sequences`` and ``max_batched_tokens``
+    limit a step. ``max_adapters`` LoRA adapters may be loaded at once, each of rank
+    ``max_lora_rank`` at most."""
 
     device: str = "auto"
     dtype: str = "auto"

@@ -162,7 +162,8 @@ def _check_options(options: RunnerOptions) -> None:
     device = "cpu" if current_platform.is_cpu() else "cuda"
     problems = {
         "deterministic": options.deterministic and "is not supported by engine vllm",
-        "quantization": options.quantization != "none" and _is_argument("--quantization"),
+        "quantization": options.quantization not in ("auto", "none")
+        and _is_argument("--quantization"),
         "kv_dtype": options.kv_dtype != "auto" and _is_argument("--kv-cache-dtype"),
         "cpu_kernels": options.cpu_kernels == "on" and "has no effect with engine vllm",
         "cpu_instruction_set": options.cpu_instruction_set != "auto"

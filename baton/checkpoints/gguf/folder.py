@@ -16,7 +16,7 @@ import structlog
 from baton.checkpoints.checkpoint import GGUF_INDEX, GGUF_WEIGHTS
 from baton.system.home_folder import require_home
 
-CONVERSION = 1
+CONVERSION = 2
 """Part of a folder's name. To be increased when the folder of the same file changes."""
 
 SAMPLES = 16

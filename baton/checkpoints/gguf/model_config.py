@@ -63,6 +63,13 @@ def model_config(file: GgufFile) -> dict[str, Any]:
         "dtype": _dtype(file),
         "rope_theta": _shortest(file.own("rope.freq_base", 10_000.0)),
     }
+    types = {
+        tensor.tensor_type.name
+        for tensor in tensors.values()
+        if len(tensor.shape) > 1 and tensor.name.startswith("blk.")
+    }
+    if len(types) == 1:
+        config["quantization_config"] = {"quant_method": "gguf", "type": types.pop()}
     config |= _rope_scaling(file)
     config |= {"gemma3": _gemma3, "qwen3moe": _qwen3_moe}.get(file.architecture, _plain)(file)
     return config

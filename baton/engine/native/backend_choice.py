@@ -9,6 +9,7 @@ from baton.checkpoints.checkpoint import ModelConfig
 from baton.engine.native import library
 from baton.engine.native.matrix import can_pack
 from baton.engine.native.processor import best_instruction_set, missing_features
+from baton.engine.quantization import resolve_quantization
 from baton.errors import Invalid, Unavailable
 from baton.system.portability import describe_facilities, uses_linux
 
@@ -61,6 +62,29 @@ def choose_backend(
     if mode == "on":
         raise Invalid(f"cpu_kernels is on, but {reason}", param="cpu_kernels")
     return BackendChoice(False, f"torch: {reason}{_decoded(quantization)}", is_fallback=True)
+
+
+def choose_quantization(
+    setting: str,
+    mode: str,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+) -> str:
+    """Return the format that weights are stored in. With ``auto``, 4-bit weights of a checkpoint
+    stay as they are where the kernels multiply them (``mode`` is their setting); but not with AMX,
+    whose tiles multiply only decoded weights. Raises Invalid if setting, checkpoint and device
+    conflict."""
+    if setting != "auto":
+        return resolve_quantization(setting, config, device)
+    stays = (
+        config.has_int4_weights
+        and mode != "off"
+        and unsupported_reason(config, device, dtype, "int4", kv_dtype) is None
+        and best_instruction_set() != "amx"
+    )
+    return "int4" if stays else resolve_quantization("none", config, device)
 
 
 def unsupported_reason(

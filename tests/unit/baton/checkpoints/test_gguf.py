@@ -21,6 +21,8 @@ from baton.checkpoints.checkpoint import (
 from baton.checkpoints.hub import resolve_model, short_name
 from baton.config import Settings
 from baton.engine.loader import CheckpointWeights, load_weights
+from baton.engine.native.backend_choice import choose_quantization, unavailable_reason
+from baton.engine.native.processor import limit_instruction_set
 from baton.errors import Invalid
 from baton.text.tokenizer import Tokenizer
 from orchestrator.backends import check_models
@@ -274,3 +276,37 @@ def test_other_engines_refuse_the_format(demo_gguf: Path) -> None:
 def test_names_of_models_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="it must be a directory, a GGUF file, or a hub id"):
         resolve_model(tmp_path / "missing.gguf")
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "mode", "chosen"),
+    [
+        ("Q4_1", "auto", "auto", "int4"),
+        ("Q4_0", "auto", "on", "int4"),
+        ("Q4_1", "auto", "off", "none"),
+        ("Q8_0", "auto", "auto", "none"),
+        ("Q4_1", "none", "auto", "none"),
+        ("Q8_0", "int4", "auto", "int4"),
+    ],
+)
+def test_weights_of_four_bits_stay_where_the_kernels_multiply_them(
+    kind: str, setting: str, mode: str, chosen: str, tmp_path: Path
+) -> None:
+    if unavailable_reason() is not None:
+        pytest.skip("the CPU kernels can't be used here")
+    model = make_model(tmp_path / "model", "llama", seed=3, vocab_size=512, intermediate_size=128)
+    config = load_model_config(resolve_model(write_gguf(model, tmp_path / "m.gguf", kind)))
+    with limit_instruction_set("avx2"):
+        found = choose_quantization(setting, mode, config, CPU, torch.bfloat16, torch.bfloat16)
+    assert found == chosen
+
+
+def test_weights_of_four_bits_are_the_files(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", "llama", seed=3, vocab_size=512, intermediate_size=128)
+    folder = resolve_model(write_gguf(model, tmp_path / "m.gguf", "Q4_1"))
+    stored = CheckpointWeights(folder, load_model_config(folder))
+    for layer in stored.layers:
+        for name in ("qkv", "output", "gate_up", "down"):
+            weight = getattr(layer, name)
+            kept = torch.cat([part.decode() for part in weight.int4_parts])
+            assert torch.equal(kept, torch.cat(list(weight.parts)))
