@@ -159,16 +159,16 @@ class PeerEngine:
 
     def prepare(self, work: BenchCase) -> str:
         request = {"kind": work.kind, "batch": work.batch, "context": work.context}
-        return str(self._ask(prepare=request))
+        return str(self.ask(prepare=request))
 
     def run_steps(self, count: int) -> ElapsedTime:
-        return ElapsedTime(**self._ask(step=count))
+        return ElapsedTime(**self.ask(step=count))
 
     def free(self) -> None:
-        self._ask(drop=True)
+        self.ask(drop=True)
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
-        return torch.tensor(self._ask(logits=tokens))
+        return torch.tensor(self.ask(logits=tokens))
 
     def close(self) -> None:
         """Close the process's standard input. The process then removes its files and exits."""
@@ -177,7 +177,7 @@ class PeerEngine:
             self._process.stdin.close()
         self._process.wait()
 
-    def _ask(self, **request: Any) -> Any:
+    def ask(self, **request: Any) -> Any:
         assert self._process.stdin is not None
         print(json.dumps(request), file=self._process.stdin, flush=True)
         return self._read()

@@ -135,7 +135,7 @@ def _interrupted_by_sigterm() -> Iterator[None]:
 
 @contextmanager
 def local_cluster(
-    model: Path | None = None,
+    model: Path | str | None = None,
     prefill: int = 1,
     decode: int = 1,
     settings: dict[str, object] | None = None,

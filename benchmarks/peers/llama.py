@@ -1,7 +1,7 @@
 """Runs llama.cpp in its own process, to compare it with Baton's engine on the same weights and
 work.
 
-    python benchmarks/peers/llama.py MODEL_DIR --threads N
+    python benchmarks/peers/llama.py MODEL_DIR_OR_GGUF --threads N [--type q4_0|q8_0]
 
 Runs in its own environment and needs nothing of Baton's:
 
@@ -9,7 +9,9 @@ Runs in its own environment and needs nothing of Baton's:
     CMAKE_ARGS=-DGGML_NATIVE=ON peer/bin/pip install llama-cpp-python gguf numpy
 
 Requests are lines of JSON on stdin, responses lines of JSON on stdout; the first line on stdout
-describes llama.cpp. Requests: ``{"logits": [token, …]}`` returns the logits of the last token;
+describes llama.cpp. With ``--type``, a GGUF file is quantized to that type first, by llama.cpp.
+Requests: ``{"logits": [token, …]}`` returns the logits of the last token; ``{"loss": [token, …]}``
+the mean loss of all tokens but the first, in nats;
 ``{"prepare": {"kind", "batch", "context"}}`` prepares a case, runs it once with each of llama.cpp's
 methods, and keeps the fastest; ``{"step": N}`` runs the case N times and returns the wall-clock and
 CPU seconds per run; ``{"drop": true}`` frees the case.
@@ -64,6 +66,12 @@ BF16 = 30
 KV_TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "bf16": BF16}
 
 
+FILE_TYPES = {
+    "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+    "q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
+}
+
+
 class Session:
     """One context of llama.cpp, large enough for a case."""
 
@@ -96,8 +104,11 @@ class Session:
     def close(self) -> None:
         llama_cpp.llama_free(self._context)
 
-    def decode(self, tokens: list[int], sequences: list[int], positions: list[int]) -> None:
-        """Compute the tokens, and the logits of the last token of each sequence."""
+    def decode(
+        self, tokens: list[int], sequences: list[int], positions: list[int], every: bool = False
+    ) -> None:
+        """Compute the tokens, and the logits of the last token of each sequence, or of every
+        token."""
         batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
         last = {sequence: index for index, sequence in enumerate(sequences)}
         for index, token in enumerate(tokens):
@@ -105,7 +116,7 @@ class Session:
             batch.pos[index] = positions[index]
             batch.n_seq_id[index] = 1
             batch.seq_id[index][0] = sequences[index]
-            batch.logits[index] = last[sequences[index]] == index
+            batch.logits[index] = every or last[sequences[index]] == index
         batch.n_tokens = len(tokens)
         status = llama_cpp.llama_decode(self._context, batch)
         llama_cpp.llama_batch_free(batch)
@@ -143,6 +154,17 @@ class LlamaCppEngine:
         session = self._open(FILL, 1, len(tokens), len(tokens))
         session.decode(tokens, [0] * len(tokens), list(range(len(tokens))))
         found: list[float] = session.logits(1)[0].tolist()
+        self.drop()
+        return found
+
+    def loss(self, tokens: list[int]) -> float:
+        count = len(tokens) - 1
+        session = self._open(FILL, 1, count, count)
+        session.decode(tokens[:-1], [0] * count, list(range(count)), every=True)
+        logits = session.logits(count).astype(np.float64)
+        logits -= logits.max(axis=1, keepdims=True)
+        chosen = logits[np.arange(count), tokens[1:]]
+        found = float((np.log(np.exp(logits).sum(axis=1)) - chosen).mean())
         self.drop()
         return found
 
@@ -241,9 +263,27 @@ def _set_flash(parameters: Any, wanted: bool) -> None:
         parameters.flash_attn = wanted
 
 
+def _file(model: Path, new: Path, kind: str | None, threads: int) -> Path:
+    """Return the GGUF file to load: the model itself, or one that is written to ``new``."""
+    if model.is_dir():
+        gguf_file.write(model, new)
+        return new
+    if kind is None:
+        return model
+    parameters = llama_cpp.llama_model_quantize_default_params()
+    parameters.ftype, parameters.nthread = FILE_TYPES[kind], threads
+    parameters.allow_requantize = True
+    paths = (str(model).encode(), str(new).encode())
+    if llama_cpp.llama_model_quantize(*paths, ctypes.byref(parameters)):
+        raise RuntimeError(f"llama.cpp can't quantize the file to {kind}")
+    return new
+
+
 def _answer(peer: LlamaCppEngine, request: dict[str, Any]) -> Any:
     if "logits" in request:
         return peer.logits(request["logits"])
+    if "loss" in request:
+        return peer.loss(request["loss"])
     if "prepare" in request:
         return peer.prepare(request["prepare"])
     if "step" in request:
@@ -261,13 +301,13 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", type=Path)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--type", choices=FILE_TYPES)
     options = parser.parse_args()
     quiet = llama_cpp.llama_log_callback(_quiet)  # must live as long as llama.cpp may call it
     llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
-    with tempfile.TemporaryDirectory(dir=options.model) as folder:
-        path = Path(folder) / "model.gguf"
-        gguf_file.write(options.model, path)
+    with tempfile.TemporaryDirectory() as folder:
+        path = _file(options.model, Path(folder) / "model.gguf", options.type, options.threads)
         peer = LlamaCppEngine(path, options.threads)
         features = llama_cpp.llama_print_system_info().decode()
         print(
