@@ -3,7 +3,7 @@ their times, and whether the answer is right."""
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -90,8 +90,14 @@ def record_answers(
     return [CompletionCase(answer.case.body, tuple(answer.tokens)) for answer in answers]
 
 
-def stream_completion(url: str, question: CompletionCase, key: str = "") -> StreamedAnswer:
-    """Send one request, with the API key if given, and read its answer to the end."""
+def stream_completion(
+    url: str,
+    question: CompletionCase,
+    key: str = "",
+    on_token: Callable[[int], None] = lambda number: None,
+) -> StreamedAnswer:
+    """Send one request, with the API key if given, and read its answer to the end. ``on_token`` is
+    called with the number of tokens so far whenever that has grown."""
     answer = StreamedAnswer(question, SYSTEM_CLOCK())
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
@@ -105,7 +111,10 @@ def stream_completion(url: str, question: CompletionCase, key: str = "") -> Stre
                 answer.error = f"{response.status_code}: {response.read().decode()}"
                 return answer
             for line in response.iter_lines():
+                before = len(answer.tokens)
                 _process_line(answer, line)
+                if len(answer.tokens) > before:
+                    on_token(len(answer.tokens))
     except httpx.HTTPError as error:
         answer.error = repr(error)
     if answer.finish_reason is None and not answer.error:
