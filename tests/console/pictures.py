@@ -43,7 +43,7 @@ def main() -> None:
         phone = open_page(browser, viewport=PHONE, color_scheme="dark")
         with _load(cluster), light as overview, dark as request, phone as small:
             for page in (overview, request, small):
-                page.goto(f"{url}/ui")
+                page.goto(f"{url}/ui#/overview")
             overview.wait_for_timeout(WARM_UP_MILLISECONDS)
             _take(overview, folder / "console-overview.png")
             _take(small, folder / "console-phone.png")

@@ -27,7 +27,7 @@ def cluster() -> Iterator[LocalCluster]:
 @pytest.fixture
 def page(browser: Browser, cluster: LocalCluster) -> Iterator[Page]:
     with open_page(browser) as opened:
-        opened.goto(f"{cluster.url}/ui")
+        opened.goto(f"{cluster.url}/ui#/overview")
         expect(opened.locator(".live")).to_have_text("live")
         yield opened
 

@@ -72,7 +72,7 @@ def test_answer_that_no_worker_can_serve_is_counted_as_failed(
     router = open_router()
     router.call(router.placer.decode.clear)
     ask(router).join(REQUEST_SECONDS)
-    page.goto(f"{router.url}/ui")
+    page.goto(f"{router.url}/ui#/overview")
     expect(page.locator(".numbers li", has_text="failed")).to_contain_text("1")
     page.goto(f"{router.url}/ui#/requests")
     expect(page.locator("tr.row")).to_contain_text("ended: error")

@@ -22,15 +22,17 @@ RECONNECT_MILLISECONDS = 30_000
 def test_start_page_leads_to_the_console(page: Page, open_router: OpenRouter) -> None:
     page.goto(open_router().url)
     page.get_by_role("link", name="Open the console").click()
-    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    expect(page.get_by_role("heading", name="Chat")).to_be_visible()
     expect(page.locator(".live")).to_have_text("live")
+    page.get_by_role("link", name="overview").click()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
 
 
 def test_wrong_key_is_refused_and_the_right_one_is_kept_for_the_tab(
     page: Page, open_router: OpenRouter
 ) -> None:
     router = open_router(admin_key="correct horse")
-    page.goto(f"{router.url}/ui")
+    page.goto(f"{router.url}/ui#/overview")
     field = page.get_by_label("Admin key")
     field.fill("wrong")
     page.get_by_role("button", name="Open").click()
@@ -47,7 +49,7 @@ def test_wrong_key_is_refused_and_the_right_one_is_kept_for_the_tab(
 
 def test_missing_conductor_is_explained(page: Page, open_router: OpenRouter) -> None:
     router = open_router()
-    page.goto(f"{router.url}/ui")
+    page.goto(f"{router.url}/ui#/overview")
     expect(page.locator(".live")).to_have_text("live")
     expect(page.locator(".no-conductor")).to_have_count(0)
     workers = [each for each in router.harness.members.list if each is not CONDUCTOR]
@@ -82,7 +84,7 @@ def test_drain_is_followed_to_its_end(page: Page, open_router: OpenRouter) -> No
 def test_worker_that_dies_is_a_warning(page: Page, open_router: OpenRouter) -> None:
     workers = [mock_worker(number, role) for number in (2, 3) for role in WORKER_KINDS]
     router = open_router(members=[*workers, CONDUCTOR])
-    page.goto(f"{router.url}/ui")
+    page.goto(f"{router.url}/ui#/overview")
     expect(page.locator(".live")).to_have_text("live")
     router.set_members([*workers[1:], CONDUCTOR])
     expect(page.locator(".events .warning")).to_contain_text("prefill-2 left without draining")
@@ -90,7 +92,7 @@ def test_worker_that_dies_is_a_warning(page: Page, open_router: OpenRouter) -> N
 
 def test_empty_cluster_says_what_to_do(page: Page, open_router: OpenRouter) -> None:
     router = open_router(members=[CONDUCTOR])
-    page.goto(f"{router.url}/ui")
+    page.goto(f"{router.url}/ui#/overview")
     expect(page.locator(".empty-cluster")).to_contain_text("baton up")
     for view, text in (
         ("workers", "No workers are registered."),
@@ -105,7 +107,7 @@ def test_empty_cluster_says_what_to_do(page: Page, open_router: OpenRouter) -> N
 def test_lost_connection_is_shown_and_comes_back(page: Page, tokenizer: Tokenizer) -> None:
     port = free_port()
     with open_console_router(tokenizer, port) as router:
-        page.goto(f"{router.url}/ui")
+        page.goto(f"{router.url}/ui#/overview")
         expect(page.locator(".live")).to_have_text("live")
     expect(page.locator(".notice.lost")).to_contain_text("what it shows is old")
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
@@ -127,7 +129,7 @@ def test_router_without_a_supervisor_says_why_it_can_not_drain(
 def test_both_color_schemes(browser: Browser, open_router: OpenRouter, scheme: str) -> None:
     url = open_router().url
     with open_page(browser, color_scheme=scheme) as page:
-        page.goto(f"{url}/ui")
+        page.goto(f"{url}/ui#/overview")
         expect(page.locator(".pool").first).to_be_visible()
         style = "getComputedStyle(document.body)"
         colors = page.evaluate(f"[{style}.color, {style}.backgroundColor]")

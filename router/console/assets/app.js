@@ -12,7 +12,7 @@ import { Tenants } from "./tenants.js";
 import { html, render, useEffect, useReducer, useState } from "./vendor/preact-htm.js";
 import { Workers } from "./workers.js";
 
-const VIEWS = { overview: Overview, workers: Workers, requests: Requests, cache: Cache, tenants: Tenants, chat: Chat };
+const VIEWS = { chat: Chat, overview: Overview, workers: Workers, requests: Requests, cache: Cache, tenants: Tenants };
 const STALE_REGISTRY_SECONDS = 10;
 
 const store = new Store();
@@ -22,7 +22,7 @@ const connection = new Connection(store);
 function useRoute() {
   const read = () => {
     const [view, ...rest] = location.hash.replace(/^#\/?/, "").split("/");
-    return { view: view in VIEWS ? view : "overview", open: decodeURIComponent(rest.join("/")) };
+    return { view: view in VIEWS ? view : firstView(), open: decodeURIComponent(rest.join("/")) };
   };
   const [route, setRoute] = useState(read);
   useEffect(() => {
@@ -31,6 +31,11 @@ function useRoute() {
     return () => removeEventListener("hashchange", update);
   }, []);
   return route;
+}
+
+/** The view of an address that names none: operators come with an admin key, everybody else to chat. */
+function firstView() {
+  return adminKey.get() ? "overview" : "chat";
 }
 
 /** Renders again after the store has changed, at most once per animation frame. */
