@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from baton.checkpoints.checkpoint import GGUF_INDEX, GGUF_WEIGHTS
+from baton.errors import BatonError, Invalid, Unavailable
 from baton.system.home_folder import require_home
 
 CONVERSION = 2
@@ -29,20 +30,28 @@ def gguf_folder(file: Path, sampling: Mapping[str, float] = MappingProxyType({})
     """Return the folder that describes ``file``; it is made if the cache does not have it, which
     takes a few seconds. ``sampling`` are the model's own sampling parameters, by their names in
     generation_config.json, where the file has none. Raises Invalid if the file is damaged or not
-    supported."""
+    supported, and Unavailable if the cache can't be written."""
     file = file.resolve()
     folder = _cache() / f"{file.stem}-{_digest(file, sampling)}"
-    if not folder.is_dir():
-        _write(file, folder, sampling)
-    _link(file, folder / GGUF_WEIGHTS)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if not folder.is_dir():
+            _write(file, folder, sampling)
+        _link(file, folder / GGUF_WEIGHTS)
+    except OSError as error:
+        raise Unavailable(
+            f"the folder that describes {file} can't be written: {error}; set HF_HUB_CACHE to a "
+            "folder that can"
+        ) from error
     return folder
 
 
 def _write(file: Path, folder: Path, sampling: Mapping[str, float]) -> None:
     """Write the folder as a whole: other processes may look for it, or write it as well."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    contents = _describe(file, sampling)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as new:
-        _convert(file, Path(new), sampling)
+        for name, text in contents.items():
+            (Path(new) / name).write_text(text, "utf-8")
         Path(new).chmod(0o755)
         with suppress(OSError):  # another process was faster, and its folder is the same
             Path(new).rename(folder)
@@ -50,22 +59,29 @@ def _write(file: Path, folder: Path, sampling: Mapping[str, float]) -> None:
     log.info("gguf_described", file=str(file), folder=str(folder))
 
 
-def _convert(file: Path, folder: Path, sampling: Mapping[str, float]) -> None:
+def _describe(file: Path, sampling: Mapping[str, float]) -> dict[str, str]:
+    """Return the contents of the folder's files."""
     from baton.checkpoints.gguf.metadata import GgufFile
     from baton.checkpoints.gguf.model_config import generation_config, model_config
     from baton.checkpoints.gguf.tensors import list_tensors
     from baton.checkpoints.gguf.vocabulary import make_tokenizer, tokenizer_config
 
     opened = GgufFile(file)
-    written: dict[str, dict[str, Any]] = {
-        "config.json": model_config(opened),
-        "generation_config.json": {**sampling, **generation_config(opened)},
-        "tokenizer_config.json": tokenizer_config(opened),
-        GGUF_INDEX: list_tensors(opened),
-    }
-    for name, content in written.items():
-        (folder / name).write_text(json.dumps(content, indent=1, ensure_ascii=False), "utf-8")
-    make_tokenizer(opened).save(str(folder / "tokenizer.json"))
+    try:
+        contents: dict[str, dict[str, Any]] = {
+            "config.json": model_config(opened),
+            "generation_config.json": {**sampling, **generation_config(opened)},
+            "tokenizer_config.json": tokenizer_config(opened),
+            GGUF_INDEX: list_tensors(opened),
+        }
+        tokenizer = make_tokenizer(opened).to_str()
+    except BatonError:
+        raise
+    # Values of a wrong type or size lead to whatever the code above and its libraries raise.
+    except Exception as error:
+        raise Invalid(f"{file}: the file contradicts itself: {error!r}") from error
+    texts = {name: json.dumps(content, indent=1) for name, content in contents.items()}
+    return {**texts, "tokenizer.json": tokenizer}
 
 
 def _link(file: Path, link: Path) -> None:

@@ -23,7 +23,7 @@ from baton.config import Settings
 from baton.engine.loader import CheckpointWeights, load_weights
 from baton.engine.native.backend_choice import choose_quantization, unavailable_reason
 from baton.engine.native.processor import limit_instruction_set
-from baton.errors import Invalid
+from baton.errors import Invalid, Unavailable
 from baton.text.tokenizer import Tokenizer
 from orchestrator.backends import check_models
 from testkit.gguf_files import write_gguf
@@ -232,6 +232,7 @@ def test_no_space_is_put_before_a_text_if_the_file_says_so(tmp_path: Path) -> No
         ({"qwen3.block_count": None}, "the key qwen3.block_count is missing; it must be a int"),
         ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model is 'bert'; supported kinds: gpt2"),
         ({"tokenizer.ggml.pre": "other"}, "tokenizer.ggml.pre is 'other'; supported"),
+        ({"tokenizer.ggml.token_type": [1, 1]}, "the file contradicts itself: ValueError"),
         ({"qwen3.rope.scaling.type": "longrope"}, "rope.scaling.type is 'longrope'; linear and"),
     ],
 )
@@ -241,6 +242,12 @@ def test_file_that_is_not_supported_is_refused_by_name(
     path = write_gguf(DEMO_MODEL, tmp_path / "m.gguf", extra=extra)
     with pytest.raises(Invalid, match=message):
         resolve_model(path)
+
+
+def test_cache_that_cannot_be_written_is_named(demo_gguf: Path, cache: Path) -> None:
+    cache.write_text("not a folder")
+    with pytest.raises(Unavailable, match=r"can't be written: .* set HF_HUB_CACHE to a folder"):
+        resolve_model(demo_gguf)
 
 
 def test_damaged_file_is_refused(demo_gguf: Path, tmp_path: Path) -> None:
