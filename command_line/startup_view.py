@@ -100,7 +100,7 @@ def welcome(url: str, models: Mapping[str, str]) -> str:
     name, source = next(iter(models.items()))
     request: dict[str, object] = {
         "model": name,
-        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "messages": [{"role": "user", "content": "What is the capital of Japan?"}],
         "max_tokens": 60,
     }
     about = SMOLLM2 if source == "smollm2" else []

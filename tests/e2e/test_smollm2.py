@@ -126,4 +126,4 @@ def test_first_screen_has_a_question_for_it(cluster: LocalCluster) -> None:
     lines = welcome(cluster.url, {"smollm2": "smollm2"}).splitlines()
     assert lines[:3] == [f"Baton is ready at {cluster.url}", *SMOLLM2]
     body = json.loads(lines[4].strip().removeprefix("-d '").removesuffix("'"))
-    assert "Paris" in text_of(cluster.post("/v1/chat/completions", body))
+    assert "Tokyo" in text_of(cluster.post("/v1/chat/completions", body))  # 20 of 20 samples

@@ -67,7 +67,7 @@ export function Chat({ store }) {
     </div>
     ${error && html`<p class="error" role="alert">${error}</p>`}
     <form class="ask" onSubmit=${send}>
-      <textarea rows="2" aria-label="Message" placeholder="What is the capital of France?" value=${draft}
+      <textarea rows="2" aria-label="Message" placeholder="What is the capital of Japan?" value=${draft}
         onInput=${(event) => setDraft(event.currentTarget.value)} onKeyDown=${onKey}></textarea>
       ${abort
         ? html`<button type="button" onClick=${() => abort.abort()}>Stop</button>`

@@ -271,7 +271,7 @@ def test_unknown_or_unsupported_formats_are_rejected() -> None:
 
 
 def test_quantization_setting_is_validated() -> None:
-    assert load_settings().quantization == "none"
+    assert load_settings().quantization == "auto"
     assert load_settings(quantization="int4").quantization == "int4"
     with pytest.raises(Invalid, match="quantization is 'fp4'"):
         load_settings(quantization="fp4")
