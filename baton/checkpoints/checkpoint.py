@@ -78,9 +78,8 @@ class ModelConfig:
     dtype: str
     eos_token_ids: tuple[int, ...]
     fp8: Fp8Format | None = None
-    has_int4_weights: bool = False
-    """Whether the layers' matrices are in a GGUF file in 4 bits with a scale for every 32 weights
-    (Q4_0, Q4_1)."""
+    gguf_type: str = ""
+    """For a GGUF file, the type of all matrices of its layers, or "mixed"; otherwise empty."""
 
     traits: DecoderTraits = LLAMA_TRAITS
 
@@ -132,7 +131,7 @@ def load_model_config(path: Path) -> ModelConfig:
         dtype=_dtype(raw),
         eos_token_ids=_eos_token_ids(raw, path),
         fp8=_fp8(raw, architecture),
-        has_int4_weights=_gguf_type(raw) in ("Q4_0", "Q4_1"),
+        gguf_type=_gguf_type(raw),
         traits=load_traits(raw, architecture, num_layers),
     )
 
@@ -264,8 +263,8 @@ def _fp8(raw: JsonFile, architecture: str) -> Fp8Format | None:
 
 
 def _gguf_type(raw: JsonFile) -> str:
-    """Return the type of all matrices of the layers in a GGUF file; empty for another checkpoint,
-    and if they have several types."""
+    """Return the type of a GGUF file's layers, as the folder that describes it says; empty for
+    another checkpoint."""
     config = raw.get("quantization_config")
     is_gguf = isinstance(config, dict) and config.get("quant_method") == "gguf"
     return str(config.get("type", "")) if is_gguf else ""

@@ -466,10 +466,12 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dtype:
-    """Return the dtype to compute in. "auto" means the checkpoint's dtype on a GPU, and FP32 on the
-    CPU, so that tokens can be compared with those of the library ``transformers``."""
+    """Return the dtype to compute in. "auto" means the checkpoint's dtype on a GPU. On the CPU it
+    means FP32, so that tokens can be compared with those of the library ``transformers``; but BF16
+    for a GGUF file that has it or is quantized."""
     if name == "auto":
-        name = "float32" if device.type == "cpu" else config.dtype
+        is_fast = device.type == "cuda" or (config.gguf_type and config.dtype == "bfloat16")
+        name = config.dtype if is_fast else "float32"
     if name not in DTYPES:
         raise Invalid(
             f"unsupported dtype {name!r}; supported dtypes: {', '.join(DTYPES)}", param="dtype"

@@ -89,7 +89,8 @@ def test_answer_keeps_to_a_schema(cluster: LocalCluster) -> None:
 
 def test_forced_tool_is_called_with_the_city(cluster: LocalCluster) -> None:
     choice = {"type": "function", "function": {"name": "get_weather"}}
-    answer = chat(cluster, "What is the weather in Paris?", tools=[TOOL], tool_choice=choice)
+    question = "The city is Paris. Call get_weather with the city Paris."
+    answer = chat(cluster, question, tools=[TOOL], tool_choice=choice)
     (call,) = answer["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
 

@@ -17,7 +17,7 @@ from baton.checkpoints.checkpoint import GGUF_INDEX, GGUF_WEIGHTS
 from baton.errors import BatonError, Invalid, Unavailable
 from baton.system.home_folder import require_home
 
-CONVERSION = 2
+CONVERSION = 3
 """Part of a folder's name. To be increased when the folder of the same file changes."""
 
 SAMPLES = 16

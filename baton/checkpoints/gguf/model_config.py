@@ -68,8 +68,8 @@ def model_config(file: GgufFile) -> dict[str, Any]:
         for tensor in tensors.values()
         if len(tensor.shape) > 1 and tensor.name.startswith("blk.")
     }
-    if len(types) == 1:
-        config["quantization_config"] = {"quant_method": "gguf", "type": types.pop()}
+    of_type = types.pop() if len(types) == 1 else "mixed"
+    config["quantization_config"] = {"quant_method": "gguf", "type": of_type}
     config |= _rope_scaling(file)
     config |= {"gemma3": _gemma3, "qwen3moe": _qwen3_moe}.get(file.architecture, _plain)(file)
     return config

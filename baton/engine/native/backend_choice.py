@@ -9,7 +9,7 @@ from baton.checkpoints.checkpoint import ModelConfig
 from baton.engine.native import library
 from baton.engine.native.matrix import can_pack
 from baton.engine.native.processor import best_instruction_set, missing_features
-from baton.engine.quantization import resolve_quantization
+from baton.engine.quantization import INT4_BLOCK_TYPES, resolve_quantization
 from baton.errors import Invalid, Unavailable
 from baton.system.portability import describe_facilities, uses_linux
 
@@ -79,7 +79,7 @@ def choose_quantization(
     if setting != "auto":
         return resolve_quantization(setting, config, device)
     stays = (
-        config.has_int4_weights
+        config.gguf_type in INT4_BLOCK_TYPES
         and mode != "off"
         and unsupported_reason(config, device, dtype, "int4", kv_dtype) is None
         and best_instruction_set() != "amx"

@@ -23,6 +23,7 @@ from baton.config import Settings
 from baton.engine.loader import CheckpointWeights, load_weights
 from baton.engine.native.backend_choice import choose_quantization, unavailable_reason
 from baton.engine.native.processor import limit_instruction_set
+from baton.engine.runner import pick_dtype
 from baton.errors import Invalid, Unavailable
 from baton.text.tokenizer import Tokenizer
 from orchestrator.backends import check_models
@@ -81,7 +82,7 @@ def test_weights_and_config_are_the_models(
     folder = resolve_model(write_gguf(model, tmp_path / "model.gguf"))
     config, original = load_model_config(folder), load_model_config(model)
     architecture = "llama" if name == "mistral" else original.architecture  # without a window
-    assert config == replace(original, architecture=architecture)
+    assert config == replace(original, architecture=architecture, gguf_type="F32")
     for own, reference in zip(all_weights(folder), all_weights(model), strict=True):
         # In Gemma's norms, adding 1 and subtracting it again loses bits that its own weights lack.
         is_changed = name == "gemma3" and reference.dim() == 1
@@ -117,6 +118,9 @@ def test_types_of_one_matrix_may_differ(tmp_path: Path) -> None:
     assert {each["type"] for each in index["Q8_0"].values()} == {"Q8_0", "F32"}
     assert load_model_config(folders["Q8_0"]).dtype == "bfloat16"
     assert load_model_config(folders["F16"]).dtype == "float16"
+    chosen = [pick_dtype("auto", CPU, load_model_config(folder)) for folder in folders.values()]
+    assert chosen == [torch.bfloat16, torch.float32]
+    assert pick_dtype("auto", CPU, load_model_config(model)) is torch.float32
 
 
 def test_folder_is_made_once_and_follows_the_file(demo_gguf: Path, cache: Path) -> None:
