@@ -135,7 +135,10 @@ def vllm_disaggregated(model: Path, python: Path) -> Iterator[System]:
 def baton_attached(model: Path, python: Path) -> Iterator[System]:
     """Run :func:`vllm_pair` behind a Baton cluster of one prefill and one decode worker."""
     with vllm_pair(model, python) as (prefill, decode):
-        settings: dict[str, object] = {"attach": f"prefill={prefill.url},decode={decode.url}"}
+        settings: dict[str, object] = {
+            "attach": f"prefill={prefill.url},decode={decode.url}",
+            "admission": "off",  # vLLM refuses nothing either
+        }
         with local_cluster(model, 1, 1, settings, timeout_seconds=VLLM_START_SECONDS) as cluster:
 
             def parts() -> dict[str, list[psutil.Process]]:
