@@ -5,6 +5,7 @@ This module doesn't import torch, because the router and the conductor use it, t
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,7 @@ def list_shards(path: Path) -> list[Path]:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a folder describes a GGUF file."""
+    """Return whether a folder describes a GGUF file."""
     return (path / GGUF_INDEX).is_file()
 
 
@@ -221,15 +222,22 @@ def model_digest(path: Path) -> bytes:
     digest.update((path / "config.json").read_bytes())
     for shard in list_shards(path):
         start = 0 if shard.name == GGUF_WEIGHTS else read_shard_header(shard)[1]
-        size = shard.stat().st_size
-        digest.update(f"{shard.name}:{size}:".encode())
+        digest.update(f"{shard.name}:{shard.stat().st_size}:".encode())
         with shard.open("rb") as file:
             digest.update(file.read(start))
-            step = max(1, (size - start) // SAMPLES_PER_SHARD)
-            for offset in range(start, size, step):
-                file.seek(offset)
-                digest.update(file.read(min(SAMPLE_BYTES, step)))
+        for sample in file_samples(shard, start):
+            digest.update(sample)
     return digest.digest()
+
+
+def file_samples(path: Path, start: int = 0) -> Iterator[bytes]:
+    """Yield evenly spaced samples of a file, from the byte ``start`` on."""
+    size = path.stat().st_size
+    step = max(1, (size - start) // SAMPLES_PER_SHARD)
+    with path.open("rb") as file:
+        for offset in range(start, size, step):
+            file.seek(offset)
+            yield file.read(min(SAMPLE_BYTES, step))
 
 
 def _architecture(raw: JsonFile) -> str:

@@ -13,15 +13,12 @@ from typing import Any
 
 import structlog
 
-from baton.checkpoints.checkpoint import GGUF_INDEX, GGUF_WEIGHTS
+from baton.checkpoints.checkpoint import GGUF_INDEX, GGUF_WEIGHTS, file_samples
 from baton.errors import BatonError, Invalid, Unavailable
 from baton.system.home_folder import require_home
 
 CONVERSION = 3
 """Part of a folder's name. To be increased when the folder of the same file changes."""
-
-SAMPLES = 16
-SAMPLE_BYTES = 64 * 1024
 
 log = structlog.get_logger(__name__)
 
@@ -100,10 +97,8 @@ def _digest(file: Path, sampling: Mapping[str, float]) -> str:
     size = file.stat().st_size
     start = f"{CONVERSION}:{size}:{json.dumps(dict(sampling), sort_keys=True)}"
     digest = hashlib.blake2b(start.encode(), digest_size=8, person=b"baton.gguf")
-    with file.open("rb") as opened:
-        for sample in range(SAMPLES):
-            opened.seek(size * sample // SAMPLES)
-            digest.update(opened.read(SAMPLE_BYTES))
+    for sample in file_samples(file):
+        digest.update(sample)
     return digest.hexdigest()
 
 

@@ -18,25 +18,22 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._reader = GGUFReader(path)
+            reader = GGUFReader(path)
+            self._values = {key: field.contents() for key, field in reader.fields.items()}
         # The package raises whatever a malformed file leads to.
         except Exception as error:
             raise Invalid(f"{path} is not a GGUF file, or is damaged: {error!r}") from error
-        if self.get("split.count", 0) > 1:
+        self.tensors: dict[str, ReaderTensor] = {each.name: each for each in reader.tensors}
+        if (count := self.get("split.count", 0)) > 1:
             raise Invalid(
-                f"{path} is one of {self.get('split.count', 0)} files of a model; join them first, "
+                f"{path} is one of {count} files of a model; join them first, "
                 "with `llama-gguf-split --merge`"
             )
         self.architecture: str = self.require("general.architecture", str)
 
-    @property
-    def tensors(self) -> dict[str, ReaderTensor]:
-        return {tensor.name: tensor for tensor in self._reader.tensors}
-
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a key; ``default`` if the file does not have it."""
-        field = self._reader.fields.get(key)
-        return default if field is None else field.contents()
+        return self._values.get(key, default)
 
     def require(self, key: str, kind: type[T]) -> T:
         """Return the value of a key. Raises Invalid if it is missing or not of this type."""
