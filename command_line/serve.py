@@ -17,7 +17,6 @@ from baton.config import (
     config_file,
     load_settings,
     set_thread_environment,
-    set_vllm_environment,
 )
 from baton.core.states import Role
 from baton.core.worker_kinds import WORKER_KINDS, runs_engine
@@ -66,8 +65,6 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
         # Otherwise each counter and histogram exports another time series with its creation time.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         set_thread_environment(settings.threads if runs_engine(role) else 1)
-        if runs_engine(role) and settings.engine == "vllm":
-            set_vllm_environment()
         # Probes and scrapes from other machines may use any name for this host, so host names are
         # checked only if the ops server listens on loopback.
         is_here = settings.ops_host in LOOPBACK

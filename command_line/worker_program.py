@@ -1,5 +1,5 @@
 """The program of a worker: with an engine, or with a server that computes (``attach``, engine
-``vllm-serve``).
+``vllm``).
 
 Whatever its role, a worker with Baton's engine includes both sides, ``prefill_worker`` and
 ``decode_worker``, so that the role can change while the worker runs. Its modules are imported only

@@ -37,8 +37,8 @@ def check_backend(settings: Settings) -> None:
 def check_models(settings: Settings) -> Settings:
     """Return the settings with the commit of each model from the Hugging Face hub. The cluster
     keeps it until it is started again. The models are downloaded here, so that not every process
-    downloads them. Raises Invalid if the engine can't run a model, or if the engine is vLLM and the
-    workers' Python has no supported vLLM, and Unavailable if a model can't be downloaded."""
+    downloads them. Raises Invalid if the engine can't run a model, or if the engine is vLLM and
+    ``engine_python`` has no vLLM, and Unavailable if a model can't be downloaded."""
     settings = pin_models(settings)
     for model in settings.served_models.values():
         path = resolve_model(model)
@@ -48,10 +48,10 @@ def check_models(settings: Settings) -> Settings:
                 f"model is {model}, but engine is {engine}, which can't load GGUF files: name the "
                 "model that the file was made of"
             )
-        if settings.engine == "baton" and not settings.has_server_workers:
-            load_model_config(path)
-        else:
+        if settings.has_server_workers:
             load_model_limits(path)
+        else:
+            load_model_config(path)
     if settings.engine == "vllm":
         probe_vllm(settings)
     return settings

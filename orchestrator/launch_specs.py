@@ -20,7 +20,7 @@ from baton.config import (
     to_environment,
 )
 from baton.core.states import Role
-from baton.core.worker_kinds import WORKER_KINDS, runs_engine
+from baton.core.worker_kinds import WORKER_KINDS
 from baton.network.free_port import free_port
 from baton.system.process_environment import helper_environment
 from orchestrator.child_process import ChildProcessSpec, baton_command
@@ -81,7 +81,7 @@ class LaunchSpecs:
     ) -> None:
         self._settings = settings
         self._folder = folder
-        self._role_command = command
+        self._command = command
         self._redis_host = redis_host
         self._embedded_port = 0 if settings.redis_url else free_port(redis_host)
         self._password = secrets.token_urlsafe(24)
@@ -196,14 +196,6 @@ class LaunchSpecs:
             self._settings.drain_timeout_seconds,
             self._settings.hang_timeout_seconds,
         )
-
-    def _command(self, role: Role) -> tuple[str, ...]:
-        """Return the command line of a role. Workers with an engine run in ``engine_python``, if
-        that is set, since it has the engine."""
-        command, settings = self._role_command(role), self._settings
-        if runs_engine(role) and settings.engine_python and not settings.has_server_workers:
-            return (settings.engine_python, *command[1:])
-        return command
 
     def _next_id(self, role: Role) -> str:
         number = self._next_numbers[role]

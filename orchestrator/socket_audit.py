@@ -3,7 +3,7 @@
 A socket is documented if its process has announced it, or if it is one of those that Redis, Ray,
 UCX, vLLM or the supervisor open without announcing them. Any other socket is reported as
 undocumented, and so is a socket that is less protected than announced. In a worker with vLLM, any
-TCP socket on loopback that was not announced is assumed to belong to gloo, which vLLM uses.
+TCP socket on loopback that was not announced is assumed to belong to the worker's vLLM server.
 """
 
 import contextlib
@@ -195,13 +195,13 @@ def _match_library(
 def _match_vllm(
     each: OpenSocket, process: psutil.Process, owner: ProcessState
 ) -> tuple[str, str] | None:
-    """Identify a socket that vLLM has opened in a worker or in one of its ranks. Return its name
-    and authentication, or None if it is not vLLM's."""
+    """Identify a socket of the vLLM server that a worker has started. Return its name and
+    authentication, or None if it is not vLLM's."""
     if not runs_engine(owner.role) or not VLLM_LIBRARY.search(_mapped_files(process)):
         return None
     if each.family == "unix":
         return ("vllm_local", FILE_PERMISSIONS) if VLLM_SOCKETS.fullmatch(each.address) else None
-    return ("gloo", LOOPBACK_ONLY) if each.family == "tcp" else None
+    return ("vllm", LOOPBACK_ONLY) if each.family == "tcp" else None
 
 
 def _match_ray(

@@ -26,7 +26,7 @@ from orchestrator.cluster_state import ClusterFolder
 BATON = [sys.executable, "-m", "baton"]
 START_SECONDS = 120.0
 VLLM_START_SECONDS = 300.0
-"""The timeout of ``baton up`` for workers of engine vllm, which import vLLM twice."""
+"""The timeout of ``baton up`` where workers have vLLM servers, whose start takes long."""
 
 VLLM_PYTHON = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
 REQUEST_SECONDS = 300.0
@@ -109,14 +109,6 @@ class LocalCluster:
         choice = self.post("/v1/completions", body | fields)["choices"][0]
         tokens: list[int] = choice["token_ids"]
         return tokens
-
-
-def engine_settings(engine: str, python: Path = VLLM_PYTHON) -> dict[str, object]:
-    """Return the settings of workers with an engine, ``baton`` or ``vllm``, on the processors of
-    this machine. vLLM does not compile the model, since that would take minutes."""
-    if engine == "baton":
-        return {}
-    return {"engine": engine, "engine_python": python, "engine_args": "--enforce-eager"}
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Kill and freeze processes under running streams: no token may be lost, repeated or changed.
 
     python -m tools.chaos [--seconds 600] [--prefill 2] [--decode 3] [--streams 20] [--every 5]
-        [--engine vllm]
 
 Every few seconds one process (prefill, decode, conductor, store, Redis) gets SIGKILL, or SIGSTOP
 and some seconds later SIGCONT. Answers are compared with those of the undisturbed cluster. Prints
@@ -24,9 +23,7 @@ import numpy as np
 
 from testkit.cancellation import are_blocks_free, idle_workers
 from testkit.local_cluster import (
-    VLLM_START_SECONDS,
     LocalCluster,
-    engine_settings,
     local_cluster,
 )
 from testkit.machine import SYSTEM_CLOCK, describe
@@ -130,14 +127,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--streams", type=int, default=20)
     parser.add_argument("--every", type=float, default=5.0)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--engine", choices=["baton", "vllm"], default="baton")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     print(describe(), f"seed {options.seed}")
     bodies = make_request_bodies(QUESTIONS, options.seed, SHORTEST, LONGEST)
-    settings = {"threads": 1, "dtype": options.dtype, **engine_settings(options.engine)}
+    settings = {"threads": 1, "dtype": options.dtype}
     pools = (options.prefill, options.decode)
-    with local_cluster(None, *pools, settings, timeout_seconds=VLLM_START_SECONDS) as cluster:
+    with local_cluster(None, *pools, settings) as cluster:
         questions = record_answers(cluster.url, bodies, WARMUP)
         villain = FaultInjector(cluster, options.seed, options.every)
         with traffic(cluster.url, questions, options.streams) as answers:

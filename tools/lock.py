@@ -20,14 +20,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from baton.errors import BatonError, Unavailable
-from baton.vllm_engine.versions import KNOWN_VERSIONS
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ROOT / "deploy/docker/locks"
 MIN_PYTHON = "3.11"
-IMAGE_PYTHON = "3.12"
-"""The Python of the images (``PYTHON_IMAGE`` in the Dockerfile, and vLLM's images)."""
-
 EXTRAS = ("kubernetes", "ray")
 """The extras of pyproject.toml that an image may have."""
 
@@ -63,9 +59,8 @@ def main() -> None:
 def all_locks() -> dict[str, Lock]:
     """Return the lock of each file, by name. ``build`` has the packages that building our wheel
     needs, ``torch`` has torch and its CUDA packages, and ``base`` has the other packages that Baton
-    requires. The lock of an extra has only the packages that the extra adds. The lock ``vllm`` has
-    only those packages of ``base`` that vLLM does not require itself. The lock ``sidecar`` has only
-    those that :data:`SIDECAR` names or that these require.
+    requires. The lock of an extra has only the packages that the extra adds. The lock ``sidecar``
+    has only those packages of ``base`` that :data:`SIDECAR` names or that these require.
 
     Raises Unavailable if uv is missing or can't resolve the requirements.
     """
@@ -78,10 +73,6 @@ def all_locks() -> dict[str, Lock]:
     for extra in EXTRAS:
         together = compile_lock([extra])
         locks[extra] = {name: together[name] for name in together.keys() - plain.keys()}
-    vllm = {name_of(each) for each in compile_vllm()}
-    locks["vllm"] = {
-        name: text for name, text in locks["base"].items() if name_of(name) not in vllm
-    }
     sidecar = {name_of(each) for each in compile_sidecar()}
     locks["sidecar"] = {
         name: text for name, text in locks["base"].items() if name_of(name) in sidecar
@@ -95,13 +86,6 @@ def compile_sidecar() -> Lock:
     wanted = [each for each in project["dependencies"] if name_of(each) in SIDECAR]
     options = ["-", "-c", "constraints.txt", "--python-version", MIN_PYTHON]
     return parse_lock(_compile(options, wanted))
-
-
-def compile_vllm() -> Lock:
-    """Return the lock of vLLM and everything that it requires, in the version that Baton was tested
-    with. Baton's constraints don't apply to it."""
-    requirement = f"vllm=={KNOWN_VERSIONS[-1]}"
-    return parse_lock(_compile(["-", "--python-version", IMAGE_PYTHON], [requirement]))
 
 
 def name_of(requirement: str) -> str:

@@ -1,6 +1,6 @@
 """Resize the pools under load, and check that no answer fails or changes.
 
-    python -m tools.resize [--on local] [--engine vllm] [--grow 3,3] [--shrink 1,2] [--streams 12]
+    python -m tools.resize [--on local] [--grow 3,3] [--shrink 1,2] [--streams 12]
         [--seed 1]
 
 While answers stream, ``baton scale`` resizes the pools from 1 prefill and 1 decode worker to the
@@ -22,9 +22,7 @@ from typing import Any
 import numpy as np
 
 from testkit.local_cluster import (
-    VLLM_START_SECONDS,
     LocalCluster,
-    engine_settings,
     local_cluster,
 )
 from testkit.machine import SYSTEM_CLOCK, describe
@@ -126,7 +124,6 @@ def collect_answers(
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--on", choices=["local", "ray"], default="local")
-    parser.add_argument("--engine", choices=["baton", "vllm"], default="baton")
     parser.add_argument("--grow", type=pool_sizes, default="3,3")
     parser.add_argument("--shrink", type=pool_sizes, default="1,2")
     parser.add_argument("--streams", type=int, default=12)
@@ -136,8 +133,8 @@ def main(arguments: list[str]) -> int:
     print(describe())
     print(f"seed {options.seed}")
     bodies = make_request_bodies(options.questions, options.seed, SHORTEST, LONGEST)
-    settings = {"on": options.on, "dtype": "float32", **engine_settings(options.engine)}
-    with local_cluster(settings=settings, timeout_seconds=VLLM_START_SECONDS) as cluster:
+    settings = {"on": options.on, "dtype": "float32"}
+    with local_cluster(settings=settings) as cluster:
         questions = record_answers(cluster.url, bodies, options.streams)
         before = collect_answers(cluster.url, questions, options.streams)
         with traffic(cluster.url, questions, options.streams) as answers:

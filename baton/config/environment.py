@@ -4,7 +4,6 @@ read."""
 import json
 import os
 import secrets
-import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,9 @@ from baton.errors import Invalid
 from baton.system.cpu_cores import usable_cores
 from baton.system.home_folder import HOME_ENVIRONMENT_VARIABLE
 from baton.system.process_environment import CONFIG_ENVIRONMENT_VARIABLE, ENVIRONMENT_PREFIX
-from baton.system.process_folder import make_process_folder
 
 OTLP_PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 """The first one that is set counts."""
-
-MAX_FOLDER_BYTES = 50
-"""Maximum length of the path of the temporary folder in which vLLM's sockets are placed. A Unix
-socket's path may have 107 bytes, and those of vLLM have 57 bytes below that folder."""
 
 
 def config_file() -> Path | None:
@@ -66,29 +60,6 @@ def set_thread_environment(threads: int) -> None:
     that are already set stay as they are."""
     for name, value in thread_environment(threads).items():
         os.environ.setdefault(name, value)
-
-
-def set_vllm_environment() -> None:
-    """Set the environment variables that configure vLLM. Call this before vLLM is imported.
-    ``VLLM_USE_V2_MODEL_RUNNER`` is always set to 0, since Baton replaces the sampler of vLLM's V1
-    model runner. The other variables are set only if they are not set already. Baton's values for
-    them have these effects: Baton controls the number of threads and runs vLLM's executor itself;
-    gloo, by which vLLM's ranks reach each other without authentication, listens on loopback; vLLM's
-    sockets are in a folder of this process (:mod:`baton.system.process_folder`); and when a rank
-    has died, the other ranks are stopped within a second."""
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    if "VLLM_RPC_BASE_PATH" not in os.environ:
-        parent = tempfile.gettempdir()
-        folder = make_process_folder(
-            "baton-vllm-", parent if len(parent) <= MAX_FOLDER_BYTES else "/tmp"
-        )
-        os.environ["VLLM_RPC_BASE_PATH"] = str(folder)
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
 
 
 def otlp_protocol() -> OtlpProtocol:

@@ -69,8 +69,7 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
     (Reader.ROUTER, Reader.WORKER): "max_lora_rank",
     (Reader.ROUTER, Reader.WORKER, Reader.MOCK): "max_model_tokens",
     (Reader.ROUTER, Reader.WORKER, Reader.MOCK, Reader.SUPERVISOR): "model served_model_name",
-    (Reader.WORKER, Reader.MOCK, Reader.SUPERVISOR): "engine",
-    (Reader.WORKER, Reader.SUPERVISOR): "device threads adapters attach engine_python",
+    (Reader.WORKER, Reader.SUPERVISOR): "device threads adapters attach engine engine_python",
     (Reader.ROUTER, Reader.SUPERVISOR): """
         models host port reuse_port tls_certificate admin_key tenant_secret""",
     _ROUTER: """

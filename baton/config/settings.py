@@ -41,10 +41,6 @@ SECRET_SETTINGS = {
 """Settings whose values error messages never show."""
 
 
-DEFAULT_BLOCK_TOKENS = {"baton": 16, "vllm": 32, "vllm-serve": 16}
-"""The size of a KV block, by engine, if ``block_tokens`` is not set."""
-
-
 class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSettings, BaseSettings):
     """The settings of all programs; they are frozen. Build them with
     :func:`baton.config.load_settings`, whose errors explain wrong values."""
@@ -69,7 +65,7 @@ class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSetti
     @property
     def has_server_workers(self) -> bool:
         """Whether workers have a server of its own process compute, instead of an engine."""
-        return bool(self.attach) or self.engine == "vllm-serve"
+        return bool(self.attach) or self.engine == "vllm"
 
     @property
     def model_name(self) -> str:
@@ -116,11 +112,6 @@ class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSetti
         if "*" in self.allowed_hosts or not (self.allowed_hosts or host in LOOPBACK):
             return None
         return (*self.allowed_hosts, *filter(None, [self.advertise_address]))
-
-    @property
-    def kv_block_tokens(self) -> int:
-        """The size of a KV block, in tokens."""
-        return self.block_tokens or DEFAULT_BLOCK_TOKENS[self.engine]
 
     @property
     def uses_kv_codecs(self) -> bool:

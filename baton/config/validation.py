@@ -44,10 +44,6 @@ def check_private_network(settings: Settings) -> None:
 
 def check_combinations(settings: Settings) -> None:
     """Raise Invalid if the values of settings that depend on each other contradict each other."""
-    if settings.portable and settings.engine == "vllm":
-        raise Invalid(
-            "portable is true, but engine vllm needs Linux's own facilities: set portable to false"
-        )
     _check_attached(settings)
     _check_pools(settings)
     least = settings.min_prefill + settings.min_decode
@@ -93,8 +89,8 @@ def _check_attached(settings: Settings) -> None:
         raise Invalid("attach names a server twice; each worker needs one of its own")
     if settings.attach and (settings.on == "ray" or settings.models or settings.mock):
         raise Invalid("attach needs one model, on=local, and no mock workers")
-    if settings.engine == "vllm-serve" and (settings.on == "ray" or settings.mock):
-        raise Invalid("engine vllm-serve needs on=local, and no mock workers")
+    if settings.engine == "vllm" and (settings.on == "ray" or settings.mock):
+        raise Invalid("engine vllm needs on=local, and no mock workers")
 
 
 def _check_pools(settings: Settings) -> None:

@@ -31,18 +31,17 @@ class WorkerSettings(BaseModel):
     """The models of a cluster that serves several, as NAME=PATH,NAME2=PATH2: a router serves all of
     them, and ``baton up`` starts workers for each. Requests that name no model go to the first. If
     this is set, ``model`` and ``served_model_name`` are for workers only."""
-    engine: Literal["baton", "vllm", "vllm-serve"] = "baton"
-    """What computes for a worker (docs/vllm.md). ``baton``: Baton's own engine; ``vllm``: vLLM's
-    executor in the worker, which runs many more models; ``vllm-serve``: an unmodified ``vllm
-    serve`` of any version from 0.28 on, which the worker starts."""
+    engine: Literal["baton", "vllm"] = "baton"
+    """What computes for a worker (docs/vllm.md). ``baton``: Baton's own engine; ``vllm``: an
+    unmodified ``vllm serve`` of any version from 0.28 on, which the worker starts."""
     attach: Names = ()
     """Servers that run already, and serve as the engines of workers (docs/vllm.md), as
     mixed=http://HOST:PORT: one for each worker. Requests to them are neither authenticated nor
     encrypted. A server's KV events follow as ?kv_events=ipc:///PATH&kv_replay=ipc:///PATH unless it
     says itself where they are (vLLM 0.32)."""
     engine_python: str | None = None
-    """Python interpreter of an environment that has vLLM, with which workers are started, or their
-    servers with engine vllm-serve. None: the one that runs Baton."""
+    """Python interpreter of an environment that has vLLM, with which workers start their servers.
+    None: the one that runs Baton."""
     engine_args: str = ""
     """vLLM's own arguments, as for ``vllm serve``: ``--tensor-parallel-size 2``."""
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
@@ -100,8 +99,8 @@ class WorkerSettings(BaseModel):
     """Size of the draft model's KV pool."""
     speculation_tokens: Annotated[int, Field(ge=1, le=64)] = 16
     """Maximum number of tokens that are drafted for an answer in one step."""
-    block_tokens: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Number of tokens per KV block. None: 16, with vLLM 32."""
+    block_tokens: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Number of tokens per KV block."""
     num_blocks: Count | None = None
     pool_bytes: Size | None = None
     max_batched_tokens: Count = 512

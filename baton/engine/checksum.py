@@ -8,17 +8,17 @@ import xxhash
 from baton.core.ids import BlockId
 from baton.core.kv_transfer import CHECKSUM_WSUM as CHECKSUM_WSUM
 from baton.core.kv_transfer import CHECKSUM_XXH3
-from baton.engine.kv_pool import KvMemory
+from baton.engine.kv_pool import KvPool
 
 FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)
 """The golden ratio times 2^64, as a signed integer."""
 
 
-def checksum_algorithm(pool: KvMemory) -> str:
+def checksum_algorithm(pool: KvPool) -> str:
     return CHECKSUM_XXH3 if pool.device == "cpu" else CHECKSUM_WSUM
 
 
-def block_checksums(pool: KvMemory, block_ids: Sequence[BlockId]) -> list[int]:
+def block_checksums(pool: KvPool, block_ids: Sequence[BlockId]) -> list[int]:
     """Return one 64-bit checksum per block, over the whole block even if it is partly filled."""
     if pool.device == "cpu":
         flat = memoryview(pool.tensor.view(torch.uint8).view(-1).numpy())  # type: ignore[arg-type]
@@ -33,7 +33,7 @@ def block_checksums(pool: KvMemory, block_ids: Sequence[BlockId]) -> list[int]:
         return _unsigned(signed_sums(pool.tensor, block_ids, FACTOR))
 
 
-def range_checksums(pool: KvMemory, ranges: Sequence[tuple[int, int]]) -> list[int]:
+def range_checksums(pool: KvPool, ranges: Sequence[tuple[int, int]]) -> list[int]:
     """Return one 64-bit checksum for each of ``ranges``: an offset and a size in the pool's memory,
     both in bytes. On a GPU, offsets must be multiples of 4, and the last word of a range is padded
     with zeros."""

@@ -1,13 +1,13 @@
 """Opens the codecs for the blocks of a KV pool."""
 
 from baton.core.kv_codec import KvCodecName
-from baton.engine.kv_pool import KvMemory
+from baton.engine.kv_pool import KvPool
 from baton.kv_codec.base import BlockCodec
 from baton.kv_codec.block_format import parse_layout
 from baton.kv_codec.registry import open_codecs
 
 
-def open_pool_codecs(pool: KvMemory) -> dict[KvCodecName, BlockCodec]:
+def open_pool_codecs(pool: KvPool) -> dict[KvCodecName, BlockCodec]:
     """Return the codecs for the blocks of ``pool``, on the device where they are, by name. It is
     empty if their format has none."""
     block_format = parse_layout(pool.layout)

@@ -11,7 +11,6 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
@@ -45,34 +44,13 @@ def block_bytes(
     return block_tokens * num_layers * per_layer * dtype.itemsize
 
 
-class KvMemory(Protocol):
-    """The memory of all KV blocks: ``size_bytes`` bytes at ``address`` on ``device``. ``tensor`` is
-    a view of this memory whose first dimension is the block. Each block is contiguous. ``layout``
-    describes a block's bytes as text. ``file_descriptor`` refers to the memory file that contains
-    the pool; it is -1 on a GPU.
-
-    ``memory`` is the same memory as bytes, together with the staging area: the ``staging_bytes``
-    bytes at its end."""
-
-    num_blocks: int
-    block_tokens: int
-    block_bytes: int
-    size_bytes: int
-    staging_bytes: int
-    memory: torch.Tensor
-    device: str
-    tensor: torch.Tensor
-    address: int
-    file_descriptor: int
-    layout: str
-
-
 class KvPool:
     """The memory of all KV blocks: ``size_bytes`` bytes at ``address``. ``tensor`` is a view of
-    this memory. ``scales`` are the KV scales of each layer (1, unless the pool is in FP8).
-    ``groups`` says which layers' KV a block has (default: all). ``memory`` is the same memory as
-    bytes, followed by the staging area of ``staging_bytes`` (None: a size that depends on the
-    pool's; see :func:`staging_size`).
+    this memory whose first dimension is the block; ``layout`` describes a block's bytes as text.
+    ``scales`` are the KV scales of each layer (1, unless the pool is in FP8). ``groups`` says which
+    layers' KV a block has (default: all). ``memory`` is the same memory as bytes, followed by the
+    staging area of ``staging_bytes`` (None: a size that depends on the pool's; see
+    :func:`staging_size`).
 
     Host memory is allocated when it is first touched, so the pool's size is compared beforehand
     with the memory that is available. Raises Invalid if there isn't enough. ``file_descriptor``

@@ -234,7 +234,9 @@ class ModelRunner:
             self._core_binding = CoreBinding(self._model.thread_pool, shares)
 
     def load_adapter(self, path: Path) -> LoadedAdapter:
-        """Implement :meth:`baton.engine.loaded_runner.LoadedRunner.load_adapter`."""
+        """Read and prepare the LoRA adapter in the folder ``path``. Nothing uses it before it is
+        added to ``adapters``. May be called in any thread, also while a step runs. Raises Invalid
+        if the adapter does not fit the model, or is not supported."""
         if self.numerics_fingerprint and self._device.type != "cpu":
             raise Invalid(
                 "on a GPU, adapters are not supported with deterministic=true: their products "
@@ -284,11 +286,6 @@ class ModelRunner:
                 self.run(Plan(0, tuple(rows)))
             windows = [None]  # the kernels for windows are the same for all sizes
 
-    def watch(
-        self, on_failure: Callable[[BaseException], object], hang_timeout_seconds: float
-    ) -> None:
-        """Do nothing: this process itself computes the model, so no other process can fail."""
-
     def close(self) -> None:
         """Leave the cores to others. The model and the pool are freed with this object."""
         if self._core_binding is not None:
@@ -312,7 +309,7 @@ class ModelRunner:
         return PreparedStep(plan, batch, sampling, torch.tensor(wanted, dtype=torch.int64), lora)
 
     def make_executor(self) -> PlanExecutor:
-        """Implement :meth:`baton.engine.loaded_runner.LoadedRunner.make_executor`."""
+        """Return an executor with which the next plan can be made while a plan is computed."""
         if self._device.type == "cuda":
             return LaunchingExecutor(self)
         return ThreadedExecutor(self)

@@ -11,7 +11,7 @@ def runner_options(settings: Settings) -> RunnerOptions:
         num_blocks=settings.num_blocks,
         pool_bytes=settings.pool_bytes,
         staging_bytes=settings.staging_bytes,
-        block_tokens=settings.kv_block_tokens,
+        block_tokens=settings.block_tokens,
         cpu_kernels=settings.cpu_kernels,
         cpu_instruction_set=settings.cpu_instruction_set,
         quantization=settings.quantization,

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -18,7 +17,7 @@ from baton.engine.checksum import block_checksums, checksum_algorithm, range_che
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.kv_codecs import open_pool_codecs
-from baton.engine.loaded_runner import LoadedRunner
+from baton.engine.runner import ModelRunner
 from baton.engine.speculation.draft_source import DraftSource
 from baton.errors import Invalid
 from baton.kv_codec.base import BlockCodec
@@ -34,9 +33,6 @@ from baton.worker.kv_layout import KvLayout
 from baton.worker.speculation_setup import check_speculation, load_draft_source, uses_speculation
 from baton.worker.staging_area import StagingArea
 
-if TYPE_CHECKING:
-    from baton.engine.runner import ModelRunner
-
 log = structlog.get_logger(__name__)
 
 
@@ -47,7 +43,7 @@ class LoadedModel:
     processes that try to compile a grammar before this process does; the caller must close it.
     ``draft_source`` is the draft model, if there is one."""
 
-    runner: LoadedRunner
+    runner: ModelRunner
     grammars: GrammarCompiler | None
     grammar_checker: GrammarChecker | None
     draft_source: DraftSource | None = None
@@ -104,7 +100,7 @@ def engine_config(settings: Settings, limits: ModelLimits) -> EngineConfig:
     """Return the engine's configuration for a model with ``limits``."""
     limit = limits.max_position_embeddings
     return EngineConfig(
-        block_tokens=settings.kv_block_tokens,
+        block_tokens=settings.block_tokens,
         max_batched_tokens=settings.max_batched_tokens,
         chunk_tokens=settings.chunk_tokens or settings.max_batched_tokens,
         target_inter_token_latency_seconds=settings.slo_itl_seconds,
@@ -123,7 +119,7 @@ def engine_config(settings: Settings, limits: ModelLimits) -> EngineConfig:
 
 def build_engine(
     settings: Settings,
-    runner: LoadedRunner,
+    runner: ModelRunner,
     config: EngineConfig,
     clock: Clock,
     draft_source: DraftSource | None = None,
@@ -152,16 +148,7 @@ def configured_codecs(settings: Settings) -> KvCodecs:
     return KvCodecs(settings.kv_codec_wire, settings.kv_codec_store, settings.kv_codec_disk)
 
 
-def _load_runner(settings: Settings) -> LoadedRunner:
-    runner = _load_vllm(settings) if settings.engine == "vllm" else _load_own_engine(settings)
-    log_level = log.warning if runner.is_fallback else log.info
-    log_level("model_loaded", computed_by=runner.description, quantization=runner.quantization)
-    return runner
-
-
-def _load_own_engine(settings: Settings) -> LoadedRunner:
-    from baton.engine.runner import ModelRunner
-
+def _load_runner(settings: Settings) -> ModelRunner:
     runner = ModelRunner.load(
         resolve_model(settings.model),
         runner_options(settings),
@@ -170,10 +157,12 @@ def _load_own_engine(settings: Settings) -> LoadedRunner:
     if settings.share_cores:
         _share_cores(runner)
     runner.warm_up(settings.max_sequences)
+    log_level = log.warning if runner.is_fallback else log.info
+    log_level("model_loaded", computed_by=runner.description, quantization=runner.quantization)
     return runner
 
 
-def _share_cores(runner: "ModelRunner") -> None:
+def _share_cores(runner: ModelRunner) -> None:
     """Let the runner divide the host's cores with this user's other workers, where that is
     possible."""
     cores, folder = bindable_cores(), private_folder()
@@ -181,18 +170,6 @@ def _share_cores(runner: "ModelRunner") -> None:
         shares = CoreShares.join(folder, cores, SystemClock().monotonic)
         if shares is not None:
             runner.share_cores(shares)
-
-
-def _load_vllm(settings: Settings) -> LoadedRunner:
-    from baton.vllm_engine.versions import check_vllm_version
-
-    check_vllm_version()
-    from baton.vllm_engine.runner import VllmRunner
-
-    path = resolve_model(settings.model)
-    return VllmRunner.load(
-        path, load_model_limits(path), runner_options(settings), settings.engine_args
-    )
 
 
 def _load_grammars(settings: Settings) -> GrammarCompiler | None:
@@ -214,7 +191,7 @@ def _start_checker(settings: Settings) -> GrammarChecker:
     return checker
 
 
-def _uses_async_scheduling(settings: Settings, runner: LoadedRunner) -> bool:
+def _uses_async_scheduling(settings: Settings, runner: ModelRunner) -> bool:
     """Whether to use async scheduling: the model runs in its own thread while the engine schedules
     the next step."""
     if settings.async_scheduling == "auto":

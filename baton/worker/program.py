@@ -19,8 +19,8 @@ from baton.core.kv_codec import KvCodecName
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.engine.engine import Engine
-from baton.engine.loaded_runner import LoadedRunner
 from baton.engine.result import StepResult
+from baton.engine.runner import ModelRunner
 from baton.kv_codec.base import BlockCodec
 from baton.kv_codec.block_format import parse_layout
 from baton.network.address import host_port
@@ -155,11 +155,6 @@ class WorkerProgram:
     async def run(self) -> None:
         """Serve until cancelled. If the engine crashes, raise its exception."""
         assert self._crashed is not None and self._model is not None
-        loop = asyncio.get_running_loop()
-        self._model.runner.watch(
-            lambda error: loop.call_soon_threadsafe(self._on_crash, error),
-            self._settings.hang_timeout_seconds,
-        )
         self._thread.start()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._worker.run())
@@ -245,7 +240,7 @@ class WorkerProgram:
         self._thread = EngineThread(engine, self._on_step, self._on_crash)
         return engine
 
-    def _build_adapters(self, runner: LoadedRunner) -> WorkerAdapters:
+    def _build_adapters(self, runner: ModelRunner) -> WorkerAdapters:
         return WorkerAdapters(
             runner.load_adapter,
             self._thread,
@@ -313,7 +308,7 @@ class WorkerProgram:
             partial(self._has_other_ready_workers, context.variant.id),
         )
 
-    def _build_telemetry(self, runner: LoadedRunner) -> WorkerTelemetry:
+    def _build_telemetry(self, runner: ModelRunner) -> WorkerTelemetry:
         self._span_export.open(self._settings.trace_endpoint)
         telemetry = WorkerTelemetry(self._id, self.metrics, self._clock, self._span_export.sink)
         telemetry.gauges.block_bytes = runner.pool.block_bytes
@@ -321,7 +316,7 @@ class WorkerProgram:
         telemetry.gauges.adapters = self._adapters.stats
         return telemetry
 
-    def _labels(self, runner: LoadedRunner, role: Role) -> dict[str, str]:
+    def _labels(self, runner: ModelRunner, role: Role) -> dict[str, str]:
         return {
             "role": role.value,
             "model": self._settings.model_name,
@@ -337,7 +332,7 @@ class WorkerProgram:
         members = self._membership.current.of_model(self._settings.model_name)
         return any(member.id != self._id for member in members.ready_workers(variant_id=variant_id))
 
-    def _on_state_or_role_change(self, runner: LoadedRunner) -> None:
+    def _on_state_or_role_change(self, runner: ModelRunner) -> None:
         """Announce a change of the worker's state or role."""
         self._heartbeat.announce_now()
         self._telemetry.gauges.labels = self._labels(runner, self._worker.role)
@@ -371,7 +366,7 @@ class WorkerProgram:
         self._framed_address = host_port(host, framed_port)
         return server
 
-    def _member(self, runner: LoadedRunner, context: WorkerContext) -> Member:
+    def _member(self, runner: ModelRunner, context: WorkerContext) -> Member:
         variant = context.variant
         return Member(
             id=self._id,

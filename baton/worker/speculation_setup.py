@@ -7,7 +7,7 @@ import structlog
 from baton.checkpoints.checkpoint import load_model_limits
 from baton.checkpoints.hub import resolve_model
 from baton.config import Settings
-from baton.engine.loaded_runner import LoadedRunner
+from baton.engine.runner import ModelRunner
 from baton.engine.speculation.draft_source import DraftSource
 from baton.errors import Invalid
 from baton.worker.engine_settings import runner_options
@@ -19,8 +19,6 @@ def check_speculation(settings: Settings) -> None:
     """Raise Invalid if the settings of speculation contradict one another. This is called before
     the model is loaded, which may take minutes."""
     wanted = settings.speculation
-    if settings.engine == "vllm" and wanted in ("ngram", "draft"):
-        raise Invalid("speculation is not supported with engine vllm", param="speculation")
     if wanted == "draft" and not settings.draft_model:
         raise Invalid("speculation is draft, so draft_model must be set", param="draft_model")
     if wanted == "ngram" and settings.draft_model:
@@ -43,7 +41,7 @@ def _check_draft_model(settings: Settings) -> None:
         )
 
 
-def uses_speculation(settings: Settings, runner: LoadedRunner) -> bool:
+def uses_speculation(settings: Settings, runner: ModelRunner) -> bool:
     """Whether to use speculative decoding. Raises Invalid if it is set, but would change answers
     with this runner."""
     if settings.speculation in ("ngram", "draft") and not runner.supports_speculation:
@@ -56,11 +54,10 @@ def uses_speculation(settings: Settings, runner: LoadedRunner) -> bool:
     return settings.speculation != "off" and runner.supports_speculation
 
 
-def load_draft_source(settings: Settings, runner: LoadedRunner) -> DraftSource | None:
+def load_draft_source(settings: Settings, runner: ModelRunner) -> DraftSource | None:
     """Load the draft model, if there is one and the worker speculates. Raises Invalid."""
     if settings.draft_model is None or not uses_speculation(settings, runner):
         return None
-    from baton.engine.runner import ModelRunner
     from baton.engine.speculation.draft_model import DraftModelSource
 
     options = replace(

@@ -1,20 +1,21 @@
-"""Compare Baton, with vLLM or with its own engine, to vLLM's own disaggregation and to vLLM alone.
+"""Compare Baton, with its own engine or in front of vLLM servers, to vLLM's own disaggregation and
+to vLLM alone.
 
     python -m benchmarks.vllm [--python .venv-vllm/bin/python] [--rounds 2]
-        [--systems baton+vllm,vllm-disaggregated,vllm,baton]
+        [--systems baton-attached,vllm-disaggregated,vllm,baton]
         [--loads 512x1,512x8,4096x1 | --loads none] [--shape 50m|0.5b]
         [--answer-tokens 32] [--compiled] [--kill]
 
 All systems run on this machine, one after the other in each round. A load is TOKENSxCONCURRENCY;
 each request has a prompt of its own. With the loads ``none``, only the CPU use of the idle systems
-is measured. Disaggregated systems have a prefill and a decode worker with one thread each, or, in
-the system ``baton+vllm-2-ranks``, with two ranks of one thread each; ``baton-attached`` is Baton in
-front of the two servers of ``vllm-disaggregated``. vLLM alone has a thread per core, and so have
-each worker of ``baton-all-cores`` and the one mixed worker of ``baton-mixed``; ``baton-2-mixed``
-has two mixed workers with one thread each. In all systems, vLLM runs with ``--enforce-eager``,
-since torch.compile would take minutes at each start; ``--compiled`` lets vLLM alone compile. Prints
-medians over all requests of all rounds, the CPU use of each program of the idle system, the CPU
-time per token of what stands in front of attached servers, and JSON as the last line. With
+is measured. Disaggregated systems have a prefill and a decode worker with one thread each;
+``baton-attached`` is Baton in front of the two servers of ``vllm-disaggregated``. vLLM alone has a
+thread per core, and so have each worker of ``baton-all-cores`` and the one mixed worker of
+``baton-mixed``; ``baton-2-mixed`` has two mixed workers with one thread each. In all systems, vLLM
+runs with ``--enforce-eager``, since torch.compile would take minutes at each start; ``--compiled``
+lets vLLM alone compile. Prints medians over all requests of all rounds, the CPU use of each program
+of the idle system, the CPU time per token of what stands in front of attached servers, and JSON as
+the last line. With
 ``--kill``, a worker that generates answers is killed in the last round while 20 answers are
 generated, and the number of these answers that were completed is printed, too.
 """
@@ -172,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", type=Path, default=Path(".venv-vllm/bin/python"))
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--systems", default="baton+vllm,vllm-disaggregated,vllm,baton")
+    parser.add_argument("--systems", default="baton-attached,vllm-disaggregated,vllm,baton")
     parser.add_argument("--loads", default="512x1,512x8,4096x1")
     parser.add_argument("--shape", choices=SHAPES, default="0.5b")
     parser.add_argument("--answer-tokens", type=int, default=32)
@@ -181,15 +182,13 @@ def main() -> None:
     options = parser.parse_args()
     python = options.python.absolute()
     makers: dict[str, Callable[[Path], AbstractContextManager[System]]] = {
-        "baton+vllm": lambda model: baton(model, python),
-        "baton+vllm-2-ranks": lambda model: baton(model, python, ranks=2),
         "vllm-disaggregated": lambda model: vllm_disaggregated(model, python),
         "baton-attached": lambda model: baton_attached(model, python),
         "vllm": lambda model: vllm_alone(model, python, compiled=options.compiled),
-        "baton": lambda model: baton(model, None),
-        "baton-all-cores": lambda model: baton(model, None, threads=0),
-        "baton-mixed": lambda model: baton(model, None, threads=0, mixed=1),
-        "baton-2-mixed": lambda model: baton(model, None, mixed=2),
+        "baton": lambda model: baton(model),
+        "baton-all-cores": lambda model: baton(model, threads=0),
+        "baton-mixed": lambda model: baton(model, threads=0, mixed=1),
+        "baton-2-mixed": lambda model: baton(model, mixed=2),
     }
     names = [] if options.loads == "none" else options.loads.split(",")
     loads = [Load(*map(int, text.split("x"))) for text in names]

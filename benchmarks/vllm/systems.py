@@ -22,7 +22,6 @@ from baton.network.free_port import free_port
 from testkit.local_cluster import (
     VLLM_START_SECONDS,
     LocalCluster,
-    engine_settings,
     local_cluster,
 )
 from testkit.machine import pause
@@ -52,30 +51,22 @@ class System:
 
 
 def baton_cluster(
-    model: Path, python: Path | None, ranks: int = 1, threads: int = 1, mixed: int = 0
+    model: Path, threads: int = 1, mixed: int = 0
 ) -> AbstractContextManager[LocalCluster]:
     """Return a Baton cluster of one prefill and one decode worker or of ``mixed`` mixed workers,
-    with ``threads`` threads per rank (0: one per core). If ``python`` is given, the engine is vLLM
-    with ``ranks`` ranks per worker, otherwise Baton's own."""
+    with ``threads`` threads per worker (0: one per core)."""
     settings: dict[str, object] = {
         "threads": threads, "pool_bytes": POOL_BYTES, "max_batched_tokens": MAX_BATCHED_TOKENS,
         "max_sequences": MAX_SEQUENCES, "max_model_tokens": MAX_MODEL_TOKENS, "dtype": "bfloat16",
     }  # fmt: skip
-    if python is not None:
-        settings |= engine_settings("vllm", python)
-        settings["engine_args"] = f"{settings['engine_args']} --tensor-parallel-size {ranks}"
     pair = 0 if mixed else 1
-    return local_cluster(
-        model, pair, pair, settings, timeout_seconds=VLLM_START_SECONDS, mixed=mixed
-    )
+    return local_cluster(model, pair, pair, settings, mixed=mixed)
 
 
 @contextmanager
-def baton(
-    model: Path, python: Path | None, ranks: int = 1, threads: int = 1, mixed: int = 0
-) -> Iterator[System]:
+def baton(model: Path, threads: int = 1, mixed: int = 0) -> Iterator[System]:
     """Run :func:`baton_cluster`, and yield it as a system."""
-    with baton_cluster(model, python, ranks, threads, mixed) as cluster:
+    with baton_cluster(model, threads, mixed) as cluster:
 
         def parts() -> dict[str, list[psutil.Process]]:
             return {

@@ -158,7 +158,7 @@ def _cases(options: EngineBenchConfig, config: ModelConfig) -> Sequence[BenchCas
 
 def _load(options: EngineBenchConfig, path: Path, fitting: Sequence[BenchCase]) -> ModelRunner:
     settings = options.settings
-    num_blocks = max_blocks(fitting, settings.kv_block_tokens)
+    num_blocks = max_blocks(fitting, settings.block_tokens)
     return ModelRunner.load(
         path,
         replace(runner_options(settings), num_blocks=num_blocks),

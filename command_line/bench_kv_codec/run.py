@@ -68,7 +68,7 @@ def _measure(config: KvCodecBenchConfig) -> KvCodecBenchResult:
     path = resolve_model(config.settings.model)
     length = config.prompt_tokens + config.continuation_tokens
     texts = _texts(config, Tokenizer.load(path, clock=SystemClock()), length)
-    num_blocks = -(-length // config.settings.kv_block_tokens)
+    num_blocks = -(-length // config.settings.block_tokens)
     runner = ModelRunner.load(
         path, replace(runner_options(config.settings), num_blocks=num_blocks, staging_bytes=0)
     )

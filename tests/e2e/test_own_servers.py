@@ -37,7 +37,7 @@ def server_python(folder: Path, program: str) -> Path:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     python = server_python(tmp_path_factory.mktemp("python"), "-m tests.kube.vllm_program")
     settings: dict[str, object] = {
-        "engine": "vllm-serve",
+        "engine": "vllm",
         "engine_python": python,
         "engine_args": "--token-seconds=0.02",
         "admission": "off",
@@ -115,7 +115,7 @@ def test_a_server_ends_with_its_worker(cluster: LocalCluster) -> None:
 
 def test_a_server_that_cannot_start_is_told(tmp_path: Path) -> None:
     python = server_python(tmp_path, "-c 'raise SystemExit(3)'")
-    settings: dict[str, object] = {"engine": "vllm-serve", "engine_python": python}
+    settings: dict[str, object] = {"engine": "vllm", "engine_python": python}
     with pytest.raises(RuntimeError, match="vllm serve has ended with status 3; its log says why"):
         with local_cluster(prefill=0, decode=0, mixed=1, settings=settings):
             pass

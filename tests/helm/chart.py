@@ -21,8 +21,7 @@ SCENARIOS: dict[str, Path | None] = {
     "gpu": CHART / "values-gpu.yaml",
     "ray": CHART / "values-ray.yaml",
     "vllm": CHART / "values-vllm.yaml",
-    "vllm-stock": CHART / "values-vllm-stock.yaml",
-    "vllm-stock-pools": OWN_VALUES / "vllm-stock-pools.yaml",
+    "vllm-pools": OWN_VALUES / "vllm-pools.yaml",
     "autoscaled": OWN_VALUES / "autoscaled.yaml",
     "everything": OWN_VALUES / "everything.yaml",
 }

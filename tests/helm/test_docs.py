@@ -17,7 +17,6 @@ PAGES = {
     for path in (
         ROOT / "docs/kubernetes.md", ROOT / "docs/operations.md", CHART / "templates/NOTES.txt",
         CHART / "values-gpu.yaml", CHART / "values-ray.yaml", CHART / "values-vllm.yaml",
-        CHART / "values-vllm-stock.yaml",
     )
 }  # fmt: skip
 VALUES: Object = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -70,4 +69,4 @@ def test_examples_in_docs_render(block: Object) -> None:
 
 
 def test_examples_are_found_in_docs() -> None:
-    assert len(blocks()) == 9
+    assert len(blocks()) == 8

@@ -15,7 +15,7 @@ from tests.helm.chart import Object, release_of
 
 GOLDEN = Path(__file__).with_name("golden")
 GOLDEN_SCENARIOS = (
-    "demo", "gpu", "ray", "vllm", "vllm-stock", "vllm-stock-pools", "everything",
+    "demo", "gpu", "ray", "vllm", "vllm-pools", "everything",
 )  # fmt: skip
 
 

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from baton.vllm_engine.versions import KNOWN_VERSIONS
 from tests.helm.chart import CHART
 from tests.wheel import DOCKERFILE, ROOT, build_wheel, copied
-from tools.lock import IMAGE_PYTHON
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+MAKEFILE = (ROOT / "Makefile").read_text()
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
@@ -58,8 +57,8 @@ def test_the_image_has_all_packages() -> None:
 def test_images_run_as_the_user_of_the_chart() -> None:
     users = re.findall(r"^USER (\S+)$", DOCKERFILE, flags=re.MULTILINE)
     user = VALUES["security"]["user"]
-    assert users == [f"{user}:{user}"] * 3 + ["root", f"{user}:{user}"]
-    assert DOCKERFILE.count(f"--uid {user} --gid {user}") == 2
+    assert users == [f"{user}:{user}"] * 3
+    assert DOCKERFILE.count(f"--uid {user} --gid {user}") == 1
 
 
 def test_images_use_a_supported_python_version() -> None:
@@ -69,23 +68,13 @@ def test_images_use_a_supported_python_version() -> None:
     assert (int(major), int(minor)) >= (3, 11)
     assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, flags=re.MULTILINE)) == {
         "${PYTHON_IMAGE}", "dependencies", "runtime",
-        "${VLLM_CPU_IMAGE}", "${VLLM_CUDA_IMAGE}", "vllm-${VLLM_BASE}",
     }  # fmt: skip
-
-
-def test_images_with_vllm_have_a_tested_version_and_the_packages_for_its_python() -> None:
-    bases = dict(re.findall(r"^ARG (VLLM_\w+_IMAGE)=([^@\s]+)", DOCKERFILE, flags=re.MULTILINE))
-    assert bases == {
-        "VLLM_CPU_IMAGE": f"vllm/vllm-openai-cpu:v{KNOWN_VERSIONS[-1]}",
-        "VLLM_CUDA_IMAGE": f"vllm/vllm-openai:v{KNOWN_VERSIONS[-1]}",
-    }
-    assert f"ARG PYTHON_IMAGE=python:{IMAGE_PYTHON}." in DOCKERFILE
-    assert f'built_for = "{IMAGE_PYTHON}"' in DOCKERFILE
 
 
 def test_servers_beside_sidecars_have_a_tested_version() -> None:
     tags = {VALUES["images"][kind]["tag"] for kind in ("vllmServer", "vllmServerCuda")}
-    assert tags == {f"v{KNOWN_VERSIONS[-1]}"}
+    (tested,) = re.findall(r"^VLLM_VERSION := (\S+)$", MAKEFILE, flags=re.MULTILINE)
+    assert tags == {f"v{tested}"}
 
 
 def test_versions_agree() -> None:
@@ -99,8 +88,7 @@ def test_versions_agree() -> None:
 
 
 def test_ports_are_exposed() -> None:
-    exposed, with_vllm = re.findall(r"^EXPOSE (.+)$", DOCKERFILE, flags=re.MULTILINE)
-    assert exposed == with_vllm
+    (exposed,) = re.findall(r"^EXPOSE (.+)$", DOCKERFILE, flags=re.MULTILINE)
     assert set(exposed.split()) == {str(port) for port in VALUES["ports"].values()}
 
 
@@ -109,7 +97,7 @@ def test_workflows_build_what_the_chart_names() -> None:
     built = {each["name"] for each in workflow["jobs"]["image"]["strategy"]["matrix"]["include"]}
     ray = yaml.safe_load((CHART / "values-ray.yaml").read_text())
     images = VALUES["images"]
-    named = {images[kind]["repository"] for kind in ("cpu", "cuda", "sidecar", "vllm", "vllmCuda")}
+    named = {images[kind]["repository"] for kind in ("cpu", "cuda", "sidecar")}
     assert built == named | {ray["images"]["cpu"]["repository"]}
 
 

@@ -15,8 +15,8 @@ OUTSIDE = {
         ("Secret", "baton-redis"), ("Secret", "baton-secrets"), ("Secret", "baton-tenants"),
         ("PersistentVolumeClaim", "models"),
     },
-    "vllm-stock": {("PersistentVolumeClaim", "models")},
-    "vllm-stock-pools": {("PersistentVolumeClaim", "models")},
+    "vllm": {("PersistentVolumeClaim", "models")},
+    "vllm-pools": {("PersistentVolumeClaim", "models")},
     "everything": {
         ("Secret", "hub-token"), ("Secret", "redis-url"), ("Secret", "test-key"),
         ("Secret", "registry"), ("Secret", "outside"),
@@ -251,7 +251,7 @@ def test_only_the_right_roles_reach_each_other() -> None:
 def test_only_workers_and_stores_reach_the_servers_that_exchange_kv() -> None:
     """NixlConnector and UCX, which picks its ports, authenticate nobody."""
     for role in ("prefill", "decode"):
-        assert may_reach(release_of("vllm-stock-pools"), role) == {
+        assert may_reach(release_of("vllm-pools"), role) == {
             "router": [7000, 7001], "conductor": [7000, 7001], "prefill": None, "decode": None,
         }  # fmt: skip
 

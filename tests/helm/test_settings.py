@@ -24,7 +24,6 @@ from tests.helm.chart import (
     make_values,
     release_of,
     render,
-    values_of,
 )
 
 Capture = pytest.CaptureFixture[str]
@@ -156,42 +155,6 @@ def test_device_and_threads_follow_from_the_resources(
 ) -> None:
     settings = loaded("decode", values, tmp_path, monkeypatch)
     assert (settings.device, settings.threads) == (device, threads)
-
-
-def test_values_vllm_selects_engine_and_image_of_the_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    release = release_of("vllm")
-    images = {pod.role: pod.main["image"] for pod in release.serving()}
-    plain, with_vllm = (f"docker.io/library/{name}:0.1.0" for name in ("baton", "baton-vllm"))
-    assert images == {
-        "router": plain, "conductor": plain, "prefill": with_vllm, "decode": with_vllm,
-    }  # fmt: skip
-    for pool in ("prefill", "decode"):
-        settings = loaded(pool, values_of("vllm"), tmp_path, monkeypatch)
-        assert (settings.engine, settings.device, settings.threads) == ("vllm", "cpu", 1)
-        assert (settings.engine_args, settings.pool_bytes) == ("--enforce-eager", 512 * 2**20)
-
-
-VLLM = make_values(settings__engine="vllm")
-
-
-@pytest.mark.parametrize(
-    ("values", "image", "device"),
-    [
-        (make_values(pools__decode__settings__engine="vllm"), "vllm", "cpu"),
-        (VLLM | make_values(pools__decode__gpu__count=1), "vllm-cuda", "cuda"),
-        (VLLM | make_values(pools__decode__image="cuda"), "vllm-cuda", "cuda"),
-        (VLLM | make_values(pools__decode__settings__engine="baton"), None, "cpu"),
-    ],
-)
-def test_a_pools_image_follows_from_its_engine_and_device(
-    values: Object, image: str | None, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pods = [pod for pod in render(values).serving() if pod.labels.get("baton.dev/pool") == "decode"]
-    name = f"baton-{image}" if image else "baton"
-    assert [pod.main["image"] for pod in pods] == [f"docker.io/library/{name}:0.1.0"]
-    assert loaded("decode", values, tmp_path, monkeypatch).device == device
 
 
 def test_a_setting_of_zero_overrides_the_charts_default() -> None:

@@ -1,4 +1,4 @@
-"""Tests pools whose pods have a vLLM server of their own (``values-vllm-stock.yaml``)."""
+"""Tests pools whose pods have a vLLM server of their own (``values-vllm.yaml``)."""
 
 import json
 from typing import Any
@@ -33,7 +33,7 @@ BASE = make_values(
 
 def split(**values: Any) -> Object:
     """Return values of prefill and decode pools of servers, changed as in ``make_values``."""
-    changed = values_of("vllm-stock-pools")
+    changed = values_of("vllm-pools")
     for path, value in values.items():
         changed = with_value(changed, path.replace("__", "."), value)
     return changed
@@ -142,7 +142,7 @@ def test_vllms_container_mounts_volumes_of_the_pool() -> None:
     [
         ({"model__source": "demo"}, "pools.mixed.vllmServer has no model"),
         ({"ray__enabled": True}, "pools.mixed.vllmServer does not work with ray.enabled"),
-        ({"settings__engine": "vllm-serve"}, "on Kubernetes set pools.mixed.vllmServer.enabled"),
+        ({"settings__engine": "vllm"}, "on Kubernetes set pools.mixed.vllmServer.enabled"),
     ],
 )
 def test_what_a_server_lacks_is_told(values: Object, problem: str) -> None:

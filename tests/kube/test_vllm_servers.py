@@ -1,4 +1,4 @@
-"""Tests releases whose pods have a vLLM server of their own (``values-vllm-stock.yaml``)."""
+"""Tests releases whose pods have a vLLM server of their own (``values-vllm.yaml``)."""
 
 import json
 import re
@@ -42,7 +42,7 @@ SPLIT = {
 
 
 def stock_values(pools: dict[str, Any]) -> dict[str, Any]:
-    values: dict[str, Any] = yaml.safe_load((CHART / "values-vllm-stock.yaml").read_text())
+    values: dict[str, Any] = yaml.safe_load((CHART / "values-vllm.yaml").read_text())
     for patch in (OVERRIDES, pools):
         values = apply_merge_patch(values, patch)
     return values

@@ -1,15 +1,6 @@
-"""Sets the environment variables of vLLM as a worker does, before any test imports it."""
-
-import os
+"""Settings of pytest for tests that import vLLM."""
 
 import pytest
-
-from baton.config.environment import set_vllm_environment
-
-_BEFORE = dict(os.environ)
-set_vllm_environment()
-VARIABLES = os.environ.keys() - _BEFORE.keys()
-"""The variables that were set for the tests that embed vLLM."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

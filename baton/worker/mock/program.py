@@ -176,7 +176,7 @@ class MockProgram:
             pid=os.getpid(),
             model=settings.model_name,
             model_digest=hashlib.sha256(f"mock {settings.model}".encode()).hexdigest(),
-            block_tokens=settings.kv_block_tokens,
+            block_tokens=settings.block_tokens,
             kv_dtype=KV_DTYPE,
             kv_bytes_per_token=model.kv_elements_per_token * KV_ELEMENT_BYTES,
             device="mock",
@@ -207,7 +207,7 @@ def config_from_settings(settings: Settings) -> MockConfig:
     return MockConfig(
         prefill_cost=PrefillCost(0.0, 1 / speed if speed else 0.0, 0.0),
         step_seconds=settings.mock_step_seconds,
-        block_tokens=settings.kv_block_tokens,
+        block_tokens=settings.block_tokens,
         kv_tokens=settings.mock_kv_tokens,
         cache_tokens=settings.mock_cache_tokens,
     )

@@ -15,7 +15,7 @@ MODEL = Path("/models/m")
 
 
 def arguments(role: Role, **settings: object) -> list[str]:
-    server = OwnServer(Settings(engine="vllm-serve", **settings), role)  # type: ignore[arg-type]
+    server = OwnServer(Settings(engine="vllm", **settings), role)  # type: ignore[arg-type]
     return server._arguments(MODEL)
 
 

@@ -95,7 +95,7 @@ def test_invalid_arguments_exit_with_one_line(
         (["serve", "router", "--set", "port"], 2, "--set"),
         (["up", "--on", "ray", "--ray-address", "127.0.0.1:1"], 1, "can't be reached"),
         (["up", "--on", "ray", "--set", "ray_worker_cpus=9999"], 1, "2 workers need 19998 CPU"),
-        (["up", "--engine", "vllm"], 2, "engine is vllm, but this Python has no vLLM"),
+        (["up", "--engine", "vllm"], 2, "has no vLLM: set engine_python to"),
         (["up", "--redis", "http://x"], 2, "redis_url"),
         (["up", "--redis", "redis://127.0.0.1:1/0", "--port", "0"], 1, "127.0.0.1:1 failed"),
     ],
@@ -241,7 +241,7 @@ def test_doctor_reports_a_healthy_installation(environment: dict[str, str]) -> N
 def test_doctor_checks_the_python_that_should_have_vllm(environment: dict[str, str]) -> None:
     answer = baton(environment, "doctor", BATON_ENGINE="vllm")
     assert answer.returncode == 1
-    assert "MISSING  vllm: engine is vllm, but this Python has no vLLM" in answer.stdout
+    assert "MISSING  vllm: engine is vllm, but " in answer.stdout
 
 
 @pytest.mark.parametrize(

@@ -83,12 +83,10 @@ CASES = [
     ),
     Case(
         "up --engine vllm --engine-python bin/python --engine-args '--tensor-parallel-size 2' "
-        "--on ray --ray-address auto --deterministic",
+        "--deterministic",
         {
             "command_line.up:run_up": [
                 {
-                    "on": "ray",
-                    "ray_address": "auto",
                     "engine": "vllm",
                     "engine_python": "bin/python",
                     "engine_args": "--tensor-parallel-size 2",
@@ -97,6 +95,10 @@ CASES = [
                 False,
             ]
         },
+    ),
+    Case(
+        "up --on ray --ray-address auto",
+        {"command_line.up:run_up": [{"on": "ray", "ray_address": "auto"}, False]},
     ),
     Case(
         "up --attach mixed=http://127.0.0.1:8601",

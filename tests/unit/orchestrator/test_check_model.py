@@ -31,8 +31,8 @@ def test_the_models_of_batons_own_engine_need_no_other_python() -> None:
     check_models(Settings(engine="baton", engine_python="/nowhere/python"))
 
 
-def test_a_python_that_accepts_its_vllm_is_accepted(tmp_path: Path) -> None:
-    python = program(tmp_path, 'test "$*" = "-P -m baton.vllm_engine.versions"')
+def test_a_python_with_vllm_is_accepted(tmp_path: Path) -> None:
+    python = program(tmp_path, "exit 0")
     check_models(Settings(engine="vllm", engine_python=python))
 
 
@@ -43,14 +43,10 @@ def test_a_missing_python_is_refused() -> None:
 
 
 def test_a_python_without_vllm_is_refused() -> None:
-    assert str(refusal(sys.executable)).startswith("engine is vllm, but this Python has no vLLM")
-
-
-def test_the_last_line_of_an_error_is_reported(tmp_path: Path) -> None:
-    python = program(tmp_path, "echo 'Traceback:' >&2; echo 'No module named baton' >&2; exit 1")
-    assert str(refusal(python)) == "No module named baton"
-    silent = program(tmp_path, "exit 3")
-    assert str(refusal(silent)) == f"{silent} failed"
+    assert str(refusal(sys.executable)) == (
+        f"engine is vllm, but {sys.executable} has no vLLM: set engine_python to the Python of an "
+        "environment that has it"
+    )
 
 
 def test_a_python_that_hangs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

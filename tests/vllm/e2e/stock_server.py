@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from attached_worker.vllm_protocol import GRAMMAR_FLAG
 from attached_worker.vllm_server import PLUGIN, PLUGIN_FOLDER
 from baton.network.free_port import free_port
 from testkit.local_cluster import VLLM_PYTHON
+from testkit.machine import pause
 
 STOCK_FOLDER = VLLM_PYTHON.parents[2] / ".venv-stock"
 """Has an environment per version of vLLM, which ``make test-vllm`` installs."""
@@ -47,6 +49,11 @@ ENVIRONMENT = {
 }
 LEASE_SECONDS = 30
 """How long a server lends KV by default."""
+
+
+def prompt(seed: int, num_tokens: int) -> list[int]:
+    tokens: list[int] = np.random.default_rng(seed).integers(3, 400, size=num_tokens).tolist()
+    return tokens
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,17 @@ class Server:
             return [own, *own.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
+
+    def wait_until_ready(self) -> None:
+        """Wait until the server answers. The test's timeout bounds the wait."""
+        while self.process.poll() is None:
+            try:
+                self.ask("/health")
+            except OSError:
+                pause(0.2)
+            else:
+                return
+        raise RuntimeError(f"vllm serve has ended with status {self.process.returncode}")
 
     def kill(self) -> None:
         tree = self.tree if self.process.poll() is None else []

@@ -11,8 +11,14 @@ import pytest
 from testkit.local_cluster import local_cluster
 from testkit.lora_zoo import make_adapter
 from testkit.machine import pause
-from tests.vllm.e2e.stock_server import ARGUMENTS, PLUGIN_ARGUMENT, TRANSFER, Server, vllm_serve
-from tests.vllm.e2e.vllm_cluster import prompt
+from tests.vllm.e2e.stock_server import (
+    ARGUMENTS,
+    PLUGIN_ARGUMENT,
+    TRANSFER,
+    Server,
+    prompt,
+    vllm_serve,
+)
 
 pytestmark = pytest.mark.timeout(600)
 TOKENS = 24

@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from testkit.local_cluster import LocalCluster, local_cluster
-from tests.vllm.e2e.stock_server import Server, vllm_serve
-from tests.vllm.e2e.vllm_cluster import GREEDY, prompt
+from tests.vllm.e2e.stock_server import Server, prompt, vllm_serve
 
 pytestmark = pytest.mark.timeout(600)
 TOKENS = 200
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 PROMPTS = [prompt(seed, length) for seed, length in enumerate((5, 128, 300))]
 
 

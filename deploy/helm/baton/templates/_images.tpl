@@ -17,16 +17,8 @@ look for a short name in other registries, too, and policies refuse it.
 {{- end -}}
 
 {{/*
-The kind of Baton image that a pool's pods run: the one for its device, with vLLM if the pool's engine is vllm; if vLLM is a server of
-its own in the pod, the one without torch.
+The kind of Baton image that a pool's pods run: the one for its device, or the one without torch beside a vLLM server.
 */}}
 {{- define "baton.poolImageKind" -}}
-{{- $device := include "baton.poolDevice" . -}}
-{{- if include "baton.hasVllmServer" . -}}
-sidecar
-{{- else if eq (.v.settings.engine | default .root.Values.settings.engine | default "baton") "vllm" -}}
-{{ ternary "vllmCuda" "vllm" (eq $device "cuda") }}
-{{- else -}}
-{{ $device }}
-{{- end -}}
+{{- if include "baton.hasVllmServer" . -}}sidecar{{- else -}}{{ include "baton.poolDevice" . }}{{- end -}}
 {{- end -}}

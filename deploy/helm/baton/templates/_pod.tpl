@@ -4,7 +4,7 @@ The pod template that all Baton roles share. Its context:
   role    router, conductor, a worker's or kvstore
   pool    a pool's key; pools only
   v       the role's (or pool's) values
-  kind    which image: cpu, cuda, vllm, vllmCuda or sidecar
+  kind    which image: cpu, cuda or sidecar
   model   its values, if the role needs one
   models  the values of all models by name, if the role needs several
   settings, env, volumes, mounts, ports   this role's own, in addition to the common ones

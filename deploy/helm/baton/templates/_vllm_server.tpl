@@ -113,8 +113,8 @@ http://127.0.0.1:{{ .Values.ports.http }}
 {{- include "baton.kvPartnerProblems" (dict "pools" $pools "key" $key "pool" $pool) -}}
 {{- include "baton.vllmServerNetworkProblems" (dict "root" $ "key" $key "pool" $pool) -}}
 {{- end -}}
-{{- if eq ($pool.settings.engine | default $.Values.settings.engine | default "baton") "vllm-serve" }}
-pools.{{ $key }} has engine vllm-serve, with which workers of one machine start servers: on Kubernetes set pools.{{ $key }}.vllmServer.enabled instead
+{{- if eq ($pool.settings.engine | default $.Values.settings.engine | default "baton") "vllm" }}
+pools.{{ $key }} has engine vllm, with which workers of one machine start servers: on Kubernetes set pools.{{ $key }}.vllmServer.enabled instead
 {{- end -}}
 {{- if $pool.vllmServer.enabled -}}
 {{- if eq $pool.model.source "demo" }}

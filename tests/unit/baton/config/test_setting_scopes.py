@@ -36,7 +36,7 @@ ROOMS: dict[str, frozenset[Reader]] = {
 
 PROPERTIES = {
     "trust": "cluster_secret rpc_tls_certificate rpc_tls_key rpc_tls_ca",
-    "kv_block_tokens": "block_tokens engine",
+    "has_server_workers": "attach engine",
     "model_name": "model served_model_name",
     "served_models": "models model served_model_name",
     "for_model": "models model served_model_name adapters",
@@ -64,7 +64,6 @@ NOT_FOUND = {
 NOT_READ = {
     # `baton serve` reads them for some roles only.
     *(("threads", reader) for reader in SERVED - {Reader.WORKER}),
-    *(("engine", reader) for reader in (Reader.ROUTER, Reader.CONDUCTOR, Reader.KVSTORE)),
     *(("endpoint_grace_seconds", reader) for reader in SERVED - {Reader.ROUTER}),
 }
 """Programs that do not read a setting, although code that they share with others reads it."""

@@ -80,9 +80,6 @@ def test_the_setting_chooses_the_facilities() -> None:
         )
         load_settings()
         assert uses_linux()
-        with pytest.raises(Invalid, match="engine vllm needs Linux's own facilities"):
-            load_settings(portable=True, engine="vllm")
-        assert uses_linux()
 
 
 def test_torch_computes_where_the_processor_is_not_known() -> None:

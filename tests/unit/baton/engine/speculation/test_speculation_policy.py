@@ -13,7 +13,7 @@ from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.executor import SyncExecutor
-from baton.engine.loaded_runner import LoadedRunner
+from baton.engine.runner import ModelRunner
 from baton.engine.sequence import Sequence
 from baton.engine.speculation.draft_source import DraftRequest
 from baton.engine.speculation.draft_state import MAX_FRUITLESS, MAX_PERIOD, DraftState
@@ -223,12 +223,12 @@ def settings(**values: object) -> Settings:
 def test_worker_speculates_where_that_changes_no_answer(
     wanted: str, supported: bool, expected: bool
 ) -> None:
-    runner: LoadedRunner = AnyRunner(supported)  # type: ignore[assignment]
+    runner: ModelRunner = AnyRunner(supported)  # type: ignore[assignment]
     assert uses_speculation(settings(speculation=wanted), runner) is expected
 
 
 def test_speculation_is_refused_where_it_would_change_answers() -> None:
-    runner: LoadedRunner = AnyRunner(False)  # type: ignore[assignment]
+    runner: ModelRunner = AnyRunner(False)  # type: ignore[assignment]
     with pytest.raises(
         Invalid, match=r"computes with torch: no compiler\. Speculation needs Baton"
     ):
@@ -238,8 +238,6 @@ def test_speculation_is_refused_where_it_would_change_answers() -> None:
 @pytest.mark.parametrize(
     ("values", "error"),
     [
-        ({"engine": "vllm", "speculation": "ngram"}, "not supported with engine vllm"),
-        ({"engine": "vllm", "speculation": "draft"}, "not supported with engine vllm"),
         ({"speculation": "draft"}, "draft_model must be set"),
         ({"speculation": "ngram", "draft_model": "x"}, "draft_model must not be set"),
     ],
