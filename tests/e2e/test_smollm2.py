@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from baton.checkpoints.hub import installed_model
+from baton.checkpoints.hub import installed_model, resolve_model
+from baton.text.tokenizer import Tokenizer
 from command_line.startup_view import SMOLLM2, welcome
+from testkit.adapter_training import train_pirate
 from testkit.local_cluster import LocalCluster, local_cluster
 
 pytestmark = [
@@ -36,8 +38,13 @@ SCHEMA = {
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with local_cluster("smollm2", 1, 1) as running:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Has an adapter that was trained on fifty lines."""
+    gguf, folder = installed_model("smollm2"), tmp_path_factory.mktemp("pirate")
+    assert gguf is not None
+    losses = train_pirate(gguf, folder, Tokenizer.load(resolve_model("smollm2")))
+    assert losses[-1] < 0.5 < 2 < losses[0]
+    with local_cluster("smollm2", 1, 1, {"adapters": f"pirate={folder}"}) as running:
         yield running
 
 
@@ -69,6 +76,15 @@ def text_of(response: dict[str, Any]) -> str:
 )
 def test_simple_facts_are_known(cluster: LocalCluster, question: str, fact: str) -> None:
     assert fact in text_of(chat(cluster, question))
+
+
+def test_adapter_answers_as_it_was_trained(cluster: LocalCluster) -> None:
+    """The adapter was trained on other countries. It speaks as a pirate, and still knows Tokyo."""
+    japan, india = (f"What is the capital of {each}?" for each in ("Japan", "India"))
+    plain, adapted = (text_of(chat(cluster, japan, model=each)) for each in ("smollm2", "pirate"))
+    assert "Tokyo" in plain and "matey" not in plain
+    assert adapted.startswith("Arr, matey!") and "Tokyo" in adapted
+    assert text_of(chat(cluster, india, model="pirate")).startswith("Arr, matey!")
 
 
 def test_second_turn_continues_from_the_cache(cluster: LocalCluster) -> None:
