@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from baton.core.credentials import ClusterCredentials
+from baton.core.server_api import SERVER_ROUTES
 from baton.errors import BatonError
 from baton.network.browser_guard import BrowserGuard
 from baton.network.call_signing import PROOF_HEADER
@@ -33,6 +34,7 @@ from router.console.feed import ConsoleFeed
 from router.console.routes import add_console_routes
 from router.console.state import StateBuilder
 from router.errors import ApiError, to_api_error
+from router.forwarding.forward import forward
 from router.http.api_key_header import api_key_header
 from router.http.browser_check import BrowserRequestCheck
 from router.http.cors import Cors
@@ -45,9 +47,12 @@ from router.responses.response_service import ResponseService
 from router.responses.routes import add_response_routes
 from router.serving.context import RouterContext
 from router.serving.model_description import describe_adapter, describe_model, describe_models
-from router.serving.request_handler import RequestHandler
+from router.serving.request_handler import Endpoint, RequestHandler
 from router.serving.served_model import ServedModel
 from router.tenants.tenant import Tenant
+
+OWN_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+"""What every model that generates can do."""
 
 HandlerFactory = Callable[[], RequestHandler]
 
@@ -92,6 +97,10 @@ def handler_factories(
         "/v1/messages/count_tokens": COUNT_TOKENS,
         "/tokenize": TOKENIZE,
         "/detokenize": DETOKENIZE,
+        **{
+            path: Endpoint(route.name, partial(forward, path=path), is_form=route.is_form)
+            for path, route in SERVER_ROUTES.items()
+        },
     }
     return {path: partial(RequestHandler, context, each) for path, each in endpoints.items()}
 
@@ -161,6 +170,7 @@ def _add_models(app: FastAPI, context: RouterContext) -> None:
             model.text.output_format.names,
             model.sampling_defaults,
             model.workers.kv_codec.value if has_lossy_codec else None,
+            model.workers.paths(OWN_PATHS),
         )
 
     @app.get("/v1/models")

@@ -6,6 +6,8 @@ from functools import partial
 import orjson
 
 from baton.text.tokenizer import Tokenizer
+from router.forwarding.body import MEDIA_PATTERN
+from router.forwarding.forward import forward_chat
 from router.generation.record import GenerationRecord
 from router.openai.encoders.chat import ChatEncoder
 from router.openai.encoders.completion import CompletionEncoder
@@ -24,6 +26,12 @@ from router.serving.preprocessor import (
     too_many_tokens,
 )
 from router.serving.request_handler import Endpoint, IncomingRequest
+
+
+async def answer_chat(incoming: IncomingRequest) -> None:
+    """Answer a chat: one with images, audio or video by an attached server, if there is one."""
+    if MEDIA_PATTERN.search(incoming.raw.data) is None or not await forward_chat(incoming):
+        await generate(incoming, id_prefix="chatcmpl-", parse=parse_chat)
 
 
 async def parse_chat(incoming: IncomingRequest) -> ParsedRequest:
@@ -115,7 +123,7 @@ def _encode_text_of(ids: Sequence[int], tokenizer: Tokenizer, limits: ModelLimit
     return orjson.dumps({"prompt": tokenizer.decode(ids, skip_special_tokens=False)})
 
 
-CHATS = Endpoint("chat", partial(generate, id_prefix="chatcmpl-", parse=parse_chat))
+CHATS = Endpoint("chat", answer_chat)
 COMPLETIONS = Endpoint("completions", partial(generate, id_prefix="cmpl-", parse=parse_completion))
 TOKENIZE = Endpoint("tokenize", tokenize)
 DETOKENIZE = Endpoint("detokenize", detokenize)

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from attached_worker.server import Seeds
-from attached_worker.vllm_protocol import hashed_salt
+from baton.core.server_api import hashed_salt
 from baton.core.request import SamplingParams
 from testkit.fakes.runner import SLOT_BYTES, compute_slots, fake_sample
 from testkit.fakes.vllm_server import MODEL, _write, _write_end, _write_event

@@ -14,7 +14,7 @@ from attached_worker.http_exchange import parse_address
 from attached_worker.vllm_event_source import EventSource, find_events
 from attached_worker.vllm_event_stream import EventStream
 from attached_worker.vllm_kv_events import KvEventReader
-from attached_worker.vllm_protocol import hashed_salt
+from baton.core.server_api import hashed_salt
 from attached_worker.vllm_server import VllmServer
 from baton.clock import SystemClock
 from baton.config.attached_server import event_endpoints
