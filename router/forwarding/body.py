@@ -17,15 +17,8 @@ from router.http.json_limits import check_json_size
 from router.http.multipart import MultipartParser, parse_boundary
 from router.http.nesting import is_nested_deeper
 from router.limits import MAX_FORWARDED_KEYS
+from router.serving.schema.message import MEDIA_TYPES
 from router.tenants.admission import DEFAULT_RESERVED_OUTPUT_TOKENS
-
-MEDIA_TYPES = frozenset(
-    {
-        "image_url", "image_pil", "image_embeds", "input_image",
-        "audio_url", "audio_embeds", "input_audio", "video_url",
-    }
-)  # fmt: skip
-"""The types of the content parts that only a server understands."""
 
 MEDIA_PATTERN = re.compile(b'"(?:' + "|".join(sorted(MEDIA_TYPES)).encode() + b')"')
 """Is in every chat that has such parts, and in few others."""
@@ -44,10 +37,10 @@ EncodeBody = Callable[[str, bytes], bytes]
 @dataclass(frozen=True, slots=True)
 class ForwardedBody:
     """``num_tokens`` is an estimate, in which images, audio and forms count nothing.
-    ``answer_tokens`` is the most that each of ``num_choices`` answers may have. ``drops_usage`` says
-    that the client did not ask for the event with the usage, which the server is asked for.
-    ``parts`` are those of a chat, as bytes. ``encode`` returns the body for a server, given its name
-    for the model and the salt of the tenant's prefixes."""
+    ``answer_tokens`` is the most that each of ``num_choices`` answers may have. ``drops_usage``
+    says that the client did not ask for the event with the usage, which the server is asked for.
+    ``parts`` are those of a chat, as bytes. ``encode`` returns the body for a server, given its
+    name for the model and the salt of the tenant's prefixes."""
 
     encode: EncodeBody
     model: str | None = None
@@ -107,13 +100,10 @@ def parse_json(body: dict[str, Any], path: str) -> ForwardedBody:
 
 def _add_chat(fields: ForwardedBody, body: dict[str, Any]) -> ForwardedBody:
     """Add what is read of a chat. A stream is asked for its usage."""
-    limit, options, drops_usage = (
-        body.get("max_completion_tokens"),
-        body.get("stream_options"),
-        False,
-    )
+    limit, drops_usage = body.get("max_completion_tokens"), False
     if body.get("stream") is True:
-        options = options if isinstance(options, dict) else {}
+        given = body.get("stream_options")
+        options = given if isinstance(given, dict) else {}
         drops_usage = not options.get("include_usage")
         body["stream_options"] = options | {"include_usage": True}
     return replace(

@@ -50,10 +50,9 @@ class ModelWorkers:
         """Return the paths under which the model can be used: those in ``generating`` if it
         generates tokens, and those of attached servers."""
         ready = self.ready_workers(lambda kind: True)
-        offered = {
-            path for each in ready for path in each.server_api.paths if path in SERVER_ROUTES
-        }
-        return sorted(offered.union(generating if self.generates else ()))
+        offered = {path for each in ready for path in each.server_api.paths}
+        own = generating if self.generates else ()
+        return sorted(offered.intersection(SERVER_ROUTES).union(own))
 
     @property
     def max_model_tokens(self) -> int:

@@ -140,10 +140,9 @@ class ResponseWriter:
     async def send_error(
         self, error: ApiError, headers: Mapping[str, str], encoder: "ErrorEncoder | None" = None
     ) -> None:
-        """Send an error: as the response, or as the last event of a stream that has begun. Any other
-        response that has begun can't become an error; the server closes its
-        connection, since the response is not complete. Without ``encoder``, the error has OpenAI's
-        form."""
+        """Send an error: as the response, or as the last event of a stream that has begun. Any
+        other response that has begun can't become an error; the server closes its connection, since
+        the response is not complete. Without ``encoder``, the error has OpenAI's form."""
         encoder = encoder or OpenAIErrorEncoder()
         if self.has_started and self._is_document:
             return

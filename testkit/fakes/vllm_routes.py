@@ -45,7 +45,6 @@ def route_answer(request: RouteRequest) -> dict[str, Any]:
     count = sum(map(num_tokens, given))
     data = [{"index": i, "embedding": embedding(each)} for i, each in enumerate(given)]
     usage = {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0}
-    usage |= {"prompt_tokens_details": None}
     return {"id": "embd-1", "object": "list", "model": body["model"], "data": data, "usage": usage}
 
 

@@ -326,7 +326,7 @@ class FakeVllm:
         return {
             "/health": "",
             "/version": json.dumps({"version": self.version}),
-            "/openapi.json": json.dumps({"paths": dict.fromkeys(self.paths, {})}),
+            "/openapi.json": json.dumps({"paths": {path: {} for path in self.paths}}),
             "/kv_event_sources": json.dumps(self._event_sources()),
             "/v1/models": json.dumps({"data": [model, *self._adapter_models()]}),
             "/metrics": self.has_statistics * f"vllm:cache_config_info{{{labels}}} 1.0\n"
