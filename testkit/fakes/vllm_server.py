@@ -214,9 +214,9 @@ class FakeVllm:
         if self.failure_status and not is_probe:
             _write(writer, json.dumps({"error": "EngineDeadError"}), status=self.failure_status)
             return
-        await self.step.wait()
         if not is_probe:
             await self.answers.wait()
+        await self.step.wait()
         if request.path != CHATS or not request.json.get("stream"):
             data = json.dumps(route_answer(request))
             cut = None if is_probe else self.end_after
