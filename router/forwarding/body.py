@@ -20,12 +20,13 @@ from router.limits import MAX_FORWARDED_KEYS
 from router.serving.schema.message import MEDIA_TYPES
 from router.tenants.admission import DEFAULT_RESERVED_OUTPUT_TOKENS
 
-MEDIA_PATTERN = re.compile(b'"(?:' + "|".join(sorted(MEDIA_TYPES)).encode() + b')"')
-"""Is in every chat that has such parts, and in few others."""
+_MEDIA_MARKS = tuple(f'"{kind}"'.encode() for kind in sorted(MEDIA_TYPES))
 
-KV_FIELD = "kv_transfer_params"
-REPLACED_FIELDS = ("cache_salt", "priority", "request_id")
-"""Fields that have a meaning for all tenants of a server together, so Baton sets them itself, or
+TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params")
+"""Refused: whoever has them can read what others have on the server."""
+
+REPLACED_FIELDS = ("cache_salt", "priority", "request_id", "session_id")
+"""Fields that have a meaning for all clients of a server together, so Baton sets them itself, or
 not at all."""
 
 CHARACTERS_PER_TOKEN = 4
@@ -76,6 +77,11 @@ def read_json(data: bytes, max_values: int) -> dict[str, Any]:
     return body
 
 
+def may_have_media(data: bytes | bytearray) -> bool:
+    """Whether a chat, which is not parsed yet, may have parts that only a server understands."""
+    return any(mark in data for mark in _MEDIA_MARKS)
+
+
 def has_media(body: Mapping[str, Any]) -> bool:
     """Whether a message of a chat has a part that only a server understands."""
     messages = body.get("messages")
@@ -86,8 +92,9 @@ def has_media(body: Mapping[str, Any]) -> bool:
 
 def parse_json(body: dict[str, Any], path: str) -> ForwardedBody:
     """Read a JSON body, which is changed. Raises ApiError (400)."""
-    if body.pop(KV_FIELD, None):
-        raise _kv_refused()
+    for name in TRANSFER_FIELDS:
+        if body.pop(name, None):
+            raise _transfer_refused(name)
     given = {name: body.pop(name, None) for name in REPLACED_FIELDS}
     fields = ForwardedBody(
         partial(_encode_json, body),
@@ -98,6 +105,14 @@ def parse_json(body: dict[str, Any], path: str) -> ForwardedBody:
     return fields if path != CHATS else _add_chat(fields, body)
 
 
+def _check_uuids(parts: Sequence[Any]) -> None:
+    """Raise ApiError (400) for a part with a name under which a server keeps it for all clients:
+    another tenant could ask for it, or get another one for its own."""
+    for _role, part in parts:
+        if isinstance(part, dict) and part.get("uuid") is not None:
+            raise invalid_field("messages.content.uuid", "uuid is not supported: send each image")
+
+
 def _add_chat(fields: ForwardedBody, body: dict[str, Any]) -> ForwardedBody:
     """Add what is read of a chat. A stream is asked for its usage."""
     limit, drops_usage = body.get("max_completion_tokens"), False
@@ -106,13 +121,15 @@ def _add_chat(fields: ForwardedBody, body: dict[str, Any]) -> ForwardedBody:
         options = given if isinstance(given, dict) else {}
         drops_usage = not options.get("include_usage")
         body["stream_options"] = options | {"include_usage": True}
+    parts = _chat_parts(body["messages"])
+    _check_uuids(parts)
     return replace(
         fields,
         answer_tokens=_positive(limit or body.get("max_tokens")) or DEFAULT_RESERVED_OUTPUT_TOKENS,
         num_choices=_positive(body.get("n")) or 1,
         drops_usage=drops_usage,
         cache_key=_text(body, "prompt_cache_key"),
-        parts=[orjson.dumps(part) for part in _chat_parts(body["messages"])],
+        parts=[orjson.dumps(part) for part in parts],
     )
 
 
@@ -148,8 +165,9 @@ def parse_form(data: bytes, content_type: str) -> ForwardedBody:
     parser = MultipartParser(boundary, lambda name: _IgnoredFile())
     parser.push(data)
     parser.close()
-    if KV_FIELD in parser.fields:
-        raise _kv_refused()
+    for name in TRANSFER_FIELDS:
+        if name in parser.fields:
+            raise _transfer_refused(name)
     return ForwardedBody(partial(_encode_form, data, boundary), parser.fields.get("model"))
 
 
@@ -174,8 +192,8 @@ def _named(part: bytes, model: str) -> bytes:
     return head + end + model.encode()
 
 
-def _kv_refused() -> ApiError:
-    return invalid_field(KV_FIELD, f"{KV_FIELD} is not supported: only workers transfer KV")
+def _transfer_refused(name: str) -> ApiError:
+    return invalid_field(name, f"{name} is not supported: only workers transfer what is cached")
 
 
 def _text(body: Mapping[str, Any], name: str) -> str | None:

@@ -22,6 +22,7 @@ from router.errors import ApiError
 from router.forwarding.body import (
     ForwardedBody,
     has_media,
+    may_have_media,
     parse_form,
     parse_json,
     read_json,
@@ -42,6 +43,7 @@ log = structlog.get_logger(__name__)
 
 async def forward(incoming: IncomingRequest, *, path: str) -> None:
     """Have a server that offers ``path`` answer a request. Raises ApiError or BatonError."""
+    arrived_at = incoming.context.clock.monotonic()
     incoming.begin(f"fwd-{incoming.context.ids.new_id()}")
     max_values = max_json_values(incoming.context.models.max_model_tokens)
 
@@ -51,27 +53,31 @@ async def forward(incoming: IncomingRequest, *, path: str) -> None:
             return parse_form(data, incoming.content_type)
         return parse_json(read_json(data, max_values), path)
 
-    await _forward(incoming, path, await _offload(incoming, parse))
+    await _forward(incoming, path, await _offload(incoming, parse), arrived_at)
 
 
 async def forward_chat(incoming: IncomingRequest) -> bool:
     """Have a server answer a chat with images, audio or video. Return False, and leave the request
     as it is, if it is another chat, or if no server of its model takes chats."""
+    arrived_at = incoming.context.clock.monotonic()
     max_values = max_json_values(incoming.context.models.max_model_tokens)
 
-    def parse() -> tuple[dict[str, Any], bool]:
+    def parse() -> dict[str, Any] | None:
+        if not may_have_media(incoming.raw.data):
+            return None
         body = read_json(bytes(incoming.raw.data), max_values)
-        return body, has_media(body)
+        return body if has_media(body) else None
 
-    body, is_for_server = await _offload(incoming, parse)
-    if not is_for_server:
+    body = await _offload(incoming, parse)
+    if body is None:
         return False
     model = _find_model(incoming, body.get("model"))
     if not any(CHATS in each.server_api.paths for each in _ready(model)):
         return False
     incoming.raw.take()
     incoming.begin(f"chatcmpl-{incoming.context.ids.new_id()}")
-    await _forward(incoming, CHATS, await _offload(incoming, lambda: parse_json(body, CHATS)))
+    parsed = await _offload(incoming, lambda: parse_json(body, CHATS))
+    await _forward(incoming, CHATS, parsed, arrived_at)
     return True
 
 
@@ -112,14 +118,16 @@ def check_offered(model: ServedModel, path: str) -> None:
     raise ApiError(400, message, param="model", code="unsupported_endpoint")
 
 
-async def _forward(incoming: IncomingRequest, path: str, body: ForwardedBody) -> None:
+async def _forward(
+    incoming: IncomingRequest, path: str, body: ForwardedBody, arrived_at: float
+) -> None:
     context = incoming.context
     model = _find_model(incoming, body.model)
     check_offered(model, path)
     await _reserve_tokens(incoming, body)
     record = GenerationRecord(
         RequestId(incoming.id),
-        context.clock.monotonic(),
+        arrived_at,
         body.num_tokens,
         incoming.tenant,
         has_slo=False,

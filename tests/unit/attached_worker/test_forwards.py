@@ -12,7 +12,6 @@ import pytest
 
 from attached_worker.http_exchange import MAX_UNREAD_BYTES, RelayedExchange, ServerAddress
 from attached_worker.program import check_role
-from attached_worker.worker import SWEEP_SECONDS
 from baton.core.server_api import (
     CHATS,
     COMPLETIONS,
@@ -140,7 +139,7 @@ async def test_a_drain_waits_for_forwarded_requests() -> None:
         while not fake.route_requests:
             await asyncio.sleep(0)
         worker.start_drain()
-        await asyncio.sleep(2 * SWEEP_SECONDS)
+        worker._sweep()
         assert not worker.is_drained
         with pytest.raises(NotFound, match="does not serve /v1/embeddings now"):
             await answer(worker, forwarded())

@@ -8,9 +8,9 @@ import pytest
 from baton.core.server_api import CHATS, hashed_salt
 from router.errors import ApiError
 from router.forwarding.body import (
-    MEDIA_PATTERN,
     ForwardedBody,
     has_media,
+    may_have_media,
     parse_form,
     parse_json,
     read_json,
@@ -47,6 +47,7 @@ def test_what_concerns_other_clients_of_the_server_is_left_out() -> None:
     ("body", "param"),
     [
         ({"input": "a", "kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
+        ({"input": "a", "ec_transfer_params": {"a": 1}}, "ec_transfer_params"),
         ({"input": "a", "model": ["a"]}, "model"),
         ({"input": "a", "cache_salt": 1}, "cache_salt"),
     ],
@@ -55,6 +56,12 @@ def test_fields_are_refused_by_name(body: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as refusal:
         parsed(body, EMBEDDINGS)
     assert (refusal.value.status, refusal.value.param) == (400, param)
+
+
+def test_names_of_images_are_refused() -> None:
+    """A server keeps them for all of its clients."""
+    with pytest.raises(ApiError, match="uuid is not supported"):
+        parsed(chat([{**IMAGE, "uuid": "another tenant's"}]))
 
 
 def test_an_empty_kv_transfer_is_left_out() -> None:
@@ -151,7 +158,7 @@ def test_chats_with_the_same_beginning_have_the_same_first_keys() -> None:
 )
 def test_chats_with_media_are_known(body: dict[str, Any], expected: bool) -> None:
     assert has_media(body) is expected
-    assert not expected or MEDIA_PATTERN.search(orjson.dumps(body))
+    assert not expected or may_have_media(orjson.dumps(body))
 
 
 FORM_TYPE = 'multipart/form-data; boundary="b-1"'
