@@ -12,7 +12,6 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from baton.core.credentials import ClusterCredentials
-from baton.core.server_api import SERVER_ROUTES
 from baton.errors import BatonError
 from baton.network.browser_guard import BrowserGuard
 from baton.network.call_signing import PROOF_HEADER
@@ -34,7 +33,7 @@ from router.console.feed import ConsoleFeed
 from router.console.routes import add_console_routes
 from router.console.state import StateBuilder
 from router.errors import ApiError, to_api_error
-from router.forwarding.forward import forward
+from router.forwarding.forward import SERVER_ENDPOINTS
 from router.http.api_key_header import api_key_header
 from router.http.browser_check import BrowserRequestCheck
 from router.http.cors import Cors
@@ -47,7 +46,7 @@ from router.responses.response_service import ResponseService
 from router.responses.routes import add_response_routes
 from router.serving.context import RouterContext
 from router.serving.model_description import describe_adapter, describe_model, describe_models
-from router.serving.request_handler import Endpoint, RequestHandler
+from router.serving.request_handler import RequestHandler
 from router.serving.served_model import ServedModel
 from router.tenants.tenant import Tenant
 
@@ -97,10 +96,7 @@ def handler_factories(
         "/v1/messages/count_tokens": COUNT_TOKENS,
         "/tokenize": TOKENIZE,
         "/detokenize": DETOKENIZE,
-        **{
-            path: Endpoint(route.name, partial(forward, path=path), is_form=route.is_form)
-            for path, route in SERVER_ROUTES.items()
-        },
+        **SERVER_ENDPOINTS,
     }
     return {path: partial(RequestHandler, context, each) for path, each in endpoints.items()}
 

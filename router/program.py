@@ -27,7 +27,7 @@ from baton.registry.adapters import RedisAdapterRegistry
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
 from baton.registry.startup import wait_for_registry
-from baton.rpc.worker_client import GrpcForwardClient
+from baton.rpc.worker_client import ForwardClient
 from baton.serve.lifecycle import Program
 from baton.serve.status_pipe import STATUS
 from baton.system.heap import limit_free_heap
@@ -92,7 +92,7 @@ class RouterProgram:
             settings.required_redis_url, settings.cluster, settings.cluster_secret, self._clock
         )
         self._worker_connections = WorkerConnectionPool(settings.trust)
-        self._forward_client = GrpcForwardClient(settings.trust)
+        self._forward_client = ForwardClient(settings.trust)
         self._metrics = RouterMetrics(
             _slo_targets(settings), METRIC_ALIASES[settings.metric_aliases]
         )

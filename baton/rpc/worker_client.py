@@ -91,21 +91,8 @@ class GrpcKvImportConnector:
         await self._channels.close()
 
 
-class ForwardClient(Protocol):
-    """Forwards requests to the servers of workers, over gRPC or in memory."""
-
-    def forward(
-        self, address: str, request: ForwardRequest
-    ) -> AsyncGenerator[ForwardedHead | bytes]:
-        """Yield the head of the server's answer, then its body. Closing the generator cancels the
-        request. Raises the worker's errors; Unavailable if it is lost."""
-        ...
-
-    async def close(self) -> None: ...
-
-
-class GrpcForwardClient:
-    """Implements :class:`ForwardClient`, with one channel per worker."""
+class ForwardClient:
+    """Forwards requests to the servers of workers, with one channel per worker."""
 
     def __init__(self, trust: ClusterCredentials | str | None = None) -> None:
         self._channels = ChannelCache(trust)
@@ -113,6 +100,8 @@ class GrpcForwardClient:
     async def forward(
         self, address: str, request: ForwardRequest
     ) -> AsyncGenerator[ForwardedHead | bytes]:
+        """Yield the head of the server's answer, then its body. Closing the generator cancels the
+        request. Raises the worker's errors; Unavailable if it is lost."""
         call = GrpcCalls(await self._channels.get(address), WORKER).open_stream("Forward")
         is_first = True
         try:

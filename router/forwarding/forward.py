@@ -1,8 +1,9 @@
 """The way of a request that is forwarded, from its parsed body to the last byte."""
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import structlog
 
@@ -14,6 +15,7 @@ from baton.core.server_api import CHATS, SERVER_ROUTES, ForwardedHead, ForwardRe
 from baton.errors import (
     BatonError,
     DeadlineExceeded,
+    Invalid,
     NotFound,
     Overloaded,
     Unavailable,
@@ -34,9 +36,11 @@ from router.http.json_limits import max_json_values
 from router.http.response_writer import STREAM_HEADERS
 from router.limits import MAX_WAIT_BACKOFF_SECONDS, MAX_WORKER_DEATHS
 from router.serving.choices import make_session_id, recorded_answer
-from router.serving.request_handler import IncomingRequest
+from router.serving.request_handler import Endpoint, IncomingRequest
 from router.serving.served_model import ServedModel
 from router.tenants.tenant import TenantAttributes
+
+Result = TypeVar("Result")
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +58,13 @@ async def forward(incoming: IncomingRequest, *, path: str) -> None:
         return parse_json(read_json(data, max_values), path)
 
     await _forward(incoming, path, await _offload(incoming, parse), arrived_at)
+
+
+SERVER_ENDPOINTS: Mapping[str, Endpoint] = {
+    path: Endpoint(route.name, partial(forward, path=path), is_form=route.is_form)
+    for path, route in SERVER_ROUTES.items()
+}
+"""The endpoints by path that only attached servers answer."""
 
 
 async def forward_chat(incoming: IncomingRequest) -> bool:
@@ -81,7 +92,7 @@ async def forward_chat(incoming: IncomingRequest) -> bool:
     return True
 
 
-async def _offload(incoming: IncomingRequest, work: Any) -> Any:
+async def _offload(incoming: IncomingRequest, work: Callable[[], Result]) -> Result:
     executor = incoming.context.resources.offload_executor
     return await executor.run(incoming.tenant, incoming.raw.size_bytes, work)
 
@@ -170,6 +181,8 @@ async def _relay(
         async for part in parts:
             if isinstance(part, ForwardedHead):
                 usage = UsageReader(part, drops_usage=body.drops_usage)
+                if writer.inline_body is None and not usage.is_json:
+                    raise Invalid("in a batch, the answer must be JSON: ask for another format")
                 headers = {**part.headers, **incoming.headers, **record.headers()}
                 if usage.is_stream:
                     headers = STREAM_HEADERS | headers
@@ -327,6 +340,7 @@ class ForwardedAnswer:
             block_keys=keys[: num_tokens // block_tokens],
             excluded=excluded,
             model=self._model.name,
+            trace=self._record.query_span(self._epoch).traceparent if self._record.trace else "",
             session=make_session_id(self._incoming.tenant, self._body.cache_key),
             adapter=self._model.adapter,
         )

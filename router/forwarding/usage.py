@@ -11,6 +11,7 @@ from router.generation.record import GenerationRecord
 from router.limits import MAX_EVENT_BYTES, MAX_USAGE_BYTES
 
 EVENT_STREAM = "text/event-stream"
+JSON_TYPE = "application/json"
 _USAGE = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
 """In a text of the answer, the quotes would be escaped."""
 
@@ -23,7 +24,8 @@ class UsageReader:
     stream that has nothing but the usage."""
 
     def __init__(self, head: ForwardedHead, *, drops_usage: bool) -> None:
-        self.is_stream = head.headers.get("content-type", "").startswith(EVENT_STREAM)
+        kind = head.headers.get("content-type", "")
+        self.is_stream, self.is_json = kind.startswith(EVENT_STREAM), kind.startswith(JSON_TYPE)
         self._drops_usage = drops_usage and self.is_stream
         self._tail = head.headers.get("metadata", "").encode()
         self._event = b""  # the beginning of an event whose end has not come

@@ -9,7 +9,7 @@ import structlog
 from baton.clock import Clock
 from baton.core.ids import TenantId
 from baton.errors import Unavailable
-from baton.rpc.worker_client import ForwardClient, GrpcForwardClient
+from baton.rpc.worker_client import ForwardClient
 from router.generation.cluster import Cluster
 from router.http.ignored_fields import IgnoredFields
 from router.http.raw_body import BodyBudget, RawBody
@@ -139,7 +139,7 @@ class RouterContext:
             RequestResources(BodyBudget(config.max_inflight_body_bytes)),
             telemetry,
             ids,
-            forward_client or GrpcForwardClient(),
+            forward_client or ForwardClient(),
             refuses_when_draining=refuses_when_draining,
         )
 

@@ -26,7 +26,7 @@ from baton.rpc.channel import GrpcCalls, open_channel, translated_rpc_errors
 from baton.rpc.server import build_server, listen
 from baton.rpc.service import WORKER
 from baton.rpc.v1 import worker_pb2 as pb
-from baton.rpc.worker_client import GrpcForwardClient
+from baton.rpc.worker_client import ForwardClient
 from baton.rpc.worker_service import add_worker_service
 from baton.worker.context import WorkerConfig
 from testkit.fakes.vllm_routes import CHAT_WORDS
@@ -262,7 +262,7 @@ async def test_it_works_over_grpc() -> None:
         server = build_server("secret")
         add_worker_service(server, worker, worker)
         address = f"127.0.0.1:{await listen(server, '127.0.0.1', 0, 'secret')}"
-        client = GrpcForwardClient("secret")
+        client = ForwardClient("secret")
         try:
             body = {"model": "m", "input": "a" * (20 << 20)}
             async with aclosing(client.forward(address, forwarded(body=body))) as parts:
