@@ -95,6 +95,8 @@ def parse_json(body: dict[str, Any], path: str) -> ForwardedBody:
     for name in TRANSFER_FIELDS:
         if body.pop(name, None):
             raise _transfer_refused(name)
+    if _has_uuid(body):
+        raise invalid_field("uuid", "uuid is not supported: send each image, audio or video whole")
     given = {name: body.pop(name, None) for name in REPLACED_FIELDS}
     fields = ForwardedBody(
         partial(_encode_json, body),
@@ -105,12 +107,16 @@ def parse_json(body: dict[str, Any], path: str) -> ForwardedBody:
     return fields if path != CHATS else _add_chat(fields, body)
 
 
-def _check_uuids(parts: Sequence[Any]) -> None:
-    """Raise ApiError (400) for a part with a name under which a server keeps it for all clients:
-    another tenant could ask for it, or get another one for its own."""
-    for _role, part in parts:
-        if isinstance(part, dict) and part.get("uuid") is not None:
-            raise invalid_field("messages.content.uuid", "uuid is not supported: send each image")
+def _has_uuid(value: Any) -> bool:
+    """Whether a JSON value has an image, audio or video with a ``uuid``, under which a server keeps
+    it for all of its clients."""
+    if isinstance(value, list):
+        return any(_has_uuid(each) for each in value if isinstance(each, (dict, list)))
+    if not isinstance(value, dict):
+        return False
+    if value.get("type") in MEDIA_TYPES and value.get("uuid") is not None:
+        return True
+    return any(map(_has_uuid, value.values()))
 
 
 def _add_chat(fields: ForwardedBody, body: dict[str, Any]) -> ForwardedBody:
@@ -121,15 +127,13 @@ def _add_chat(fields: ForwardedBody, body: dict[str, Any]) -> ForwardedBody:
         options = given if isinstance(given, dict) else {}
         drops_usage = not options.get("include_usage")
         body["stream_options"] = options | {"include_usage": True}
-    parts = _chat_parts(body["messages"])
-    _check_uuids(parts)
     return replace(
         fields,
         answer_tokens=_positive(limit or body.get("max_tokens")) or DEFAULT_RESERVED_OUTPUT_TOKENS,
         num_choices=_positive(body.get("n")) or 1,
         drops_usage=drops_usage,
         cache_key=_text(body, "prompt_cache_key"),
-        parts=[orjson.dumps(part) for part in parts],
+        parts=[orjson.dumps(part) for part in _chat_parts(body["messages"])],
     )
 
 

@@ -60,8 +60,11 @@ def test_fields_are_refused_by_name(body: dict[str, Any], param: str) -> None:
 
 def test_names_of_images_are_refused() -> None:
     """A server keeps them for all of its clients."""
-    with pytest.raises(ApiError, match="uuid is not supported"):
-        parsed(chat([{**IMAGE, "uuid": "another tenant's"}]))
+    named = chat([{**IMAGE, "uuid": "another tenant's"}])
+    for path in (CHATS, EMBEDDINGS):
+        with pytest.raises(ApiError, match="uuid is not supported"):
+            parsed(named, path)
+    parsed({"input": "a", "metadata": {"uuid": "b"}}, EMBEDDINGS)
 
 
 def test_an_empty_kv_transfer_is_left_out() -> None:
