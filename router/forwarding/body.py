@@ -85,9 +85,15 @@ def may_have_media(data: bytes | bytearray) -> bool:
 def has_media(body: Mapping[str, Any]) -> bool:
     """Whether a message of a chat has a part that only a server understands."""
     messages = body.get("messages")
-    contents = [each.get("content") for each in messages or () if isinstance(each, dict)]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return any(isinstance(part, dict) and part.get("type") in MEDIA_TYPES for part in parts)
+    return isinstance(messages, list) and any(
+        isinstance(part, dict) and _is_media(part) for _role, part in _chat_parts(messages)
+    )
+
+
+def _is_media(part: Mapping[str, Any]) -> bool:
+    """Whether a server takes a part for an image, audio or video: it may have no type."""
+    kind = part.get("type")
+    return (isinstance(kind, str) and kind in MEDIA_TYPES) or not MEDIA_TYPES.isdisjoint(part)
 
 
 def parse_json(body: dict[str, Any], path: str) -> ForwardedBody:
@@ -114,7 +120,7 @@ def _has_uuid(value: Any) -> bool:
         return any(_has_uuid(each) for each in value if isinstance(each, (dict, list)))
     if not isinstance(value, dict):
         return False
-    if value.get("type") in MEDIA_TYPES and value.get("uuid") is not None:
+    if value.get("uuid") is not None and _is_media(value):
         return True
     return any(map(_has_uuid, value.values()))
 

@@ -93,10 +93,11 @@ PART_FIELDS = {"text": "text", **dict.fromkeys(RESPONSES_TEXT_TYPES, "text"), "r
 MEDIA_TYPES = frozenset(
     {
         "image_url", "image_pil", "image_embeds", "input_image",
-        "audio_url", "audio_embeds", "input_audio", "video_url",
+        "audio_url", "audio_embeds", "input_audio", "video_url", "video_embeds",
     }
 )  # fmt: skip
-"""The types of content parts that only an attached server understands."""
+"""The types of content parts that only an attached server understands: vLLM's. They are also the
+names of the fields with the data."""
 
 
 def only_text(kind: str) -> str:

@@ -1,9 +1,12 @@
 """Tests what is read and changed in the bodies of forwarded requests."""
 
+import json
 from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton.core.server_api import CHATS, hashed_salt
 from router.errors import ApiError
@@ -60,10 +63,11 @@ def test_fields_are_refused_by_name(body: dict[str, Any], param: str) -> None:
 
 def test_names_of_images_are_refused() -> None:
     """A server keeps them for all of its clients."""
-    named = chat([{**IMAGE, "uuid": "another tenant's"}])
-    for path in (CHATS, EMBEDDINGS):
-        with pytest.raises(ApiError, match="uuid is not supported"):
-            parsed(named, path)
+    whole, bare = {**IMAGE, "uuid": "a"}, {"image_url": None, "uuid": "a"}
+    for named in (whole, bare, {**bare, "type": "text"}):
+        for path in (CHATS, EMBEDDINGS):
+            with pytest.raises(ApiError, match="uuid is not supported"):
+                parsed(chat([named]), path)
     parsed({"input": "a", "metadata": {"uuid": "b"}}, EMBEDDINGS)
 
 
@@ -155,7 +159,11 @@ def test_chats_with_the_same_beginning_have_the_same_first_keys() -> None:
         (chat("text", [IMAGE]), True),
         (chat([{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]), True),
         (chat("a", tools=[{"function": {"parameters": {"image_url": {}}}}]), False),
+        (chat([{"image_url": "http://a"}]), True),
+        (chat([{"type": ["image_url"]}, {"type": None}]), False),
         ({"messages": ["a", {"content": ["b"]}]}, False),
+        ({"messages": 5}, False),
+        ({"messages": {"image_url": 1}}, False),
         ({}, False),
     ],
 )
@@ -198,3 +206,28 @@ def test_odd_forms_are_refused(data: bytes, content_type: str, status: int) -> N
     with pytest.raises(ApiError) as refusal:
         parse_form(data, content_type)
     assert refusal.value.status == status
+
+
+NAMES = st.sampled_from(
+    ["messages", "content", "role", "type", "image_url", "uuid", "stream", "stream_options", "n",
+     "max_tokens", "model", "input", "cache_salt", "kv_transfer_params", "prompt_cache_key"]
+)  # fmt: skip
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=3) | NAMES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(body=st.dictionaries(NAMES, VALUES, max_size=6))
+def test_any_json_is_read_or_refused(body: dict[str, Any]) -> None:
+    data = json.dumps(body).encode()
+    try:
+        read = read_json(data, 1000)
+        path = CHATS if has_media(read) else EMBEDDINGS
+        parsed = parse_json(read, path)
+    except ApiError as refusal:
+        assert refusal.status == 400
+    else:
+        parsed.prefix_keys(b"")
+        assert orjson.loads(parsed.encode("m", b"s"))["model"] == "m"
