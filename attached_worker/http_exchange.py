@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from baton.core.server_api import ForwardedHead
+from baton.core.server_api import FORWARDED_HEADERS, ForwardedHead
 from baton.errors import BatonError, Invalid, Unavailable
 
 CONNECT_SECONDS = 2.0
@@ -22,9 +22,6 @@ MAX_BODY_BYTES = 64 << 20
 
 MAX_UNREAD_BYTES = 1 << 20
 """Of a relayed answer; with more, the connection is not read until the client has caught up."""
-
-RELAYED_HEADERS = frozenset({"content-type", "content-length", "metadata"})
-"""The headers of an answer that are passed on; ``metadata`` describes embeddings in binary form."""
 
 JSON_TYPE = "application/json"
 
@@ -186,7 +183,7 @@ class RelayedExchange(HttpExchange):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         known = name.decode("latin-1").lower()
-        if known in RELAYED_HEADERS:
+        if known in FORWARDED_HEADERS:
             self._headers[known] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:

@@ -9,8 +9,9 @@ from types import MappingProxyType
 COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"
 
-MAX_FORWARDED_HEADERS = 8
-"""Maximum number of headers of a server's answer that are passed on."""
+FORWARDED_HEADERS = frozenset({"content-type", "content-length", "metadata"})
+"""The headers of a server's answer that are passed on; ``metadata`` describes embeddings in binary
+form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class ForwardRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForwardedHead:
-    """The beginning of a server's answer. The names of ``headers`` are in lower case."""
+    """The beginning of a server's answer. ``headers`` are some of :data:`FORWARDED_HEADERS`."""
 
     status: int
     headers: Mapping[str, str]

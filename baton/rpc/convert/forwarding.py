@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 
-from baton.core.server_api import MAX_FORWARDED_HEADERS, ForwardedHead, ForwardRequest
+from baton.core.server_api import FORWARDED_HEADERS, ForwardedHead, ForwardRequest
 from baton.errors import Invalid, Unavailable
 from baton.rpc.v1 import worker_pb2 as pb
 
@@ -50,16 +50,15 @@ def forwarded_to_proto(part: ForwardedHead | bytes) -> pb.ForwardResponse:
 
 def forwarded_from_proto(message: pb.ForwardResponse, *, is_first: bool) -> ForwardedHead | bytes:
     """Decode a part of the answer. Raises Unavailable unless a head comes first, and only then,
-    with a status and headers that HTTP allows."""
+    with a status and headers that HTTP allows. Other headers are left out."""
     if message.HasField("head") is not is_first:
         raise Unavailable("the worker's answer does not begin with its head")
     if not is_first:
         return message.body
     head = message.head
-    texts = [*head.headers, *head.headers.values()]
-    is_printable = all(text.isascii() and text.isprintable() for text in texts)
-    if not 200 <= head.status < 600 or len(head.headers) > MAX_FORWARDED_HEADERS:
-        raise Unavailable(f"the server's answer has status {head.status} and odd headers")
-    if not is_printable:
+    headers = {name: head.headers[name] for name in FORWARDED_HEADERS if name in head.headers}
+    if not 200 <= head.status < 600:
+        raise Unavailable(f"the server's answer has status {head.status}")
+    if not all(text.isascii() and text.isprintable() for text in headers.values()):
         raise Unavailable("the server's answer has headers that are not ASCII")
-    return ForwardedHead(head.status, dict(head.headers))
+    return ForwardedHead(head.status, headers)
