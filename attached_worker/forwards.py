@@ -44,9 +44,9 @@ class ForwardedRequests:
         self._running[answer] = max(request.num_tokens, 1)
         try:
             head = await answer.start()
-            self._running[answer] = 0
             body = answer.body()
-            first = await anext(body, b"")
+            first = await anext(body, b"")  # a stream's head comes before anything is computed
+            self._running[answer] = 0
             self._on_progress()
             if (head.status >= 500 and head.status != NOT_IMPLEMENTED) or _FAILURE.search(first):
                 shown = first[:MAX_SHOWN_BYTES].decode(errors="replace")
