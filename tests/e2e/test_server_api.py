@@ -367,6 +367,18 @@ def test_a_server_that_only_pools_serves_what_it_can(thread: FakeVllmThread) -> 
         thread.call(pools[0].step.set)
 
 
+def test_of_a_pair_the_prefill_server_answers_alone(thread: FakeVllmThread) -> None:
+    pair = [thread.start("hub/model", paths=KNOWN_PATHS, lends_kv=True) for _ in range(2)]
+    settings: dict[str, object] = {
+        "attach": f"prefill={pair[0].url},decode={pair[1].url}",
+        "admission": "off",
+    }
+    with local_cluster(prefill=1, decode=1, settings=settings) as cluster:
+        status, headers, _ = post(cluster, CHATS, chat_with_image("pair"))
+        assert (status, headers["x-baton-decode"]) == (200, "prefill-0")
+        assert [len(each.route_requests) for each in pair] == [1, 0]
+
+
 def test_own_workers_name_what_would_be_right() -> None:
     with local_cluster(prefill=1, decode=1) as cluster:
         assert model_of(cluster)["capabilities"] == [
