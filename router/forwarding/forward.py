@@ -72,6 +72,8 @@ async def forward_chat(incoming: IncomingRequest) -> bool:
     as it is, if it is another chat, or if no server of its model takes chats."""
     arrived_at = incoming.context.clock.monotonic()
     max_values = max_json_values(incoming.context.models.max_model_tokens)
+    if not any(_offers(model, CHATS) for model in incoming.context.models.all):
+        return False
 
     def parse() -> dict[str, Any] | None:
         if not may_have_media(incoming.raw.data):
@@ -82,8 +84,7 @@ async def forward_chat(incoming: IncomingRequest) -> bool:
     body = await _offload(incoming, parse)
     if body is None:
         return False
-    model = _find_model(incoming, body.get("model"))
-    if not any(CHATS in each.server_api.paths for each in _ready(model)):
+    if not _offers(_find_model(incoming, body.get("model")), CHATS):
         return False
     incoming.raw.take()
     incoming.begin(f"chatcmpl-{incoming.context.ids.new_id()}")
@@ -112,13 +113,17 @@ def _ready(model: ServedModel) -> list[Member]:
     return [each for each in ready if adapter is None or each.has_adapter(adapter.digest)]
 
 
+def _offers(model: ServedModel, path: str) -> bool:
+    return any(path in each.server_api.paths for each in _ready(model))
+
+
 def check_offered(model: ServedModel, path: str) -> None:
     """Raise ApiError (400) if no server of the model offers ``path``, and Unavailable if no worker
     is ready."""
     ready = _ready(model)
     if not ready:
         raise Unavailable(f"no worker is ready for model {model.name!r}")
-    if any(path in each.server_api.paths for each in ready):
+    if _offers(model, path):
         return
     offered = sorted({path for each in ready for path in each.server_api.paths} & {*SERVER_ROUTES})
     others = f"; it has {', '.join(offered)}" if offered else ""
