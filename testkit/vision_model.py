@@ -54,7 +54,7 @@ def make_vision_model(path: Path, seed: int = 3) -> Path:
     write_tokenizer(path)
     _add_image_token(path / "tokenizer.json")
     special = {"eos_token": "<|im_end|>", "bos_token": "<|im_start|>", "pad_token": "<|endoftext|>"}
-    fields = {"tokenizer_class": "PreTrainedTokenizerFast", "image_token": IMAGE_TOKEN, **special}
+    fields = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
     _write(path / "tokenizer_config.json", {"chat_template": _TEMPLATE, **fields})
     processor = {"processor_class": "Blip2Processor"}
     size = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
