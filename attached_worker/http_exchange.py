@@ -6,18 +6,24 @@ token than the rest of the worker.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
 
-from baton.errors import Invalid, Unavailable
+from baton.core.server_api import FORWARDED_HEADERS, ForwardedHead
+from baton.errors import BatonError, Invalid, Unavailable
 
 CONNECT_SECONDS = 2.0
 MAX_BODY_BYTES = 64 << 20
 """Limit of a body that is read as a whole: a model's metrics, or a held answer with logprobs."""
+
+MAX_UNREAD_BYTES = 1 << 20
+"""Of a relayed answer; with more, the connection is not read until the client has caught up."""
+
+JSON_TYPE = "application/json"
 
 OnBody = Callable[[bytes], None]
 OnEnd = Callable[[str], None]
@@ -37,11 +43,11 @@ class ServerAddress:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}{self.path}"
 
-    def encode(self, method: str, path: str, body: bytes, headers: str = "") -> bytes:
+    def encode(self, method: str, path: str, body: bytes, content_type: str = JSON_TYPE) -> bytes:
         host = self.url.removeprefix("http://").partition("/")[0]
         return (
             f"{method} {self.path}{path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{headers}\r\n"
+            f"content-type: {content_type}\r\ncontent-length: {len(body)}\r\n\r\n"
         ).encode("latin-1") + body
 
 
@@ -131,6 +137,79 @@ class HttpExchange(asyncio.Protocol):
             on_end(reason)
 
 
+class RelayedExchange(HttpExchange):
+    """A request whose answer is read as it comes, whatever its status. Implements
+    :class:`attached_worker.server.RelayedAnswer`."""
+
+    def __init__(self, address: ServerAddress, request: bytes) -> None:
+        super().__init__(request, self._receive, self._finish)
+        self._address = address
+        self._headers: dict[str, str] = {}
+        self._has_head = False
+        self._unread = bytearray()
+        self._is_complete = False
+        self._failure: BatonError | None = None
+        self._changed = asyncio.Event()
+
+    async def start(self) -> ForwardedHead:
+        await self.open(self._address)
+        while not self._has_head:
+            await self._wait()
+        return ForwardedHead(self.status, self._headers)
+
+    async def body(self) -> AsyncGenerator[bytes]:
+        while True:
+            if self._unread:
+                data = bytes(self._unread)
+                self._unread.clear()
+                if self._transport is not None and not self._is_complete:
+                    self._transport.resume_reading()
+                yield data
+            elif self._is_complete:
+                return
+            else:
+                await self._wait()
+
+    def fail(self, error: BatonError) -> None:
+        self._failure = self._failure or error
+        self.abort()
+        self._changed.set()
+
+    async def _wait(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        await self._changed.wait()
+        self._changed.clear()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        known = name.decode("latin-1").lower()
+        if known in FORWARDED_HEADERS:
+            self._headers[known] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._has_head = True
+        self._changed.set()
+
+    def on_body(self, data: bytes) -> None:
+        self._on_body(data)
+
+    def on_message_complete(self) -> None:
+        self._end("")
+
+    def _receive(self, data: bytes) -> None:
+        self._unread += data
+        if len(self._unread) > MAX_UNREAD_BYTES and self._transport is not None:
+            self._transport.pause_reading()
+        self._changed.set()
+
+    def _finish(self, reason: str) -> None:
+        self._is_complete = not reason
+        if reason:
+            self._failure = Unavailable(f"the server broke off its answer: {reason}")
+        self._changed.set()
+
+
 async def fetch(
     address: ServerAddress,
     method: str,
@@ -138,6 +217,7 @@ async def fetch(
     body: bytes = b"",
     *,
     seconds: float | None = None,
+    content_type: str = JSON_TYPE,
 ) -> bytes:
     """Return the body of a response with status 200. Raises Unavailable if the server can't be
     reached, fails (status 5xx), or does not respond within ``seconds``, and Invalid for another
@@ -151,7 +231,9 @@ async def fetch(
             raise ValueError(f"more than {MAX_BODY_BYTES} bytes")
 
     exchange = HttpExchange(
-        address.encode(method, path, body), receive, lambda reason: _set(ended, reason)
+        address.encode(method, path, body, content_type),
+        receive,
+        lambda reason: _set(ended, reason),
     )
     try:
         async with asyncio.timeout(seconds):

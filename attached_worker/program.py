@@ -179,7 +179,7 @@ class AttachedProgram:
             await self._clock.sleep(RETRY_SECONDS)
 
     async def _log_advice(self) -> None:
-        """Log what the server lacks. Raises Invalid if it generates nothing."""
+        """Log what the server lacks."""
         try:
             for advice in await self._server.advise(self._facts):
                 log.warning("server_advice", advice=advice)
@@ -204,7 +204,7 @@ class AttachedProgram:
         settings = self._settings
         host = settings.advertise_address or settings.grpc_host
         server = build_server(settings.trust)
-        add_worker_service(server, self._worker)
+        add_worker_service(server, self._worker, self._worker)
         add_watch_service(server, self._cached)
         port = await listen(
             server,
@@ -242,6 +242,7 @@ class AttachedProgram:
             pending_settings=STATUS.health.pending_settings,
             reports_blocks=self._cached.is_complete,
             adapters=self._adapters,
+            server_api=facts.api,
         )
 
 
@@ -259,7 +260,11 @@ def attached_server(settings: Settings, role: Role) -> str:
 
 def check_role(facts: ServerFacts, role: Role) -> None:
     """Raise Invalid, naming the flag, if workers of the role exchange KV and the server can't."""
-    if not WORKER_KINDS[role].serves_alone and not facts.lends_kv:
+    if WORKER_KINDS[role].serves_alone:
+        return
+    if not facts.api.generates:
+        raise Invalid(f"a {role.value} worker's server must generate tokens; attach it as mixed")
+    if not facts.lends_kv:
         raise Invalid(
             f"a {role.value} worker's server must be started with {TRANSFER_FLAG}, or it can't "
             "exchange KV"

@@ -1,6 +1,6 @@
 """What an attached worker needs of a server."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -11,6 +11,7 @@ from baton.core.adapter import WorkerAdapter
 from baton.core.ids import TokenId
 from baton.core.kv_transfer import ServerKv
 from baton.core.request import FinishReason, RequestSpec, TokenLogprob
+from baton.core.server_api import COMPLETIONS, ForwardedHead, ForwardRequest, ServerApi
 from baton.errors import BatonError
 
 
@@ -33,7 +34,8 @@ class ServerFacts:
     where it loaded the model from: a folder or a hub id. ``cache_dtype`` is its name for the data
     type of its KV. ``lends_kv`` says whether it can hand KV to another server, and read that of
     another. ``has_lark`` says whether its grammars can be in llguidance's dialect of Lark, as those
-    of tool calls are. A server whose facts have changed is another server."""
+    of tool calls are. ``paths`` are those of its API that matter to Baton. A server whose facts
+    have changed is another server."""
 
     software: str
     version: str
@@ -46,6 +48,11 @@ class ServerFacts:
     lends_kv: bool = False
     has_lark: bool = True
     seeds: Seeds = Seeds.IGNORED
+    paths: tuple[str, ...] = (COMPLETIONS,)
+
+    @property
+    def api(self) -> ServerApi:
+        return ServerApi(self.model, self.paths)
 
     @property
     def samples_by_position(self) -> bool:
@@ -107,6 +114,27 @@ class RunningAnswer(Protocol):
         ...
 
 
+class RelayedAnswer(Protocol):
+    """The answer to a forwarded request: :meth:`start`, then :meth:`body`; always :meth:`abort`."""
+
+    async def start(self) -> ForwardedHead:
+        """Send the request, and wait for the head of the answer. Raises Unavailable."""
+        ...
+
+    def body(self) -> AsyncGenerator[bytes]:
+        """Yield the body as it comes; the server waits while it is not read. Raises Unavailable if
+        the server breaks it off."""
+        ...
+
+    def fail(self, error: BatonError) -> None:
+        """Cancel the request at the server, and raise ``error`` in the task that reads it."""
+        ...
+
+    def abort(self) -> None:
+        """Cancel the request at the server, unless its answer is complete."""
+        ...
+
+
 class ModelServer(Protocol):
     async def describe(self) -> ServerFacts:
         """Ask what the server is. Raises Unavailable if it does not respond, and Invalid, naming
@@ -115,7 +143,7 @@ class ModelServer(Protocol):
 
     async def advise(self, facts: ServerFacts) -> Sequence[str]:
         """Say what the server, which was described by ``facts``, lacks that would be useful, with
-        the flag that adds it. Raises Unavailable, and Invalid if the server generates nothing."""
+        the flag that adds it. Raises Unavailable, Invalid."""
         ...
 
     async def adapters(self) -> tuple[WorkerAdapter, ...]:
@@ -140,9 +168,15 @@ class ModelServer(Protocol):
         server refuses."""
         ...
 
+    def relay(self, request: ForwardRequest) -> RelayedAnswer:
+        """Pass on a request to the server's own API, unchanged. Nothing is sent before
+        :meth:`RelayedAnswer.start`."""
+        ...
+
     async def probe(self, seconds: float) -> None:
-        """Have the server generate one token. Raises Unavailable unless it comes within
-        ``seconds``: a server may report that it is healthy while its engine is frozen."""
+        """Have the server generate one token or, if it generates none, compute the least that it
+        can. Raises Unavailable unless that comes within ``seconds``: a server may report that it is
+        healthy while its engine is frozen."""
         ...
 
     async def follow_cache(self, cached: CachedBlocks, clock: Clock) -> None:

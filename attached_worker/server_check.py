@@ -33,7 +33,7 @@ class ServerReport:
         return (
             f"{facts.software} {facts.version}, {facts.model} from {facts.weights}, "
             f"{facts.num_blocks} blocks of {facts.block_tokens} tokens, "
-            f"{facts.max_model_tokens} tokens at most"
+            f"{facts.max_model_tokens} tokens at most; it offers {', '.join(facts.paths)}"
         )
 
 

@@ -3,10 +3,11 @@
 vLLM 0.28 to 0.32; the fields have been there since 0.12.
 """
 
-import hashlib
 import secrets
+import wave
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from io import BytesIO
 from typing import Any
 
 import orjson
@@ -16,6 +17,7 @@ from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import TokenId
 from baton.core.kv_transfer import ServerKv
 from baton.core.request import FinishReason, RequestSpec, SamplingParams, TokenLogprob
+from baton.core.server_api import KNOWN_PATHS, hashed_salt
 from baton.errors import Invalid, Unavailable
 
 MAX_SEED = 2**63 - 1
@@ -37,6 +39,13 @@ TRANSFER_FLAG = f"--kv-transfer-config '{orjson.dumps(CONNECTOR).decode()}'"
 GRAMMAR_FLAG = '--structured-outputs-config \'{"backend":"guidance"}\''
 PROBE_GRAMMAR = "start: WORD\nWORD: /(?s:.+)/ & ~/(?s:.*)<(?s:.*)/"
 """In llguidance's dialect of Lark, as the grammars of tool calls."""
+
+PROBE = "baton-probe"
+"""The ``user`` of requests that serve nobody."""
+
+PROBE_TOKEN_ID = 1
+PROBE_BOUNDARY = "baton-probe-form"
+SILENCE_SAMPLES = 8000  # at 16 kHz; shorter ones are less than a frame for some models
 
 LEND_KV = {
     "do_remote_decode": True,
@@ -74,6 +83,31 @@ def encode_prefill(spec: RequestSpec, facts: ServerFacts, *, samples: bool) -> b
     sampling = SamplingParams(1, temperature=0.0, ignore_eos=True)
     body = _request(spec if samples else replace(spec, sampling=sampling), facts)
     return orjson.dumps(body | {"max_tokens": 1, TRANSFER: LEND_KV})
+
+
+def encode_least(facts: ServerFacts) -> tuple[str, bytes, str]:
+    """Return the path, the body and the content type of the smallest request that a server which
+    generates no tokens computes. Raises Invalid if Baton knows none of its routes."""
+    for path in ("/pooling", "/v1/embeddings", "/classify"):
+        if path in facts.paths:
+            body = {"model": facts.model, "input": [PROBE_TOKEN_ID], "user": PROBE}
+            return path, orjson.dumps(body), "application/json"
+    if "/v1/audio/transcriptions" not in facts.paths:
+        raise Invalid(f"the server offers none of {', '.join(KNOWN_PATHS)}")
+    fields = {"model": facts.model, "max_completion_tokens": "1", "user": PROBE}
+    parts = [f'name="{name}"\r\n\r\n{value}'.encode() for name, value in fields.items()]
+    parts.append(b'name="file"; filename="silence.wav"\r\n\r\n' + _silence())
+    start = f"--{PROBE_BOUNDARY}\r\ncontent-disposition: form-data; ".encode()
+    form = b"".join(start + part + b"\r\n" for part in parts) + f"--{PROBE_BOUNDARY}--".encode()
+    return "/v1/audio/transcriptions", form, f"multipart/form-data; boundary={PROBE_BOUNDARY}"
+
+
+def _silence() -> bytes:
+    file = BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setparams((1, 2, 16_000, SILENCE_SAMPLES, "NONE", ""))
+        writer.writeframes(bytes(2 * SILENCE_SAMPLES))
+    return file.getvalue()
 
 
 def _parameters(kv: ServerKv, block_tokens: int) -> dict[str, Any]:
@@ -149,12 +183,6 @@ def seed_fields(seed: int, seeds: Seeds) -> dict[str, Any]:
             return {"vllm_xargs": {"baton_seed": seed & MAX_SEED}}
         case Seeds.IGNORED:
             return {}
-
-
-def hashed_salt(salt: bytes) -> str:
-    """Return what the server gets in the place of a tenant's salt, which its KV events would show
-    in plain text."""
-    return hashlib.blake2b(salt, digest_size=16, person=b"baton.attached").hexdigest()
 
 
 def _structured_outputs(grammar: Grammar, facts: ServerFacts) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import orjson
 import structlog
 
 from attached_worker.cached_blocks import CachedBlocks
-from attached_worker.http_exchange import HttpExchange, ServerAddress, fetch
+from attached_worker.http_exchange import HttpExchange, RelayedExchange, ServerAddress, fetch
 from attached_worker.server import (
     AnswerReceiver,
     ComputedPrompt,
@@ -27,12 +27,14 @@ from attached_worker.vllm_kv_events import KvEventReader
 from attached_worker.vllm_protocol import (
     FINISH_REASONS,
     GRAMMAR_FLAG,
+    PROBE,
     PROBE_GRAMMAR,
+    PROBE_TOKEN_ID,
     EventReader,
+    encode_least,
     encode_prefill,
     encode_request,
     has_one_group,
-    hashed_salt,
     is_streamed,
     prompt_logprobs,
     seed_fields,
@@ -48,19 +50,15 @@ from baton.core.adapter import (
 )
 from baton.core.kv_transfer import ServerKv
 from baton.core.request import RequestSpec, TokenLogprob
+from baton.core.server_api import COMPLETIONS, KNOWN_PATHS, ForwardRequest, hashed_salt
 from baton.errors import BatonError, Invalid, Unavailable
 
 ASK_SECONDS = 5.0
 PROBE_SECONDS = 15.0
-PROBE_TOKEN_ID = 1
-PROBE = "baton-probe"
-"""The ``user`` of requests that serve nobody."""
-
 HALF_SAMPLE = 4
 SAMPLE_TEMPERATURE = 2.0
 """So high that equal tokens show equal noise, not a model that is certain."""
 
-COMPLETIONS = "/v1/completions"
 PLUGIN_FOLDER = Path(__file__).parent / "vllm_plugin"
 PLUGIN = "seed_by_position:SeedByPosition"
 RETRY_SECONDS = 10.0
@@ -97,20 +95,35 @@ class VllmServer:
         base = next(model for model in models if not model.get("parent"))
         metrics = (await self._get("/metrics")).decode()
         labels = self._labels(metrics, "vllm:cache_config_info")
+        max_model_tokens, block_tokens = base["max_model_len"], _number(labels, "block_size") or 16
         facts = ServerFacts(
             software="vllm",
             version=version,
             model=base["id"],
             weights=base["root"],
-            max_model_tokens=base["max_model_len"],
-            block_tokens=int(labels["block_size"]),
-            num_blocks=int(labels["num_gpu_blocks"]),
+            max_model_tokens=max_model_tokens,
+            block_tokens=block_tokens,
+            # A model without KV has none, and computes a request in a step.
+            num_blocks=_number(labels, "num_gpu_blocks") or -(-max_model_tokens // block_tokens),
             cache_dtype=labels["cache_dtype"],
             lends_kv="vllm:nixl_" in metrics,
+            paths=await self._find_paths(),
         )
+        if not facts.api.generates:
+            self._facts = facts
+            return facts
         seeds = await self._find_seeds(facts)
         self._facts = replace(facts, seeds=seeds, has_lark=await self._has_lark(facts))
         return self._facts
+
+    async def _find_paths(self) -> tuple[str, ...]:
+        """Return those of the known paths that the server offers: vLLM has the routes of what its
+        model can do. A server that does not list them is taken to generate tokens."""
+        try:
+            listed = orjson.loads(await self._get("/openapi.json"))["paths"]
+        except Invalid:
+            return (COMPLETIONS,)
+        return tuple(path for path in KNOWN_PATHS if path in listed)
 
     async def _find_seeds(self, facts: ServerFacts) -> Seeds:
         """Have the server generate seeded tokens, and once more those behind the first half. A
@@ -161,6 +174,10 @@ class VllmServer:
         found = []
         if _release(facts.version) < OLDEST_TESTED:
             found.append(f"vLLM {facts.version} is not tested: use {_join(OLDEST_TESTED)} or newer")
+        if not facts.api.generates:
+            return found
+        if facts.paths == (COMPLETIONS,):
+            found.append("its other routes are not listed: remove --disable-fastapi-docs")
         answer = await self._complete(facts, PROBE_SECONDS)
         if not answer["usage"].get("prompt_tokens_details"):
             found.append("cached tokens are not counted: add --enable-prompt-tokens-details")
@@ -227,12 +244,24 @@ class VllmServer:
         if spec.tenant_salt and self._cached is not None:
             self._cached.learn_salt(hashed_salt(spec.tenant_salt), spec.tenant_salt)
 
+    def relay(self, request: ForwardRequest) -> RelayedExchange:
+        data = self._address.encode("POST", request.path, request.body, request.content_type)
+        return RelayedExchange(self._address, data)
+
     async def probe(self, seconds: float) -> None:
+        facts = self._known_facts
         try:
-            answer = await self._complete(self._known_facts, seconds)
+            if facts.api.generates:
+                _check_finished((await self._complete(facts, seconds))["choices"][0])
+            else:
+                await self._compute_least(facts, seconds)
         except Invalid as error:
             raise Unavailable(str(error)) from error
-        _check_finished(answer["choices"][0])
+
+    async def _compute_least(self, facts: ServerFacts, seconds: float) -> None:
+        """Have a server that generates no tokens compute one, or half a second of silence."""
+        path, body, kind = encode_least(facts)
+        await fetch(self._address, "POST", path, body, seconds=seconds, content_type=kind)
 
     async def _complete(
         self, facts: ServerFacts, seconds: float, **fields: object
@@ -287,6 +316,12 @@ def adapter_digest(root: str) -> bytes:
     """Return the digest of an adapter, which the server has loaded from ``root``: a folder, or a
     hub id. Servers that have loaded the same root have the same adapter."""
     return hashlib.blake2b(root.encode(), digest_size=ADAPTER_DIGEST_BYTES).digest()
+
+
+def _number(labels: Mapping[str, str], name: str) -> int:
+    """Return a label's number; 0 if it is none."""
+    value = labels.get(name, "")
+    return int(value) if value.isdecimal() else 0
 
 
 def _release(version: str) -> Release:

@@ -1,11 +1,13 @@
 """The worker without its sockets: takes requests from routers, and has the server serve them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from functools import partial
 
 import structlog
 
+from attached_worker.forwards import ForwardedRequests
 from attached_worker.handover import PromptExports, Steps, answer_prompt, compute_prompt
 from attached_worker.job import AttachedJob, continues
 from attached_worker.server import ModelServer, ServerFacts, ServerLoad
@@ -14,6 +16,7 @@ from baton.clock import Clock
 from baton.core.ids import Epoch, Incarnation, RequestId, WorkerId
 from baton.core.kv_transfer import KvTransferOpen, WorkerInspection, WorkerRef
 from baton.core.request import RequestSpec
+from baton.core.server_api import ForwardedHead, ForwardRequest
 from baton.core.states import Role, WorkerState
 from baton.core.task import Task
 from baton.core.variant import Variant
@@ -35,6 +38,10 @@ IDLE_PROBE_SECONDS = 2.0
 LATE_SECONDS = 15.0
 """A probe that is answered within this time shows a slow server, not a frozen one."""
 
+FORWARD_SECONDS = 5.0
+"""How long a server may compute nothing else while a forwarded request has no answer: nobody knows
+what an image or a hundred texts cost it."""
+
 LOAD_SECONDS = 1.0
 """Interval at which the server is asked for its load."""
 
@@ -42,7 +49,8 @@ log = structlog.get_logger(__name__)
 
 
 class AttachedWorker:
-    """Implements :class:`baton.rpc.worker_service.WorkerCore`. All methods run in the event loop.
+    """Implements :class:`baton.rpc.worker_service.WorkerCore` and
+    :class:`baton.rpc.worker_service.Forwarder`. All methods run in the event loop.
 
     The worker accepts requests only while the server makes progress: while tokens come, or a probe
     of one token is answered in time. Otherwise its requests go elsewhere with the tokens that they
@@ -80,6 +88,7 @@ class AttachedWorker:
         self._timing = ServerTiming()
         self._answer_lengths = AnswerLengthStats()
         self._jobs: dict[RequestId, AttachedJob] = {}
+        self._forwards = ForwardedRequests(server, self._record_progress, self._doubt_server)
         self._server_load = ServerLoad(0, 0, 0.0)
         self._progress_at = clock.monotonic()
         self._has_progress = False
@@ -150,7 +159,7 @@ class AttachedWorker:
 
     @property
     def is_idle(self) -> bool:
-        return not self._jobs
+        return not (self._jobs or self._forwards)
 
     @property
     def is_drained(self) -> bool:
@@ -162,21 +171,22 @@ class AttachedWorker:
         while True:
             await self._clock.sleep(SWEEP_SECONDS)
             quiet = self._clock.monotonic() - self._progress_at
-            is_quiet = quiet >= (QUIET_SECONDS if self._jobs else IDLE_PROBE_SECONDS)
+            is_quiet = quiet >= (IDLE_PROBE_SECONDS if self.is_idle else QUIET_SECONDS)
             if not (is_quiet or self._is_doubted or self._was_stopped):
                 continue
             self._is_doubted = False
             await self._probe()
 
     async def _probe(self) -> None:
-        """Have the server generate one token. It is lost if that takes longer than a server of its
-        speed may need; if the token comes later, it is faster to wait for it from then on."""
+        """Have the server compute the least that it can: one token. It is lost if that takes longer
+        than a server of its speed may need; if the token comes later, it is faster to wait for it
+        from then on."""
         was_lost, asked_at = bool(self._failure), self._clock.monotonic()
         probe = asyncio.create_task(self._server.probe(LATE_SECONDS))
         try:
             patience = await self._wait_for_probe(probe, asked_at)
             if not probe.done() and self.state is not WorkerState.JOINING:
-                self._lose_server(Unavailable(f"it has generated nothing for {patience:.1f} s"))
+                self._lose_server(Unavailable(f"it has computed nothing for {patience:.1f} s"))
             await probe
         except Unavailable as error:
             self._lose_server(error)
@@ -195,6 +205,8 @@ class AttachedWorker:
         waiting = sum(len(job.spec.token_ids) for job in self._waiting_jobs)
         while True:
             patience = self._timing.stall_seconds(waiting)
+            if self._forwards.waiting:
+                patience = max(patience, FORWARD_SECONDS)
             if not self._has_other_ready_workers():
                 patience = max(patience, LATE_SECONDS)
             left = asked_at + patience - self._clock.monotonic()
@@ -205,12 +217,15 @@ class AttachedWorker:
     def _lose_server(self, error: Unavailable) -> None:
         """Have all requests placed elsewhere, and accept no more of them."""
         if not self._failure:
-            log.warning("server_lost", error=str(error), requests=len(self._jobs))
+            requests = len(self._jobs) + len(self._forwards)
+            log.warning("server_lost", error=str(error), requests=requests)
             self._is_paused = self.state is not WorkerState.DRAINING
             self._role_state.start_drain(self._clock.monotonic(), permanent=False)
         self._failure = str(error)
+        lost = Unavailable(f"the server of worker {self._id} is lost: {error}")
         for job in list(self._jobs.values()):
-            job.fail(Unavailable(f"the server of worker {self._id} is lost: {error}"))
+            job.fail(lost)
+        self._forwards.fail(lost)
 
     async def _regain_server(self) -> None:
         """Accept requests again. Raises Unavailable if this is not the same server as before."""
@@ -241,6 +256,9 @@ class AttachedWorker:
 
     def _record_progress(self) -> None:
         self._progress_at, self._has_progress = self._clock.monotonic(), True
+
+    def _doubt_server(self) -> None:
+        self._is_doubted = True
 
     # -- requests --------------------------------------------------------------------------
 
@@ -298,9 +316,18 @@ class AttachedWorker:
         async with self._connector.open_kv_import(source.address, opening) as stream:
             await answer_prompt(self._server, job, stream)
 
+    async def forward(self, request: ForwardRequest) -> AsyncGenerator[ForwardedHead | bytes]:
+        if self.state is not WorkerState.READY or request.path not in self._facts.paths:
+            raise NotFound(f"worker {self._id} does not serve {request.path} now")
+        self._check_room()
+        async with aclosing(self._forwards.relay(request)) as parts:
+            async for part in parts:
+                yield part
+
     def _admit(self, spec: RequestSpec, task: Task, source: WorkerRef | None) -> None:
-        if self.state is not WorkerState.READY:
-            raise Unavailable(f"worker {self._id} accepts no requests: it is {self.state.value}")
+        self._check_room()
+        if not self._facts.api.generates:
+            raise Unavailable(f"the server of worker {self._id} generates no tokens")
         if task is not Task.PREFILL_AND_DECODE and not self._facts.lends_kv:
             raise Unavailable(f"worker {self._id} serves whole requests only")
         if task is Task.DECODE and source is None:
@@ -313,10 +340,14 @@ class AttachedWorker:
             )
         if older is not None:
             older.cancel()
-        if len(self._jobs) >= self._config.max_jobs:
-            raise Overloaded(
-                f"worker {self._id} already has {len(self._jobs)} requests, the maximum"
-            )
+
+    def _check_room(self) -> None:
+        """Raise Unavailable or Overloaded if no more requests are accepted now."""
+        if self.state is not WorkerState.READY:
+            raise Unavailable(f"worker {self._id} accepts no requests: it is {self.state.value}")
+        num_requests = len(self._jobs) + len(self._forwards)
+        if num_requests >= self._config.max_jobs:
+            raise Overloaded(f"worker {self._id} already has {num_requests} requests, the maximum")
 
     def _cancel(self, request_id: RequestId, epoch: Epoch) -> None:
         job = self._jobs.get(request_id)
@@ -356,7 +387,8 @@ class AttachedWorker:
     @property
     def load(self) -> WorkerLoad:
         waiting, blocks = self._waiting_jobs, self._facts.num_blocks
-        queued = sum(len(job.spec.token_ids) for job in waiting)
+        forwards = self._forwards.waiting
+        queued = sum(len(job.spec.token_ids) for job in waiting) + sum(forwards)
         cost = self._timing.prefill_cost
         answer_tokens = self._answer_lengths.mean
         expected = int(answer_tokens or UNKNOWN_ANSWER_TOKENS)
@@ -366,8 +398,8 @@ class AttachedWorker:
         ]
         work = QueuedWork(None, cost.seconds(queued)) if cost is not None and queued else None
         return WorkerLoad(
-            running=len(self._jobs) - len(waiting),
-            waiting=len(waiting),
+            running=len(self._jobs) - len(waiting) + len(self._forwards) - len(forwards),
+            waiting=len(waiting) + len(forwards),
             queued_tokens=queued,
             free_blocks=blocks - int(blocks * self._server_load.kv_usage),
             num_blocks=blocks,
@@ -396,7 +428,7 @@ class AttachedWorker:
             quarantined_blocks=0,
             running_requests=load.running,
             waiting_requests=load.waiting,
-            total_requests=len(self._jobs),
+            total_requests=len(self._jobs) + len(self._forwards),
             violation="",
             description=describe_server(self._facts, self._server_load, self._failure),
             drained=self.is_drained,

@@ -33,6 +33,7 @@ from router.console.feed import ConsoleFeed
 from router.console.routes import add_console_routes
 from router.console.state import StateBuilder
 from router.errors import ApiError, to_api_error
+from router.forwarding.forward import SERVER_ENDPOINTS
 from router.http.api_key_header import api_key_header
 from router.http.browser_check import BrowserRequestCheck
 from router.http.cors import Cors
@@ -48,6 +49,9 @@ from router.serving.model_description import describe_adapter, describe_model, d
 from router.serving.request_handler import RequestHandler
 from router.serving.served_model import ServedModel
 from router.tenants.tenant import Tenant
+
+OWN_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+"""What every model that generates can do."""
 
 HandlerFactory = Callable[[], RequestHandler]
 
@@ -92,6 +96,7 @@ def handler_factories(
         "/v1/messages/count_tokens": COUNT_TOKENS,
         "/tokenize": TOKENIZE,
         "/detokenize": DETOKENIZE,
+        **SERVER_ENDPOINTS,
     }
     return {path: partial(RequestHandler, context, each) for path, each in endpoints.items()}
 
@@ -161,6 +166,7 @@ def _add_models(app: FastAPI, context: RouterContext) -> None:
             model.text.output_format.names,
             model.sampling_defaults,
             model.workers.kv_codec.value if has_lossy_codec else None,
+            model.workers.paths(OWN_PATHS),
         )
 
     @app.get("/v1/models")

@@ -27,6 +27,7 @@ from baton.registry.adapters import RedisAdapterRegistry
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
 from baton.registry.startup import wait_for_registry
+from baton.rpc.worker_client import ForwardClient
 from baton.serve.lifecycle import Program
 from baton.serve.status_pipe import STATUS
 from baton.system.heap import limit_free_heap
@@ -91,6 +92,7 @@ class RouterProgram:
             settings.required_redis_url, settings.cluster, settings.cluster_secret, self._clock
         )
         self._worker_connections = WorkerConnectionPool(settings.trust)
+        self._forward_client = ForwardClient(settings.trust)
         self._metrics = RouterMetrics(
             _slo_targets(settings), METRIC_ALIASES[settings.metric_aliases]
         )
@@ -185,6 +187,7 @@ class RouterProgram:
             await self._response_service.background.stop()
         if self._conductor_placer is not None:
             self._conductor_placer.close()
+        await self._forward_client.close()
         for checker in self._grammar_checkers:
             checker.close()
         if self._usage_flusher is not None:
@@ -315,6 +318,7 @@ class RouterProgram:
             usage_store=self._usage_store,
             quota_store=self._quota_store,
             telemetry=self._build_telemetry(),
+            forward_client=self._forward_client,
             refuses_when_draining=not _is_behind_load_balancer(settings),
         )
 

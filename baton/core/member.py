@@ -7,6 +7,7 @@ from baton.core.adapter import WorkerAdapter
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.kv_codec import CodecSpeed, KvCodecs
 from baton.core.pending_settings import PendingSettings
+from baton.core.server_api import ServerApi
 from baton.core.states import Role, WorkerState
 from baton.core.variant import Variant
 from baton.core.worker_load import WorkerLoad
@@ -33,7 +34,8 @@ class Member:
     or failed to load. ``pending_settings`` are shown by ``baton status``. ``kv_codecs`` are the KV
     codecs that a worker's settings allow; ``codec_speeds`` are what it has measured of them, at its
     start and in use. If ``reports_blocks`` is True, a worker reports which blocks it has cached to
-    those who call ``Watch``, as a store node does.
+    those who call ``Watch``, as a store node does. ``server_api`` is what a worker's attached
+    server offers beyond tokens.
     """
 
     id: WorkerId
@@ -62,6 +64,7 @@ class Member:
     kv_codecs: KvCodecs = field(default_factory=KvCodecs)
     codec_speeds: tuple[CodecSpeed, ...] = ()
     reports_blocks: bool = False
+    server_api: ServerApi = field(default_factory=ServerApi)
 
     @property
     def variant(self) -> Variant:

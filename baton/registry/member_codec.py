@@ -18,6 +18,7 @@ from baton.core.ids import Incarnation, WorkerId
 from baton.core.kv_codec import CodecSpeed, KvCodecName, KvCodecs
 from baton.core.member import Member
 from baton.core.pending_settings import PendingSettings
+from baton.core.server_api import KNOWN_PATHS, ServerApi
 from baton.core.states import Role, WorkerState
 from baton.core.worker_load import MAX_QUEUED, QueuedWork, WorkerLoad
 from baton.errors import Invalid
@@ -69,6 +70,7 @@ def member_from_json(data: bytes) -> Member:
             kv_codecs=_kv_codecs(raw.get("kv_codecs", {})),
             codec_speeds=_codec_speeds(raw.get("codec_speeds", [])),
             reports_blocks=raw.get("reports_blocks") is True,
+            server_api=_server_api(raw.get("server_api", {"model": "", "paths": ()})),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Invalid(f"the record is not a valid member: {error}") from error
@@ -114,6 +116,12 @@ def _adapter(raw: Any) -> WorkerAdapter:
         raise ValueError(f"{raw!r} does not describe an adapter")
     error = _text(raw, "error")[:MAX_ADAPTER_ERROR]
     return WorkerAdapter(name, digest, error, raw["in_settings"] is True)
+
+
+def _server_api(raw: Any) -> ServerApi:
+    """Parse what a server offers. Paths that this version does not know are left out."""
+    paths = tuple(path for path in KNOWN_PATHS if path in raw["paths"])
+    return ServerApi(_text(raw, "model"), paths)
 
 
 def _load(raw: Any) -> WorkerLoad:

@@ -55,6 +55,31 @@ def open_channel(address: str, trust: ClusterCredentials | str | None = None) ->
     return cast(grpc.aio.Channel, _SigningChannel(channel, CallSigner(trust.secret, address)))
 
 
+MAX_CHANNELS = 1024
+"""Maximum number of open channels to peers; beyond this, the least recently used one is closed."""
+
+
+class ChannelCache:
+    """Channels to peers, one per address."""
+
+    def __init__(self, trust: ClusterCredentials | str | None = None) -> None:
+        self._trust = trust
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def get(self, address: str) -> grpc.aio.Channel:
+        channel = self._channels.pop(address, None) or open_channel(address, self._trust)
+        self._channels[address] = channel
+        if len(self._channels) > MAX_CHANNELS:
+            oldest = next(iter(self._channels))
+            await self._channels.pop(oldest).close()
+        return channel
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()
+
+
 class GrpcCalls:
     """Makes the calls of ``service`` over a channel."""
 

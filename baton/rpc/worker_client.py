@@ -1,7 +1,7 @@
-"""Client of a worker: through it, other workers import KV, and administrative tools inspect, drain
-and convert the worker."""
+"""Client of a worker: through it, other workers import KV, routers forward requests to its server,
+and administrative tools inspect, drain and convert the worker."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
@@ -10,9 +10,11 @@ import grpc.aio
 
 from baton.core.credentials import ClusterCredentials
 from baton.core.kv_transfer import KvTransferEvent, KvTransferOpen, WorkerInspection
+from baton.core.server_api import ForwardedHead, ForwardRequest
 from baton.core.states import Role
 from baton.errors import Unavailable
-from baton.rpc.channel import GrpcCalls, call_member, open_channel, translated_rpc_errors
+from baton.rpc.channel import ChannelCache, GrpcCalls, call_member, translated_rpc_errors
+from baton.rpc.convert.forwarding import forward_to_proto, forwarded_from_proto
 from baton.rpc.convert.kv_transfer import (
     inspection_from_proto,
     transfer_event_from_proto,
@@ -20,9 +22,6 @@ from baton.rpc.convert.kv_transfer import (
 )
 from baton.rpc.service import WORKER
 from baton.rpc.v1 import worker_pb2 as pb
-
-MAX_CHANNELS = 1024
-"""Maximum number of open channels to peers; beyond this, the least recently used one is closed."""
 
 
 class KvImportStream(Protocol):
@@ -74,14 +73,13 @@ class GrpcKvImportConnector:
     """Opens KV transfers over gRPC, with one channel per peer address."""
 
     def __init__(self, trust: ClusterCredentials | str | None = None) -> None:
-        self._trust = trust
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels = ChannelCache(trust)
 
     @asynccontextmanager
     async def open_kv_import(
         self, address: str, opening: KvTransferOpen
     ) -> AsyncIterator[KvImportStream]:
-        call = GrpcCalls(await self._channel(address), WORKER).open_stream("Pull")
+        call = GrpcCalls(await self._channels.get(address), WORKER).open_stream("Pull")
         try:
             with translated_rpc_errors():
                 await call.write(pb.PullRequest(open=transfer_open_to_proto(opening)))
@@ -90,17 +88,35 @@ class GrpcKvImportConnector:
             call.cancel()
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close()
-        self._channels.clear()
+        await self._channels.close()
 
-    async def _channel(self, address: str) -> grpc.aio.Channel:
-        channel = self._channels.pop(address, None) or open_channel(address, self._trust)
-        self._channels[address] = channel
-        if len(self._channels) > MAX_CHANNELS:
-            oldest = next(iter(self._channels))
-            await self._channels.pop(oldest).close()
-        return channel
+
+class ForwardClient:
+    """Forwards requests to the servers of workers, with one channel per worker."""
+
+    def __init__(self, trust: ClusterCredentials | str | None = None) -> None:
+        self._channels = ChannelCache(trust)
+
+    async def forward(
+        self, address: str, request: ForwardRequest
+    ) -> AsyncGenerator[ForwardedHead | bytes]:
+        """Yield the head of the server's answer, then its body. Closing the generator cancels the
+        request. Raises the worker's errors; Unavailable if it is lost."""
+        call = GrpcCalls(await self._channels.get(address), WORKER).open_stream("Forward")
+        is_first = True
+        try:
+            with translated_rpc_errors():
+                for message in forward_to_proto(request):
+                    await call.write(message)
+                await call.done_writing()
+                while (part := await call.read()) is not grpc.aio.EOF:
+                    yield forwarded_from_proto(part, is_first=is_first)
+                    is_first = False
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        await self._channels.close()
 
 
 async def inspect_worker(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol
 
@@ -11,10 +12,12 @@ import structlog
 from baton.core.ids import Epoch, RequestId
 from baton.core.kv_transfer import KvTransferEvent, KvTransferOpen, WorkerInspection, WorkerRef
 from baton.core.request import RequestOutput, RequestSpec
+from baton.core.server_api import ForwardedHead, ForwardRequest
 from baton.core.states import Role
 from baton.core.task import Task
 from baton.errors import BatonError, Invalid
 from baton.rpc.convert.common import MAX_ID_BYTES, ref_from_proto, spec_from_proto
+from baton.rpc.convert.forwarding import forward_from_proto, forwarded_to_proto
 from baton.rpc.convert.kv_transfer import (
     inspection_to_proto,
     transfer_event_to_proto,
@@ -99,6 +102,16 @@ class WorkerCore(Protocol):
         ...
 
 
+class Forwarder(Protocol):
+    """A worker to whose server requests can be forwarded."""
+
+    def forward(self, request: ForwardRequest) -> AsyncGenerator[ForwardedHead | bytes]:
+        """Yield the head of the server's answer, then its body. Closing the generator cancels at
+        the server. Raises NotFound if the worker does not serve the path now, Unavailable if the
+        server has failed, and Overloaded if there are too many requests."""
+        ...
+
+
 class WorkerMethods:
     """The handlers of the methods of ``Worker`` that gRPC serves: all but ``Run``
     (:class:`FramedWorkerService`)."""
@@ -128,8 +141,32 @@ class WorkerMethods:
         return pb.ConvertResponse()
 
 
-def add_worker_service(server: grpc.aio.Server, core: WorkerCore) -> None:
-    add_service(server, WORKER, WorkerMethods(core))
+class ForwardingMethods(WorkerMethods):
+    """The handlers of a worker with an attached server. Forwarded requests don't travel with the
+    tokens: a body of some megabytes would delay those of everybody else, and gRPC already has
+    windows for each call."""
+
+    def __init__(self, core: WorkerCore, forwarder: Forwarder) -> None:
+        super().__init__(core)
+        self._forwarder = forwarder
+
+    async def forward(
+        self,
+        requests: AsyncIterator[pb.ForwardRequest],
+        write: Callable[[pb.ForwardResponse], Awaitable[None]],
+    ) -> None:
+        request = await forward_from_proto(requests)
+        async with aclosing(self._forwarder.forward(request)) as parts:
+            async for part in parts:
+                await write(forwarded_to_proto(part))
+
+
+def add_worker_service(
+    server: grpc.aio.Server, core: WorkerCore, forwarder: Forwarder | None = None
+) -> None:
+    """Serve the worker; with ``forwarder``, also requests to its server."""
+    methods = WorkerMethods(core) if forwarder is None else ForwardingMethods(core, forwarder)
+    add_service(server, WORKER, methods)
 
 
 def framed_worker_services(core: WorkerCore) -> dict[str, FramedServiceFactory]:

@@ -4,11 +4,12 @@ import json
 from functools import cache
 from typing import Any
 
+from baton.core.server_api import SERVER_ROUTES, ServerRoute
 from router.api_document.anthropic_schemas import ANTHROPIC_SCHEMAS, MESSAGE_EVENTS
 from router.api_document.batch_schemas import BATCH_RESPONSE_SCHEMAS, UPLOAD_BODY, page_parameters
 from router.api_document.request_schemas import request_schemas
 from router.api_document.response_schemas import RESPONSE_SCHEMAS, json_response, ref
-from router.api_document.schema_forms import TEXT, Schema
+from router.api_document.schema_forms import ANYTHING, TEXT, Schema
 from router.api_document.stored_response_schemas import STORED_RESPONSE_SCHEMAS
 from router.batches.schema import CreateBatchBody
 from router.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -43,6 +44,7 @@ def build_document(version: str) -> dict[str, Any]:
             **_answers(),
             **_stored_responses(),
             **_messages(),
+            **_server_routes(),
             **_models(),
             **_batches(),
             **_operations(),
@@ -129,6 +131,23 @@ def _messages() -> dict[str, Any]:
         "/v1/messages": {"post": message},
         "/v1/messages/count_tokens": {"post": count},
     }
+
+
+def _server_routes() -> dict[str, Any]:
+    """Return the routes that attached servers answer. Their bodies and answers are vLLM's."""
+    return {
+        path: {"post": _server_operation(f"Answered by an attached server: {route.name}", route)}
+        for path, route in SERVER_ROUTES.items()
+    }
+
+
+def _server_operation(summary: str, route: ServerRoute) -> Operation:
+    content_type = "multipart/form-data" if route.is_form else "application/json"
+    model = {"type": "object", "properties": {"model": TEXT}, "additionalProperties": True}
+    body = {"required": True, "content": {content_type: {"schema": model}}}
+    operation = {**_get_operation(summary, "Health", USER_SECURITY), "requestBody": body}
+    operation["responses"]["200"] = _content("The server's answer", "application/json", ANYTHING)
+    return operation
 
 
 def _models() -> dict[str, Any]:

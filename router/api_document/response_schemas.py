@@ -133,7 +133,7 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
     "Text": extensible_object(prompt=TEXT),
     "Model": extensible_object(
         id=TEXT, object=_const("model"), created=INTEGER, owned_by=TEXT, max_model_len=INTEGER,
-        type=_const("model"), display_name=TEXT, created_at=TEXT,
+        type=_const("model"), display_name=TEXT, created_at=TEXT, capabilities=_list_of(TEXT),
         generation_defaults=extensible_object(
             temperature=NUMBER, top_p=NUMBER, top_k=INTEGER, min_p=NUMBER, repetition_penalty=NUMBER
         ),

@@ -8,7 +8,7 @@ from typing import Any
 COMPLETION_WINDOW = "24h"
 COMPLETION_WINDOW_SECONDS = 24 * 3600
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 
 
 class BatchStatus(StrEnum):

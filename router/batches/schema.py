@@ -40,7 +40,7 @@ class CreateBatchBody(StrictModel):
     """The body of POST /v1/batches. ``output_expires_after`` applies to the output files."""
 
     input_file_id: str
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
     completion_window: Literal["24h"]
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None

@@ -17,6 +17,7 @@ from router.batches.disk_quota import DiskQuota
 from router.batches.file_limits import DownloadAdmission, FileLimits, UploadAdmission
 from router.batches.file_store import FileStore, FileUpload, StoredFile
 from router.errors import ApiError
+from router.forwarding.forward import SERVER_ENDPOINTS
 from router.http.json_limits import max_json_values
 from router.limits import DISK_THREADS
 from router.openai.endpoints import CHATS, COMPLETIONS
@@ -24,8 +25,9 @@ from router.responses.endpoints import responses_endpoint
 from router.serving.context import RouterContext
 from router.serving.request_handler import Endpoint, RequestHandler
 
+EMBEDDINGS = SERVER_ENDPOINTS["/v1/embeddings"]
 HANDLERS: dict[str, Endpoint] = dict(
-    zip(ENDPOINTS, (CHATS, COMPLETIONS, responses_endpoint()), strict=True)
+    zip(ENDPOINTS, (CHATS, COMPLETIONS, responses_endpoint(), EMBEDDINGS), strict=True)
 )
 """Endpoints by path. A batch's responses are written to its output file only: unlike other
 responses, they are not kept for later requests."""

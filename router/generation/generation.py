@@ -130,7 +130,7 @@ class Generation:
             failure = AttemptFailed(Unavailable(str(failure)), [failure.worker])
         counts = self._counts_as_failure(failure)
         if num_failures + counts > self._config.max_retries:
-            raise _final_error(failure.error, num_failures + counts)
+            raise final_error(failure.error, num_failures + counts)
         await self._prepare_retry(failure, num_failures + counts)
         return counts
 
@@ -254,7 +254,7 @@ class Generation:
         return placement
 
 
-def _final_error(error: BatonError, num_failures: int) -> BatonError:
+def final_error(error: BatonError, num_failures: int) -> BatonError:
     """Return the error that ends a request after its last failure. Its message contains the number
     of failures. Clients may always retry the request, since another placement may succeed. So the
     error has the type of ``error`` only if that type is retryable; otherwise (for example if a

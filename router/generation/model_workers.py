@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from baton.core.kv_codec import KvCodecName
 from baton.core.member import Member
+from baton.core.server_api import SERVER_ROUTES
 from baton.core.variant import Variant
 from baton.core.worker_kinds import WORKER_KINDS, WorkerKind
 from baton.registry.member_list import MemberList
@@ -38,6 +39,20 @@ class ModelWorkers:
     def is_ready(self) -> bool:
         """Whether at least one worker that writes answers is ready."""
         return bool(self.ready_workers(lambda kind: kind.writes_answers))
+
+    @property
+    def generates(self) -> bool:
+        """Whether the ready workers generate tokens; True while there are none."""
+        ready = self.ready_workers(lambda kind: True)
+        return not ready or any(each.server_api.generates for each in ready)
+
+    def paths(self, generating: Sequence[str]) -> Sequence[str]:
+        """Return the paths under which the model can be used: those in ``generating`` if it
+        generates tokens, and those of attached servers."""
+        ready = self.ready_workers(lambda kind: True)
+        offered = {path for each in ready for path in each.server_api.paths}
+        own = generating if self.generates else ()
+        return sorted(offered.intersection(SERVER_ROUTES).union(own))
 
     @property
     def max_model_tokens(self) -> int:

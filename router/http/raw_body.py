@@ -47,6 +47,11 @@ class RawBody(BudgetShare):
         self.size_bytes += num_bytes
         self._acquire(max(self.size_bytes - UNMETERED_BYTES, 0) - self._num_held)
 
+    @property
+    def data(self) -> bytes | bytearray:
+        """The data, which must not be changed."""
+        return self._data
+
     def take(self) -> bytes:
         """Return the data and drop this object's reference to it. The bytes count against the
         budget until :meth:`release`."""

@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 from baton.concurrency.time_limit import TimeLimit
 from router.errors import ApiError
 from router.http.content_decoding import ENCODINGS, BodyDecompressor
+from router.http.multipart import parse_boundary
 from router.http.raw_body import RawBody
 from router.limits import PIECE_BYTES
 
@@ -73,15 +74,19 @@ class ResponseWriter:
         self._send = send
         self.inline_body = inline_body
         self.status = 0
-        self._has_length = False
+        self._is_document = False
         self._ping_timer: asyncio.TimerHandle | None = None
 
     @property
     def has_started(self) -> bool:
         return self.status != 0
 
-    async def start(self, status: int, headers: Mapping[str, str]) -> None:
-        self.status = status
+    async def start(
+        self, status: int, headers: Mapping[str, str], *, is_document: bool = False
+    ) -> None:
+        """Begin a response. ``is_document`` says that it is no stream of events, to which an error
+        could be added."""
+        self.status, self._is_document = status, is_document
         await self._send(_start_message(status, headers))
 
     async def write(self, data: bytes) -> None:
@@ -128,19 +133,18 @@ class ResponseWriter:
         """Send a whole response. Returns when the client has read all of it but what fits into the
         connection's buffers, so that what the request holds bounds what waits for slow clients."""
         self.stop_pings()
-        self._has_length = True
-        await self.start(status, {**headers, "content-length": str(len(data))})
+        length = {"content-length": str(len(data))}
+        await self.start(status, {**headers, **length}, is_document=True)
         await send_body(self._send, data)
 
     async def send_error(
         self, error: ApiError, headers: Mapping[str, str], encoder: "ErrorEncoder | None" = None
     ) -> None:
-        """Send an error: as the response, or as the last event of a stream that has begun. A
-        response of known length that has begun can't become an error; the server closes its
-        connection, since the response is not complete. Without ``encoder``, the error has OpenAI's
-        form."""
+        """Send an error: as the response, or as the last event of a stream that has begun. Any
+        other response that has begun can't become an error; the server closes its connection, since
+        the response is not complete. Without ``encoder``, the error has OpenAI's form."""
         encoder = encoder or OpenAIErrorEncoder()
-        if self.has_started and self._has_length:
+        if self.has_started and self._is_document:
             return
         if self.has_started:
             await self.end(encoder.encode_error_event(error))
@@ -201,11 +205,18 @@ def content_length(scope: Scope) -> int:
 
 
 async def read_body(
-    scope: Scope, receive: Receive, body: RawBody, max_bytes: int, seconds: float
+    scope: Scope,
+    receive: Receive,
+    body: RawBody,
+    max_bytes: int,
+    seconds: float,
+    *,
+    is_form: bool = False,
 ) -> None:
-    """Read the request's body into ``body``, decompressed. Raises ApiError (400, 408, 413, 415),
-    Overloaded or ClientDisconnected. Never holds more than ``max_bytes`` plus one ASGI message."""
-    _check_headers(scope, max_bytes)
+    """Read the request's body into ``body``, decompressed: JSON, or a multipart form. Raises
+    ApiError (400, 408, 413, 415), Overloaded or ClientDisconnected. Never holds more than
+    ``max_bytes`` plus one ASGI message."""
+    _check_headers(scope, max_bytes, is_form)
     decompressor = _decompressor(scope)
     try:
         with TimeLimit(seconds):
@@ -268,9 +279,11 @@ async def cancel_on_disconnect(push: InlineBodyWriter, work: Coroutine[Any, Any,
         push.on_disconnect = None
 
 
-def _check_headers(scope: Scope, max_bytes: int) -> None:
+def _check_headers(scope: Scope, max_bytes: int, is_form: bool) -> None:
     kind = get_header(scope, b"content-type")
-    if kind is not None and not _may_be_json(kind.split(";")[0].strip().lower(), scope):
+    if is_form:
+        parse_boundary(kind)
+    elif kind is not None and not _may_be_json(kind.split(";")[0].strip().lower(), scope):
         raise ApiError(415, f"content-type is {kind!r}; it must be application/json")
     if content_length(scope) > max_bytes:
         raise _too_large(max_bytes)

@@ -5,21 +5,16 @@ proxies send nothing to the server for a while, as if it had lost the model."""
 from collections.abc import Mapping
 
 TEXT_ONLY = "this server only generates text"
-NO_RANKING = f"{TEXT_ONLY}, and does not rank"
 
 REASONS: Mapping[str, str] = {
     "/v1/assistants": "deprecated by OpenAI; use /v1/responses",
     "/v1/audio": TEXT_ONLY,
     "/v1/conversations": "use previous_response_id of /v1/responses",
-    "/v1/embeddings": f"{TEXT_ONLY}, and has no embeddings",
     "/v1/fine_tuning": "models are not trained here",
     "/v1/images": TEXT_ONLY,
     "/v1/messages/batches": "use /v1/batches, with files in OpenAI's form",
     "/v1/moderations": "answers are not moderated",
     "/v1/realtime": f"{TEXT_ONLY}; use a stream of /v1/responses or /v1/chat/completions",
-    "/v1/rerank": NO_RANKING,
-    "/v2/rerank": NO_RANKING,
-    "/v1/score": NO_RANKING,
     "/v1/threads": "deprecated by OpenAI; use /v1/responses",
     "/v1/uploads": "upload a whole file with /v1/files",
     "/v1/vector_stores": "there is no search; offer one as a tool",

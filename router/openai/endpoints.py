@@ -1,12 +1,16 @@
 """The endpoints of OpenAI's chats and completions, and vLLM's for tokenizing."""
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
+from typing import Any
 
 import orjson
 
 from baton.text.tokenizer import Tokenizer
+from router.forwarding.body import may_have_media
+from router.forwarding.forward import forward_chat
 from router.generation.record import GenerationRecord
+from router.limits import UNCHECKED_BYTES
 from router.openai.encoders.chat import ChatEncoder
 from router.openai.encoders.completion import CompletionEncoder
 from router.openai.encoders.encoder import ResponseMetadata
@@ -24,6 +28,23 @@ from router.serving.preprocessor import (
     too_many_tokens,
 )
 from router.serving.request_handler import Endpoint, IncomingRequest
+
+
+def answer_chat(incoming: IncomingRequest) -> Coroutine[Any, Any, None]:
+    """Answer a chat: one with images, audio or video by an attached server, if there is one."""
+    raw = incoming.raw
+    if raw.size_bytes <= UNCHECKED_BYTES and not may_have_media(raw.data):
+        return _generate_chat(incoming)  # without a coroutine of its own, which every token passes
+    return _answer_media_chat(incoming)
+
+
+async def _answer_media_chat(incoming: IncomingRequest) -> None:
+    if not await forward_chat(incoming):
+        await _generate_chat(incoming)
+
+
+def _generate_chat(incoming: IncomingRequest) -> Coroutine[Any, Any, None]:
+    return generate(incoming, id_prefix="chatcmpl-", parse=parse_chat)
 
 
 async def parse_chat(incoming: IncomingRequest) -> ParsedRequest:
@@ -115,7 +136,7 @@ def _encode_text_of(ids: Sequence[int], tokenizer: Tokenizer, limits: ModelLimit
     return orjson.dumps({"prompt": tokenizer.decode(ids, skip_special_tokens=False)})
 
 
-CHATS = Endpoint("chat", partial(generate, id_prefix="chatcmpl-", parse=parse_chat))
+CHATS = Endpoint("chat", answer_chat)
 COMPLETIONS = Endpoint("completions", partial(generate, id_prefix="cmpl-", parse=parse_completion))
 TOKENIZE = Endpoint("tokenize", tokenize)
 DETOKENIZE = Endpoint("detokenize", detokenize)

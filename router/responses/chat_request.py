@@ -19,7 +19,7 @@ from router.responses.tools import (
     to_chat_tool_choice,
 )
 from router.serving.request import Chat, FieldNames, GenerationRequest
-from router.serving.schema.message import MESSAGES, RESPONSES_TEXT_TYPES
+from router.serving.schema.message import MESSAGES, RESPONSES_TEXT_TYPES, only_text
 from router.serving.schema.response_format import check_format
 from router.serving.schema.tool import TOOLS, ToolUse
 
@@ -187,7 +187,7 @@ def _read_part(part: Any, path: str) -> str:
         return reader.text("text")
     if kind == "refusal":
         return reader.text("refusal")
-    raise reader.error("type", f"content of type {kind!r} is not supported, only text")
+    raise reader.error("type", only_text(kind))
 
 
 def _read_reasoning(reader: ObjectReader) -> str:

@@ -2,7 +2,8 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -201,12 +202,18 @@ async def _run_together(
 async def _run_choice(
     context: RouterContext, choice: ChoiceStream, emit: DeltaHandler, sink: InlineSink | None
 ) -> None:
-    """Run one stream, and record exactly one terminal state: complete, error or cancelled."""
-    record = choice.record
+    with recorded_answer(context, choice.record):
+        choice.record.record_end(await choice.run(emit, sink), context.clock.monotonic())
+
+
+@contextmanager
+def recorded_answer(context: RouterContext, record: GenerationRecord) -> Iterator[None]:
+    """In the ``with`` block an answer is in progress. Record exactly one terminal state: the one
+    that the block records, or else error or cancelled."""
     context.telemetry.metrics.record_begin(record)
     context.telemetry.history.begin(record)
     try:
-        record.record_end(await choice.run(emit, sink), context.clock.monotonic())
+        yield
     except BatonError as error:
         record.record_end("error", context.clock.monotonic(), str(error))
         _log_failure(record, error)

@@ -9,6 +9,7 @@ import structlog
 from baton.clock import Clock
 from baton.core.ids import TenantId
 from baton.errors import Unavailable
+from baton.rpc.worker_client import ForwardClient
 from router.generation.cluster import Cluster
 from router.http.ignored_fields import IgnoredFields
 from router.http.raw_body import BodyBudget, RawBody
@@ -92,6 +93,7 @@ class RouterContext:
     resources: RequestResources
     telemetry: RouterTelemetry
     ids: RouterIds
+    forward_client: ForwardClient
     draining: bool = False
     refuses_when_draining: bool = True
     """False if new connections reach other routers, through a shared port or a load balancer. Then
@@ -110,11 +112,12 @@ class RouterContext:
         ids: RouterIds | None = None,
         usage_store: UsageStore | None = None,
         quota_store: QuotaStore | None = None,
+        forward_client: ForwardClient | None = None,
         refuses_when_draining: bool = True,
     ) -> "RouterContext":
         """Wire the components of a router together. Defaults: telemetry and usage are kept in
-        memory, and ids are random; without ``quota_store``, quotas are not shared between
-        routers."""
+        memory, and ids are random; without ``quota_store``, quotas are not shared between routers;
+        ``forward_client`` does not sign its calls."""
         telemetry, ids = telemetry or RouterTelemetry(), ids or RouterIds()
         telemetry.metrics.add_models(model.name for model in models)
         tenants = TenantServices(
@@ -136,6 +139,7 @@ class RouterContext:
             RequestResources(BodyBudget(config.max_inflight_body_bytes)),
             telemetry,
             ids,
+            forward_client or ForwardClient(),
             refuses_when_draining=refuses_when_draining,
         )
 

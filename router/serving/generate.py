@@ -20,6 +20,7 @@ from router.serving.parsers.model_output_format import tool_format_headers
 from router.serving.preprocessor import Preprocessor, Prompt, count_prompt_logprobs
 from router.serving.request import Chat, GenerationRequest
 from router.serving.request_handler import IncomingRequest
+from router.serving.served_model import ServedModel
 from router.tenants.admission import DEFAULT_RESERVED_OUTPUT_TOKENS, num_reserved_tokens
 
 MAX_BYTES_PER_PROMPT_TOKEN = 16
@@ -77,6 +78,7 @@ async def generate(
 
     parsed = await parse(incoming)
     request, model, tenant = parsed.request, incoming.model, incoming.tenant
+    check_generates(model)
     if request.tools.offered:
         incoming.headers |= tool_format_headers(model.text.output_format)
     if request.stream:
@@ -136,6 +138,14 @@ async def generate(
             if keeper is not None and writer.has_started:  # the client knows the answer's id
                 await keeper.keep(encoder, to_api_error(error))
             raise
+
+
+def check_generates(model: ServedModel) -> None:
+    """Raise ApiError (400) if the servers of the model generate no tokens."""
+    if not model.workers.generates:
+        offered = ", ".join(model.workers.paths(()))
+        message = f"the model {model.shown_name!r} generates nothing; its servers have {offered}"
+        raise ApiError(400, message, param="model", code="unsupported_endpoint")
 
 
 def _build_prompts(

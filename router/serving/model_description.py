@@ -15,11 +15,13 @@ def describe_model(
     formats: Mapping[str, str],
     sampling: SamplingDefaults,
     kv_codec: str | None = None,
+    capabilities: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Describe a model. ``created`` is in seconds since 1970; ``max_tokens`` is the length of the
     context; ``formats`` are the names of the formats of tool calls and reasoning; ``sampling``
     has the values of requests that leave them out; ``kv_codec`` is the strongest codec that the KV
-    of requests may pass, None to leave it out."""
+    of requests may pass, None to leave it out; ``capabilities`` are the paths under which the model
+    can be used."""
     openai = {"object": "model", "created": created, "owned_by": "baton"}
     anthropic = {
         "type": "model",
@@ -29,9 +31,10 @@ def describe_model(
         "max_input_tokens": max_tokens,
         "max_tokens": max_tokens,
     }
-    own = {"max_model_len": max_tokens, **formats, "generation_defaults": sampling.json} | (
-        {} if kv_codec is None else {"kv_codec": kv_codec}
-    )
+    own = {"max_model_len": max_tokens, **formats, "generation_defaults": sampling.json}
+    own["capabilities"] = list(capabilities)
+    if kv_codec is not None:
+        own["kv_codec"] = kv_codec
     return {"id": name, **openai, **own, **anthropic}
 
 

@@ -24,6 +24,7 @@ from router.http.response_writer import (
     CLIENT_CLOSED_REQUEST,
     INLINE_WRITER_KEY,
     JSON_HEADERS,
+    JSON_TYPE,
     REQUEST_ID_KEY,
     ClientDisconnected,
     ResponseWriter,
@@ -65,11 +66,13 @@ OPENAI_ERRORS = ErrorForm(
 class Endpoint:
     """What is done with the requests of one route. ``name`` is its label in metrics. ``answer``
     answers a request, and raises ApiError or BatonError; it may release the request's ``raw`` body
-    before the end, as soon as the body is not needed any more."""
+    before the end, as soon as the body is not needed any more. ``is_form`` says that bodies are
+    multipart forms, and not JSON."""
 
     name: str
     answer: "Callable[[IncomingRequest], Coroutine[Any, Any, None]]"
     errors: ErrorForm = OPENAI_ERRORS
+    is_form: bool = False
 
 
 @dataclass(slots=True)
@@ -86,6 +89,7 @@ class IncomingRequest:
     headers: dict[str, str]
     ignored: IgnoredFields
     encode_failure: Callable[[ApiError], bytes]
+    content_type: str = JSON_TYPE
     traceparent: str | None = None
     min_priority: int = 0
     id: str = ""
@@ -216,8 +220,17 @@ class RequestHandler(Response):
         await admission.draw_request_quota()
         with admission, context.raw_body(tenant) as raw:
             self._response_headers |= admission.headers()
-            await read_body(scope, receive, raw, config.max_body_bytes, config.body_timeout_seconds)
+            await read_body(
+                scope,
+                receive,
+                raw,
+                config.max_body_bytes,
+                config.body_timeout_seconds,
+                is_form=self.endpoint.is_form,
+            )
             incoming = self._accept(writer, admission, raw)
+            if self.endpoint.is_form:
+                incoming.content_type = get_header(scope, b"content-type") or ""
             if context.telemetry.tracer is not None:
                 incoming.traceparent = get_header(scope, b"traceparent")
             try:

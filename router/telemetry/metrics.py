@@ -5,6 +5,7 @@ from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from baton.core.server_api import SERVER_ROUTES
 from baton.obs.metric_aliases import MetricAlias, render_metrics
 from router.generation.record import GenerationRecord
 from router.telemetry.model_metrics import ModelMetrics
@@ -16,7 +17,7 @@ UNKNOWN_MODEL = "unknown"
 
 ENDPOINTS = (
     "chat", "completions", "responses", "messages", "input_tokens", "count_tokens", "tokenize",
-    "detokenize", "batches",
+    "detokenize", "batches", *dict.fromkeys(route.name for route in SERVER_ROUTES.values()),
 )  # fmt: skip
 STATUSES = (200, 400, 401, 404, 408, 413, 429, 499, 500, 503, 504)
 REFUSALS = ("connections", "headers", "http", "slow", "unread", "ahead")

@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from attached_worker.server import Seeds
-from attached_worker.vllm_server import PROBE
+from attached_worker.vllm_protocol import PROBE
+from baton.core.server_api import CHATS, COMPLETIONS
 from testkit.fakes.kv_events import FakeKvEvents
 from testkit.fakes.vllm_kv import BLOCK_TOKENS, FakeKv, lender_of
+from testkit.fakes.vllm_routes import RouteRequest, chat_events, route_answer
 
 T = TypeVar("T")
 
@@ -79,6 +81,20 @@ class FakeVllm:
 
         self.has_lark = True
 
+        self.paths: tuple[str, ...] = (COMPLETIONS, CHATS)
+        """The routes that it offers; without completions, it generates nothing."""
+
+        self.route_requests: list[RouteRequest] = []
+        """The requests to its routes other than completions, probes left out."""
+
+        self.failure_status = 0
+        """The status with which these routes fail."""
+
+        self.answers = asyncio.Event()
+        """Cleared: these routes don't answer, though the engine is not frozen."""
+
+        self.answers.set()
+
         self.adapters: dict[str, str] = {}
         """The folder of each adapter that it has loaded, by name."""
 
@@ -134,7 +150,7 @@ class FakeVllm:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             length = int(head.lower().partition("content-length: ")[2].partition("\r\n")[0] or 0)
             body = await reader.readexactly(length)
-            await self._answer(head.split(" ")[1], body, reader, writer)
+            await self._answer(head, body, reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
@@ -143,13 +159,21 @@ class FakeVllm:
                 await writer.wait_closed()
 
     async def _answer(
-        self, path: str, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, head: str, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        path = head.split(" ")[1]
         if self.api_key and path.startswith("/v1/"):
             _write(writer, json.dumps({"error": "Unauthorized"}), status=401)
             return
-        if path != "/v1/completions":
+        if path in self._documents():
             _write(writer, self._documents()[path])
+            return
+        if path not in self.paths:
+            _write(writer, json.dumps({"detail": "Not Found"}), status=404)
+            return
+        if path != COMPLETIONS:
+            route = RouteRequest(path, _headers(head), body)
+            await self._until_left(self._relay(route, writer), reader)
             return
         request = json.loads(body)
         if not self.has_lark and "grammar" in request.get("structured_outputs", {}):
@@ -161,17 +185,55 @@ class FakeVllm:
         is_probe = request.get("user") == PROBE
         if not is_probe:
             self.requests.append(request)
+        await self._until_left(self._generate(request, writer, is_probe), reader)
+
+    async def _until_left(
+        self, work: Coroutine[Any, Any, None], reader: asyncio.StreamReader
+    ) -> None:
+        """Answer a request, unless its client leaves."""
         self.num_running += 1
-        generating = asyncio.ensure_future(self._generate(request, writer, is_probe))
+        answering = asyncio.ensure_future(work)
         leaving = asyncio.ensure_future(reader.read())
         try:
-            await asyncio.wait([generating, leaving], return_when=asyncio.FIRST_COMPLETED)
-            if not generating.done():
+            await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
                 self.num_cancelled += 1
         finally:
-            generating.cancel()
+            answering.cancel()
             leaving.cancel()
             self.num_running -= 1
+
+    async def _relay(self, request: RouteRequest, writer: asyncio.StreamWriter) -> None:
+        """Answer a request to one of the other routes."""
+        is_probe = PROBE.encode() in request.body
+        if not is_probe:
+            self.route_requests.append(request)
+        if self.refusal and not is_probe:
+            _write(writer, json.dumps({"error": {"message": self.refusal}}), status=400)
+            return
+        if self.failure_status and not is_probe:
+            _write(writer, json.dumps({"error": "EngineDeadError"}), status=self.failure_status)
+            return
+        if not is_probe:
+            await self.answers.wait()
+        await self.step.wait()
+        if request.path != CHATS or not request.json.get("stream"):
+            data = json.dumps(route_answer(request))
+            cut = None if is_probe else self.end_after
+            _write(writer, data, end_after=cut)
+            return
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
+        )
+        for number, event in enumerate(chat_events(request.json)):
+            if self.end_after is not None and number >= self.end_after:
+                self._end_early(writer)
+                return
+            _write_event(writer, event)
+            await writer.drain()
+            await self.step.wait()
+        _write_end(writer)
 
     async def _generate(
         self, request: dict[str, Any], writer: asyncio.StreamWriter, is_probe: bool
@@ -264,6 +326,7 @@ class FakeVllm:
         return {
             "/health": "",
             "/version": json.dumps({"version": self.version}),
+            "/openapi.json": json.dumps({"paths": {path: {} for path in self.paths}}),
             "/kv_event_sources": json.dumps(self._event_sources()),
             "/v1/models": json.dumps({"data": [model, *self._adapter_models()]}),
             "/metrics": self.has_statistics * f"vllm:cache_config_info{{{labels}}} 1.0\n"
@@ -298,9 +361,18 @@ def _write_end(writer: asyncio.StreamWriter) -> None:
     writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
 
 
-def _write(writer: asyncio.StreamWriter, body: str, status: int = 200) -> None:
-    head = f"HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-length: {len(body.encode())}\r\n"
-    writer.write(f"{head}\r\n{body}".encode())
+def _write(
+    writer: asyncio.StreamWriter, body: str, status: int = 200, end_after: int | None = None
+) -> None:
+    """Write a response, or only the first ``end_after`` bytes of its body."""
+    head = f"HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body.encode())}\r\n\r\n"
+    writer.write(head.encode() + body.encode()[:end_after])
+
+
+def _headers(head: str) -> dict[str, str]:
+    lines = [line.partition(": ") for line in head.split("\r\n")[1:] if line]
+    return {name.lower(): value for name, _, value in lines}
 
 
 class FakeVllmThread:

@@ -21,6 +21,7 @@ from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.pending_settings import PendingSettings
+from baton.core.server_api import KNOWN_PATHS, ServerApi
 from baton.core.states import Role, WorkerState
 from baton.core.worker_load import MAX_QUEUED, QueuedWork, WorkerLoad
 from baton.errors import Invalid, Unavailable
@@ -366,6 +367,8 @@ async def test_redis_may_be_gone_and_come_back(tmp_path: Path) -> None:
         {"load": {"running": 1}},
         {"transports": 1},
         {"model_digest": "not hex"},
+        {"server_api": {"model": 1, "paths": []}},
+        {"server_api": {"model": ""}},
     ],
 )
 def test_malformed_members_are_refused(change: dict[str, object]) -> None:
@@ -414,6 +417,16 @@ def test_members_of_the_version_before_have_no_pending_settings() -> None:
     fields = orjson.loads(member_to_json(replace(member("a"), pending_settings=pending)))
     assert member_from_json(orjson.dumps(fields)).pending_settings == pending
     del fields["pending_settings"]
+    assert member_from_json(orjson.dumps(fields)) == member("a")
+
+
+def test_what_a_members_server_offers_round_trips() -> None:
+    served = replace(member("a"), server_api=ServerApi("its-model", KNOWN_PATHS))
+    fields = orjson.loads(member_to_json(served))
+    assert member_from_json(orjson.dumps(fields)) == served
+    fields["server_api"]["paths"].insert(0, "/sleep")  # of a version that forwards more
+    assert member_from_json(orjson.dumps(fields)) == served
+    del fields["server_api"]
     assert member_from_json(orjson.dumps(fields)) == member("a")
 
 

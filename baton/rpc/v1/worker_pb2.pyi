@@ -199,3 +199,46 @@ class ConvertRequest(_message.Message):
 class ConvertResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ForwardHead(_message.Message):
+    __slots__ = ("request_id", "path", "content_type", "num_tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    path: str
+    content_type: str
+    num_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., path: _Optional[str] = ..., content_type: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class ForwardRequest(_message.Message):
+    __slots__ = ("head", "body")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    head: ForwardHead
+    body: bytes
+    def __init__(self, head: _Optional[_Union[ForwardHead, _Mapping]] = ..., body: _Optional[bytes] = ...) -> None: ...
+
+class ForwardedHead(_message.Message):
+    __slots__ = ("status", "headers")
+    class HeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    status: int
+    headers: _containers.ScalarMap[str, str]
+    def __init__(self, status: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class ForwardResponse(_message.Message):
+    __slots__ = ("head", "body")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    head: ForwardedHead
+    body: bytes
+    def __init__(self, head: _Optional[_Union[ForwardedHead, _Mapping]] = ..., body: _Optional[bytes] = ...) -> None: ...

@@ -10,6 +10,7 @@ from router.serving.schema.message import (
     MAX_MESSAGES,
     RESPONSES_TEXT_TYPES,
     TTL_SECONDS,
+    only_text,
 )
 from router.serving.schema.strict_model import StrictModel, validation_error
 
@@ -90,6 +91,8 @@ def _block_parser(types: BlockTypes) -> WrapValidator:
         kind = value["type"]
         if kind in RESPONSES_TEXT_TYPES:
             kind, value = "text", {**value, "type": "text"}
+        if kind == "image":
+            raise validation_error(only_text(kind))
         if kind not in types:
             supported = ", ".join(types)
             raise validation_error(

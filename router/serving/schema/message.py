@@ -90,6 +90,27 @@ PART_FIELDS = {"text": "text", **dict.fromkeys(RESPONSES_TEXT_TYPES, "text"), "r
 """The field that has the text of a content part, by the part's type."""
 
 
+MEDIA_TYPES = frozenset(
+    {
+        "image_url", "image_pil", "image_embeds", "input_image",
+        "audio_url", "audio_embeds", "input_audio", "video_url", "video_embeds",
+    }
+)  # fmt: skip
+"""The types of content parts that only an attached server understands: vLLM's. They are also the
+names of the fields with the data."""
+
+
+def only_text(kind: str) -> str:
+    """Return the message about a content part of a type that is not supported."""
+    message = f"content of type {kind!r} is not supported, only text"
+    if any(name in kind for name in ("image", "audio", "video")):
+        message += (
+            "; images, audio and video work in /v1/chat/completions, for a model with an attached "
+            "server that takes them"
+        )
+    return message
+
+
 def _to_text(value: Any, info: ValidationInfo) -> str:
     """Convert a message's content (a string, or a list of text parts and strings) to one string."""
     if value is None or isinstance(value, str):
@@ -106,7 +127,7 @@ def _part_text(part: Any, info: ValidationInfo) -> str:
         raise validation_error("a content part must be a string, or an object with a type")
     kind = part["type"]
     if kind not in PART_FIELDS:
-        raise validation_error(f"content parts of type {kind!r} are not supported, only text")
+        raise validation_error(only_text(kind))
     field = PART_FIELDS[kind]
     if not isinstance(part.get(field), str):
         raise validation_error(f"a {kind} part must have a string `{field}`")

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 
 from attached_worker.server import Seeds
-from attached_worker.vllm_protocol import hashed_salt
 from baton.core.request import SamplingParams
+from baton.core.server_api import COMPLETIONS, hashed_salt
 from testkit.fakes.runner import SLOT_BYTES, compute_slots, fake_sample
 from testkit.fakes.vllm_server import MODEL, _write, _write_end, _write_event
 from tests.sim.attached.kv_pool import BLOCK_TOKENS, KvPool
@@ -133,6 +133,8 @@ class SimVllm:
     def _document(self, path: str) -> str:
         if path == "/version":
             return orjson.dumps({"version": self.version}).decode()
+        if path == "/openapi.json":
+            return orjson.dumps({"paths": {COMPLETIONS: {}}}).decode()
         if path == "/v1/models":
             model = {"id": MODEL, "root": "weights", "max_model_len": MAX_MODEL_TOKENS}
             return orjson.dumps({"data": [model]}).decode()

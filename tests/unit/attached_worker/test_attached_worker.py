@@ -13,7 +13,7 @@ import pytest
 
 from attached_worker.http_exchange import parse_address
 from attached_worker.server import Seeds, ServerFacts
-from attached_worker.vllm_protocol import encode_request, hashed_salt
+from attached_worker.vllm_protocol import encode_request
 from attached_worker.vllm_server import VllmServer
 from attached_worker.worker import IDLE_PROBE_SECONDS, SWEEP_SECONDS, AttachedWorker
 from baton.clock import Clock, SystemClock
@@ -21,6 +21,7 @@ from baton.core.attention_window import AttentionWindow
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import Epoch, RequestId, TokenId, WorkerId
 from baton.core.request import FinishReason, RequestOutput, RequestSpec, SamplingParams
+from baton.core.server_api import hashed_salt
 from baton.core.states import Role, WorkerState
 from baton.core.task import Task
 from baton.errors import Invalid, Unavailable

@@ -14,12 +14,12 @@ from attached_worker.http_exchange import parse_address
 from attached_worker.vllm_event_source import EventSource, find_events
 from attached_worker.vllm_event_stream import EventStream
 from attached_worker.vllm_kv_events import KvEventReader
-from attached_worker.vllm_protocol import hashed_salt
 from attached_worker.vllm_server import VllmServer
 from baton.clock import SystemClock
 from baton.config.attached_server import event_endpoints
 from baton.core.block_key import KeyRoot, block_keys
 from baton.core.ids import BlockKey, Incarnation
+from baton.core.server_api import hashed_salt
 from baton.core.store import Tier
 from baton.errors import Corrupt, Invalid
 from testkit.fakes.kv_events import FakeKvEvents

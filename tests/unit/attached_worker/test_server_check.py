@@ -37,7 +37,8 @@ def test_servers_are_described(servers: FakeVllmThread) -> None:
     old = servers.start(HUB_MODEL, version="0.24.0")
     reports = check_servers(attach(whole.url, lacking.url, old.url, anew.url))
     assert reports[0].describe() == (
-        "vllm 0.32.0, served-model from hub/model, 200 blocks of 16 tokens, 4096 tokens at most"
+        "vllm 0.32.0, served-model from hub/model, 200 blocks of 16 tokens, 4096 tokens at most; "
+        "it offers /v1/completions, /v1/chat/completions"
     )
     assert [report.url for report in reports] == [whole.url, lacking.url, old.url, anew.url]
     assert [report.advice for report in reports] == [

@@ -119,7 +119,7 @@ async def test_invalid_batch_requests_are_rejected(tokenizer: Tokenizer, tmp_pat
         file = (await upload(client, jsonl(batch_line("a")))).json()["id"]
         good = {"input_file_id": file, "endpoint": COMPLETIONS, "completion_window": "24h"}
         for fields, param in (
-            ({"endpoint": "/v1/embeddings"}, "endpoint"),
+            ({"endpoint": "/v1/moderations"}, "endpoint"),
             ({"completion_window": "1h"}, "completion_window"),
             ({"input_file_id": 5}, "input_file_id"),
             ({"metadata": {"x": 5}}, "metadata.x"),

@@ -286,8 +286,7 @@ async def test_body_that_never_arrives_times_out(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("/v1/embeddings", "this server only generates text, and has no embeddings"),
-        ("/v2/rerank", "this server only generates text, and does not rank"),
+        ("/v1/audio/speech", "this server only generates text"),
         ("/v1/images/generations", "this server only generates text"),
         ("/v1/threads/thread_1/runs", "deprecated by OpenAI; use /v1/responses"),
     ],

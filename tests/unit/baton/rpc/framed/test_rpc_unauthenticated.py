@@ -33,6 +33,10 @@ class Untouched:
         raise AssertionError(f"a call without the secret reached {name}")
 
 
+def add_forwarding_service(server: grpc.aio.Server, core: Any) -> None:
+    add_worker_service(server, core, core)
+
+
 @asynccontextmanager
 async def serving(add: Callable[..., None], core: Any = None) -> AsyncIterator[str]:
     server = build_server(SECRET)
@@ -61,6 +65,7 @@ SERVERS = {
     "/baton.rpc.v1.Conductor/Describe": lambda: serving(add_conductor_service),
     "/baton.rpc.v1.Worker/Run": lambda: serving(add_worker_service),
     "/baton.rpc.v1.Worker/Pull": lambda: serving(add_worker_service),
+    "/baton.rpc.v1.Worker/Forward": lambda: serving(add_forwarding_service),
     "/baton.rpc.v1.Worker/Drain": lambda: serving(add_worker_service),
     "/baton.rpc.v1.KvStore/Put": lambda: serving(add_kvstore_service),
     "/baton.rpc.v1.KvStore/Watch": lambda: serving(add_kvstore_service),

@@ -323,7 +323,7 @@ async def test_other_parts_are_refused(tokenizer: Tokenizer) -> None:
         number = wrong_error(
             await client.post(CHAT, json=chat(messages=[{"role": "user", "content": [1]}]))
         )
-    assert "parts of type 'input_image' are not supported" in refused["message"]
+    assert "content of type 'input_image' is not supported, only text; images" in refused["message"]
     assert "a content part must be a string, or an object with a type" in number["message"]
 
 

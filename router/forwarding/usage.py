@@ -1,0 +1,70 @@
+"""Reads the usage in a server's answer while it passes."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from baton.core.server_api import ForwardedHead
+from router.generation.record import GenerationRecord
+from router.limits import MAX_EVENT_BYTES, MAX_USAGE_BYTES
+
+EVENT_STREAM = "text/event-stream"
+JSON_TYPE = "application/json"
+_USAGE = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
+"""In a text of the answer, the quotes would be escaped."""
+
+_NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\]')
+
+
+class UsageReader:
+    """Gets the body of an answer by :meth:`feed`, whose results are what the client gets. Only the
+    end of the body is kept. ``drops_usage`` says that the client did not ask for the event of a
+    stream that has nothing but the usage."""
+
+    def __init__(self, head: ForwardedHead, *, drops_usage: bool) -> None:
+        kind = head.headers.get("content-type", "")
+        self.is_stream, self.is_json = kind.startswith(EVENT_STREAM), kind.startswith(JSON_TYPE)
+        self._drops_usage = drops_usage and self.is_stream
+        self._tail = head.headers.get("metadata", "").encode()
+        self._event = b""  # the beginning of an event whose end has not come
+
+    def feed(self, data: bytes) -> bytes:
+        self._tail = (self._tail + data)[-MAX_USAGE_BYTES:]
+        if not self._drops_usage:
+            return data
+        *events, self._event = (self._event + data).split(b"\n\n")
+        kept = b"".join(event + b"\n\n" for event in events if not _NO_CHOICES.search(event))
+        if len(self._event) > MAX_EVENT_BYTES:
+            kept, self._event = kept + self._event, b""
+        return kept
+
+    def rest(self) -> bytes:
+        """Return what is left at the end of the body."""
+        return self._event
+
+    def report(self, record: GenerationRecord) -> None:
+        """Record the tokens of an answer that is complete. If it counts none, those of the prompt
+        stay as they were estimated."""
+        usage = self._usage()
+        details = usage.get("prompt_tokens_details")
+        cached = _count(details, "cached_tokens") if isinstance(details, dict) else 0
+        if "prompt_tokens" in usage:
+            record.num_prompt_tokens = _count(usage, "prompt_tokens")
+        record.cached_tokens = min(cached, record.num_prompt_tokens)
+        record.cached_by_tier = {"device": record.cached_tokens}
+        record.num_tokens = _count(usage, "completion_tokens")
+
+    def _usage(self) -> Mapping[str, Any]:
+        found = _USAGE.findall(self._tail)
+        try:
+            usage = orjson.loads(found[-1]) if found else {}
+        except ValueError:
+            return {}
+        return usage if isinstance(usage, dict) else {}
+
+
+def _count(usage: Mapping[str, Any], name: str) -> int:
+    value = usage.get(name)
+    return value if isinstance(value, int) and 0 <= value < 2**31 else 0

@@ -1,0 +1,204 @@
+"""Tests the way of a forwarded request through the router, over workers in memory."""
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from baton.core.ids import Incarnation, WorkerId
+from baton.core.kv_transfer import WorkerRef
+from baton.core.placement import Placement, PlacementQuery
+from baton.core.server_api import KNOWN_PATHS, ForwardedHead, ForwardRequest, ServerApi
+from baton.core.states import Role
+from baton.errors import BatonError, Invalid, NotFound, Overloaded, Unavailable
+from baton.text.tokenizer import Tokenizer
+from router.limits import MAX_WORKER_DEATHS
+from tests.router_harness import RouterHarness, member, tokenizer
+from tests.unit.router.batch_harness import (
+    BatchRouter,
+    batch_line,
+    jsonl,
+    read_lines,
+    start_batch,
+    wait_until_finished,
+)
+
+__all__ = ["tokenizer"]
+EMBEDDINGS = "/v1/embeddings"
+ANSWER = json.dumps({"data": [], "usage": {"prompt_tokens": 3, "total_tokens": 3}}).encode()
+JSON = {"content-type": "application/json", "content-length": str(len(ANSWER))}
+
+Script = Callable[[str, int], list["Step"]]
+Step = ForwardedHead | bytes | BatonError
+ONE = Incarnation(1)
+WHOLE: list[Step] = [ForwardedHead(200, JSON), ANSWER]
+
+
+class ScriptedClient:
+    """Answers the requests to each worker as ``script`` says; ``asked`` are those workers."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self.asked: list[str] = []
+        self.requests: list[ForwardRequest] = []
+
+    async def forward(
+        self, address: str, request: ForwardRequest
+    ) -> AsyncGenerator[ForwardedHead | bytes]:
+        self.asked.append(address.partition(":")[0])
+        self.requests.append(request)
+        for step in self._script(self.asked[-1], len(self.asked)):
+            if isinstance(step, BatonError):
+                raise step
+            yield step
+
+
+class FirstPlacer:
+    """Places each request on the first worker that is not excluded."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+        self.queries: list[PlacementQuery] = []
+
+    async def place(self, query: PlacementQuery) -> Placement:
+        self.queries.append(query)
+        for name in self._names:
+            if WorkerId(name) not in query.excluded:
+                return Placement(None, WorkerRef(WorkerId(name), f"{name}:1", ONE), "first")
+        raise Unavailable("no worker is left")
+
+
+class Forwarding:
+    """A router over workers with servers, of which the last one offers nothing but tokens."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        script: Script,
+        root: Path | None = None,
+    ) -> None:
+        self.client = ScriptedClient(script)
+        names = ["m0", "m1", "m2", "plain"]
+        self.placer = FirstPlacer([names[-1], *names[:-1]])
+        self.batches = None if root is None else BatchRouter(tokenizer, root)
+        self.router = self.batches.router if self.batches else RouterHarness(tokenizer, "x", True)
+        self.router.members.list = [
+            member(name, Role.MIXED, server_api=ServerApi(f"served-{name}", KNOWN_PATHS))
+            for name in names[:-1]
+        ] + [member("plain", Role.MIXED)]
+        self.router.service.forward_client = self.client  # type: ignore[assignment]
+        model = self.router.model
+        model.generation_context = replace(model.generation_context, placer=self.placer)
+
+    async def post(self, body: dict[str, Any], path: str = EMBEDDINGS) -> httpx.Response:
+        async with await self.router.client() as client:
+            return await client.post(path, json=body)
+
+
+def whole(worker: str, number: int) -> list[Step]:
+    return WHOLE
+
+
+async def test_a_request_goes_to_a_worker_that_offers_its_path(tokenizer: Tokenizer) -> None:
+    forwarding = Forwarding(tokenizer, whole)
+    response = await forwarding.post({"model": "demo", "input": "hello"})
+    assert (response.status_code, response.content) == (200, ANSWER)
+    assert response.headers["x-baton-decode"] == "m0"
+    [query], [request] = forwarding.placer.queries, forwarding.client.requests
+    assert query.excluded == {"plain"}
+    assert (query.max_new_tokens, query.block_keys, query.num_tokens) == (1, (), 3)
+    assert json.loads(request.body)["model"] == "served-m0"
+    [record] = forwarding.router.service.telemetry.history.finished
+    assert (record.num_prompt_tokens, record.finish_reason) == (3, "stop")
+
+
+async def test_chats_with_images_are_placed_by_their_parts(tokenizer: Tokenizer) -> None:
+    forwarding = Forwarding(tokenizer, whole)
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, image]}]
+    for content in ("b", "c"):
+        more = [*messages, {"role": "user", "content": content}]
+        await forwarding.post({"messages": more}, "/v1/chat/completions")
+    first, second = (query.block_keys for query in forwarding.placer.queries)
+    assert len(first) == len(second) == 3
+    assert (first[:2], first[2] == second[2]) == (second[:2], False)
+    assert forwarding.placer.queries[0].num_tokens >= 3 * 4  # a block for each key
+
+
+@pytest.mark.parametrize("error", [Unavailable("gone"), NotFound("not here"), Overloaded("full")])
+async def test_another_worker_is_asked_before_the_answer_begins(
+    tokenizer: Tokenizer, error: BatonError
+) -> None:
+    forwarding = Forwarding(tokenizer, lambda worker, _: [error] if worker == "m0" else WHOLE)
+    with capture_logs() as logs:
+        response = await forwarding.post({"input": "hello"})
+    assert (response.status_code, forwarding.client.asked) == (200, ["m0", "m1"])
+    [entry] = [each for each in logs if each["event"] == "request_fails_over"]
+    assert (entry["excluded"], entry["epoch"]) == (["m0"], 2)
+
+
+async def test_a_request_ends_once_it_may_have_killed_two_servers(tokenizer: Tokenizer) -> None:
+    forwarding = Forwarding(tokenizer, lambda *_: [Unavailable("died")])
+    response = await forwarding.post({"input": "hello"})
+    assert (response.status_code, len(forwarding.client.asked)) == (503, MAX_WORKER_DEATHS)
+    assert response.json()["error"]["message"].endswith("the last failure: died")
+
+
+async def test_workers_that_do_not_serve_are_not_counted(tokenizer: Tokenizer) -> None:
+    forwarding = Forwarding(
+        tokenizer, lambda worker, _: WHOLE if worker == "m2" else [NotFound("draining")]
+    )
+    response = await forwarding.post({"input": "hello"})
+    assert (response.status_code, forwarding.client.asked) == (200, ["m0", "m1", "m2"])
+
+
+async def test_what_no_other_server_would_do_better_is_not_repeated(tokenizer: Tokenizer) -> None:
+    forwarding = Forwarding(tokenizer, lambda *_: [Invalid("odd")])
+    response = await forwarding.post({"input": "hello"})
+    assert (response.status_code, len(forwarding.client.asked)) == (400, 1)
+
+
+async def test_nothing_is_repeated_after_the_answer_has_begun(tokenizer: Tokenizer) -> None:
+    head = ForwardedHead(200, {"content-type": "text/event-stream"})
+    forwarding = Forwarding(tokenizer, lambda *_: [head, b"data: 1\n\n", Unavailable("broke")])
+    response = await forwarding.post({"input": "hello"})
+    assert len(forwarding.client.asked) == 1
+    first, error, end = response.text.split("\n\n")
+    assert (first, end) == ("data: 1", "")
+    assert json.loads(error.removeprefix("data: "))["error"]["message"] == "broke"
+    [record] = forwarding.router.service.telemetry.history.finished
+    assert (record.finish_reason, record.error) == ("error", "broke")
+
+
+async def test_a_refusal_of_the_server_costs_no_tokens(tokenizer: Tokenizer) -> None:
+    refused: list[Step] = [ForwardedHead(422, {"content-type": "text/plain"}), b"no"]
+    forwarding = Forwarding(tokenizer, lambda *_: refused)
+    response = await forwarding.post({"input": "hello"})
+    assert (response.status_code, response.text) == (422, "no")
+    [record] = forwarding.router.service.telemetry.history.finished
+    assert (record.finish_reason, record.cached_tokens) == ("error", None)
+
+
+async def test_without_ready_workers_the_client_may_retry(tokenizer: Tokenizer) -> None:
+    forwarding = Forwarding(tokenizer, whole)
+    forwarding.router.members.list = []
+    assert (await forwarding.post({"input": "hello"})).status_code == 503
+
+
+async def test_embeddings_may_come_in_a_batch(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    other: list[Step] = [ForwardedHead(200, {"content-type": "application/octet-stream"}), b"\n"]
+    forwarding = Forwarding(tokenizer, lambda _, number: WHOLE if number == 1 else other, tmp_path)
+    assert forwarding.batches is not None
+    lines = [batch_line(name, EMBEDDINGS, input="hello") for name in ("a", "b")]
+    async with forwarding.batches.open() as client:
+        batch = await start_batch(client, jsonl(*lines), endpoint=EMBEDDINGS)
+        done = await wait_until_finished(client, batch)
+        output = await read_lines(client, done["output_file_id"])
+        errors = await read_lines(client, done["error_file_id"])
+    assert [each["response"]["body"] for each in output] == [json.loads(ANSWER)]
+    assert "must be JSON" in errors[0]["response"]["body"]["error"]["message"]
