@@ -188,6 +188,20 @@ def test_keys_of_other_secrets_are_checked(
     assert problems(kubernetes, values) == [message]
 
 
+def test_pull_secrets_are_checked(kubernetes: Kubernetes) -> None:
+    """Without this, pods whose images can't be pulled would be the first to say so."""
+    values = make_values(images__pullSecrets=["mine", "missing"])
+    kubernetes.add_secret("mine", "username")
+    assert problems(kubernetes, values) == [
+        "images.pullSecrets[1]: there is no Secret missing in the namespace default",
+        "images.pullSecrets[0]: the Secret mine has no key .dockerconfigjson",
+    ]
+    kubernetes.api.delete(SECRET, "default", "mine")
+    kubernetes.add_secret("mine", ".dockerconfigjson")
+    kubernetes.add_secret("missing", ".dockercfg")
+    assert kubernetes.render(values).objects
+
+
 @pytest.mark.parametrize(
     ("values", "path"),
     [
