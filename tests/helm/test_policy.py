@@ -243,21 +243,12 @@ def test_only_deployments_of_this_release_may_be_resized(owner: str, names: list
 
 @EVERY
 def test_grace_periods_cover_endpoints_drain_and_margin(scenario: str) -> None:
-    """The preStop hook's timeout is ``endpointGraceSeconds`` plus the drain timeout. The pod's
-    grace period is longer by ``marginSeconds``, so the hook ends first."""
+    """At SIGTERM, a router serves for ``endpointGraceSeconds`` more, and every program drains. The
+    pod's grace period is longer than both by ``marginSeconds``."""
     for pod in release_of(scenario).serving():
         drain = int(env_of(pod)["BATON_DRAIN_TIMEOUT_SECONDS"])
-        hook = pod.main["lifecycle"]["preStop"]["exec"]["command"]
-        assert hook == ["baton", "drain", "--self", "--timeout", str(10 + drain)]
+        assert "lifecycle" not in pod.main  # the program drains itself: no second interpreter
         assert grace_of(pod) == 10 + drain + 15
-
-
-@EVERY
-def test_the_pre_stop_hook_finds_the_ops_server_without_the_config_file(scenario: str) -> None:
-    for pod in release_of(scenario).serving():
-        (port,) = [each["containerPort"] for each in pod.main["ports"] if each["name"] == "ops"]
-        env = env_of(pod)
-        assert (env["BATON_OPS_HOST"], env["BATON_OPS_PORT"]) == ("0.0.0.0", str(port))
 
 
 def test_grace_periods_follow_the_values() -> None:

@@ -83,8 +83,8 @@ def scale_up(release: Release) -> dict[str, Any]:
 
 
 def scale_down(release: Release) -> dict[str, Any]:
-    """Shrink both pools. Kubernetes picks the pods to remove; each of them drains in its preStop
-    hook."""
+    """Shrink both pools. Kubernetes picks the pods to remove; each of them drains at
+    SIGTERM."""
     return {"seconds": release.scale({"prefill": 1, "decode": 2})}
 
 

@@ -50,10 +50,6 @@ containers:
     ports:
       {{- include "baton.containerPorts" . | nindent 6 }}
     {{- include "baton.probes" . | nindent 4 }}
-    lifecycle:
-      preStop:
-        exec:
-          command: {{ include "baton.preStop" . }}
     resources:
       {{- if $hasServer }}
       {{- toYaml .v.vllmServer.sidecar.resources | nindent 6 }}
@@ -192,11 +188,6 @@ livenessProbe:
   periodSeconds: {{ $probes.liveness.periodSeconds }}
   timeoutSeconds: {{ $probes.liveness.timeoutSeconds }}
   failureThreshold: {{ $probes.liveness.failureThreshold }}
-{{- end -}}
-
-{{/* A router continues to accept requests until its address is removed from all endpoints, and then drains. */}}
-{{- define "baton.preStop" -}}
-["baton", "drain", "--self", "--timeout", {{ add (int .root.Values.endpointGraceSeconds) (int .v.drainSeconds) | toString | quote }}]
 {{- end -}}
 
 {{/*
