@@ -271,11 +271,29 @@ PROBES = {"startup": "/startupz", "readiness": "/readyz", "liveness": "/livez"}
 
 
 @pytest.mark.parametrize(("start", "threshold"), [(1, 1), (2, 1), (3, 2), (1800, 900)])
-def test_the_startup_probe_allows_start_seconds(start: int, threshold: int) -> None:
-    release = render(make_values(poolDefaults__startSeconds=start))
-    (pod,) = [pod for pod in release.serving() if pod.role == "decode"]
-    assert pod.main["startupProbe"]["periodSeconds"] == 2
-    assert pod.main["startupProbe"]["failureThreshold"] == threshold
+def test_startup_probes_allow_start_seconds(start: int, threshold: int) -> None:
+    for pod in render(make_values(startSeconds=start, kvstore__enabled=True)).serving():
+        assert pod.main["startupProbe"]["periodSeconds"] == 2
+        assert pod.main["startupProbe"]["failureThreshold"] == threshold
+
+
+@EVERY
+def test_a_slow_start_of_any_program_goes_on_and_a_hung_one_is_killed_in_minutes(
+    scenario: str,
+) -> None:
+    """A node without free CPU stretches a start of seconds to minutes."""
+    for pod in release_of(scenario).pods():
+        for container in pod.containers:
+            if probe := container.get("startupProbe"):
+                assert 600 <= probe["failureThreshold"] * probe["periodSeconds"] <= 1800
+                assert probe.get("timeoutSeconds", 5) == 5
+
+
+@EVERY
+def test_a_process_that_answers_late_for_a_minute_is_not_killed(scenario: str) -> None:
+    for pod in release_of(scenario).serving():
+        probe = pod.main["livenessProbe"]
+        assert 60 <= probe["failureThreshold"] * probe["periodSeconds"] <= 120
 
 
 @EVERY

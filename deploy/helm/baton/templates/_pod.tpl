@@ -167,9 +167,14 @@ constraint, because then a node without a zone would be ignored by the constrain
 - {name: ops, containerPort: {{ .root.Values.ports.ops }}, protocol: TCP}
 {{- end -}}
 
+{{/* How often a startup probe may fail, for every program of the chart. Takes root, and the probe's period in seconds. */}}
+{{- define "baton.startFailures" -}}
+{{- max 1 (ceil (divf (float64 .root.Values.startSeconds) (float64 .period)) | int) -}}
+{{- end -}}
+
 {{/*
-Three probes of the ops server, which starts before the rest of the process. A start may take as long as startSeconds
-while it makes progress; livez detects a hang.
+Three probes of the ops server, which starts before the rest of the process. A start may take as long as startSeconds;
+once the program has served, livez detects a hang.
 */}}
 {{- define "baton.probes" -}}
 {{- $probes := .root.Values.probes -}}
@@ -177,7 +182,7 @@ startupProbe:
   httpGet: {path: /startupz, port: ops}
   periodSeconds: {{ $probes.startup.periodSeconds }}
   timeoutSeconds: {{ $probes.startup.timeoutSeconds }}
-  failureThreshold: {{ max 1 (ceil (divf (float64 .v.startSeconds) (float64 $probes.startup.periodSeconds)) | int) }}
+  failureThreshold: {{ include "baton.startFailures" (dict "root" .root "period" $probes.startup.periodSeconds) }}
 readinessProbe:
   httpGet: {path: /readyz, port: ops}
   periodSeconds: {{ $probes.readiness.periodSeconds }}

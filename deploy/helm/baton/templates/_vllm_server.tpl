@@ -38,7 +38,7 @@ read it over ports that UCX picks. Neither authenticates anybody (baton.vllmServ
       command: ["python3", "-c", "import urllib.request; urllib.request.urlopen('{{ include "baton.vllmServerUrl" .root }}/health', timeout=3)"]
     periodSeconds: 5
     timeoutSeconds: 5
-    failureThreshold: {{ max 1 (ceil (divf (float64 .v.startSeconds) 5.0) | int) }}
+    failureThreshold: {{ include "baton.startFailures" (dict "root" .root "period" 5) }}
   resources:
     {{- include "baton.resources" . | nindent 4 }}
   securityContext:
