@@ -296,7 +296,7 @@ def test_a_release_that_does_not_fit_in_a_quota_is_refused_before_anything_is_in
     hard = {"requests.cpu": "6", "memory": "30Gi", f"requests.{GPU}": "3", "pods": "8", "cpu": "99"}
     kubernetes.api.create(QUOTA, {"metadata": metadata, "spec": {"hard": hard}})
     small = {"resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}}
-    values: Object = dict.fromkeys(("router", "conductor"), small)
+    values: Object = {"router": {"replicas": 1, **small}, "conductor": small}
     values["redis"] = {"resources": {"requests": {"cpu": "500m", "memory": "256Mi"}}}
     values["pools"] = {
         "prefill": {"replicas": 2, **small}, "decode": {"replicas": 2, "gpu": {"count": 1}, **small}

@@ -36,7 +36,6 @@ MAX_PRINTED_FAILURES = 5
 """How many of the failed answers of a step are printed."""
 
 VALUES: dict[str, Any] = {
-    "router": {"replicas": 2},
     "pools": {"prefill": {"replicas": 1}, "decode": {"replicas": 2}},
     "kvstore": {
         "enabled": True, "memory": "256Mi", "disk": {"size": "1Gi"},

@@ -247,7 +247,7 @@ router.ingress has no hosts: set router.ingress.hosts
 {{- if and .Values.router.httpRoute.enabled (not .Values.router.httpRoute.parentRefs) }}
 router.httpRoute belongs to no gateway: set router.httpRoute.parentRefs
 {{- end -}}
-{{- if and .Values.router.batches.claimName (or (gt (int .Values.router.replicas) 1) .Values.router.hpa.enabled) }}
+{{- if and .Values.router.batches.claimName (or (gt (int (include "baton.router" . | fromJson).replicas) 1) .Values.router.hpa.enabled) }}
 router.batches.claimName is for one router: set router.replicas=1, or do without the claim
 {{- end -}}
 {{- end -}}
