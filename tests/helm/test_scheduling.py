@@ -99,7 +99,11 @@ def test_the_preference_for_zones_can_be_replaced() -> None:
     [
         ({}, 2, "Each router has its own files and batches: clients of /v1/files and"),
         (make_values(router__batches__claimName="files"), 1, "One router: its eviction ends the"),
-        (make_values(router__replicas=1), 1, "streams that are left after 120 s, its kill ends all"),
+        (
+            make_values(router__replicas=1),
+            1,
+            "streams that are left after 120 s, its kill ends all",
+        ),
         (make_values(router__replicas=3), 3, "Each router has its own files and batches"),
     ],
 )

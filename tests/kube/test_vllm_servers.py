@@ -97,7 +97,7 @@ def test_servers_serve_and_outlive_their_workers(release: Release) -> None:
     """The answers are the server's. While answers stream, the pool grows, a pod is deleted, and the
     pool shrinks: no answer is lost or differs, and each server gets SIGTERM when no request runs
     there any more."""
-    assert release.test().startswith("demo: ")
+    release.test()
     questions = record_answers(release.url, make_request_bodies(6, 1, 20, 40), 2)
     with traffic(release.url, questions, 4) as answers:
         release.scale({"mixed": 2})
