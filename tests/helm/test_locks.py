@@ -74,7 +74,7 @@ def test_locks_have_every_dependency_of_the_project() -> None:
 def test_an_image_with_vllm_gets_what_its_vllm_lacks_in_the_versions_of_the_other_images() -> None:
     additions, base = locked("vllm"), locked("base")
     assert all(base[name] == requirement for name, requirement in additions.items())
-    assert {"fastokens", "nixl", "redis", "structlog", "uhashring", "xxhash"} <= additions.keys()
+    assert {"fastokens", "nixl-cu13", "redis", "structlog", "uhashring", "xxhash"} <= additions.keys()
     assert additions.keys().isdisjoint({"torch", "numpy", "pydantic", "fastapi", "llguidance"})
 
 
@@ -82,7 +82,7 @@ def test_the_sidecar_gets_a_part_of_the_other_images_packages() -> None:
     sidecar, base = locked("sidecar"), locked("base")
     assert all(base[name] == requirement for name, requirement in sidecar.items())
     assert set(lock.SIDECAR) <= sidecar.keys()
-    assert sidecar.keys().isdisjoint({"torch", "nixl", "tokenizers", "fastapi", "safetensors"})
+    assert sidecar.keys().isdisjoint({"torch", "nixl-cu13", "tokenizers", "fastapi", "safetensors"})
 
 
 def test_an_image_installs_nothing_that_is_not_locked() -> None:
