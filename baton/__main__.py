@@ -11,6 +11,7 @@ import sys
 def main() -> None:
     """Run the command ``baton`` without importing anything from the working folder."""
     _leave_out_working_folder()
+    _heed_sigterm_as_first_process()
     from pathlib import Path
 
     package = Path(__file__).resolve().parent
@@ -29,6 +30,15 @@ def _leave_out_working_folder() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
         here = os.getcwd()  # noqa: PTH109
         sys.path[:] = [folder for folder in sys.path if folder != here]
+
+
+def _heed_sigterm_as_first_process() -> None:
+    """End at SIGTERM, also as the first process of a container, to which the kernel sends only
+    signals that it has a handler for. ``baton serve`` replaces the handler once it can drain."""
+    import signal
+
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ def _nixl() -> str:
     found = [wheel for wheel in WHEELS if importlib.util.find_spec(wheel)]
     assert uses_linux(), "not used; the transports are shm and grpc"
     assert found, "not installed; the transports shm and grpc still work"
-    return f"{', '.join(found)} {_version('nixl')}"
+    return ", ".join(f"{wheel} {_version(wheel)}" for wheel in found)
 
 
 def _shared_memory() -> str:

@@ -177,35 +177,14 @@ def scale(
 
 @with_option_groups
 def drain(
-    worker: Annotated[
-        str | None, typer.Argument(help="The worker's id, or the name of its pod.")
-    ] = None,
-    own: Annotated[
-        bool,
-        typer.Option("--self", help="Drain the process in this container, through its ops_port."),
-    ] = False,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            help="Seconds that --self waits. Default: endpoint_grace_seconds + "
-            "drain_timeout_seconds.",
-        ),
-    ] = None,
+    worker: Annotated[str, typer.Argument(help="The worker's id, or the name of its pod.")],
     target: TargetCluster = TargetCluster(),
     no_wait: NoWait = False,
 ) -> None:
-    """Let one worker finish its requests, then remove it. With --self (a container's preStop hook),
-    make this container's process stop accepting work, and return when it has no work left."""
-    from baton.config import load_ops_settings
+    """Let one worker finish its requests, then remove it."""
     from command_line import scale
-    from command_line.drain_self import run_drain_self
 
-    if own == (worker is not None):
-        raise Invalid("drain takes either a worker's name or --self")
-    if worker is None:
-        run_drain_self(load_ops_settings(target.config), timeout)
-    elif target.is_kubernetes:
+    if target.is_kubernetes:
         from command_line import kubernetes
 
         kubernetes.drain(target.kubernetes_settings, worker, not no_wait)

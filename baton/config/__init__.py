@@ -25,7 +25,7 @@ from baton.config.environment import (
     thread_environment,
     to_environment,
 )
-from baton.config.loading import load_ops_settings, load_settings, pinned_settings, reload_settings
+from baton.config.loading import load_settings, pinned_settings, reload_settings
 from baton.config.setting_scopes import (
     Reader,
     foreign_secrets,
@@ -49,7 +49,6 @@ __all__ = [
     "config_file",
     "foreign_secrets",
     "live_settings",
-    "load_ops_settings",
     "load_settings",
     "pinned_settings",
     "read_config_bytes",

@@ -9,7 +9,6 @@ from urllib.parse import quote, unquote, urlsplit
 
 from pydantic import ValidationError
 
-from baton.config.cluster_settings import ClusterSettings
 from baton.config.environment import otlp_protocol
 from baton.config.setting_warning import OnWarning, SettingWarning
 from baton.config.settings import SECRET_SETTINGS, Settings
@@ -26,16 +25,9 @@ from baton.errors import Invalid
 from baton.system.portability import set_portable
 from baton.system.process_environment import CONFIG_ENVIRONMENT_VARIABLE
 
-OPS_SETTINGS = ("ops_host", "ops_port", "drain_timeout_seconds")
-"""The settings that :func:`load_ops_settings` needs."""
-
 
 def print_warning(warning: SettingWarning) -> None:
-    _print_warning(warning.message)
-
-
-def _print_warning(message: str) -> None:
-    print(f"baton: warning: {message}", file=sys.stderr)
+    print(f"baton: warning: {warning.message}", file=sys.stderr)
 
 
 def load_settings(
@@ -50,27 +42,6 @@ def load_settings(
     settings = _load(flags, warn)
     set_portable(settings.portable)
     return settings
-
-
-def load_ops_settings(config: Path | None = None) -> Settings:
-    """Load the settings for a command that runs in the same container as a program and calls that
-    program's ops server. The program may still run with settings that have become invalid since it
-    started, e.g. in the config file. If they are invalid, only the environment variables of
-    ``OPS_SETTINGS`` are used: ``ops_port`` must be among them, and all other settings have their
-    defaults. Raises Invalid if neither way succeeds."""
-    try:
-        return load_settings(config)
-    except Invalid as error:
-        values = environment_values()
-        given = {name: values[name] for name in OPS_SETTINGS if name in values}
-        if "ops_port" not in given:
-            raise
-        _print_warning(f"only environment variables are used: {error}")
-        try:
-            checked = ClusterSettings.model_validate(given).model_dump(include=set(given))
-        except ValidationError:
-            raise error from None
-        return Settings.model_construct(**checked)
 
 
 def reload_settings(settings: Settings, content: bytes, warn: OnWarning) -> Settings:

@@ -68,7 +68,7 @@ LISTENERS = {
                  (NO_AUTHENTICATION,)),
         ListenerSpec("ops", "each except Redis", "`ops_host`:`ops_port`",
                  "HTTP/1.1, probes and metrics",
-                 "probes, Prometheus; a drain only from the same host", (NO_AUTHENTICATION,)),
+                 "probes, Prometheus", (NO_AUTHENTICATION,)),
         ListenerSpec("local_rpc", "kvstore", "a Unix socket in `/tmp/baton-UID`",
                  "calls of the store",
                  "workers of the host", (FILE_PERMISSIONS,)),

@@ -84,7 +84,7 @@ def scalar_load(member: Member) -> float:
 
 class UnavailableWorkerAdmin:
     """Takes the place of RegistryWorkerAdmin when no registry is configured. Every call fails, so
-    workers drain only when Kubernetes deletes their pods, in the preStop hook and on SIGTERM."""
+    workers drain only when Kubernetes deletes their pods, on SIGTERM."""
 
     async def loads(self) -> Mapping[WorkerId, float]:
         raise Unavailable(NO_REGISTRY)

@@ -89,10 +89,8 @@ PROGRAM_TRANSITIONS: dict[ProgramState, frozenset[ProgramState]] = {
 
 
 class Lifecycle:
-    """Runs one program through its states, and reports each state. Both :meth:`request_stop` and
-    :meth:`request_drain` make the program drain. When it has drained, it stops after
-    :meth:`request_stop`, but after :meth:`request_drain` it waits for :meth:`request_stop`. While
-    the program serves, ``settings_watcher`` runs, too."""
+    """Runs one program through its states, and reports each state. After :meth:`request_stop` the
+    program drains, and then stops. While it serves, ``settings_watcher`` runs, too."""
 
     def __init__(
         self,
@@ -109,7 +107,6 @@ class Lifecycle:
         self._settings_watcher = settings_watcher
         if settings_watcher is not None and isinstance(program, AppliesSettings):
             settings_watcher.subscribe(program.apply_settings)
-        self._drain_requested = asyncio.Event()
         self._stop_requested = asyncio.Event()
         self._stop_now_requested = asyncio.Event()
 
@@ -119,12 +116,6 @@ class Lifecycle:
         if is_interrupt and self._stop_requested.is_set():
             self._stop_now_requested.set()
         self._stop_requested.set()
-        self._drain_requested.set()
-
-    def request_drain(self) -> None:
-        """Drain, and wait for :meth:`request_stop`. If the program has drained when it is asked to
-        stop, it stops at once; otherwise it has the rest of its drain time. Idempotent."""
-        self._drain_requested.set()
 
     async def run(self) -> None:
         """Run the program until it is asked to stop. If an error ends it earlier, raise that
@@ -135,8 +126,6 @@ class Lifecycle:
         try:
             if await self._start():
                 await self._serve()
-            else:
-                await self._wait_for_stop_request()
         except BaseException as error:
             self._move(ProgramState.FAILED, message=str(error) or type(error).__name__)
             raise
@@ -154,16 +143,16 @@ class Lifecycle:
             log.warning("stop_took_too_long", seconds=STOP_SECONDS)
 
     async def _start(self) -> bool:
-        """Start the program. Return False if it was asked to drain or stop meanwhile. Raises
-        LoadStalled if loading the weights stalls."""
+        """Start the program. Return False if it was asked to stop meanwhile. Raises LoadStalled if
+        loading the weights stalls."""
         starting: asyncio.Future[object] = asyncio.ensure_future(self._program.start())
         stalling: asyncio.Future[object] = asyncio.ensure_future(_raise_when_stalled())
         try:
-            await _wait_for_first(starting, stalling, self._drain_requested)
+            await _wait_for_first(starting, stalling, self._stop_requested)
             for ended in (starting, stalling):
                 if ended.done():
                     ended.result()
-            return not self._drain_requested.is_set()
+            return not self._stop_requested.is_set()
         finally:
             await _cancel(starting, stalling)
 
@@ -175,7 +164,7 @@ class Lifecycle:
         try:
             self.has_served = True
             self._move(ProgramState.SERVING, address=self._program.address)
-            await _wait_for_first(running, self._drain_requested)
+            await _wait_for_first(running, self._stop_requested)
             self._move(ProgramState.DRAINING)
             await self._drain(running)
             if running.done():
@@ -184,31 +173,19 @@ class Lifecycle:
             await _cancel(running, *watching)
 
     async def _drain(self, running: "asyncio.Future[object]") -> None:
-        """Drain until all work is done, the program crashes, or it is to stop at once. If
-        the program has not crashed, and no stop has been requested by then, wait for a stop
-        request. Once a stop is requested, the drain ends at most ``drain_timeout_seconds`` after it
-        began. If the program crashed before the drain (``running`` is done), drain only briefly."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._drain_timeout_seconds
+        """Drain until all work is done, the program crashes, it is to stop at once, or
+        ``drain_timeout_seconds`` have passed. If the program crashed before the drain (``running``
+        is done), drain only briefly."""
+        waits, seconds = [running], self._drain_timeout_seconds
+        if running.done():
+            waits, seconds = [], min(seconds, CRASH_DRAIN_SECONDS)
         draining: asyncio.Future[object] = asyncio.ensure_future(self._program.drain())
         try:
-            if running.done():
-                seconds = min(self._drain_timeout_seconds, CRASH_DRAIN_SECONDS)
-                await _wait_for_first(draining, self._stop_now_requested, timeout=seconds)
-                return
-            await _wait_for_first(draining, running, self._stop_requested)
-            remaining = max(until - loop.time(), 0.0)
-            await _wait_for_first(draining, running, self._stop_now_requested, timeout=remaining)
+            await _wait_for_first(draining, *waits, self._stop_now_requested, timeout=seconds)
         finally:
             await _cancel(draining)
             if not draining.cancelled() and draining.exception() is not None:
                 log.warning("drain_failed", error=repr(draining.exception()))
-        await self._wait_for_stop_request(running)
-
-    async def _wait_for_stop_request(self, *running: "asyncio.Future[object]") -> None:
-        """Report that the program has drained, and wait until it is asked to stop."""
-        STATUS.health.is_drained = True
-        await _wait_for_first(self._stop_requested, *running)
 
     def _move(self, state: ProgramState, *, address: str = "", message: str = "") -> None:
         assert state in PROGRAM_TRANSITIONS[self.state], f"{self.state} → {state}"

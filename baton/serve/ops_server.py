@@ -6,12 +6,6 @@
 | ``GET /readyz`` | 200 while the program serves and is not draining |
 | ``GET /livez`` | 200 unless the program's event loop, or loading the weights, has stalled |
 | ``GET /metrics`` | Prometheus text |
-| ``POST /drain`` | 200 once the program has drained, 202 until then; from this host only |
-
-``POST /drain`` starts the same drain as SIGTERM, but a process that has drained does not exit: it
-keeps running, not ready, until it receives SIGTERM, and then exits at once. If SIGTERM arrives
-before the drain has finished, the process has the rest of its drain time. ``POST /drain`` is
-idempotent, so a caller can repeat it until the drain has finished.
 
 The server runs in threads of its own, and starts before anything is loaded. A native call that
 never releases the GIL stops these threads, too; then there is no answer at all.
@@ -19,12 +13,11 @@ never releases the GIL stops these threads, too; then there is no answer at all.
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import IPv6Address, ip_address
-from socket import AF_INET, AF_INET6, socket
+from socket import AF_INET, AF_INET6
 from socketserver import TCPServer
 from typing import Any
 
@@ -44,8 +37,8 @@ from baton.serve.process_health import ProcessHealth
 log = structlog.get_logger(__name__)
 
 MAX_REQUESTS = 16
-"""Maximum number of concurrent requests: three probes, some scrapes, and a caller that waits for a
-drain. Further connections are closed at once, to bound the number of threads."""
+"""Maximum number of concurrent requests: three probes and some scrapes. Further connections are
+closed at once, to bound the number of threads."""
 
 REQUEST_TIMEOUT_SECONDS = 5.0
 """Timeout for a peer to send its request, and to read the answer."""
@@ -79,9 +72,6 @@ class OpsServer:
         self._registry.register(HealthCollector(health))
         ProcessCollector(registry=self._registry)
         self._server: _Server | None = None
-        self._lock = threading.Lock()
-        self._on_drain: Callable[[], None] | None = None
-        self._drain_requested = False
         self._hang = ""
 
     def open(self, host: str, port: int) -> str:
@@ -97,15 +87,9 @@ class OpsServer:
         announce_listener("ops", address, NO_AUTHENTICATION)
         return address
 
-    def attach_program(self, metrics: Collector, on_drain: Callable[[], None]) -> None:
-        """From now on, serve the program's ``metrics`` and drain requests. ``on_drain`` is called
-        once, from any thread: on the first drain request, or immediately if that came earlier."""
+    def attach_program(self, metrics: Collector) -> None:
+        """From now on, serve the program's ``metrics``, too."""
         self._registry.register(metrics)
-        with self._lock:
-            self._on_drain = on_drain
-            requested = self._drain_requested
-        if requested:
-            on_drain()
 
     def close(self) -> None:
         if self._server is not None:
@@ -125,23 +109,6 @@ class OpsServer:
             return HTTPStatus.OK, CONTENT_TYPE_LATEST, render_metrics(self._registry, self._aliases)
         return _not_found(path)
 
-    def post(self, path: str, peer: str, here: str) -> OpsResponse:
-        """Answer a POST. ``peer`` and ``here`` are the connection's remote and local addresses."""
-        if path != "/drain":
-            return _not_found(path)
-        if peer != here and not is_loopback(peer):
-            return HTTPStatus.FORBIDDEN, TEXT, b"POST /drain is accepted from this host only\n"
-        self._drain()
-        return self._status(self.health.is_drained, otherwise=HTTPStatus.ACCEPTED)
-
-    def _drain(self) -> None:
-        with self._lock:
-            if self._drain_requested:
-                return
-            self._drain_requested, on_drain = True, self._on_drain
-        if on_drain is not None:
-            on_drain()
-
     def _live(self) -> OpsResponse:
         hang = self.health.describe_hang(self._hang_timeout_seconds)
         if hang and not self._hang:
@@ -151,10 +118,9 @@ class OpsServer:
             return HTTPStatus.SERVICE_UNAVAILABLE, TEXT, f"{hang}\n".encode()
         return self._status(True)
 
-    def _status(
-        self, ok: bool, otherwise: HTTPStatus = HTTPStatus.SERVICE_UNAVAILABLE
-    ) -> tuple[HTTPStatus, str, bytes]:
-        return HTTPStatus.OK if ok else otherwise, TEXT, f"{self.health.describe()}\n".encode()
+    def _status(self, ok: bool) -> OpsResponse:
+        status = HTTPStatus.OK if ok else HTTPStatus.SERVICE_UNAVAILABLE
+        return status, TEXT, f"{self.health.describe()}\n".encode()
 
 
 class HealthCollector(Collector):
@@ -191,14 +157,8 @@ class HealthCollector(Collector):
         yield pending
 
 
-def is_loopback(peer: str) -> bool:
-    address = ip_address(peer.partition("%")[0])
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return (mapped or address).is_loopback
-
-
 def _not_found(path: str) -> OpsResponse:
-    paths = "GET /startupz, /readyz, /livez, /metrics; POST /drain"
+    paths = "/startupz, /readyz, /livez, /metrics"
     return (
         HTTPStatus.NOT_FOUND,
         TEXT,
@@ -249,7 +209,6 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    connection: socket
     timeout = REQUEST_TIMEOUT_SECONDS
     server_version, sys_version = "baton", ""
 
@@ -259,13 +218,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.FORBIDDEN, TEXT, f"{refusal}\n".encode())
         else:
             self._send(*self.server.ops.get(self.path.partition("?")[0]))
-
-    def do_POST(self) -> None:
-        here = self.connection.getsockname()[0]
-        if "origin" in self.headers or self._refusal():
-            self._send(HTTPStatus.FORBIDDEN, TEXT, b"requests from web pages are refused\n")
-        else:
-            self._send(*self.server.ops.post(self.path, self.client_address[0], here))
 
     def _refusal(self) -> str:
         names = ("host", "origin", "sec-fetch-site")

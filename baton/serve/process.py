@@ -33,17 +33,13 @@ def serve(
     lifecycle = Lifecycle(program, drain_timeout_seconds, ops_address, settings_watcher)
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
         if STATUS.is_supervised:
             STATUS.call_when_stopped(lifecycle.request_stop)
             handle_stop_signals(lambda is_interrupt: STATUS.send_stop_signal())
         else:
             handle_stop_signals(lifecycle.request_stop)
 
-        def drain() -> None:
-            loop.call_soon_threadsafe(lifecycle.request_drain)
-
-        ops.attach_program(program.metrics, drain)
+        ops.attach_program(program.metrics)
         try:
             await lifecycle.run()
         except LoadStalled as error:

@@ -53,7 +53,6 @@ class ProcessHealth:
         self._clock = clock or SystemClock()
         self.state = "starting"
         self.has_served = False
-        self.is_drained = False
         self.loading: LoadProgress | None = None
         self.settings: Mapping[str, Any] = {}
         self._beat_at: float | None = None
@@ -63,7 +62,7 @@ class ProcessHealth:
 
     def start(self) -> None:
         """Reset the state when a program starts. In a test, several programs run in one process."""
-        self.state, self.has_served, self.is_drained, self.loading = "starting", False, False, None
+        self.state, self.has_served, self.loading = "starting", False, None
         self.settings = {}
         self.record_heartbeat()
 
@@ -153,7 +152,7 @@ class ProcessHealth:
         loading."""
         if self.state == "starting" and self.loading is not None:
             return f"starting: {self.loading}"
-        return "drained" if self.is_drained else self.state
+        return self.state
 
 
 def _gigabytes(size_bytes: int) -> str:

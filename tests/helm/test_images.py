@@ -67,7 +67,7 @@ def test_images_use_a_supported_python_version() -> None:
     assert PROJECT["project"]["requires-python"] == ">=3.11"
     assert (int(major), int(minor)) >= (3, 11)
     assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, flags=re.MULTILINE)) == {
-        "${PYTHON_IMAGE}", "dependencies", "runtime",
+        "${PYTHON_IMAGE}", "wheel", "dependencies", "runtime",
     }  # fmt: skip
 
 

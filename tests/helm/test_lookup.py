@@ -188,6 +188,20 @@ def test_keys_of_other_secrets_are_checked(
     assert problems(kubernetes, values) == [message]
 
 
+def test_pull_secrets_are_checked(kubernetes: Kubernetes) -> None:
+    """Without this, pods whose images can't be pulled would be the first to say so."""
+    values = make_values(images__pullSecrets=["mine", "missing"])
+    kubernetes.add_secret("mine", "username")
+    assert problems(kubernetes, values) == [
+        "images.pullSecrets[1]: there is no Secret missing in the namespace default",
+        "images.pullSecrets[0]: the Secret mine has no key .dockerconfigjson",
+    ]
+    kubernetes.api.delete(SECRET, "default", "mine")
+    kubernetes.add_secret("mine", ".dockerconfigjson")
+    kubernetes.add_secret("missing", ".dockercfg")
+    assert kubernetes.render(values).objects
+
+
 @pytest.mark.parametrize(
     ("values", "path"),
     [
@@ -282,7 +296,7 @@ def test_a_release_that_does_not_fit_in_a_quota_is_refused_before_anything_is_in
     hard = {"requests.cpu": "6", "memory": "30Gi", f"requests.{GPU}": "3", "pods": "8", "cpu": "99"}
     kubernetes.api.create(QUOTA, {"metadata": metadata, "spec": {"hard": hard}})
     small = {"resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}}
-    values: Object = dict.fromkeys(("router", "conductor"), small)
+    values: Object = {"router": {"replicas": 1, **small}, "conductor": small}
     values["redis"] = {"resources": {"requests": {"cpu": "500m", "memory": "256Mi"}}}
     values["pools"] = {
         "prefill": {"replicas": 2, **small}, "decode": {"replicas": 2, "gpu": {"count": 1}, **small}

@@ -243,21 +243,12 @@ def test_only_deployments_of_this_release_may_be_resized(owner: str, names: list
 
 @EVERY
 def test_grace_periods_cover_endpoints_drain_and_margin(scenario: str) -> None:
-    """The preStop hook's timeout is ``endpointGraceSeconds`` plus the drain timeout. The pod's
-    grace period is longer by ``marginSeconds``, so the hook ends first."""
+    """At SIGTERM, a router serves for ``endpointGraceSeconds`` more, and every program drains. The
+    pod's grace period is longer than both by ``marginSeconds``."""
     for pod in release_of(scenario).serving():
         drain = int(env_of(pod)["BATON_DRAIN_TIMEOUT_SECONDS"])
-        hook = pod.main["lifecycle"]["preStop"]["exec"]["command"]
-        assert hook == ["baton", "drain", "--self", "--timeout", str(10 + drain)]
+        assert "lifecycle" not in pod.main  # the program drains itself: no second interpreter
         assert grace_of(pod) == 10 + drain + 15
-
-
-@EVERY
-def test_the_pre_stop_hook_finds_the_ops_server_without_the_config_file(scenario: str) -> None:
-    for pod in release_of(scenario).serving():
-        (port,) = [each["containerPort"] for each in pod.main["ports"] if each["name"] == "ops"]
-        env = env_of(pod)
-        assert (env["BATON_OPS_HOST"], env["BATON_OPS_PORT"]) == ("0.0.0.0", str(port))
 
 
 def test_grace_periods_follow_the_values() -> None:
@@ -280,11 +271,29 @@ PROBES = {"startup": "/startupz", "readiness": "/readyz", "liveness": "/livez"}
 
 
 @pytest.mark.parametrize(("start", "threshold"), [(1, 1), (2, 1), (3, 2), (1800, 900)])
-def test_the_startup_probe_allows_start_seconds(start: int, threshold: int) -> None:
-    release = render(make_values(poolDefaults__startSeconds=start))
-    (pod,) = [pod for pod in release.serving() if pod.role == "decode"]
-    assert pod.main["startupProbe"]["periodSeconds"] == 2
-    assert pod.main["startupProbe"]["failureThreshold"] == threshold
+def test_startup_probes_allow_start_seconds(start: int, threshold: int) -> None:
+    for pod in render(make_values(startSeconds=start, kvstore__enabled=True)).serving():
+        assert pod.main["startupProbe"]["periodSeconds"] == 2
+        assert pod.main["startupProbe"]["failureThreshold"] == threshold
+
+
+@EVERY
+def test_a_slow_start_of_any_program_goes_on_and_a_hung_one_is_killed_in_minutes(
+    scenario: str,
+) -> None:
+    """A node without free CPU stretches a start of seconds to minutes."""
+    for pod in release_of(scenario).pods():
+        for container in pod.containers:
+            if probe := container.get("startupProbe"):
+                assert 600 <= probe["failureThreshold"] * probe["periodSeconds"] <= 1800
+                assert probe.get("timeoutSeconds", 5) == 5
+
+
+@EVERY
+def test_a_process_that_answers_late_for_a_minute_is_not_killed(scenario: str) -> None:
+    for pod in release_of(scenario).serving():
+        probe = pod.main["livenessProbe"]
+        assert 60 <= probe["failureThreshold"] * probe["periodSeconds"] <= 120
 
 
 @EVERY

@@ -7,6 +7,7 @@ import pytest
 
 from tests.helm.chart import (
     SCENARIOS,
+    Object,
     Pod,
     Release,
     make_values,
@@ -91,6 +92,27 @@ def test_the_preference_for_zones_can_be_replaced() -> None:
 
 
 # -- evictions -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "count", "warning"),
+    [
+        ({}, 2, "Each router has its own files and batches: clients of /v1/files and"),
+        (make_values(router__batches__claimName="files"), 1, "One router: its eviction ends the"),
+        (
+            make_values(router__replicas=1),
+            1,
+            "streams that are left after 120 s, its kill ends all",
+        ),
+        (make_values(router__replicas=3), 3, "Each router has its own files and batches"),
+    ],
+)
+def test_there_are_two_routers_unless_files_have_a_volume(
+    values: Object, count: int, warning: str
+) -> None:
+    release = render(values | {"replicasManagedBy": "chart"})
+    assert release.one("Deployment", "demo-baton-router")["spec"]["replicas"] == count
+    assert warning in release.notes
 
 
 def test_the_notes_name_pools_that_an_eviction_empties() -> None:

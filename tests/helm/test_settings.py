@@ -208,7 +208,7 @@ def test_only_conductors_autoscale(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 "prefill": "prefill/demo-baton-prefill", "decode": "decode/demo-baton-decode",
             }  # fmt: skip
             assert settings.kubernetes_initial_replicas == {
-                "demo-baton-router": 1, "demo-baton-prefill": 1, "demo-baton-decode": 1,
+                "demo-baton-router": 2, "demo-baton-prefill": 1, "demo-baton-decode": 1,
             }  # fmt: skip
             assert settings.autoscale_prefill_pool == "prefill"
             assert (settings.max_workers, settings.min_decode, settings.max_decode) == (12, 2, 8)

@@ -26,7 +26,7 @@ class Hiding(MetaPathFinder):
 
 sys.meta_path.insert(0, Hiding())
 import baton.__main__, command_line.main, uvloop
-import command_line.serve, command_line.drain_self
+import command_line.serve
 import command_line.worker_program, attached_worker.program
 imported = {name.partition(".")[0] for name in sys.modules}
 print(json.dumps([*imported, *(each for name in imported for each in owners.get(name, ()))]))

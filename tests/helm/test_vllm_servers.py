@@ -29,6 +29,16 @@ BASE = make_values(
     pools__mixed__role="mixed",
     pools__mixed__vllmServer__enabled=True,
 )
+WHERE_EVENTS_ARE = "?kv_events=ipc:///run/vllm/events&kv_replay=ipc:///run/vllm/replay"
+EVENTS = "--kv-events-config=" + json.dumps(
+    {
+        "enable_kv_cache_events": True,
+        "endpoint": "ipc:///run/vllm/events",
+        "publisher": "zmq",
+        "replay_endpoint": "ipc:///run/vllm/replay",
+    },
+    separators=(",", ":"),
+)
 
 
 def split(**values: Any) -> Object:
@@ -56,11 +66,11 @@ def test_the_server_runs_beside_the_worker_on_loopback() -> None:
     assert server["args"] == [
         "/models/Qwen3-0.6B", "--host=127.0.0.1", "--port=8123",
         "--served-model-name=Qwen3-0.6B", "--enable-prompt-tokens-details",
-        '--structured-outputs-config={"backend":"guidance"}', "--shutdown-timeout=60",
+        '--structured-outputs-config={"backend":"guidance"}', "--shutdown-timeout=60", EVENTS,
     ]  # fmt: skip
     assert "ports" not in server
     variables = {each["name"]: each.get("value") for each in pod.main["env"]}
-    assert variables["BATON_ATTACH"] == "mixed=http://127.0.0.1:8123"
+    assert variables["BATON_ATTACH"] == "mixed=http://127.0.0.1:8123" + WHERE_EVENTS_ARE
     assert variables["BATON_MODEL"] == "/models/Qwen3-0.6B"
     assert not {"BATON_DEVICE", "BATON_THREADS"} & variables.keys()
     assert pod.main["image"].partition(":")[0] == "docker.io/library/baton-sidecar"
@@ -110,7 +120,8 @@ def test_servers_of_prefill_and_decode_pools_exchange_kv(
     variables = {each["name"]: each.get("value") or each["valueFrom"] for each in server["env"]}
     assert variables["VLLM_NIXL_SIDE_CHANNEL_HOST"] == {"fieldRef": {"fieldPath": "status.podIP"}}
     assert variables["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
-    assert {"name": "BATON_ATTACH", "value": f"{role}=http://127.0.0.1:8000"} in pod.main["env"]
+    attach = f"{role}=http://127.0.0.1:8000" + WHERE_EVENTS_ARE
+    assert {"name": "BATON_ATTACH", "value": attach} in pod.main["env"]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +134,25 @@ def test_servers_of_prefill_and_decode_pools_exchange_kv(
 )
 def test_a_pools_own_kv_transfer_config_is_the_only_one(own: list[str]) -> None:
     pod = workers_of(render(split(pools__decode__vllmServer__args=own)), "decode")
-    assert server_of(pod)["args"][6:] == ["--shutdown-timeout=60", *own]
+    assert server_of(pod)["args"][6:] == ["--shutdown-timeout=60", EVENTS, *own]
+
+
+def test_both_containers_of_a_pod_have_the_sockets_of_kv_events_and_no_other_pod() -> None:
+    for role in ("prefill", "decode"):
+        pod = workers_of(render(split()), role)
+        mount = {"name": "vllm-events", "mountPath": "/run/vllm"}
+        assert mount in server_of(pod)["volumeMounts"] and mount in pod.main["volumeMounts"]
+        volume = {"name": "vllm-events", "emptyDir": {"sizeLimit": "1Mi"}}
+        assert volume in pod.spec["volumes"]
+
+
+@pytest.mark.parametrize("own", [["--kv_events_config", "{}"], ["--data-parallel-size=2"]])
+def test_a_server_with_events_of_its_own_or_several_ranks_is_asked_for_them(own: list[str]) -> None:
+    """For a second rank, vLLM refuses an endpoint that is a socket file."""
+    pod = workers_of(render(split(pools__decode__vllmServer__args=own)), "decode")
+    args = server_of(pod)["args"]
+    assert EVENTS not in args and args[-len(own) :] == own
+    assert {"name": "BATON_ATTACH", "value": "decode=http://127.0.0.1:8000"} in pod.main["env"]
 
 
 def test_vllms_container_mounts_volumes_of_the_pool() -> None:

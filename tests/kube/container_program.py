@@ -1,9 +1,8 @@
 """A small program that runs in the containers of tests.
 
     python -m tests.kube.container_program serve PORT
-    python -m tests.kube.container_program append FILE TEXT
 
-``serve`` answers HTTP requests with $BODY or with files; ``append`` appends a line to a file.
+It answers HTTP requests with $BODY or with files.
 """
 
 import os
@@ -33,10 +32,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main(arguments: list[str]) -> int:
-    if arguments[0] == "append":
-        with Path(arguments[1]).open("a", encoding="utf-8") as file:
-            file.write(arguments[2] + "\n")
-        return 0
+    assert arguments[0] == "serve", __doc__
     server = ThreadingHTTPServer(("0.0.0.0", int(arguments[1])), Handler)
     print(f"serving as {os.getuid()}", flush=True)
     stop = threading.Thread(target=server.shutdown)

@@ -18,7 +18,7 @@ from tests.kube.drain import drain_node
 from tests.kube.helm_clients import Helm, Helm4, HelmFailed
 from tests.kube.kinds import DEPLOYMENT, LEASE, NODE, POD, Object
 from tests.kube.patches import apply_merge_patch
-from tests.kube.pods import FINISHED, is_being_deleted
+from tests.kube.pods import is_being_deleted
 from tests.kube.releases import deployed_revision, differences
 
 TIMEOUT_SECONDS = 180
@@ -51,10 +51,13 @@ class Release:
         pools = {"prefill": {}, "decode": {}} | values.get("pools", {})
         self.wait_for_sizes({name: pool.get("replicas", 1) for name, pool in pools.items()})
 
-    def test(self) -> str:
-        """Run ``helm test``; return its pod's output. Raises RuntimeError when it failed."""
+    def test(self) -> None:
+        """Run ``helm test``, whose pod must not stay. Raises HelmFailed when it failed."""
         self.helm.test(self.name, seconds=TIMEOUT_SECONDS)
-        return self.kube.kubelet.log(self.namespace, f"{self.name}-test", "").strip()
+        self.kube.wait(lambda: not self._test_pods(), TIMEOUT_SECONDS, "the test's pod to go")
+
+    def _test_pods(self) -> list[Object]:
+        return self.kube.pods(lambda pod: pod["metadata"]["name"] == f"{self.name}-test")
 
     # -- sizes -----------------------------------------------------------------------------
 
@@ -175,18 +178,13 @@ class Release:
         assert cached > len(prompt) + len(answer) / 2, result
         return result
 
-    def _has_no_running_pod(self) -> bool:
-        """Whether every pod has ended. Pods that have ended may still exist, since Helm does not
-        delete the pod of ``helm test``."""
-        return all(pod["status"].get("phase") in FINISHED for pod in self.kube.pods())
-
     def reinstall(self) -> dict[str, Any]:
         """Uninstall the release and install it again; a prompt that was computed before must then
         be cached."""
         prompt = np.random.default_rng(11).integers(3, 4000, size=256).tolist()
         first, _ = self._complete(prompt, 16)
         self.helm.uninstall(self.name, wait=True, seconds=TIMEOUT_SECONDS)
-        self.kube.wait(self._has_no_running_pod, TIMEOUT_SECONDS, "the end of all pods")
+        self.kube.wait(lambda: not self.kube.pods(), TIMEOUT_SECONDS, "the end of all pods")
         leases = [each["metadata"]["name"] for each in self.kube.api.store.all(LEASE)]
         assert leases == [], f"left behind: {leases}"
         self.install(self.values)

@@ -7,6 +7,7 @@ Pods become ready immediately in these tests. ``test_lifecycle.py`` runs them as
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from tests.kube.kinds import (
     SERVICE,
     STATEFUL_SET,
 )
+from tests.kube.pods import phase
 from tests.kube.releases import differences
 from tests.kube.request import Request
 from tests.kube.server import KubeServer
@@ -176,7 +178,7 @@ def test_a_pool_begins_with_its_number_and_then_belongs_to_whoever_scales_it(
     values = {"pools": {"decode": {"replicas": 2}}}
     releases.install(**values)
     releases.set_initial_sizes()
-    assert releases.sizes() == {"prefill": 1, "decode": 2, "router": 1}
+    assert releases.sizes() == {"prefill": 1, "decode": 2, "router": 2}
     releases.scale("baton-decode", 4)
     releases.scale("baton-router", 3)
     secrets, before = releases.secrets(), releases.templates()
@@ -339,6 +341,35 @@ def test_a_cluster_without_optional_kinds_can_install_what_asks_for_them(
 ) -> None:
     releases.install(monitoring={"podMonitor": True, "rules": True})
     assert releases.api.store.find(DEPLOYMENT, "default", "baton-router") is not None
+
+
+def test_the_pod_of_helm_test_stays_only_if_it_failed(releases: Releases) -> None:
+    def run_test(ends: str) -> None:
+        def end() -> None:
+            releases.wait(lambda: _phase_of_test(releases) == "Running")
+            with releases.api.store.locked():
+                pod = releases.api.store.get(POD, "default", "baton-test")
+                pod["status"]["phase"] = ends
+                releases.api.set_status(POD, pod)
+
+        with ThreadPoolExecutor() as pool:
+            ending = pool.submit(end)
+            try:
+                releases.helm.test("baton")
+            finally:
+                ending.result()
+
+    releases.install()
+    with pytest.raises(HelmFailed):
+        run_test("Failed")
+    assert _phase_of_test(releases) == "Failed"
+    run_test("Succeeded")
+    releases.wait(lambda: _phase_of_test(releases) == "")
+
+
+def _phase_of_test(releases: Releases) -> str:
+    pod = releases.api.store.find(POD, "default", "baton-test")
+    return phase(pod) if pod else ""
 
 
 def test_a_release_can_be_rolled_back_and_uninstalled(releases: Releases) -> None:

@@ -2,9 +2,9 @@
 
     python -m tests.kube.vllm_program serve MODEL --host=127.0.0.1 --port=PORT [--token-seconds=S]
 
-With ``--kv-transfer-config`` it exchanges KV with others, which read what it lends at the address
-of its side channel. On SIGTERM it exits at once, and its running answers break off. Other arguments
-are ignored.
+It publishes what it has cached where ``--kv-events-config`` says. With ``--kv-transfer-config`` it
+exchanges KV with others, which read what it lends at the address of its side channel. On SIGTERM it
+exits at once, and its running answers break off. Other arguments are ignored.
 """
 
 import argparse
@@ -13,12 +13,23 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
+from testkit.fakes.kv_events import FakeKvEvents
 from testkit.fakes.vllm_server import FakeVllm
 
 
 async def serve(options: argparse.Namespace) -> None:
     fake = FakeVllm(options.model)
+    fake.events = FakeKvEvents(
+        Path(options.kv_events_config["endpoint"].removeprefix("ipc://")).parent
+    )
+    assert options.kv_events_config == {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": fake.events.events,
+        "replay_endpoint": fake.events.replay,
+    }
     fake.token_seconds = options.token_seconds
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
@@ -55,6 +66,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("model")
     parser.add_argument("--host", choices=["127.0.0.1"], required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--kv-events-config", type=json.loads, required=True)
     parser.add_argument("--kv-transfer-config", type=json.loads)
     parser.add_argument("--token-seconds", type=float, default=0.0)
     options, _ = parser.parse_known_args(arguments)

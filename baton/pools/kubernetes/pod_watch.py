@@ -1,9 +1,9 @@
 """Watches which pods of a cluster are being deleted.
 
-A worker reports that it drains once its pod's preStop hook has run or SIGTERM has arrived; the API
-server knows of the deletion as soon as it is requested. In between, other programs may take the pod
-for ready: with ``publishNotReadyAddresses``, or while endpoints lag. The result is only a hint:
-while the API server can't be reached, everything works as it does without the watch.
+A worker reports that it drains once SIGTERM has arrived; the API server knows of the deletion as
+soon as it is requested. In between, other programs may take the pod for ready: with
+``publishNotReadyAddresses``, or while endpoints lag. The result is only a hint: while the API
+server can't be reached, everything works as it does without the watch.
 
 Permissions (RBAC): ``list`` and ``watch`` on pods.
 """

@@ -14,7 +14,7 @@ Kubernetes deleted another pod nevertheless (because of a rollout, or a pod that
 drained worker serves again; the same happens when the scale could not be written. But a pod that
 was given to :meth:`KubernetesPools.remove` is then deleted explicitly, and Kubernetes starts a new
 pod, since the pool already has its new size. This costs only time: Kubernetes ends both deleted
-pods with a preStop hook and SIGTERM, on which a worker drains.
+pods with SIGTERM, on which a worker drains.
 
 Step (1) marks the pod for removal. An annotation of the pod then also records the pool's size at
 that time, so that :meth:`KubernetesPools.remove` can be repeated after any failure without

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.kube.kinds import Object
 from tests.kube.node.environment import Missing
-from tests.kube.node.probes import Probing, port_of, run_probe
+from tests.kube.node.probes import Probing, run_probe
 from tests.kube.node.process import ContainerProcess
 from tests.kube.node.root import Identity
 from tests.kube.node.sandbox import Sandbox
@@ -185,7 +185,7 @@ class Container:
             self._changed()
 
     async def execute(self, command: Sequence[str]) -> int:
-        """Run another command in the container, for a probe, a hook or a test."""
+        """Run another command in the container, for a probe or a test."""
         assert self.process is not None, "the container was never started"
         return await self.process.execute(command, self.log)
 
@@ -195,38 +195,20 @@ class Container:
     """The pod's grace period in seconds."""
 
     async def stop(self, seconds: float, for_good: bool = True) -> None:
-        """Run the preStop hook, send SIGTERM and wait for the process to exit. If all this takes
-        more than ``seconds``, send SIGKILL. If ``for_good`` is not set, the container may then be
-        restarted, as its restart policy says."""
+        """Send SIGTERM and wait for the process to exit. If this takes more than ``seconds``, send
+        SIGKILL. If ``for_good`` is not set, the container may then be restarted, as its restart
+        policy says."""
         self._leaving = self._leaving or for_good
         process = self.process
         if process is None or not process.alive:
             return
         try:
             async with asyncio.timeout(seconds):
-                await self._pre_stop()
                 process.signal(signal.SIGTERM)
                 await process.wait()
         except TimeoutError:
             self._emit("Killing", f"Container {self.spec['name']} exceeded its grace period")
             await self.kill()
-
-    async def _pre_stop(self) -> None:
-        hook = (self.spec.get("lifecycle") or {}).get("preStop")
-        if not hook:
-            return
-        if "exec" in hook:
-            code = await self.execute(hook["exec"]["command"])
-            if code:
-                self._emit("FailedPreStopHook", f"PreStopHook failed: exit code {code}")
-        elif "httpGet" in hook:
-            port_of(self.spec, hook["httpGet"]["port"])
-            why = await run_probe({**hook, "timeoutSeconds": 30}, self.spec,
-                               self._sandbox.address, self.execute)  # fmt: skip
-            if why:
-                self._emit("FailedPreStopHook", f"PreStopHook failed: {why}")
-        elif "sleep" in hook:
-            await asyncio.sleep(hook["sleep"]["seconds"])
 
     async def kill(self) -> None:
         self._leaving = True

@@ -145,18 +145,14 @@ CASES = [
         {"command_line.scale:run_drain": ["mine", "decode-1", False]},
     ),
     Case(
-        "drain decode-1 --on kubernetes --namespace models --name mine --no-wait",
+        "drain decode-1 --on kubernetes --namespace models --config settings.yaml --no-wait",
         {
             "command_line.kubernetes:drain": [
-                {"cluster": "mine", "kubernetes_namespace": "models"},
+                {"kubernetes_namespace": "models", "max_waiting": 9},
                 "decode-1",
                 False,
             ]
         },
-    ),
-    Case(
-        "drain --self --timeout 5 --config settings.yaml",
-        {"command_line.drain_self:run_drain_self": [{"max_waiting": 9}, 5.0]},
     ),
     Case(
         "serve prefill --status-fd 7 --deterministic --config settings.yaml --set num_blocks=99",

@@ -64,12 +64,12 @@ def test_extras_are_followed() -> None:
 
 
 def test_what_has_no_wheel_is_named() -> None:
-    result = on("macos-arm64", "nixl>=1; sys_platform == 'darwin'", "torch", "other<2")
-    assert result.missing == ["nixl==1.5.1", "other<2"]  # constraints.txt pins the first
+    result = on("macos-arm64", "nixl-cu13>=1; sys_platform == 'darwin'", "torch", "other<2")
+    assert result.missing == ["nixl-cu13==1.5.1", "other<2"]  # constraints.txt pins the first
     assert sorted(result.wheels) == ["numpy", "torch"]
 
 
 def test_the_requirements_are_those_of_the_project() -> None:
     plain, dev = project_requirements(""), project_requirements("dev")
-    assert "nixl>=1.5.1; platform_system == 'Linux'" in plain
+    assert "nixl-cu13>=1.5.1; platform_system == 'Linux'" in plain
     assert set(plain) < set(dev) and "locust>=2.47" in dev  # by baton[load]

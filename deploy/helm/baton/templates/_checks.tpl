@@ -247,7 +247,7 @@ router.ingress has no hosts: set router.ingress.hosts
 {{- if and .Values.router.httpRoute.enabled (not .Values.router.httpRoute.parentRefs) }}
 router.httpRoute belongs to no gateway: set router.httpRoute.parentRefs
 {{- end -}}
-{{- if and .Values.router.batches.claimName (or (gt (int .Values.router.replicas) 1) .Values.router.hpa.enabled) }}
+{{- if and .Values.router.batches.claimName (or (gt (int (include "baton.router" . | fromJson).replicas) 1) .Values.router.hpa.enabled) }}
 router.batches.claimName is for one router: set router.replicas=1, or do without the claim
 {{- end -}}
 {{- end -}}
@@ -294,6 +294,7 @@ conductor.serviceAccount.create is false: set conductor.serviceAccount.name to o
       "tls.router.existingSecret" (ternary $values.tls.router.existingSecret "" $values.tls.router.enabled)
       "tls.rpc.existingSecret" (ternary $values.tls.rpc.existingSecret "" $values.tls.rpc.enabled)
       "test.existingSecret" $values.test.existingSecret -}}
+{{- range $index, $name := $values.images.pullSecrets -}}{{- $_ := set $secrets (printf "images.pullSecrets[%d]" $index) $name -}}{{- end -}}
 {{- range $key, $name := $secrets -}}
 {{- if and $name (not (lookup "v1" "Secret" $.Release.Namespace $name)) }}
 {{ $key }}: there is no Secret {{ $name }} in the namespace {{ $.Release.Namespace }}
@@ -331,6 +332,13 @@ pools.{{ $key }} has the role {{ $role }}, and a Deployment can't change it: giv
 {{ $path }}: the Secret {{ $name }} has no key {{ $key }}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $index, $name := $values.images.pullSecrets -}}
+{{- $live := lookup "v1" "Secret" $.Release.Namespace $name -}}
+{{- $data := dig "data" dict ($live | default dict) -}}
+{{- if and $live (not (or (hasKey $data ".dockerconfigjson") (hasKey $data ".dockercfg"))) }}
+images.pullSecrets[{{ $index }}]: the Secret {{ $name }} has no key .dockerconfigjson
 {{- end -}}
 {{- end -}}
 {{- end -}}

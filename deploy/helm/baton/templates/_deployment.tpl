@@ -20,7 +20,7 @@ spec:
   replicas: {{ . }}
   {{- end }}
   revisionHistoryLimit: {{ .root.Values.revisionHistoryLimit }}
-  progressDeadlineSeconds: {{ add (int .v.startSeconds) (int (include "baton.graceSeconds" .)) 60 }}
+  progressDeadlineSeconds: {{ add (int .root.Values.startSeconds) (int (include "baton.graceSeconds" .)) 60 }}
   strategy:
     {{- .strategy | nindent 4 }}
   selector:

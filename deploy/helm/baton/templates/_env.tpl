@@ -93,21 +93,10 @@ The URL of Redis, unless it has a password, and the folder from which Baton read
 {{- end }}
 {{- end -}}
 
-{{/*
-Where `baton drain --self` reaches the program: also while baton.yaml, which has the same values, can't be loaded. Takes the root.
-*/}}
-{{- define "baton.opsEnv" -}}
-- name: BATON_OPS_HOST
-  value: {{ .Values.listen | quote }}
-- name: BATON_OPS_PORT
-  value: {{ .Values.ports.ops | quote }}
-{{- end -}}
-
 {{/* All variables of a Baton container. Takes the context of a pod. */}}
 {{- define "baton.env" -}}
 {{ include "baton.identityEnv" . }}
 {{ include "baton.secretsEnv" .root }}
-{{ include "baton.opsEnv" .root }}
 - name: BATON_DRAIN_TIMEOUT_SECONDS
   value: {{ .v.drainSeconds | quote }}
 {{- if .models }}

@@ -34,7 +34,7 @@ kube-root-ca.crt.
 {{- range $key, $pool := include "baton.pools" . | fromJson -}}
 {{- $_ := set $workloads (printf "pools.%s" $key) $pool -}}
 {{- end -}}
-{{- $_ := set $workloads "router" .Values.router -}}
+{{- $_ := set $workloads "router" (include "baton.router" . | fromJson) -}}
 {{- $_ := set $workloads "conductor" .Values.conductor -}}
 {{- if .Values.kvstore.enabled -}}{{- $_ := set $workloads "kvstore" .Values.kvstore -}}{{- end -}}
 {{- end -}}

@@ -50,10 +50,6 @@ containers:
     ports:
       {{- include "baton.containerPorts" . | nindent 6 }}
     {{- include "baton.probes" . | nindent 4 }}
-    lifecycle:
-      preStop:
-        exec:
-          command: {{ include "baton.preStop" . }}
     resources:
       {{- if $hasServer }}
       {{- toYaml .v.vllmServer.sidecar.resources | nindent 6 }}
@@ -171,9 +167,14 @@ constraint, because then a node without a zone would be ignored by the constrain
 - {name: ops, containerPort: {{ .root.Values.ports.ops }}, protocol: TCP}
 {{- end -}}
 
+{{/* How often a startup probe may fail, for every program of the chart. Takes root, and the probe's period in seconds. */}}
+{{- define "baton.startFailures" -}}
+{{- max 1 (ceil (divf (float64 .root.Values.startSeconds) (float64 .period)) | int) -}}
+{{- end -}}
+
 {{/*
-Three probes of the ops server, which starts before the rest of the process. A start may take as long as startSeconds
-while it makes progress; livez detects a hang.
+Three probes of the ops server, which starts before the rest of the process. A start may take as long as startSeconds;
+once the program has served, livez detects a hang.
 */}}
 {{- define "baton.probes" -}}
 {{- $probes := .root.Values.probes -}}
@@ -181,7 +182,7 @@ startupProbe:
   httpGet: {path: /startupz, port: ops}
   periodSeconds: {{ $probes.startup.periodSeconds }}
   timeoutSeconds: {{ $probes.startup.timeoutSeconds }}
-  failureThreshold: {{ max 1 (ceil (divf (float64 .v.startSeconds) (float64 $probes.startup.periodSeconds)) | int) }}
+  failureThreshold: {{ include "baton.startFailures" (dict "root" .root "period" $probes.startup.periodSeconds) }}
 readinessProbe:
   httpGet: {path: /readyz, port: ops}
   periodSeconds: {{ $probes.readiness.periodSeconds }}
@@ -192,11 +193,6 @@ livenessProbe:
   periodSeconds: {{ $probes.liveness.periodSeconds }}
   timeoutSeconds: {{ $probes.liveness.timeoutSeconds }}
   failureThreshold: {{ $probes.liveness.failureThreshold }}
-{{- end -}}
-
-{{/* A router continues to accept requests until its address is removed from all endpoints, and then drains. */}}
-{{- define "baton.preStop" -}}
-["baton", "drain", "--self", "--timeout", {{ add (int .root.Values.endpointGraceSeconds) (int .v.drainSeconds) | toString | quote }}]
 {{- end -}}
 
 {{/*

@@ -122,7 +122,7 @@ pod, only its URL follows. As JSON.
 */}}
 {{- define "baton.poolSettings" -}}
 {{- if include "baton.hasVllmServer" . -}}
-{{- include "baton.overlay" (list (dict "attach" (printf "%s=%s" .role (include "baton.vllmServerUrl" .root))) .v.settings) -}}
+{{- include "baton.overlay" (list (dict "attach" (include "baton.attachedServer" .)) .v.settings) -}}
 {{- else -}}
 {{- $derived := dict "device" (include "baton.poolDevice" .) -}}
 {{- $cores := dig "limits" "cpu" (dig "requests" "cpu" "" .v.resources) .v.resources -}}

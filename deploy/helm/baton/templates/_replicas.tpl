@@ -14,9 +14,14 @@ Conductors and stores always belong to the chart.
 {{- if eq .v.replicasManagedBy "chart" -}}{{ int .v.replicas }}{{- end -}}
 {{- end -}}
 
-{{/* The router's values with the owner of its replicas filled in; as JSON. */}}
+{{/*
+The router's values with its replicas and their owner filled in; as JSON. By default there are two routers, so that new requests are
+accepted while a node is drained. But there is one if files and batches have a volume, which only one router can use.
+*/}}
 {{- define "baton.router" -}}
-{{- set (deepCopy .Values.router) "replicasManagedBy" (.Values.router.replicasManagedBy | default .Values.replicasManagedBy) | toJson -}}
+{{- $router := deepCopy .Values.router -}}
+{{- if kindIs "invalid" $router.replicas -}}{{- $_ := set $router "replicas" (ternary 1 2 (ne $router.batches.claimName "")) -}}{{- end -}}
+{{- set $router "replicasManagedBy" ($router.replicasManagedBy | default .Values.replicasManagedBy) | toJson -}}
 {{- end -}}
 
 {{/* The values of the router and of all pools by the names of their Deployments; as JSON. */}}

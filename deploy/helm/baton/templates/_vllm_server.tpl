@@ -38,7 +38,7 @@ read it over ports that UCX picks. Neither authenticates anybody (baton.vllmServ
       command: ["python3", "-c", "import urllib.request; urllib.request.urlopen('{{ include "baton.vllmServerUrl" .root }}/health', timeout=3)"]
     periodSeconds: 5
     timeoutSeconds: 5
-    failureThreshold: {{ max 1 (ceil (divf (float64 .v.startSeconds) 5.0) | int) }}
+    failureThreshold: {{ include "baton.startFailures" (dict "root" .root "period" 5) }}
   resources:
     {{- include "baton.resources" . | nindent 4 }}
   securityContext:
@@ -46,6 +46,7 @@ read it over ports that UCX picks. Neither authenticates anybody (baton.vllmServ
   volumeMounts:
     - name: vllm-tmp
       mountPath: /tmp
+    {{- include "baton.kvEventsMount" . | nindent 4 }}
     {{- if .v.sharedMemory }}
     - name: shm
       mountPath: /dev/shm
@@ -61,6 +62,40 @@ read it over ports that UCX picks. Neither authenticates anybody (baton.vllmServ
 http://127.0.0.1:{{ .Values.ports.http }}
 {{- end -}}
 
+{{/*
+Where the server publishes its KV events, by which requests are placed where their prefix is cached: sockets in a folder that only the
+pod's two containers have, since ZMQ authenticates nobody.
+*/}}
+{{- define "baton.kvEventsMount" -}}
+- name: vllm-events
+  mountPath: /run/vllm
+{{- end -}}
+
+{{/*
+The flag for it. Not if the pool's own arguments have it; Baton then asks the server where the events are. And not with data-parallel ranks,
+for which vLLM finds no socket files of their own, and whose events Baton can't use.
+*/}}
+{{- define "baton.kvEventsArg" -}}
+{{- if not (include "baton.hasServerArg" (dict "v" .v "flags" (list "--kv-events-config" "--data-parallel" "-dp"))) -}}
+--kv-events-config={{ dict "enable_kv_cache_events" true "publisher" "zmq" "endpoint" "ipc:///run/vllm/events" "replay_endpoint" "ipc:///run/vllm/replay" | toJson }}
+{{- end -}}
+{{- end -}}
+
+{{/* The server as the setting `attach` names it. Servers before vLLM 0.32 can't be asked for their events. */}}
+{{- define "baton.attachedServer" -}}
+{{ .role }}={{ include "baton.vllmServerUrl" .root }}
+{{- if include "baton.kvEventsArg" . -}}?kv_events=ipc:///run/vllm/events&kv_replay=ipc:///run/vllm/replay{{- end -}}
+{{- end -}}
+
+{{/* Whether the pool's own arguments have one of these flags, in a form that vLLM reads: "true", or "". Takes v and flags. */}}
+{{- define "baton.hasServerArg" -}}
+{{- $own := false -}}
+{{- range $arg := .v.vllmServer.args -}}
+{{- range $.flags -}}{{- $own = or $own (hasPrefix . (replace "_" "-" $arg)) -}}{{- end -}}
+{{- end -}}
+{{- if $own -}}true{{- end -}}
+{{- end -}}
+
 {{- define "baton.vllmServerArgs" -}}
 {{- if eq .model.source "hub" -}}
 - {{ .model.hub.id }}
@@ -74,6 +109,9 @@ http://127.0.0.1:{{ .Values.ports.http }}
 - --enable-prompt-tokens-details
 - '--structured-outputs-config={"backend":"guidance"}'
 - --shutdown-timeout={{ .v.drainSeconds }}
+{{- with include "baton.kvEventsArg" . }}
+- {{ . | quote }}
+{{- end }}
 {{- with include "baton.kvTransferArg" . }}
 - {{ . | quote }}
 {{- end }}
@@ -94,9 +132,7 @@ http://127.0.0.1:{{ .Values.ports.http }}
 
 {{/* The flag by which the server exchanges KV, unless the pool's own arguments have it. */}}
 {{- define "baton.kvTransferArg" -}}
-{{- $own := false -}}
-{{- range .v.vllmServer.args -}}{{- $own = or $own (hasPrefix "--kv-transfer-config" (replace "_" "-" .)) -}}{{- end -}}
-{{- if and (include "baton.exchangesKv" .v) (not $own) -}}
+{{- if and (include "baton.exchangesKv" .v) (not (include "baton.hasServerArg" (dict "v" .v "flags" (list "--kv-transfer-config")))) -}}
 {{- $config := dict "kv_connector" "NixlConnector" "kv_role" "kv_both" "kv_load_failure_policy" "recompute" -}}
 {{- if eq (include "baton.poolDevice" .) "cpu" -}}{{- $_ := set $config "kv_buffer_device" "cpu" -}}{{- end -}}
 --kv-transfer-config={{ toJson $config }}

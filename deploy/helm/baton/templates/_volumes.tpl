@@ -22,6 +22,9 @@ Each template for volumes has a matching one for mounts.
 - name: vllm-tmp
   emptyDir:
     sizeLimit: {{ .v.vllmServer.tmpSize }}
+- name: vllm-events
+  emptyDir:
+    sizeLimit: 1Mi
 {{- end }}
 {{- include "baton.modelVolumes" . }}
 {{- if .root.Values.tls.rpc.enabled }}
@@ -46,7 +49,9 @@ Each template for volumes has a matching one for mounts.
   mountPath: /tmp
 - name: home
   mountPath: /var/lib/baton
-{{- if and .v.sharedMemory (not (include "baton.hasVllmServer" .)) }}
+{{- if include "baton.hasVllmServer" . }}
+{{ include "baton.kvEventsMount" . }}
+{{- else if .v.sharedMemory }}
 - name: shm
   mountPath: /dev/shm
 {{- end }}

@@ -1,4 +1,4 @@
-"""Tests the ops server, which serves probes, metrics and drain requests on its own threads."""
+"""Tests the ops server, which serves probes and metrics on its own threads."""
 
 import socket
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from baton.clock import ManualClock
 from baton.core.pending_settings import PendingSettings
 from baton.errors import Unavailable
 from baton.network.browser_guard import BrowserGuard
-from baton.serve.ops_server import MAX_REQUESTS, OpsServer, is_loopback
+from baton.serve.ops_server import MAX_REQUESTS, OpsServer
 from baton.serve.process_health import ProcessHealth
 from baton.serve.status_pipe import STATUS
 
@@ -25,10 +25,6 @@ class OpsHarness:
         self.health.start()
         self.ops = OpsServer(self.health, 20.0, BrowserGuard(hosts=()))
         self.address = self.ops.open("127.0.0.1", 0)
-        self.drains = 0
-
-    def drain(self) -> None:
-        self.drains += 1
 
     def request(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
         connection = HTTPConnection(self.address, timeout=10)
@@ -92,43 +88,9 @@ def test_livez_fails_when_the_event_loop_hangs(harness: OpsHarness) -> None:
     assert harness.request("/livez") == (200, "serving")
 
 
-def test_repeated_drain_requests_drain_once(harness: OpsHarness) -> None:
-    harness.ops.attach_program(CollectorRegistry(), harness.drain)
-    harness.health.set_state("serving")
-    assert harness.request("/drain", "POST") == (202, "serving")
-    harness.health.set_state("draining")
-    assert harness.request("/drain", "POST") == (202, "draining")
-    harness.health.is_drained = True
-    assert harness.request("/drain", "POST") == (200, "drained")
-    assert harness.drains == 1
-
-
-def test_drain_before_the_program_has_started_is_remembered(harness: OpsHarness) -> None:
-    assert harness.request("/drain", "POST")[0] == 202
-    harness.ops.attach_program(CollectorRegistry(), harness.drain)
-    assert harness.drains == 1
-
-
-@pytest.mark.parametrize(
-    ("peer", "here", "status"),
-    [
-        ("127.0.0.1", "127.0.0.1", 202),
-        ("::1", "::1", 202),
-        ("::ffff:127.0.0.1", "::ffff:127.0.0.1", 202),
-        ("10.1.2.3", "10.1.2.3", 202),  # the server listens at its own address only
-        ("10.1.2.4", "10.1.2.3", 403),
-        ("fe80::1%eth0", "fe80::2", 403),
-    ],
-)
-def test_only_this_host_may_drain(harness: OpsHarness, peer: str, here: str, status: int) -> None:
-    harness.ops.attach_program(CollectorRegistry(), harness.drain)
-    assert harness.ops.post("/drain", peer, here)[0] == status
-    assert harness.drains == (status == 202)
-
-
 def test_metrics_include_the_programs_registry(harness: OpsHarness) -> None:
     registry = CollectorRegistry()
-    harness.ops.attach_program(registry, harness.drain)
+    harness.ops.attach_program(registry)
     Counter("baton_jumps", "Counted after it was watched.", registry=registry).inc(3)
     body = harness.request("/metrics")[1]
     assert "baton_jumps_total 3.0" in body and "process_resident_memory_bytes" in body
@@ -139,16 +101,16 @@ def test_failing_collector_does_not_affect_probes(harness: OpsHarness) -> None:
         def collect(self) -> Iterator[Metric]:
             raise ValueError("a bug in the collector")
 
-    harness.ops.attach_program(Broken(), harness.drain)
+    harness.ops.attach_program(Broken())
     with pytest.raises(OSError):
         harness.request("/metrics")
     assert harness.request("/livez")[0] == 200
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/"), ("POST", "/livez"), ("GET", "/drain")])
-def test_unknown_path_lists_the_existing_ones(harness: OpsHarness, method: str, path: str) -> None:
-    status, body = harness.request(path, method)
-    assert status == 404 and body.startswith(f"unknown path {path}; the paths are GET /startupz")
+def test_unknown_path_lists_the_existing_ones(harness: OpsHarness) -> None:
+    paths = "/startupz, /readyz, /livez, /metrics"
+    assert harness.request("/") == (404, f"unknown path /; the paths are {paths}")
+    assert harness.request("/livez", "POST")[0] == 501
 
 
 def test_silent_connections_are_bounded(harness: OpsHarness) -> None:
@@ -174,19 +136,10 @@ def test_port_in_use_is_reported(harness: OpsHarness) -> None:
         OpsServer(harness.health, 20.0).open("127.0.0.1", port)
 
 
-def test_is_loopback() -> None:
-    assert is_loopback("127.8.8.8") and is_loopback("::1")
-    assert not is_loopback("192.168.0.1") and not is_loopback("::ffff:10.0.0.1")
-
-
 def test_requests_from_web_pages_are_rejected(harness: OpsHarness) -> None:
     """A web page can send requests to loopback addresses, and can make its own host name resolve to
     one."""
-    harness.ops.attach_program(CollectorRegistry(), harness.drain)
     for page in ({"Origin": "http://evil.example"}, {"Host": "evil.example:9000"}):
-        assert harness.request("/drain", "POST", **page)[0] == 403
         assert harness.request("/metrics", **page)[0] == 403
-    assert harness.request("/drain", "POST", Origin="http://localhost:3000")[0] == 403
     assert harness.request("/metrics", **{"Sec-Fetch-Site": "cross-site"})[0] == 403
-    assert harness.drains == 0
     assert harness.request("/metrics", Host="localhost:9000")[0] == 200

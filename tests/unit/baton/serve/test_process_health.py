@@ -23,8 +23,6 @@ def test_states_and_descriptions_of_a_program() -> None:
     assert (health.is_ready, health.has_served, health.describe()) == (True, True, "serving")
     health.set_state("draining")
     assert (health.is_ready, health.has_served, health.describe()) == (False, True, "draining")
-    health.is_drained = True
-    assert health.describe() == "drained"
 
 
 def test_blocked_event_loop_is_a_hang() -> None:

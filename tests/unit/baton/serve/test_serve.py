@@ -159,97 +159,6 @@ async def test_program_stops_even_if_its_drain_fails() -> None:
     assert life.state is ProgramState.STOPPED
 
 
-async def living(
-    program: FakeProgram, drain_timeout_seconds: float = 5.0
-) -> tuple[Lifecycle, asyncio.Task[None]]:
-    life = Lifecycle(program, drain_timeout_seconds)
-    task = asyncio.create_task(life.run())
-    await program.serving.wait()
-    return life, task
-
-
-async def test_drained_program_stays_until_it_is_stopped() -> None:
-    program = FakeProgram()
-    life, running = await living(program)
-    life.request_drain()
-    life.request_drain()
-    while not STATUS.health.is_drained:
-        await asyncio.sleep(0)
-    assert life.state is ProgramState.DRAINING and not STATUS.health.is_ready
-    assert "stop" not in program.calls
-    life.request_stop()
-    await running
-    assert life.state is ProgramState.STOPPED
-    assert program.calls == ["start", "run", "drain", "stop"]
-
-
-async def test_stop_request_during_a_drain_waits_for_the_drain() -> None:
-    done = asyncio.Event()
-
-    async def drain() -> None:
-        await done.wait()
-
-    program = FakeProgram(drain=drain)
-    life, running = await living(program, 60.0)
-    life.request_drain()
-    await program.draining.wait()
-    life.request_stop()
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert not running.done() and not STATUS.health.is_drained
-    done.set()
-    await running
-    assert program.calls == ["start", "run", "drain", "stop"]
-
-
-async def test_stop_request_during_a_drain_applies_the_time_limit() -> None:
-    """A drain has no time limit until a stop is requested. The limit is 0 here, so the stop request
-    ends the drain at once."""
-    program = FakeProgram(drain=never)
-    life, running = await living(program, 0.0)
-    life.request_drain()
-    await program.draining.wait()
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert not running.done()
-    life.request_stop()
-    await running
-    assert life.state is ProgramState.STOPPED
-
-
-async def test_crash_after_the_drain_raises() -> None:
-    crash = asyncio.Event()
-
-    async def run() -> None:
-        await crash.wait()
-        raise Unavailable("the engine died after the drain")
-
-    program = FakeProgram(run=run)
-    life, running = await living(program)
-    life.request_drain()
-    while not STATUS.health.is_drained:
-        await asyncio.sleep(0)
-    crash.set()
-    with pytest.raises(Unavailable, match="the engine died after the drain"):
-        await running
-
-
-async def test_drain_while_starting() -> None:
-    """A process that is still starting is drained immediately, since it has accepted no request. It
-    accepts none later."""
-    program = FakeProgram(start=never)
-    life = Lifecycle(program, 5.0)
-    running = asyncio.create_task(life.run())
-    await asyncio.sleep(0)
-    life.request_drain()
-    while not STATUS.health.is_drained:
-        await asyncio.sleep(0)
-    assert life.state is ProgramState.STARTING
-    life.request_stop()
-    await running
-    assert "run" not in program.calls and not life.has_served
-
-
 async def test_stalled_load_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "HEARTBEAT_SECONDS", 0.001)
     clock = ManualClock()
@@ -274,7 +183,10 @@ async def test_program_waiting_for_a_dead_component_sends_no_heartbeat(
     clock, beats = ManualClock(), list[float]()
     monkeypatch.setattr(STATUS, "health", ProcessHealth(clock))
     monkeypatch.setattr(STATUS, "send_heartbeat", lambda: beats.append(clock.monotonic()))
-    life, running = await living(FakeProgram())
+    program = FakeProgram()
+    life = Lifecycle(program, 5.0)
+    running = asyncio.create_task(life.run())
+    await program.serving.wait()
     with STATUS.health.waiting_for("the engine"):
         clock.advance(1.0)
         while 1.0 not in beats:

@@ -70,7 +70,7 @@ spec:
 startupProbe:
   tcpSocket: {port: {{ include "baton.rayletPort" . }}}
   periodSeconds: 2
-  failureThreshold: 150
+  failureThreshold: {{ include "baton.startFailures" (dict "root" .root "period" 2) }}
 readinessProbe:
   tcpSocket: {port: {{ include "baton.rayletPort" . }}}
   periodSeconds: 5
@@ -101,7 +101,7 @@ livenessProbe:
     httpGet: {path: /ready, port: http, scheme: {{ .scheme }}}
     periodSeconds: 5
     timeoutSeconds: 5
-    failureThreshold: {{ ceil (divf (float64 .v.startSeconds) 5.0) | int }}
+    failureThreshold: {{ include "baton.startFailures" (dict "root" .root "period" 5) }}
   readinessProbe:
     httpGet: {path: /ready, port: http, scheme: {{ .scheme }}}
     periodSeconds: 5
