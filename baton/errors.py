@@ -74,6 +74,12 @@ class Corrupt(BatonError):
     retryable = True
 
 
+class Conflict(BatonError):
+    """What the request relies on is not, or no longer, the case. Begin anew."""
+
+    code = "conflict"
+
+
 class RequestKilledWorkers(BatonError):
     """The request has crashed several workers, so it is not retried."""
 
@@ -102,6 +108,7 @@ ERROR_MAPPINGS: dict[type[BatonError], ErrorMapping] = {
     Overloaded: ErrorMapping("RESOURCE_EXHAUSTED", 429, "rate_limit_error"),
     Unavailable: ErrorMapping("UNAVAILABLE", 503, "service_unavailable_error"),
     DeadlineExceeded: ErrorMapping("DEADLINE_EXCEEDED", 504, "timeout_error"),
+    Conflict: ErrorMapping("ABORTED", 409, "invalid_request_error"),
     Corrupt: ErrorMapping("DATA_LOSS", 500, "server_error"),
     Cancelled: ErrorMapping("CANCELLED", 499, "server_error"),
     RequestKilledWorkers: ErrorMapping("FAILED_PRECONDITION", 500, "server_error"),

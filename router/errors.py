@@ -8,6 +8,7 @@ import orjson
 
 from baton.errors import (
     CONTEXT_LENGTH_EXCEEDED,
+    Conflict,
     Invalid,
     Overloaded,
     RequestKilledWorkers,
@@ -101,8 +102,8 @@ def to_api_error(error: BaseException, request_id: str = "") -> ApiError:
     headers: dict[str, str] = {}
     if isinstance(error, Overloaded):
         headers |= retry_headers(_spread_retry(error.retry_after_seconds, request_id))
-    if isinstance(error, RequestKilledWorkers):
-        headers["x-should-retry"] = "false"  # OpenAI's clients would otherwise retry a 500
+    if isinstance(error, Conflict | RequestKilledWorkers):
+        headers["x-should-retry"] = "false"  # OpenAI's clients would otherwise retry 409 and 500
         message, kind = str(error), mapping.openai_type
         return ApiError(
             mapping.http_status, message, error_type=kind, code=error.code, headers=headers

@@ -55,6 +55,8 @@ from router.responses.response_service import ResponseService
 from router.responses.response_store import ResponseLimits
 from router.serving.context import RouterConfig, RouterContext
 from router.serving.grammar_validator import GrammarValidator
+from router.serving.redis_kept_answers import RedisKeptAnswers
+from router.serving.resumption import Resumption
 from router.serving.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 from router.serving.served_model import ServedModel
 from router.telemetry.metrics import RouterMetrics
@@ -102,6 +104,8 @@ class RouterProgram:
             settings.required_redis_url, settings.cluster, _response_limits(settings)
         )
         self._response_leases = RedisResponseLeases(settings.required_redis_url, settings.cluster)
+        self._kept_answers = RedisKeptAnswers(settings.required_redis_url, settings.cluster)
+        self._resumption = Resumption(self._kept_answers, self._clock)
         self._response_service: ResponseService | None = None
         self._span_export = SpanExport(
             self._clock,
@@ -158,6 +162,7 @@ class RouterProgram:
             tasks.create_task(self._usage_flusher.run())
             tasks.create_task(self._context.tenants.admission.run())
             tasks.create_task(self._prefix_pinner.run())
+            tasks.create_task(self._resumption.run())
             tasks.create_task(self._adapters.run())
             assert self._listeners is not None, "start() comes first"
             tasks.create_task(self._listeners.run(self._on_listening))
@@ -197,6 +202,7 @@ class RouterProgram:
         await self._quota_store.close()
         await self._response_store.close()
         await self._response_leases.close()
+        await self._kept_answers.close()
         await self._registry.close()
         await self._adapter_registry.close()
 
@@ -317,6 +323,7 @@ class RouterProgram:
             clock=self._clock,
             usage_store=self._usage_store,
             quota_store=self._quota_store,
+            resumption=self._resumption,
             telemetry=self._build_telemetry(),
             forward_client=self._forward_client,
             refuses_when_draining=not _is_behind_load_balancer(settings),

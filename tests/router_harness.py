@@ -33,6 +33,7 @@ from router.responses.response_service import ResponseService
 from router.responses.response_store import ResponseLimits, ResponseStore
 from router.serving.context import RouterConfig, RouterContext, RouterIds
 from router.serving.grammar_validator import GrammarValidator
+from router.serving.resumption import Resumption
 from router.serving.served_model import ServedModel
 from router.tenants.authentication import Authenticator
 from testkit.fakes.adapter_registry import MemoryAdapterRegistry
@@ -122,6 +123,7 @@ class RouterHarness:
         self.members = StaticMembers([member("p0", Role.PREFILL), member("d0", Role.DECODE)])
         self.batch_service: BatchService | None = None
         self.response_store: ResponseStore | None = settings.pop("response_store", None)
+        kept_answers = settings.pop("kept_answers", None)
         clock = SystemClock()
         cluster = Cluster(self.members, clock)
         links = MemoryWorkerConnections(self.prefill, self.decode)
@@ -147,6 +149,7 @@ class RouterHarness:
             authenticator=Authenticator(keys, admin_key),
             clock=clock,
             ids=RouterIds(lambda: f"{next(ids):x}", lambda: 77),
+            resumption=Resumption(kept_answers, clock) if kept_answers is not None else None,
         )
         self.adapter_registry = MemoryAdapterRegistry()
         self.service.models.adapters = AdapterDirectory(

@@ -1,6 +1,7 @@
 """The generation of one answer, from placement to its last token, over as many workers as
 needed."""
 
+import asyncio
 from array import array
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ import structlog
 from baton.core.ids import BlockKey, Epoch, TenantId, TokenId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.placement import Placement
-from baton.core.request import RequestOutput, RequestSpec
+from baton.core.request import FinishReason, RequestOutput, RequestSpec
 from baton.core.variant import Variant
 from baton.errors import BatonError, NotFound, Overloaded, Unavailable
 from baton.placement.refusal import PlacementRefused
@@ -39,11 +40,16 @@ RETRY_BACKOFF_FACTOR = 4
 together are longer than the interval at which the router refreshes its list of workers from the
 registry. Until that refresh, attempts on a worker that has restarted at its old address fail."""
 
+REPLAYED_TOKENS = 256
+"""Tokens of an answer that another router has begun, between which others get a turn: some
+milliseconds of work."""
+
 log = structlog.get_logger(__name__)
 
 
 class Generation:
-    """Generates one answer to one prompt. Call :meth:`outputs` once."""
+    """Generates one answer to one prompt. Call :meth:`outputs` once. ``tokens`` are the answer's
+    token ids so far, and ``finish_reason`` is that of the worker that has ended it, or None."""
 
     def __init__(
         self,
@@ -62,6 +68,8 @@ class Generation:
         self._config = context.config
         self._spec = spec
         self._emitted = array("q")  # token ids, 8 bytes each
+        self._replayed: Sequence[TokenId] = ()
+        self.finish_reason: FinishReason | None = None
         self._search = PlacementSearch(
             context, tenant, model, session, record, variant, prompt_block_keys
         )
@@ -71,6 +79,24 @@ class Generation:
         self._num_restarts = 0
         self._failing_since: float | None = None
         self.record = record
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self._emitted
+
+    def resume(
+        self, token_ids: Sequence[TokenId], finish_reason: FinishReason | None, variant: str
+    ) -> bool:
+        """Begin with the tokens that another router had of this answer, from workers of this
+        variant of the model; with ``finish_reason`` they are all. Call before :meth:`outputs`.
+        Returns False, and does not use the tokens, if they can't be the answer's."""
+        is_valid = all(token_id < self._context.vocab_size for token_id in token_ids)
+        if not token_ids or not is_valid or len(token_ids) > self._spec.sampling.max_tokens:
+            return False
+        self._replayed, self.finish_reason = token_ids, finish_reason
+        known = self.record.variant
+        self.record.is_numeric = known is not None and variant != known.id
+        return True
 
     async def outputs(
         self, inline_consumer: InlineConsumer | None = None
@@ -82,6 +108,12 @@ class Generation:
         its reader, releases the request on all workers.
         """
         num_failures = 0
+        if self._replayed:
+            async for output in self._replay():
+                yield output
+            if self.finish_reason is not None:
+                return
+            await self._begin_epoch(self._emitted)
         try:
             while True:
                 await self._isolation.begin_attempt(len(self._emitted))
@@ -103,6 +135,18 @@ class Generation:
                 num_failures += await self._recover(failure, num_failures)
         finally:
             self._isolation.end()
+
+    async def _replay(self) -> AsyncGenerator[RequestOutput]:
+        """Yield the tokens that another router had of this answer."""
+        for start in range(0, len(self._replayed), REPLAYED_TOKENS):
+            token_ids = tuple(self._replayed[start : start + REPLAYED_TOKENS])
+            self._emitted.extend(token_ids)
+            output = RequestOutput(self._spec.request_id, self._spec.epoch, start, token_ids)
+            if len(self._emitted) == len(self._replayed):
+                output.finish_reason = self.finish_reason
+            self.record.record_output(output, self._context.clock.monotonic())
+            yield output
+            await asyncio.sleep(0)
 
     def _create_attempt(self, placement: Placement, consume: InlineConsumer | None) -> Attempt:
         attempt = Attempt(
@@ -152,6 +196,7 @@ class Generation:
             self._record_success()
         self._failing_since = None
         self._emitted.extend(output.token_ids)
+        self.finish_reason = output.finish_reason
         if self._isolation.run is not None or output.finish_reason is not None:
             self._isolation.record_output(output, len(self._emitted))
         self.record.record_output(output, self._context.clock.monotonic())

@@ -141,7 +141,7 @@ def _check_background(body: ResponsesBody, background: BackgroundResponses | Non
         reason = "background: is not supported, because no responses are stored here"
     elif body.stream:
         param = "stream"
-        reason = "stream: can't be combined with background, since streams are not resumable"
+        reason = "stream: can't be combined with background, whose client does not wait"
     if reason is not None:
         raise invalid_field(param, reason, "unsupported_parameter")
 

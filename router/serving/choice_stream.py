@@ -2,9 +2,9 @@
 reasoning and tool calls are separated from the text."""
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -118,6 +118,9 @@ class ChoiceStream:
         shows_logprobs: bool = True,
     ) -> None:
         self.index = index
+        self.splits_outputs = False
+        """Whether each token is a step of its own, even if a worker sends several at a time: then
+        the deltas depend on nothing but the tokens."""
         self._generation = generation
         self._detokenizer = detokenizer
         self._stop_strings = StopStrings(stop_strings)
@@ -134,6 +137,10 @@ class ChoiceStream:
         self._token_ids: list[TokenId] = []
         self._entries: list[TokenEntry] = []
         self._prompt_entries: tuple[TokenEntry, ...] = ()
+
+    @property
+    def generation(self) -> Generation:
+        return self._generation
 
     @property
     def record(self) -> GenerationRecord:
@@ -162,16 +169,23 @@ class ChoiceStream:
                 if self._prompt_only:
                     await emit(self._make_delta("", (), FinishReason.LENGTH))
                     return FinishReason.LENGTH
-                text, reason = self._to_text(output)
-                pieces: list[OutputPart] = []
-                if self._parser is not None:
-                    pieces, reason = self._parse(self._parser, output, text, reason)
-                    text = ""
-                if text or pieces or reason is not None or self._emit_every_step:
-                    await emit(self._make_delta(text, pieces, reason))
-                if reason is not None:
-                    return reason
+                for step in _split_output(output) if self.splits_outputs else (output,):
+                    reason = await self._take_step(step, emit)
+                    if reason is not None:
+                        return reason
         raise AssertionError("the generation ended without a finish reason and without an error")
+
+    async def _take_step(self, output: RequestOutput, emit: DeltaHandler) -> str | None:
+        """Emit what an output adds, if it can be shown now. Return the finish reason if the answer
+        ends here."""
+        text, reason = self._to_text(output)
+        pieces: list[OutputPart] = []
+        if self._parser is not None:
+            pieces, reason = self._parse(self._parser, output, text, reason)
+            text = ""
+        if text or pieces or reason is not None or self._emit_every_step:
+            await emit(self._make_delta(text, pieces, reason))
+        return reason
 
     @property
     def _is_plain(self) -> bool:
@@ -252,3 +266,20 @@ class ChoiceStream:
         self._token_ids.clear()
         self._entries.clear()
         return delta
+
+
+def _split_output(output: RequestOutput) -> Iterable[RequestOutput]:
+    """Split an output into one per token; the last one has the finish reason."""
+    last = len(output.token_ids) - 1
+    if last <= 0:
+        return (output,)
+    return [
+        replace(
+            output,
+            first_index=output.first_index + position,
+            token_ids=(token_id,),
+            logprobs=output.logprobs[position : position + 1],
+            finish_reason=output.finish_reason if position == last else None,
+        )
+        for position, token_id in enumerate(output.token_ids)
+    ]

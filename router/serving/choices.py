@@ -13,7 +13,7 @@ from baton.core.attention_window import AttentionWindow
 from baton.core.ids import Epoch, RequestId, TenantId
 from baton.core.request import RequestSpec
 from baton.core.variant import Variant
-from baton.errors import BatonError, Invalid, Overloaded
+from baton.errors import BatonError, Conflict, Invalid, Overloaded
 from baton.text.tokenizer import Tokenizer
 from router.generation.block_key_hasher import BlockKeyHasher, block_key_hasher
 from router.generation.generation import Generation
@@ -301,7 +301,7 @@ def _request_spec(
 def _log_failure(record: GenerationRecord, error: BatonError) -> None:
     """Log a refusal at level info, since the client sent an invalid request or may retry; log any
     other error as a warning."""
-    is_refusal = isinstance(error, Overloaded | Invalid)
+    is_refusal = isinstance(error, Conflict | Overloaded | Invalid)
     write, event = (log.info, "request_refused") if is_refusal else (log.warning, "request_failed")
     write(event, error=str(error), placements=len(record.placements), **record.log_fields)
 

@@ -20,6 +20,7 @@ from router.serving.memory_budgets import (
     StoredBytesShare,
 )
 from router.serving.offload_executor import OffloadExecutor
+from router.serving.resumption import Resumption
 from router.serving.served_model import ModelDirectory, ServedModel
 from router.telemetry.router_telemetry import RouterTelemetry
 from router.tenants.authentication import Authenticator
@@ -94,6 +95,7 @@ class RouterContext:
     telemetry: RouterTelemetry
     ids: RouterIds
     forward_client: ForwardClient
+    resumption: Resumption | None = None
     draining: bool = False
     refuses_when_draining: bool = True
     """False if new connections reach other routers, through a shared port or a load balancer. Then
@@ -113,11 +115,13 @@ class RouterContext:
         usage_store: UsageStore | None = None,
         quota_store: QuotaStore | None = None,
         forward_client: ForwardClient | None = None,
+        resumption: Resumption | None = None,
         refuses_when_draining: bool = True,
     ) -> "RouterContext":
         """Wire the components of a router together. Defaults: telemetry and usage are kept in
         memory, and ids are random; without ``quota_store``, quotas are not shared between routers;
-        ``forward_client`` does not sign its calls."""
+        ``forward_client`` does not sign its calls; without ``resumption``, no answer can be
+        continued by another router."""
         telemetry, ids = telemetry or RouterTelemetry(), ids or RouterIds()
         telemetry.metrics.add_models(model.name for model in models)
         tenants = TenantServices(
@@ -140,6 +144,7 @@ class RouterContext:
             telemetry,
             ids,
             forward_client or ForwardClient(),
+            resumption,
             refuses_when_draining=refuses_when_draining,
         )
 

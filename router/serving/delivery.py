@@ -17,6 +17,7 @@ from router.serving.choice_result import ChoiceResult
 from router.serving.choice_stream import ChoiceDelta, ChoiceStream
 from router.serving.choices import run_choices
 from router.serving.context import RouterContext
+from router.serving.event_cursor import EventCursor
 from router.serving.memory_budgets import KeptLogprobs
 from router.serving.preprocessor import BYTES_PER_TOKEN_ID
 from router.serving.request import GenerationRequest
@@ -32,7 +33,8 @@ BYTES_PER_TOKEN_ENTRY = 64
 
 @dataclass(slots=True)
 class AnswerDelivery:
-    """The answers of one request while they are generated. ``headers`` are the response's."""
+    """The answers of one request while they are generated. ``headers`` are the response's. With a
+    ``cursor``, the events of a stream have ids, and those that the client has are not sent."""
 
     context: RouterContext
     tenant: TenantId
@@ -42,6 +44,7 @@ class AnswerDelivery:
     encoder: AnswerEncoder
     kept_logprobs: KeptLogprobs
     headers: Mapping[str, str]
+    cursor: EventCursor | None = None
 
     async def generate(self) -> bytes:
         """Generate the answers, and return them encoded as a whole."""
@@ -70,7 +73,7 @@ class AnswerDelivery:
         status."""
         request, choices, answers, encoder = self.request, self.choices, self.answers, self.encoder
         unopened = {answer.index: answer for answer in answers}
-        write_lock = asyncio.Lock()
+        write_lock, cursor = asyncio.Lock(), self.cursor
         kept_logprobs = self.kept_logprobs if encoder.keeps_logprobs else None
 
         async def send(delta: ChoiceDelta) -> None:
@@ -85,6 +88,11 @@ class AnswerDelivery:
                     opening = encoder.encode_opening(answer, prompt_usage(choices[delta.index]))
                 encoder.set_token_counts(delta.index, size, choices[delta.index].num_tokens)
                 frames = opening + encoder.encode_chunk(delta)
+                if cursor is not None:
+                    cursor.add_tokens(delta.index, delta.token_ids)
+                    frames = cursor.number(delta.index, frames)
+                    if not frames:
+                        return
                 if not writer.has_started:
                     headers = self.debug_headers(choices[delta.index])
                     await writer.start(200, STREAM_HEADERS | headers)
@@ -92,7 +100,7 @@ class AnswerDelivery:
 
         inline_writer = None
         if writer.inline_body is not None and not request.reports_running_usage:
-            inline_writer = InlineStreamWriter(writer.inline_body, encoder, unopened)
+            inline_writer = InlineStreamWriter(writer.inline_body, encoder, unopened, cursor)
         await run_choices(self.context, choices, request.num_candidates, send, inline_writer)
         usage = response_usage(choices, request.num_candidates)
         # In the Responses API, the last events repeat the whole answer.
@@ -100,6 +108,11 @@ class AnswerDelivery:
         end = await self.context.resources.offload_executor.run(
             self.tenant, size, lambda: encoder.encode_end(usage)
         )
+        if cursor is not None:
+            end = cursor.number(0, end)
+            cursor.end()
+            if not writer.has_started:
+                await writer.start(200, STREAM_HEADERS | self.debug_headers(choices[0]))
         # The stream's headers were sent before it was known; clients skip comments.
         comments = (encoder.encode_comment(f"{k}: {v}") for k, v in self._continuation().items())
         return b"".join(comments) + end
@@ -117,25 +130,36 @@ class AnswerDelivery:
 
 class InlineStreamWriter:
     """Writes the outputs of a request's answers directly, as text chunks. ``unopened`` are the
-    answers whose first chunk has not been sent yet, by index. The same dict is used and changed by
-    the code that writes all other chunks."""
+    answers whose first chunk has not been sent yet, by index. The same dict and the same ``cursor``
+    are used and changed by the code that writes all other chunks."""
 
     def __init__(
-        self, body: InlineBodyWriter, encoder: AnswerEncoder, unopened: dict[int, ChoiceResult]
+        self,
+        body: InlineBodyWriter,
+        encoder: AnswerEncoder,
+        unopened: dict[int, ChoiceResult],
+        cursor: EventCursor | None = None,
     ) -> None:
+        self._cursor = cursor
         self._body = body
         self._encoder = encoder
         self._unopened = unopened
 
     def write_output(self, choice: ChoiceStream, output: RequestOutput) -> bool:
-        """Write the text of an output and return True. If the client does not keep up, do nothing
-        and return False."""
-        if not self._body.is_open:
+        """Write the text of an output and return True. If the client does not keep up, or has the
+        text already, do nothing and return False."""
+        cursor = self._cursor
+        if not self._body.is_open or (cursor is not None and cursor.is_skipping(choice.index)):
             return False
-        text = choice.take_text(output)
+        text, events = choice.take_text(output), b""
         if text:
             opening = self._encode_opening(choice) if choice.index in self._unopened else b""
-            self._body.write(opening + self._encoder.encode_text(choice.index, text))
+            events = opening + self._encoder.encode_text(choice.index, text)
+        if cursor is not None:
+            cursor.add_tokens(choice.index, output.token_ids)
+            events = cursor.number(choice.index, events)
+        if events:
+            self._body.write(events)
         return True
 
     def _encode_opening(self, choice: ChoiceStream) -> bytes:

@@ -1,12 +1,12 @@
 """How a request that generates answers is handled, from its parsed body to the last byte."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from baton.errors import BatonError
+from baton.errors import BatonError, Conflict
 from router.errors import ApiError, to_api_error
 from router.generation.record import GenerationRecord
 from router.http.response_writer import JSON_HEADERS
@@ -15,11 +15,14 @@ from router.serving.chat_renderer import ChatRenderer
 from router.serving.choice_result import ChoiceResult
 from router.serving.choices import create_choice_streams, preprocessor, request_context
 from router.serving.delivery import AnswerDelivery
+from router.serving.event_cursor import LAST_EVENT_ID
 from router.serving.grammar_validator import TOOLS_FIELD, grammar_parts
+from router.serving.kept_answers import AnswerOrigin
 from router.serving.parsers.model_output_format import tool_format_headers
 from router.serving.preprocessor import Preprocessor, Prompt, count_prompt_logprobs
 from router.serving.request import Chat, GenerationRequest
 from router.serving.request_handler import IncomingRequest
+from router.serving.resumption import ResumableAnswer
 from router.serving.served_model import ServedModel
 from router.tenants.admission import DEFAULT_RESERVED_OUTPUT_TOKENS, num_reserved_tokens
 
@@ -77,8 +80,13 @@ async def generate(
     incoming.begin(f"{id_prefix}{context.ids.new_id()}")
 
     parsed = await parse(incoming)
-    request, model, tenant = parsed.request, incoming.model, incoming.tenant
+    request, model, tenant, keeper = parsed.request, incoming.model, incoming.tenant, parsed.keeper
     check_generates(model)
+    seed, worker_id, resumable = context.ids.new_seed(), incoming.id, None
+    if keeper is None or not keeper.is_background:
+        resumable = await _claim(incoming, request, seed)
+    if resumable is not None:
+        seed, worker_id = resumable.origin.seed, resumable.request_id
     if request.tools.offered:
         incoming.headers |= tool_format_headers(model.text.output_format)
     if request.stream:
@@ -87,18 +95,10 @@ async def generate(
     attributes = request_context(
         context, model, tenant, request, incoming.id, incoming.min_priority
     )
-    prepare = preprocessor(attributes, context.ids.new_seed())
-    prompts = await incoming.tokenize(lambda: _build_prompts(incoming, request, prepare))
-    num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-    raw = incoming.raw
-    raw.release(kept_bytes=raw.size_bytes - num_tokens * MAX_BYTES_PER_PROMPT_TOKEN)
-    incoming.report_ignored_fields()
-    field = request.format[0] if request.format is not None else TOOLS_FIELD
-    grammar = prompts[0].sampling.grammar
-    await model.text.grammar_validator.check(grammar, field, tenant, grammar_parts(request))
-
+    prompts = await _prepare(incoming, request, preprocessor(attributes, seed))
     await _reserve_tokens(incoming, request, prompts)
-    choices = create_choice_streams(context, incoming.id, attributes, request, prompts, arrived_at)
+    choices = create_choice_streams(context, worker_id, attributes, request, prompts, arrived_at)
+    cursor = None if resumable is None else resumable.attach(choices, request)
     records = [choice.record for choice in choices]
     incoming.admission.set_records(records, request.num_candidates)
     if incoming.trace is not None:
@@ -115,29 +115,69 @@ async def generate(
     with context.kept_logprobs(tenant, param) as kept_logprobs:
         kept_logprobs.charge(count_prompt_logprobs(prompts, request))
         delivery = AnswerDelivery(
-            context, tenant, request, choices, answers, encoder, kept_logprobs, incoming.headers
+            context,
+            tenant,
+            request,
+            choices,
+            answers,
+            encoder,
+            kept_logprobs,
+            incoming.headers,
+            cursor,
         )
-        keeper = parsed.keeper
         if keeper is not None and keeper.is_background:
             held = incoming.detach()
             held.callback(kept_logprobs.detach())
             await incoming.respond(await keeper.start(encoder, delivery.generate, held))
             return
-        try:
-            if request.stream:
-                data = await delivery.stream(writer)
-            else:
-                data = await delivery.generate()
-            if keeper is not None:
-                await keeper.keep(encoder)
-            if request.stream:
-                await writer.end(data)
-            else:
-                await writer.respond(200, JSON_HEADERS | delivery.debug_headers(choices[0]), data)
-        except (BatonError, ApiError) as error:
-            if keeper is not None and writer.has_started:  # the client knows the answer's id
-                await keeper.keep(encoder, to_api_error(error))
-            raise
+        async with nullcontext() if resumable is None else resumable.connected(incoming.admission):
+            try:
+                data = await (delivery.stream(writer) if request.stream else delivery.generate())
+                if keeper is not None:
+                    await keeper.keep(encoder)
+                if request.stream:
+                    await writer.end(data)
+                else:
+                    headers = JSON_HEADERS | delivery.debug_headers(choices[0])
+                    await writer.respond(200, headers, data)
+            except (BatonError, ApiError) as error:
+                is_known = writer.has_started  # the client knows the answer's id
+                if keeper is not None and is_known and not isinstance(error, Conflict):
+                    await keeper.keep(encoder, to_api_error(error))
+                raise
+
+
+async def _claim(
+    incoming: IncomingRequest, request: GenerationRequest, seed: int
+) -> ResumableAnswer | None:
+    """Find the answer that an earlier request with the same key got, or keep this one's. Returns
+    None for a request without a key. Raises ApiError (400, 404, 422) or Unavailable."""
+    resume, resumption = incoming.resume, incoming.context.resumption
+    if resume is None or resumption is None:
+        return None
+    if resume.last_event_id and not request.stream:
+        raise ApiError(400, f"{LAST_EVENT_ID} continues a stream, but this request has none")
+    origin = AnswerOrigin(incoming.id, incoming.unix_seconds, seed)
+    answer = await resumption.claim(incoming.tenant, resume, incoming.body_digest, origin)
+    if answer is not None:
+        incoming.id, incoming.created = answer.origin.id, answer.origin.created
+        incoming.headers["x-baton-request-id"] = answer.request_id
+    return answer
+
+
+async def _prepare(
+    incoming: IncomingRequest, request: GenerationRequest, prepare: Preprocessor
+) -> list[Prompt]:
+    """Build the prompts, free the body, and check the grammar. Raises ApiError or Invalid."""
+    prompts = await incoming.tokenize(lambda: _build_prompts(incoming, request, prepare))
+    num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+    raw, validator = incoming.raw, incoming.model.text.grammar_validator
+    raw.release(kept_bytes=raw.size_bytes - num_tokens * MAX_BYTES_PER_PROMPT_TOKEN)
+    incoming.report_ignored_fields()
+    field = request.format[0] if request.format is not None else TOOLS_FIELD
+    grammar = prompts[0].sampling.grammar
+    await validator.check(grammar, field, incoming.tenant, grammar_parts(request))
+    return prompts
 
 
 def check_generates(model: ServedModel) -> None:

@@ -4,6 +4,7 @@ encodes errors."""
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, TypeVar
 
 import structlog
@@ -34,6 +35,8 @@ from router.http.response_writer import (
     read_body,
 )
 from router.serving.context import RouterContext
+from router.serving.event_cursor import LAST_EVENT_ID
+from router.serving.resumption import IDEMPOTENCY_KEY, ResumeHeaders
 from router.serving.schema.strict_model import RequestBody
 from router.serving.served_model import ServedModel
 from router.telemetry.metrics import UNKNOWN_MODEL
@@ -62,6 +65,9 @@ OPENAI_ERRORS = ErrorForm(
 )
 
 
+_IDEMPOTENCY_KEY, _LAST_EVENT_ID = IDEMPOTENCY_KEY.lower().encode(), LAST_EVENT_ID.lower().encode()
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """What is done with the requests of one route. ``name`` is its label in metrics. ``answer``
@@ -79,7 +85,10 @@ class Endpoint:
 class IncomingRequest:
     """A request that is admitted and whose body is read. ``headers`` are those of the response.
     ``model`` is known once the body is parsed, and ``id``, the ``x-baton-request-id``, once an
-    answer is begun. ``encode_failure`` encodes the end of a stream that fails."""
+    answer is begun. ``encode_failure`` encodes the end of a stream that fails. ``resume`` has the
+    headers of a request with an ``Idempotency-Key``; ``body_digest`` identifies its body once that
+    is parsed. ``created`` is when its answer was first begun, in Unix seconds, if that was over
+    another connection."""
 
     context: RouterContext
     endpoint: Endpoint
@@ -95,6 +104,9 @@ class IncomingRequest:
     id: str = ""
     found_model: ServedModel | None = None
     trace: RequestTrace | None = None
+    resume: ResumeHeaders | None = None
+    body_digest: bytes = b""
+    created: int | None = None
 
     @property
     def tenant(self) -> TenantId:
@@ -107,6 +119,8 @@ class IncomingRequest:
 
     @property
     def unix_seconds(self) -> int:
+        if self.created is not None:
+            return self.created
         return self.context.clock.wall_nanoseconds() // 1_000_000_000
 
     def begin(self, request_id: str) -> None:
@@ -130,6 +144,8 @@ class IncomingRequest:
         max_values = max_json_values(context.models.max_model_tokens)
 
         def work() -> tuple[Body, Result]:
+            if self.resume is not None:
+                self.body_digest = sha256(b"%b\n%b" % (self.endpoint.name.encode(), data)).digest()
             body = parse_body(schema, data, max_values, ignored, rounds_integers=rounds_integers)
             return body, convert(body)
 
@@ -216,6 +232,9 @@ class RequestHandler(Response):
         context, config = self._context, self._context.config
         context.check_not_draining()
         tenant = context.tenants.authenticator.tenant_of(api_key_header(scope))
+        resume = ResumeHeaders.parse(
+            get_header(scope, _IDEMPOTENCY_KEY), get_header(scope, _LAST_EVENT_ID)
+        )
         admission = context.tenants.admission.create_admission(tenant, content_length(scope))
         await admission.draw_request_quota()
         with admission, context.raw_body(tenant) as raw:
@@ -231,6 +250,7 @@ class RequestHandler(Response):
             incoming = self._accept(writer, admission, raw)
             if self.endpoint.is_form:
                 incoming.content_type = get_header(scope, b"content-type") or ""
+            incoming.resume = resume
             if context.telemetry.tracer is not None:
                 incoming.traceparent = get_header(scope, b"traceparent")
             try:

@@ -50,6 +50,7 @@ class RequestAdmission:
 
     __slots__ = (
         "_answers_per_prompt",
+        "_charged",
         "_controller",
         "_is_detached",
         "_num_slots",
@@ -81,6 +82,7 @@ class RequestAdmission:
         self._reserved_tokens: int | None = None
         self._records: Sequence[GenerationRecord] = ()
         self._answers_per_prompt = 1
+        self._charged = RequestUsage()
         self._release_model_slots: SlotCount | None = None
         self._is_detached = False
 
@@ -146,11 +148,7 @@ class RequestAdmission:
         """Settle the quota (replace the reserved tokens with the tokens used) and record the
         usage."""
         self._release_slots()
-        spent = (
-            usage_of_generations(self._records, self._answers_per_prompt)
-            if self._records
-            else RequestUsage()
-        )
+        spent = self.usage.beyond(self._charged)
         if self._reserved_tokens is not None:
             now, used = self._controller.now, spent.total_tokens
             self._quota.settle(self.tenant, self._share, self._reserved_tokens, used, now)
@@ -209,6 +207,17 @@ class RequestAdmission:
         """Set the records of the answers in progress; when the request ends, its usage is computed
         from them."""
         self._records, self._answers_per_prompt = records, per_prompt
+
+    @property
+    def usage(self) -> RequestUsage:
+        """What the request has used so far; nothing before :meth:`set_records`."""
+        if not self._records:
+            return RequestUsage()
+        return usage_of_generations(self._records, self._answers_per_prompt)
+
+    def set_charged(self, charged: RequestUsage) -> None:
+        """Set the part of the request's usage that the tenant is charged for elsewhere."""
+        self._charged = charged
 
     def _notify_quota_client(self) -> None:
         share = self._share

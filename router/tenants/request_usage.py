@@ -23,6 +23,16 @@ class RequestUsage:
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
 
+    def beyond(self, charged: "RequestUsage") -> "RequestUsage":
+        """Return what is left of this usage after ``charged``, the usage of an earlier attempt."""
+        prompt_tokens = max(self.prompt_tokens - charged.prompt_tokens, 0)
+        return RequestUsage(
+            max(self.requests - charged.requests, 0),
+            prompt_tokens,
+            min(self.cached_tokens, prompt_tokens),
+            max(self.completion_tokens - charged.completion_tokens, 0),
+        )
+
     def __add__(self, other: "RequestUsage") -> "RequestUsage":
         return RequestUsage(
             self.requests + other.requests,
