@@ -89,7 +89,17 @@ class PreparedStep:
 
 
 class ModelRunner:
-    """Implements :class:`baton.engine.loaded_runner.LoadedRunner`."""
+    """A loaded model that computes plans. The rest of a worker (scheduling, prefix cache, KV transfer)
+    knows it only by what is public here.
+
+    Two workers can exchange KV blocks iff ``model_digest`` and ``kv_layout`` are equal.
+    ``numerics_fingerprint`` is empty unless results are bit-identical in any batch. ``description``
+    names the software that computes the model; ``is_fallback`` is set if that software is slower
+    than the preferred one. ``supports_speculation`` says that plans may have drafts, and that a
+    token's logits have the same bits whatever the batch and the number of a row's tokens, so that
+    speculative decoding changes no answer. ``supports_attention_window`` says that rows may have an
+    attention window. ``adapters`` are the LoRA adapters that plans may name; only the engine's
+    thread may use them."""
 
     def __init__(
         self,
