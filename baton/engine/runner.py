@@ -89,8 +89,8 @@ class PreparedStep:
 
 
 class ModelRunner:
-    """A loaded model that computes plans. The rest of a worker (scheduling, prefix cache, KV transfer)
-    knows it only by what is public here.
+    """A loaded model that computes plans. The rest of a worker (scheduling, prefix cache, KV
+    transfer) knows it only by what is public here.
 
     Two workers can exchange KV blocks iff ``model_digest`` and ``kv_layout`` are equal.
     ``numerics_fingerprint`` is empty unless results are bit-identical in any batch. ``description``
