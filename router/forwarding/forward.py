@@ -72,7 +72,7 @@ async def forward_chat(incoming: IncomingRequest) -> bool:
     as it is, if it is another chat, or if no server of its model takes chats."""
     arrived_at = incoming.context.clock.monotonic()
     max_values = max_json_values(incoming.context.models.max_model_tokens)
-    if not any(_offers(model, CHATS) for model in incoming.context.models.all):
+    if not any(CHATS in model.workers.server_paths for model in incoming.context.models.all):
         return False
 
     def parse() -> dict[str, Any] | None:

@@ -43,16 +43,18 @@ class ModelWorkers:
     @property
     def generates(self) -> bool:
         """Whether the ready workers generate tokens; True while there are none."""
-        ready = self.ready_workers(lambda kind: True)
-        return not ready or any(each.server_api.generates for each in ready)
+        return self._capabilities().generates
+
+    @property
+    def server_paths(self) -> frozenset[str]:
+        """The paths that the servers of the ready workers offer."""
+        return self._capabilities().server_paths
 
     def paths(self, generating: Sequence[str]) -> Sequence[str]:
         """Return the paths under which the model can be used: those in ``generating`` if it
         generates tokens, and those of attached servers."""
-        ready = self.ready_workers(lambda kind: True)
-        offered = {path for each in ready for path in each.server_api.paths}
         own = generating if self.generates else ()
-        return sorted(offered.intersection(SERVER_ROUTES).union(own))
+        return sorted(self.server_paths.intersection(SERVER_ROUTES).union(own))
 
     @property
     def max_model_tokens(self) -> int:
@@ -88,6 +90,8 @@ class ModelWorkers:
                 min([self._context_tokens, *limits]),
                 max(codecs, key=list(KvCodecName).index, default=KvCodecName.NONE),
                 variant_capacities(workers),
+                not workers or any(worker.server_api.generates for worker in workers),
+                frozenset(path for worker in workers for path in worker.server_api.paths),
             )
         return self._cached_capabilities
 
@@ -95,12 +99,15 @@ class ModelWorkers:
 @dataclass(frozen=True, slots=True)
 class _Capabilities:
     """What the ready workers among ``members`` can do: the context that all of them have, the
-    strongest KV codec that any of them may apply, and the capacity of each variant."""
+    strongest KV codec that any of them may apply, the capacity of each variant, whether any of them
+    generates tokens (or there are none), and the paths that their servers offer."""
 
     members: MemberList
     max_model_tokens: int
     kv_codec: KvCodecName
     by_variant: Mapping[Variant, float]
+    generates: bool
+    server_paths: frozenset[str]
 
 
 def variant_capacities(workers: Sequence[Member]) -> Mapping[Variant, float]:
