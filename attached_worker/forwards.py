@@ -8,12 +8,12 @@ from baton.core.server_api import ForwardedHead, ForwardRequest
 from baton.errors import BatonError, Unavailable
 
 MAX_SHOWN_BYTES = 500
-"""Of a server's answer, in the error that it becomes."""
+"""How much of a server's answer is shown in the error that it becomes."""
 
 NOT_IMPLEMENTED = 501
 _FAILURE = re.compile(rb'^data: \{"error":.*"code":\s*5\d\d|"finish_reason":\s*"abort"')
-"""In the beginning of an answer with status 200: the engine has died, or the server shuts down. In
-a text of the answer, the quotes would be escaped."""
+"""Matches the beginning of an answer with status 200 whose engine has died, or whose server shuts
+down. In a text of the answer, the quotes would be escaped."""
 
 
 class ForwardedRequests:

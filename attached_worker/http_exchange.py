@@ -21,7 +21,7 @@ MAX_BODY_BYTES = 64 << 20
 """Limit of a body that is read as a whole: a model's metrics, or a held answer with logprobs."""
 
 MAX_UNREAD_BYTES = 1 << 20
-"""Of a relayed answer; with more, the connection is not read until the client has caught up."""
+"""How much of a relayed answer waits for its client before the connection is not read any more."""
 
 JSON_TYPE = "application/json"
 

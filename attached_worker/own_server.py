@@ -26,6 +26,10 @@ SPECULATION_FLAGS = ("--speculative-config", "--speculative_config", "-sc")
 
 NVIDIA_DEVICE = Path("/dev/nvidiactl")
 
+UCX_TLS_ON_CPU = "tcp,cma,posix,sysv,self"
+"""UCX's transports between CPU servers of one host. Left to itself, UCX took up to 30 s for the
+first read, in which the server computes nothing and counts as frozen."""
+
 MAX_FOLDER_BYTES = 50
 """Maximum length of the path of the temporary folder in which vLLM's sockets are placed. A Unix
 socket's path may have 107 bytes, and those of vLLM have 57 bytes below that folder."""
@@ -131,6 +135,7 @@ class OwnServer:
             "VLLM_HOST_IP": LOOPBACK[0],
             "GLOO_SOCKET_IFNAME": "lo",
             "UCX_NET_DEVICES": "lo",
+            **({"UCX_TLS": UCX_TLS_ON_CPU} if self._is_on_cpu else {}),
         }
 
     def _own_environment(self) -> dict[str, str]:

@@ -51,7 +51,7 @@ from router.serving.served_model import ServedModel
 from router.tenants.tenant import Tenant
 
 OWN_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
-"""What every model that generates can do."""
+"""The paths under which every model that generates can be used."""
 
 HandlerFactory = Callable[[], RequestHandler]
 

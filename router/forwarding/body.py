@@ -23,7 +23,7 @@ from router.tenants.admission import DEFAULT_RESERVED_OUTPUT_TOKENS
 _MEDIA_MARKS = tuple(f'"{kind}"'.encode() for kind in sorted(MEDIA_TYPES))
 
 TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params")
-"""Refused: whoever has them can read what others have on the server."""
+"""Fields that are refused, since whoever has them can read what others have on the server."""
 
 REPLACED_FIELDS = ("cache_salt", "priority", "request_id", "session_id")
 """Fields that have a meaning for all clients of a server together, so Baton sets them itself, or

@@ -13,7 +13,7 @@ from router.limits import MAX_EVENT_BYTES, MAX_USAGE_BYTES
 EVENT_STREAM = "text/event-stream"
 JSON_TYPE = "application/json"
 _USAGE = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
-"""In a text of the answer, the quotes would be escaped."""
+"""Matches the usage. In a text of the answer, the quotes would be escaped."""
 
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\]')
 

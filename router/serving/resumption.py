@@ -31,7 +31,7 @@ from router.tenants.request_usage import RequestUsage
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
 ENTRY_TOKENS = 128
-"""What an answer without tokens counts: 512 bytes, as much as it takes in Redis."""
+"""An answer without tokens counts as many: 512 bytes, as much as it takes in Redis."""
 
 KEEP_SECONDS = 1.0
 """How often the new tokens of all answers are kept. Those of a router that is killed in between are

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from attached_worker import own_server
-from attached_worker.own_server import OwnServer
+from attached_worker.own_server import UCX_TLS_ON_CPU, OwnServer
 from attached_worker.vllm_protocol import CONNECTOR
 from baton.config import Settings
 from baton.core.states import Role
@@ -44,6 +44,12 @@ def test_a_prefill_worker_has_a_connector(
     config = json.loads(value_of("--kv-transfer-config", arguments(Role.PREFILL, device=device)))
     assert config.pop("kv_buffer_device", None) == buffer
     assert config == CONNECTOR
+
+
+@pytest.mark.parametrize(("device", "transports"), [("cpu", UCX_TLS_ON_CPU), ("cuda", None)])
+def test_servers_on_cpus_are_told_their_transports(device: str, transports: str | None) -> None:
+    server = OwnServer(Settings(engine="vllm", device=device), Role.PREFILL)
+    assert server._environment().get("UCX_TLS") == transports
 
 
 @pytest.mark.parametrize("own", ['--speculative-config \'{"method":"ngram"}\'', "-sc '{}'"])

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from attached_worker.own_server import UCX_TLS_ON_CPU
 from attached_worker.vllm_protocol import GRAMMAR_FLAG
 from attached_worker.vllm_server import PLUGIN, PLUGIN_FOLDER
 from baton.network.free_port import free_port
@@ -43,7 +44,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "PYTHONPATH": str(PLUGIN_FOLDER),
     "VLLM_NO_USAGE_STATS": "1",
-    "UCX_TLS": "tcp,cma,posix,sysv,self",
+    "UCX_TLS": UCX_TLS_ON_CPU,
     "UCX_NET_DEVICES": "lo",
     "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
 }

@@ -10,7 +10,7 @@ from tests.vllm.e2e.stock_server import ARGUMENTS, prompt, vllm_serve
 
 pytestmark = pytest.mark.timeout(600)
 TOKENS = 24
-PROMPTS = [prompt(seed, length) for seed, length in enumerate((1, 100, 129, 300, 700))]
+PROMPTS = [prompt(seed, length) for seed, length in enumerate((1, 127, 128, 129, 300, 700))]
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 
@@ -36,7 +36,9 @@ def test_answers_are_vllms(
         assert [cluster.complete(each, TOKENS, **GREEDY) for each in PROMPTS] == expected
         assert "vllm 0.32.0" in cluster.baton("status").stdout
         body = {"prompt": [5] * 100, "max_tokens": 2, **GREEDY}
-        _, headers = cluster.post_with_headers("/v1/completions", body)
+        headers: dict[str, str] = {}
+        while "x-baton-prefill" not in headers:  # on a busy machine, a server may count as frozen
+            _, headers = cluster.post_with_headers("/v1/completions", body)
         assert headers["x-baton-prefill"] == "prefill-0", headers
         sockets = cluster.baton("doctor", "--sockets", check=False)
         assert sockets.returncode == 0, sockets.stdout
