@@ -88,8 +88,8 @@ CHAT_PROGRAMS: Mapping[Program, Cases] = {
         "models": ["scripted"],
         "embeddings": [
             400,
-            "/v1/embeddings is not supported: this server only generates text, and has no "
-            "embeddings",
+            "/v1/embeddings is not supported by the model 'scripted': no server that offers it is "
+            "attached for this model",
         ],
     },
     _python("langchain-openai", CHAT, "langchain_chain.py", "chat"): {
