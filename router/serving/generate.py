@@ -131,31 +131,20 @@ async def generate(
             await incoming.respond(await keeper.start(encoder, delivery.generate, held))
             return
         async with nullcontext() if resumable is None else resumable.connected(incoming.admission):
-            await _deliver(incoming, parsed, delivery)
-
-
-async def _deliver(
-    incoming: IncomingRequest,
-    parsed: ParsedRequest,
-    delivery: AnswerDelivery,
-) -> None:
-    """Send the answer, and keep it if it is to be stored. Raises ApiError or BatonError."""
-    writer, keeper = incoming.writer, parsed.keeper
-    encoder, is_stream = delivery.encoder, parsed.request.stream
-    try:
-        data = await (delivery.stream(writer) if is_stream else delivery.generate())
-        if keeper is not None:
-            await keeper.keep(encoder)
-        if is_stream:
-            await writer.end(data)
-        else:
-            headers = JSON_HEADERS | delivery.debug_headers(delivery.choices[0])
-            await writer.respond(200, headers, data)
-    except (BatonError, ApiError) as error:
-        is_known = writer.has_started  # the client knows the answer's id
-        if keeper is not None and is_known and not isinstance(error, Conflict):
-            await keeper.keep(encoder, to_api_error(error))
-        raise
+            try:
+                data = await (delivery.stream(writer) if request.stream else delivery.generate())
+                if keeper is not None:
+                    await keeper.keep(encoder)
+                if request.stream:
+                    await writer.end(data)
+                else:
+                    headers = JSON_HEADERS | delivery.debug_headers(choices[0])
+                    await writer.respond(200, headers, data)
+            except (BatonError, ApiError) as error:
+                is_known = writer.has_started  # the client knows the answer's id
+                if keeper is not None and is_known and not isinstance(error, Conflict):
+                    await keeper.keep(encoder, to_api_error(error))
+                raise
 
 
 async def _claim(
