@@ -8,6 +8,7 @@ import signal
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import yaml
 
 from baton.core.api_key import hash_api_key
+from testkit.fakes.vllm_server import vllm_servers
 from testkit.local_cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -77,12 +79,11 @@ def kill(cluster: LocalCluster, role: str) -> None:
     os.kill(cluster.processes(role)[0]["pid"], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("roles", [("router",), ("router", "decode")])
-def test_streams_survive_their_router(
-    roles: Sequence[str], pair: LocalCluster, monkeypatch: pytest.MonkeyPatch
+def check_streams_survive(
+    cluster: LocalCluster, roles: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first router is killed once all streams have begun, alone or with a decode worker."""
-    pair.wait_until_ready()
+    """Kill the first process of each role once all streams have begun."""
+    cluster.wait_until_ready()
     open_stream, resumed = httpx.stream, []
 
     def open_counted(*arguments: Any, headers: dict[str, str], **fields: Any) -> Any:
@@ -91,26 +92,43 @@ def test_streams_survive_their_router(
 
     monkeypatch.setattr(httpx, "stream", open_counted)
     resumable_stream = documented_client()
-    expected = [complete(pair, number) for number in range(NUM_STREAMS)]
     have_begun = Barrier(NUM_STREAMS + 1)
 
     def stream(number: int) -> list[int]:
         headers = {"authorization": f"Bearer {KEY}"}
         events = []
-        for data in resumable_stream(pair.url + "/v1/completions", body_of(number), headers):
+        for data in resumable_stream(cluster.url + "/v1/completions", body_of(number), headers):
             events.append(data)
             if len(events) == KILL_AFTER:
                 have_begun.wait()
         return tokens_of(events)
 
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        expected = list(pool.map(partial(complete, cluster), range(NUM_STREAMS)))
         streams = [pool.submit(stream, number) for number in range(NUM_STREAMS)]
         have_begun.wait()
         for role in roles:
-            kill(pair, role)
+            kill(cluster, role)
         assert [each.result() for each in streams] == expected
     print(f"{len(resumed)} connections continued a stream")
     assert resumed
+
+
+@pytest.mark.parametrize("roles", [("router",), ("router", "decode")])
+def test_streams_survive_their_router(
+    roles: Sequence[str], pair: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_streams_survive(pair, roles, monkeypatch)
+
+
+def test_streams_of_attached_servers_survive_their_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The servers have vLLM's wire forms, and no model."""
+    with vllm_servers() as thread:
+        fakes = [thread.start("hub/model", token_seconds=0.01) for _ in range(2)]
+        attach = ",".join(f"mixed={fake.url}" for fake in fakes)
+        settings: dict[str, object] = {"attach": attach, "admission": "off", "routers": 2}
+        with local_cluster(prefill=0, decode=0, mixed=2, settings=settings) as cluster:
+            check_streams_survive(cluster, ["router", "mixed"], monkeypatch)
 
 
 MESSAGES = [{"role": "user", "content": "Tell a long story about a list of numbers."}]
