@@ -287,13 +287,22 @@ def variant_of(facts: ServerFacts, digest: str) -> Variant:
     )
 
 
+def has_weights_here(facts: ServerFacts) -> bool:
+    """Return whether the server's weights can be read from here. It may have a hub id, or a folder
+    of another machine."""
+    return (Path(facts.weights) / "config.json").is_file()
+
+
 def weights_digest(facts: ServerFacts, folder: Path) -> str:
     """Return a digest (hex) of the server's weights. Raises Invalid if the server has other weights
     than the model in ``folder``, with whose tokenizer the routers prepare requests."""
     loaded_from = Path(facts.weights)
-    if not (loaded_from / "config.json").is_file():  # a hub id, or a folder of another machine
+    if not has_weights_here(facts):
         return hashlib.blake2b(facts.weights.encode(), digest_size=16).hexdigest()
     digest = model_digest(loaded_from)
     if loaded_from.resolve() != folder.resolve() and digest != model_digest(folder):
-        raise Invalid(f"the server has loaded {loaded_from}, but the cluster's model is {folder}")
+        raise Invalid(
+            f"the server has loaded {loaded_from}, but the cluster's model is {folder}: name the "
+            "server's as model (--model)"
+        )
     return digest.hex()

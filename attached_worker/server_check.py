@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attached_worker.http_exchange import parse_address
-from attached_worker.program import check_role, weights_digest
+from attached_worker.program import check_role, has_weights_here, weights_digest
 from attached_worker.server import ServerFacts
 from attached_worker.vllm_server import VllmServer
-from baton.checkpoints.hub import resolve_model
+from baton.checkpoints.hub import resolve_model, short_name
 from baton.config import Settings
 from baton.core.states import Role
 from baton.errors import BatonError, Invalid, Unavailable
@@ -43,15 +43,17 @@ def check_servers(settings: Settings) -> list[ServerReport]:
     if not settings.attach:
         return []
     folder = resolve_model(settings.model)
-    return asyncio.run(_check_all(settings.attach, folder))
+    return asyncio.run(_check_all(settings.attach, settings.model, folder))
 
 
-async def _check_all(attach: Sequence[str], folder: Path) -> list[ServerReport]:
+async def _check_all(attach: Sequence[str], model: str, folder: Path) -> list[ServerReport]:
     servers = [each.partition("=") for each in attach]
-    return await asyncio.gather(*[_check(Role(pool), url, folder) for pool, _, url in servers])
+    return await asyncio.gather(
+        *[_check(Role(pool), url, model, folder) for pool, _, url in servers]
+    )
 
 
-async def _check(role: Role, url: str, folder: Path) -> ServerReport:
+async def _check(role: Role, url: str, model: str, folder: Path) -> ServerReport:
     server, facts = VllmServer(parse_address(url)), None
     try:
         facts = await server.describe()
@@ -60,6 +62,19 @@ async def _check(role: Role, url: str, folder: Path) -> ServerReport:
             await asyncio.to_thread(weights_digest, facts, folder)
         except Invalid as error:
             raise Invalid(f"{url}: {error}") from error
-        return ServerReport(url, facts, tuple(await server.advise(facts)))
+        advice = (*_doubts(facts, model), *await server.advise(facts))
+        return ServerReport(url, facts, advice)
     except BatonError as error:
         return ServerReport(url, facts, error=error)
+
+
+def _doubts(facts: ServerFacts, model: str) -> list[str]:
+    """Say that the server may have loaded another model than the cluster's, if it looks so and the
+    weights can't be compared."""
+    if has_weights_here(facts) or short_name(facts.weights) == short_name(model):
+        return []
+    return [
+        f"it has loaded {facts.weights}, which can't be compared with the cluster's model, "
+        f"{model}: unless they are the same, answers are wrong; name the server's as model "
+        "(--model)"
+    ]

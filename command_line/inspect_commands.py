@@ -107,8 +107,8 @@ def doctor(
     as_json: AsJson = False,
     name: Name = None,
 ) -> None:
-    """Check this installation. With --sockets, list where a cluster on this machine listens, and
-    how each socket authenticates its clients."""
+    """Check this installation, and the servers in BATON_ATTACH. With --sockets, list where a
+    cluster on this machine listens, and how each socket authenticates its clients."""
     from command_line.doctor import run_doctor, show_sockets
 
     if sockets:

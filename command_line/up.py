@@ -65,6 +65,8 @@ def _check_attached(settings: Settings) -> None:
     for report in check_servers(settings):
         if isinstance(report.error, Invalid):
             raise report.error
+        if report.error is not None:
+            print(f"waiting for a server: {report.error}", file=sys.stderr)
         for advice in report.advice:
             print(f"warning: {report.url}: {advice}", file=sys.stderr)
 

@@ -32,6 +32,16 @@ def check_backend(settings: Settings) -> None:
         raise Invalid(f"ray_address is {settings.ray_address!r}, which needs --on ray")
     if settings.mock and (settings.on == "ray" or settings.autoscale != "off"):
         raise Invalid("mock is true, but mock workers need on=local and autoscale=off")
+    if settings.attach and settings.engine != "baton":
+        raise Invalid(
+            f"attach names servers that run already, and engine {settings.engine} would start "
+            "others: set one of them"
+        )
+    if settings.has_server_workers and settings.adapters:
+        raise Invalid(
+            f"adapters names {', '.join(settings.adapters)}, which vLLM has to load itself: start "
+            "its servers with --lora-modules (docs/vllm.md)"
+        )
 
 
 def check_models(settings: Settings) -> Settings:

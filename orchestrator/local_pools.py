@@ -70,7 +70,7 @@ class AttachedPools(ServerPools):
             if size > attached:
                 raise Unavailable(
                     f"{size} {role.value} workers need as many attached servers; attach names "
-                    f"{attached}"
+                    f"{attached}: add {role.value}=http://HOST:PORT for each of the others"
                 )
 
     async def scale(self, wanted: Mapping[Role, int]) -> None:

@@ -164,7 +164,7 @@ class Supervisor:
             await self._wait_until(self._all_serve, stop)
         if stop.is_set() or self._failure:
             return
-        if not self._settings.mock:
+        if not (self._settings.mock or self._settings.has_server_workers):  # they keep no KV there
             self._start(self._launch_specs.store())
         self._start(self._launch_specs.conductor())
         assert self._tasks is not None

@@ -33,7 +33,7 @@ class WorkerSettings(BaseModel):
     this is set, ``model`` and ``served_model_name`` are for workers only."""
     engine: Literal["baton", "vllm"] = "baton"
     """The software that computes for a worker (docs/vllm.md). ``baton``: Baton's own engine;
-    ``vllm``: an unmodified ``vllm serve`` of any version from 0.28 on, which the worker starts."""
+    ``vllm``: an unmodified ``vllm serve``, 0.28 or newer, which the worker starts."""
     attach: Names = ()
     """Servers that run already, and serve as the engines of workers (docs/vllm.md), as
     mixed=http://HOST:PORT: one for each worker. Requests to them are neither authenticated nor

@@ -1,7 +1,6 @@
 """Prompt logprobs: the log-probability of each prompt token, given all tokens before it."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 
@@ -15,8 +14,6 @@ LOGITS_CHUNK_TOKENS = 64
 take 40 MB, and the logprobs as much again."""
 
 PromptLogprobs = tuple[TokenLogprob, ...]
-LogitsOfRange = Callable[[int, int], torch.Tensor]
-"""Returns the logits, in FP32, of a row's tokens [start, end)."""
 
 
 def prompt_logprobs(
@@ -29,25 +26,20 @@ def prompt_logprobs(
     if not any(row.prompt_logprob_targets for row in rows):
         return ()
     return tuple(
-        score_row(partial(_logits, model, hidden, first), row)
-        for row, first in zip(rows, offsets, strict=False)
+        _score_row(model, hidden, first, row) for row, first in zip(rows, offsets, strict=False)
     )
 
 
-def _logits(
-    model: DecoderModel, hidden: torch.Tensor, first: int, start: int, end: int
-) -> torch.Tensor:
-    return model.logits(hidden, torch.arange(first + start, first + end, device=hidden.device))
-
-
-def score_row(logits: LogitsOfRange, row: Row) -> PromptLogprobs:
+def _score_row(model: DecoderModel, hidden: torch.Tensor, first: int, row: Row) -> PromptLogprobs:
     """Return the logprobs of the row's ``prompt_logprob_targets``. The result is empty if the row
-    has none."""
+    has none. The row begins at ``hidden[first]``."""
     targets, num_top = row.prompt_logprob_targets, row.sampling.prompt_logprobs or 0
     scores: list[TokenLogprob] = []
     for start in range(0, len(targets), LOGITS_CHUNK_TOKENS):
         part = targets[start : start + LOGITS_CHUNK_TOKENS]
-        scores += token_logprobs(logits(start, start + len(part)), part, num_top)
+        begin = first + start
+        indices = torch.arange(begin, begin + len(part), device=hidden.device)
+        scores += token_logprobs(model.logits(hidden, indices), part, num_top)
     return tuple(scores)
 
 

@@ -1,2 +1,2 @@
-"""Compares several systems: Baton with vLLM as its engine, Baton with its own engine, vLLM's own
-disaggregation, and vLLM alone. Run it with ``python -m benchmarks.vllm``."""
+"""Compares Baton, with its own engine or in front of vLLM servers, to vLLM's own disaggregation and
+to vLLM alone. Run it with ``python -m benchmarks.vllm``."""

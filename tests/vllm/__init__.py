@@ -1,2 +1,2 @@
-"""Tests of the engine ``vllm``. The modules in this folder run in vLLM's Python environment. Those
-in ``e2e`` run in Baton's environment, and start clusters whose workers run in vLLM's."""
+"""Tests with vLLM. The modules in this folder run in vLLM's Python environment. Those in ``e2e``
+and ``chaos`` run in Baton's, and start servers that run in vLLM's."""

@@ -16,7 +16,7 @@ from baton.errors import Invalid, Unavailable
 from testkit.fakes.vllm_server import FakeVllmThread, vllm_servers
 from testkit.model_zoo import make_model
 
-HUB_MODEL = "hub/model"
+HUB_MODEL = "hub/demo"
 FLAG = "cached tokens are not counted: add --enable-prompt-tokens-details"
 
 
@@ -37,7 +37,7 @@ def test_servers_are_described(servers: FakeVllmThread) -> None:
     old = servers.start(HUB_MODEL, version="0.24.0")
     reports = check_servers(attach(whole.url, lacking.url, old.url, anew.url))
     assert reports[0].describe() == (
-        "vllm 0.32.0, served-model from hub/model, 200 blocks of 16 tokens, 4096 tokens at most; "
+        "vllm 0.32.0, served-model from hub/demo, 200 blocks of 16 tokens, 4096 tokens at most; "
         "it offers /v1/completions, /v1/chat/completions"
     )
     assert [report.url for report in reports] == [whole.url, lacking.url, old.url, anew.url]
@@ -79,6 +79,16 @@ def test_other_weights_are_told(servers: FakeVllmThread, tmp_path: Path) -> None
     [report] = check_servers(attach(fake.url))
     with pytest.raises(Invalid, match=f"has loaded {other}, but the cluster's model is"):
         report.describe()
+
+
+def test_weights_that_cannot_be_compared_are_told_if_their_names_differ(
+    servers: FakeVllmThread,
+) -> None:
+    reports = check_servers(attach(*[servers.start(each).url for each in ("a/demo", "a/other")]))
+    assert reports[0].advice == ()
+    (advice,) = reports[1].advice
+    assert advice.startswith("it has loaded a/other, which can't be compared with the cluster's")
+    assert advice.endswith("name the server's as model (--model)")
 
 
 def test_a_server_of_a_pair_needs_a_connector(servers: FakeVllmThread) -> None:

@@ -36,6 +36,19 @@ def test_mock_workers_cannot_be_autoscaled() -> None:
     check_backend(load_settings(mock=True))
 
 
+def test_servers_are_either_attached_or_started() -> None:
+    servers = {"attach": ("mixed=http://127.0.0.1:1",)}
+    check_backend(load_settings(**servers))
+    with pytest.raises(Invalid, match="and engine vllm would start others: set one of them"):
+        check_backend(load_settings(**servers, engine="vllm"))
+
+
+@pytest.mark.parametrize("servers", [{"attach": ("mixed=http://127.0.0.1:1",)}, {"engine": "vllm"}])
+def test_adapters_of_servers_are_left_to_them(servers: dict[str, object]) -> None:
+    with pytest.raises(Invalid, match="adapters names sql, which vLLM has to load itself: start"):
+        check_backend(load_settings(**servers, adapters={"sql": "/adapters/sql"}))
+
+
 def test_all_mock_workers_share_one_process(tmp_path: Path) -> None:
     named = load_settings(redis_url="redis://127.0.0.1:1/0", port=0, mock=True, prefill=3, decode=5)
     spec = LaunchSpecs(named, ClusterFolder(tmp_path, "test")).mock()

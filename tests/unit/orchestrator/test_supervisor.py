@@ -121,6 +121,14 @@ async def test_programs_start_and_stop_in_order(cluster: ClusterHarness) -> None
     assert not cluster.state.ready
 
 
+async def test_workers_with_servers_have_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = ClusterHarness(tmp_path, monkeypatch, engine="vllm", prefill=0, decode=0, mixed=1)
+    async with cluster.running():
+        assert cluster.ids() == ["conductor", "mixed-0", "router"]
+
+
 async def test_cluster_is_not_ready_while_a_router_is_not(cluster: ClusterHarness) -> None:
     """A router may lose all workers, or know none after a restart while Redis is down."""
     async with cluster.running():

@@ -1,2 +1,2 @@
-"""Tests of real clusters whose workers run vLLM. The tests run in Baton's Python environment, and
-the workers that they start in vLLM's."""
+"""Tests of clusters in front of real vLLM servers. The tests run in Baton's Python environment, and
+the servers in vLLM's."""
