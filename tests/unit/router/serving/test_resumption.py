@@ -113,6 +113,9 @@ class Forgetful(MemoryKeptAnswers):
         }
         return replace(kept, choices=choices, charged=RequestUsage())
 
+    async def charge(self, *_: Any) -> RequestUsage:
+        return RequestUsage()
+
 
 @asynccontextmanager
 async def two_routers(
@@ -362,6 +365,26 @@ async def test_a_client_that_left_is_charged_for_the_rest(thinker: Tokenizer) ->
                 assert usage(first) == (0, 0, 0)
         assert len(frames(rest)) > 0
         assert usage(first, last) == WHOLE
+
+
+async def test_an_answer_is_charged_also_if_nobody_continues_it(thinker: Tokenizer) -> None:
+    """Its client claims it once more, for nothing, when it has read a part of it."""
+    kept = MemoryKeptAnswers(ManualClock())
+    async with two_routers(thinker, TEXT, kept_answers=kept) as (other, again, first, client):
+        async with client.stream("POST", COMPLETE, json=FULL, headers=KEY) as answer:
+            lines = answer.aiter_lines()
+            while not (await anext(lines)).startswith("id: 9."):
+                pass
+            first.decode.jobs.clear()  # it generates nothing more
+            refused = await request(again, COMPLETE, FULL, "nonsense")
+            assert wrong_error(refused)["message"].startswith("Last-Event-ID is ")
+            service = first.service.resumption
+            assert service is not None
+            await service.keep_all()
+            assert '"code":"conflict"' in "".join([line async for line in lines])
+        await eventually(lambda: first.service.tenants.request_limiter.num_in_use == 0)
+        assert usage(other) == (0, 0, 0)
+        assert usage(first)[:2] == (1, 2) and 9 <= usage(first)[2] < NUM_TOKENS
 
 
 async def test_answers_are_not_kept_without_redis(thinker: Tokenizer) -> None:
