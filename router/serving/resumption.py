@@ -165,8 +165,8 @@ class ResumableAnswer:
             if not (token_ids or has_ended):
                 continue
             num_kept += len(token_ids)
-            may_keep = self._resumption.take_room(self._key.tenant, len(token_ids))
-            if num_kept <= MAX_KEPT_TOKENS and may_keep:
+            may_keep = num_kept <= MAX_KEPT_TOKENS
+            if may_keep and self._resumption.take_room(self._key.tenant, len(token_ids)):
                 variant = choice.record.variant
                 new[choice.index] = KeptTokens(
                     pack(f"<{len(token_ids)}I", *token_ids),

@@ -420,3 +420,18 @@ async def test_a_tenants_answers_have_a_limit(
         await service.keep_all()
         assert service._buckets == {}
         frames(await request(client, CHAT, chat(stream=True), **{"idempotency-key": "k-2"}))
+
+
+async def test_tokens_that_are_not_kept_take_no_room(
+    thinker: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resumption, "MAX_KEPT_TOKENS", 5)
+    kept = MemoryKeptAnswers(ManualClock())
+    async with two_routers(thinker, TEXT, kept_answers=kept) as (router, client, _, _):
+        service = router.service.resumption
+        assert service is not None
+        service._clock = ManualClock()
+        frames(await request(client, CHAT, chat(stream=True)))
+        [bucket] = service._buckets.values()
+    assert [entry.choices for entry in kept.entries.values()] == [{}]
+    assert bucket.spent(resumption.MAX_TENANT_KEPT_TOKENS, 0.0) == resumption.ENTRY_TOKENS
