@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -16,6 +16,7 @@ from router.errors import ApiError, invalid_field, not_json
 from router.http.json_limits import check_json_size
 from router.http.multipart import MultipartParser, parse_boundary
 from router.http.nesting import is_nested_deeper
+from router.http.response_writer import JSON_TYPE
 from router.limits import MAX_FORWARDED_KEYS
 from router.serving.schema.message import MEDIA_TYPES
 from router.tenants.admission import DEFAULT_RESERVED_OUTPUT_TOKENS
@@ -30,7 +31,8 @@ REPLACED_FIELDS = ("cache_salt", "priority", "request_id", "session_id")
 not at all."""
 
 CHARACTERS_PER_TOKEN = 4
-_FIELD_NAME = re.compile(rb'[;\s]name="([^"]*)"', re.IGNORECASE)
+_NOT_IN_NAMES = re.compile(r'[\x00-\x1f\x7f"\\]')
+"""Characters that parsers of forms read differently within a name."""
 
 EncodeBody = Callable[[str, bytes], bytes]
 
@@ -41,9 +43,10 @@ class ForwardedBody:
     ``answer_tokens`` is the most that each of ``num_choices`` answers may have. ``drops_usage``
     says that the client did not ask for the event with the usage, which the server is asked for.
     ``parts`` are those of a chat, as bytes. ``encode`` returns the body for a server, given its
-    name for the model and the salt of the tenant's prefixes."""
+    name for the model and the salt of the tenant's prefixes; it has ``content_type``."""
 
     encode: EncodeBody
+    content_type: str = JSON_TYPE
     model: str | None = None
     num_tokens: int = 0
     answer_tokens: int = 0
@@ -106,7 +109,7 @@ def parse_json(body: dict[str, Any], path: str) -> ForwardedBody:
     given = {name: body.pop(name, None) for name in REPLACED_FIELDS}
     fields = ForwardedBody(
         partial(_encode_json, body),
-        _text(body, "model"),
+        model=_text(body, "model"),
         num_tokens=_count_tokens(body),
         cache_salt=_text(given, "cache_salt"),
     )
@@ -170,36 +173,52 @@ def _count_tokens(value: Any) -> int:
 
 
 def parse_form(data: bytes, content_type: str) -> ForwardedBody:
-    """Read a multipart form. Raises ApiError (400, 415)."""
-    boundary = parse_boundary(content_type)
-    parser = MultipartParser(boundary, lambda name: _IgnoredFile())
+    """Read a multipart form. Raises ApiError (400, 415). The server gets one that is written anew
+    from what was read, with a boundary that its values can't contain: it might read a part, or the
+    boundary, of the client's form in another way."""
+    file = _File()
+    parser = MultipartParser(parse_boundary(content_type), file.open)
     parser.push(data)
     parser.close()
+    texts = [(_NOT_IN_NAMES.sub("_", name), value) for name, value in parser.texts]
+    fields = dict(texts)
     for name in TRANSFER_FIELDS:
-        if name in parser.fields:
+        if name in fields:
             raise _transfer_refused(name)
-    return ForwardedBody(partial(_encode_form, data, boundary), parser.fields.get("model"))
+    boundary = blake2b(data, digest_size=16).hexdigest()
+    others = [(f'"{name}"', text.encode()) for name, text in texts if name != "model"]
+    parts = [*others, *file.part]
+    return ForwardedBody(
+        partial(_encode_form, parts, boundary.encode()),
+        f"multipart/form-data; boundary={boundary}",
+        fields.get("model"),
+    )
 
 
-class _IgnoredFile:
+@dataclass(slots=True)
+class _File:
+    """The file of a form; ``part`` has its name and data, unless there is none."""
+
+    part: list[tuple[str, bytearray]] = field(default_factory=list)
+
+    def open(self, filename: str) -> "_File":
+        self.part.append((f'"file"; filename="{_NOT_IN_NAMES.sub("_", filename)}"', bytearray()))
+        return self
+
     def write(self, data: bytes) -> None:
-        pass
+        self.part[0][1].extend(data)
 
 
-def _encode_form(data: bytes, boundary: bytes, model: str, salt: bytes) -> bytes:
-    """Put the server's name for the model into a form that has been parsed. A form has no place for
-    a salt."""
-    delimiter = b"\r\n--" + boundary
-    parts = (b"\r\n" + data).split(delimiter)
-    return delimiter.join(_named(part, model) for part in parts)[2:]
-
-
-def _named(part: bytes, model: str) -> bytes:
-    head, end, _value = part.partition(b"\r\n\r\n")
-    name = _FIELD_NAME.search(head)
-    if not end or name is None or name[1] != b"model":
-        return part
-    return head + end + model.encode()
+def _encode_form(
+    parts: Sequence[tuple[str, bytes | bytearray]], boundary: bytes, model: str, salt: bytes
+) -> bytes:
+    """Encode a form that names the model as the server does. A form has no place for a salt."""
+    encoded = [
+        b"--%b\r\ncontent-disposition: form-data; name=%b\r\n\r\n%b\r\n"
+        % (boundary, name.encode(), value)
+        for name, value in [*parts, ('"model"', model.encode())]
+    ]
+    return b"".join([*encoded, b"--%b--\r\n" % boundary])
 
 
 def _transfer_refused(name: str) -> ApiError:

@@ -266,7 +266,7 @@ class ForwardedAnswer:
         request = ForwardRequest(
             f"{self._incoming.id}/{self._epoch}",
             self._path,
-            self._incoming.content_type,
+            self._body.content_type,
             self._body.encode(name, self._attributes.salt),
             self._body.num_tokens,
         )
