@@ -73,6 +73,7 @@ MAX_ROUTER_DEATHS = 2  # during a request, which is then not retried
 
 # Generation
 
+MAX_CHOICES = 128  # of a prompt: ``n`` and ``best_of``
 MAX_MIGRATIONS = 64  # away from draining workers; further ones count as failures
 MAX_WORKER_DEATHS = 2  # during a request, which then continues in isolation
 MAX_ISOLATION_WAIT_SECONDS = 15.0  # for a time without deaths (MIN_SECONDS_SINCE_DEATH)

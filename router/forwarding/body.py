@@ -17,7 +17,7 @@ from router.http.json_limits import check_json_size
 from router.http.multipart import MultipartParser, parse_boundary
 from router.http.nesting import is_nested_deeper
 from router.http.response_writer import JSON_TYPE
-from router.limits import MAX_FORWARDED_KEYS
+from router.limits import MAX_CHOICES, MAX_FORWARDED_KEYS
 from router.serving.schema.message import MEDIA_TYPES
 from router.tenants.admission import DEFAULT_RESERVED_OUTPUT_TOKENS
 
@@ -25,6 +25,9 @@ _MEDIA_MARKS = tuple(f'"{kind}"'.encode() for kind in sorted(MEDIA_TYPES))
 
 TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 """Fields that are refused, since whoever has them can read what others have on the server."""
+
+EXTRA_FIELD = "vllm_xargs"
+"""A field whose own fields get to the engine beside those of the transfers, under their names."""
 
 REPLACED_FIELDS = ("cache_salt", "priority", "request_id", "session_id")
 """Fields that have a meaning for all clients of a server together, so Baton sets them itself, or
@@ -101,9 +104,10 @@ def _is_media(part: Mapping[str, Any]) -> bool:
 
 def parse_json(body: dict[str, Any], path: str) -> ForwardedBody:
     """Read a JSON body, which is changed. Raises ApiError (400)."""
-    for name in TRANSFER_FIELDS:
-        if body.pop(name, None):
-            raise _transfer_refused(name)
+    for each in (body, body.get(EXTRA_FIELD)):
+        for name in TRANSFER_FIELDS if isinstance(each, dict) else ():
+            if each.pop(name, None):
+                raise _transfer_refused(name)
     if _has_uuid(body):
         raise invalid_field("uuid", "uuid is not supported: send each image, audio or video whole")
     given = {name: body.pop(name, None) for name in REPLACED_FIELDS}
@@ -129,17 +133,23 @@ def _has_uuid(value: Any) -> bool:
 
 
 def _add_chat(fields: ForwardedBody, body: dict[str, Any]) -> ForwardedBody:
-    """Add what is read of a chat. A stream is asked for its usage."""
-    limit, drops_usage = body.get("max_completion_tokens"), False
-    if body.get("stream") is True:
+    """Add what is read of a chat. A stream is asked for its usage. Raises ApiError (400) for values
+    that a server would convert, such as the number "7": it must not read another one."""
+    stream, num_choices, drops_usage = body.get("stream"), _integer(body, "n") or 1, False
+    if not isinstance(stream, bool | None):
+        raise invalid_field("stream", "stream must be true or false")
+    if num_choices > MAX_CHOICES:
+        raise invalid_field("n", f"n is {num_choices}; it must be at most {MAX_CHOICES}")
+    answer_tokens = _integer(body, "max_completion_tokens") or _integer(body, "max_tokens")
+    if stream:
         given = body.get("stream_options")
         options = given if isinstance(given, dict) else {}
         drops_usage = not options.get("include_usage")
         body["stream_options"] = options | {"include_usage": True}
     return replace(
         fields,
-        answer_tokens=_positive(limit or body.get("max_tokens")) or DEFAULT_RESERVED_OUTPUT_TOKENS,
-        num_choices=_positive(body.get("n")) or 1,
+        answer_tokens=answer_tokens or DEFAULT_RESERVED_OUTPUT_TOKENS,
+        num_choices=num_choices,
         drops_usage=drops_usage,
         cache_key=_text(body, "prompt_cache_key"),
         parts=[orjson.dumps(part) for part in _chat_parts(body["messages"])],
@@ -232,5 +242,11 @@ def _text(body: Mapping[str, Any], name: str) -> str | None:
     return value
 
 
-def _positive(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+def _integer(body: Mapping[str, Any], name: str) -> int:
+    """Return a number of a body, or 0 if it is not positive, which the server refuses."""
+    value = body.get(name)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise invalid_field(name, f"{name} must be an integer")
+    return max(value or 0, 0)

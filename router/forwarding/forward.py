@@ -38,6 +38,7 @@ from router.limits import MAX_WAIT_BACKOFF_SECONDS, MAX_WORKER_DEATHS
 from router.serving.choices import make_session_id, recorded_answer
 from router.serving.request_handler import Endpoint, IncomingRequest
 from router.serving.served_model import ServedModel
+from router.tenants.admission import num_reserved_tokens
 from router.tenants.tenant import TenantAttributes
 
 Result = TypeVar("Result")
@@ -164,9 +165,9 @@ async def _reserve_tokens(incoming: IncomingRequest, body: ForwardedBody) -> Non
     """Reserve the request's tokens within the tenant's limits. Raises RateLimited or Overloaded."""
     admission, models, model = incoming.admission, incoming.context.models, incoming.model
     admission.set_size(incoming.raw.size_bytes)
-    answer_tokens = body.num_choices * body.answer_tokens
-    await admission.draw_token_quota(body.num_tokens + answer_tokens)
-    admission.reserve_tokens([body.num_tokens], 1, answer_tokens)
+    size = [body.num_tokens], body.num_choices, body.answer_tokens
+    await admission.draw_token_quota(num_reserved_tokens(*size))
+    admission.reserve_tokens(*size)
     admission.take_model_slots(
         lambda count: models.acquire(model, count), lambda count: models.release(model, count)
     )

@@ -19,6 +19,7 @@ from router.forwarding.body import (
     parse_json,
     read_json,
 )
+from router.limits import MAX_CHOICES
 
 EMBEDDINGS = "/v1/embeddings"
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + 400 * "A"}}
@@ -54,11 +55,20 @@ def test_what_concerns_other_clients_of_the_server_is_left_out() -> None:
         ({"input": "a", "ec_transfer_params": {"a": 1}}, "ec_transfer_params"),
         ({"input": "a", "model": ["a"]}, "model"),
         ({"input": "a", "cache_salt": 1}, "cache_salt"),
+        (chat("a", vllm_xargs={"kv_transfer_params": "x"}), "kv_transfer_params"),
+        # The server would read all of these as other values of the same meaning.
+        (chat("a", stream=1), "stream"),
+        (chat("a", stream="true"), "stream"),
+        (chat("a", n="7"), "n"),
+        (chat("a", n=True), "n"),
+        (chat("a", max_tokens="7"), "max_tokens"),
+        (chat("a", max_completion_tokens=7.5), "max_completion_tokens"),
+        (chat("a", n=MAX_CHOICES + 1), "n"),
     ],
 )
 def test_fields_are_refused_by_name(body: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as refusal:
-        parsed(body, EMBEDDINGS)
+        parsed(body, CHATS if "messages" in body else EMBEDDINGS)
     assert (refusal.value.status, refusal.value.param) == (400, param)
 
 
@@ -106,7 +116,7 @@ def test_images_count_no_tokens() -> None:
         ({}, 512, 1),
         ({"max_tokens": 7}, 7, 1),
         ({"max_tokens": 7, "max_completion_tokens": 9, "n": 3}, 9, 3),
-        ({"max_tokens": -1, "n": True}, 512, 1),
+        ({"max_tokens": -1, "n": 3.0}, 512, 3),
     ],
 )
 def test_the_answer_of_a_chat_is_reserved(

@@ -130,6 +130,21 @@ async def test_chats_with_images_are_placed_by_their_parts(tokenizer: Tokenizer)
     assert forwarding.placer.queries[0].num_tokens >= 3 * 4  # a block for each key
 
 
+async def test_each_answer_of_a_chat_takes_a_slot(tokenizer: Tokenizer) -> None:
+    in_use: list[int] = []
+
+    def count(worker: str, number: int) -> list[Step]:
+        in_use.append(forwarding.router.service.tenants.request_limiter.num_in_use)
+        return WHOLE
+
+    forwarding = Forwarding(tokenizer, count)
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    chat = {"messages": [{"role": "user", "content": [image]}], "n": 3}
+    assert (await forwarding.post(chat, "/v1/chat/completions")).status_code == 200
+    assert in_use == [3]
+    assert forwarding.router.service.tenants.request_limiter.num_in_use == 0
+
+
 @pytest.mark.parametrize("error", [Unavailable("gone"), NotFound("not here"), Overloaded("full")])
 async def test_another_worker_is_asked_before_the_answer_begins(
     tokenizer: Tokenizer, error: BatonError
