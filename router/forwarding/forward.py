@@ -197,6 +197,7 @@ async def _relay(
             if usage.is_stream and record.ttft_seconds is None:
                 record.ttft_seconds = clock.monotonic() - record.arrived_at
             data = usage.feed(part)
+            record.num_tokens = usage.num_events
             if data:
                 await writer.write(data)
     if writer.status < 400:

@@ -188,6 +188,7 @@ async def test_nothing_is_repeated_after_the_answer_has_begun(tokenizer: Tokeniz
     assert json.loads(error.removeprefix("data: "))["error"]["message"] == "broke"
     [record] = forwarding.router.service.telemetry.history.finished
     assert (record.finish_reason, record.error) == ("error", "broke")
+    assert record.num_tokens == 1
 
 
 async def test_a_refusal_of_the_server_costs_no_tokens(tokenizer: Tokenizer) -> None:
