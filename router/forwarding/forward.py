@@ -182,12 +182,13 @@ async def _relay(
 ) -> None:
     """Pass the server's answer on to the client, as fast as the client reads."""
     writer, clock = incoming.writer, incoming.context.clock
-    usage = UsageReader(ForwardedHead(200, {}), drops_usage=False)
+    usage, num_bytes = UsageReader(ForwardedHead(200, {}), drops_usage=False), 0
+    is_batch, max_bytes = writer.inline_body is None, incoming.context.config.max_body_bytes
     async with aclosing(answer.parts()) as parts:
         async for part in parts:
             if isinstance(part, ForwardedHead):
                 usage = UsageReader(part, drops_usage=body.drops_usage)
-                if writer.inline_body is None and not usage.is_json:
+                if is_batch and not usage.is_json:
                     raise Invalid("in a batch, the answer must be JSON: ask for another format")
                 headers = {**part.headers, **incoming.headers, **record.headers()}
                 if usage.is_stream:
@@ -198,6 +199,14 @@ async def _relay(
                 record.ttft_seconds = clock.monotonic() - record.arrived_at
             data = usage.feed(part)
             record.num_tokens = usage.num_events
+            if is_batch:  # the answer is held whole
+                num_bytes += len(part)
+                if num_bytes > max_bytes:
+                    raise Invalid(
+                        f"in a batch, an answer may have at most {max_bytes} bytes: split the "
+                        "request"
+                    )
+                incoming.raw.charge(len(part))
             if data:
                 await writer.write(data)
     if writer.status < 400:

@@ -1,7 +1,7 @@
 """Tests the way of a forwarded request through the router, over workers in memory."""
 
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ EMBEDDINGS = "/v1/embeddings"
 ANSWER = json.dumps({"data": [], "usage": {"prompt_tokens": 3, "total_tokens": 3}}).encode()
 JSON = {"content-type": "application/json", "content-length": str(len(ANSWER))}
 
-Script = Callable[[str, int], list["Step"]]
+Script = Callable[[str, int], Iterable["Step"]]
 Step = ForwardedHead | bytes | BatonError
 ONE = Incarnation(1)
 WHOLE: list[Step] = [ForwardedHead(200, JSON), ANSWER]
@@ -218,3 +218,45 @@ async def test_embeddings_may_come_in_a_batch(tokenizer: Tokenizer, tmp_path: Pa
         errors = await read_lines(client, done["error_file_id"])
     assert [each["response"]["body"] for each in output] == [json.loads(ANSWER)]
     assert "must be JSON" in errors[0]["response"]["body"]["error"]["message"]
+
+
+@pytest.mark.parametrize("error", [Unavailable("broke"), Invalid("odd")])
+async def test_an_answer_that_breaks_off_is_none_in_a_batch(
+    tokenizer: Tokenizer, tmp_path: Path, error: BatonError
+) -> None:
+    broken: list[Step] = [ForwardedHead(200, JSON), ANSWER[:10], error]
+    forwarding = Forwarding(tokenizer, lambda _, number: WHOLE if number > 1 else broken, tmp_path)
+    assert forwarding.batches is not None
+    line = batch_line("a", EMBEDDINGS, input="hello")
+    async with forwarding.batches.open() as client:
+        batch = await start_batch(client, jsonl(line), endpoint=EMBEDDINGS)
+        done = await wait_until_finished(client, batch)
+        [result] = await read_lines(client, done["output_file_id"] or done["error_file_id"])
+    if isinstance(error, Invalid):
+        assert result["response"]["body"]["error"]["message"] == "odd"
+    else:
+        assert result["response"]["body"] == json.loads(ANSWER)
+
+
+async def test_an_answer_in_a_batch_has_a_limit(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Its bytes count as those of the request's body until its end."""
+    in_use: list[int] = []
+
+    def count(worker: str, number: int) -> Iterator[Step]:
+        yield ForwardedHead(200, JSON)
+        for _ in range(10):
+            in_use.append(budget.num_in_use)
+            yield b" " * 2**20
+
+    forwarding = Forwarding(tokenizer, count, tmp_path)
+    assert forwarding.batches is not None
+    budget = forwarding.router.service.resources.body_budget
+    line = batch_line("a", EMBEDDINGS, input="hello")
+    async with forwarding.batches.open() as client:
+        batch = await start_batch(client, jsonl(line), endpoint=EMBEDDINGS)
+        done = await wait_until_finished(client, batch)
+        [result] = await read_lines(client, done["error_file_id"])
+    message = result["response"]["body"]["error"]["message"]
+    assert message == "in a batch, an answer may have at most 8388608 bytes: split the request"
+    assert [round(num_bytes / 2**20) for num_bytes in in_use] == [*range(9)]
+    assert budget.num_in_use == 0
