@@ -3,10 +3,12 @@ what clients with wrong keys, bodies and events get."""
 
 import asyncio
 import re
+import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import httpx
@@ -28,6 +30,7 @@ from router.serving.kept_answers import (
 from router.tenants.request_usage import RequestUsage
 from router.tenants.usage_store import UsageField
 from testkit.fakes.kept_answers import MemoryKeptAnswers
+from tests.documented_client import documented_client
 from tests.router_harness import (
     CHAT,
     COMPLETE,
@@ -435,3 +438,35 @@ async def test_tokens_that_are_not_kept_take_no_room(
         [bucket] = service._buckets.values()
     assert [entry.choices for entry in kept.entries.values()] == [{}]
     assert bucket.spent(resumption.MAX_TENANT_KEPT_TOKENS, 0.0) == resumption.ENTRY_TOKENS
+
+
+@pytest.mark.parametrize(("ids", "expected"), [(True, ["a", "b"]), (False, ["a"])])
+def test_the_documented_client_repeats_nothing(
+    monkeypatch: pytest.MonkeyPatch, ids: bool, expected: list[str]
+) -> None:
+    """Its first connection breaks. A stream without ids comes from its beginning if it is asked
+    for again."""
+    got: list[str] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.headers.get("last-event-id"):
+            return httpx.Response(200, text="id: 2\ndata: b\n\n")
+        first = b"id: 1\ndata: a\n\n" if ids else b"data: a\n\n"
+        return httpx.Response(200, stream=Broken(first))
+
+    with httpx.Client(transport=httpx.MockTransport(handle)) as client:
+        monkeypatch.setattr(httpx, "stream", client.stream)
+        monkeypatch.setattr(time, "sleep", lambda seconds: None)
+        with nullcontext() if ids else pytest.raises(httpx.ReadError):
+            for data in islice(documented_client()("http://router", {}), 5):
+                got.append(data)
+    assert got == expected
+
+
+class Broken(httpx.SyncByteStream):
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._data
+        raise httpx.ReadError("reset")
