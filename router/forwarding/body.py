@@ -104,9 +104,10 @@ def _is_media(part: Mapping[str, Any]) -> bool:
 
 def parse_json(body: dict[str, Any], path: str) -> ForwardedBody:
     """Read a JSON body, which is changed. Raises ApiError (400)."""
-    for each in (body, body.get(EXTRA_FIELD)):
-        for name in TRANSFER_FIELDS if isinstance(each, dict) else ():
-            if each.pop(name, None):
+    extra = body.get(EXTRA_FIELD)
+    for fields_of in (body, extra if isinstance(extra, dict) else {}):
+        for name in TRANSFER_FIELDS:
+            if fields_of.pop(name, None):
                 raise _transfer_refused(name)
     if _has_uuid(body):
         raise invalid_field("uuid", "uuid is not supported: send each image, audio or video whole")
@@ -187,17 +188,18 @@ def parse_form(data: bytes, content_type: str) -> ForwardedBody:
     from what was read, with a boundary that its values can't contain: it might read a part, or the
     boundary, of the client's form in another way."""
     file = _File()
-    parser = MultipartParser(parse_boundary(content_type), file.open)
+    parser = MultipartParser(parse_boundary(content_type), lambda _filename: file)
     parser.push(data)
     parser.close()
-    texts = [(_NOT_IN_NAMES.sub("_", name), value) for name, value in parser.texts]
+    texts = [(_safe_name(name), value) for name, value in parser.texts]
     fields = dict(texts)
     for name in TRANSFER_FIELDS:
         if name in fields:
             raise _transfer_refused(name)
     boundary = blake2b(data, digest_size=16).hexdigest()
-    others = [(f'"{name}"', text.encode()) for name, text in texts if name != "model"]
-    parts = [*others, *file.part]
+    parts = [(f'"{name}"', text.encode()) for name, text in texts if name != "model"]
+    if parser.filename is not None:
+        parts.append((f'"file"; filename="{_safe_name(parser.filename)}"', b"".join(file.pieces)))
     return ForwardedBody(
         partial(_encode_form, parts, boundary.encode()),
         f"multipart/form-data; boundary={boundary}",
@@ -207,20 +209,18 @@ def parse_form(data: bytes, content_type: str) -> ForwardedBody:
 
 @dataclass(slots=True)
 class _File:
-    """The file of a form; ``part`` has its name and data, unless there is none."""
-
-    part: list[tuple[str, bytearray]] = field(default_factory=list)
-
-    def open(self, filename: str) -> "_File":
-        self.part.append((f'"file"; filename="{_NOT_IN_NAMES.sub("_", filename)}"', bytearray()))
-        return self
+    pieces: list[bytes] = field(default_factory=list)
 
     def write(self, data: bytes) -> None:
-        self.part[0][1].extend(data)
+        self.pieces.append(data)
+
+
+def _safe_name(name: str) -> str:
+    return _NOT_IN_NAMES.sub("_", name)
 
 
 def _encode_form(
-    parts: Sequence[tuple[str, bytes | bytearray]], boundary: bytes, model: str, salt: bytes
+    parts: Sequence[tuple[str, bytes]], boundary: bytes, model: str, salt: bytes
 ) -> bytes:
     """Encode a form that names the model as the server does. A form has no place for a salt."""
     encoded = [
