@@ -1,5 +1,6 @@
 """Tests the way of a forwarded request through the router, over workers in memory."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import replace
@@ -18,7 +19,8 @@ from baton.core.states import Role
 from baton.errors import BatonError, Invalid, NotFound, Overloaded, Unavailable
 from baton.text.tokenizer import Tokenizer
 from router.limits import MAX_WORKER_DEATHS
-from tests.router_harness import RouterHarness, member, tokenizer
+from router.tenants.usage_store import UsageField
+from tests.router_harness import RouterHarness, eventually, member, tokenizer
 from tests.unit.router.batch_harness import (
     BatchRouter,
     batch_line,
@@ -46,6 +48,8 @@ class ScriptedClient:
         self._script = script
         self.asked: list[str] = []
         self.requests: list[ForwardRequest] = []
+        self.goes_on = False
+        """Whether answers don't end."""
 
     async def forward(
         self, address: str, request: ForwardRequest
@@ -56,6 +60,8 @@ class ScriptedClient:
             if isinstance(step, BatonError):
                 raise step
             yield step
+        if self.goes_on:
+            await asyncio.Event().wait()
 
 
 class FirstPlacer:
@@ -189,6 +195,33 @@ async def test_nothing_is_repeated_after_the_answer_has_begun(tokenizer: Tokeniz
     [record] = forwarding.router.service.telemetry.history.finished
     assert (record.finish_reason, record.error) == ("error", "broke")
     assert record.num_tokens == 1
+
+
+async def test_a_client_that_leaves_is_charged_for_the_events_that_came(
+    tokenizer: Tokenizer,
+) -> None:
+    head = ForwardedHead(200, {"content-type": "text/event-stream"})
+    forwarding = Forwarding(tokenizer, lambda *_: [head, *[b'data: {"choices":[1]}\n\n'] * 3])
+    forwarding.client.goes_on = True
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    chat = {"messages": [{"role": "user", "content": [image]}], "stream": True}
+    tenants, finished = (
+        forwarding.router.service.tenants,
+        forwarding.router.service.telemetry.history.finished,
+    )
+    async with (
+        await forwarding.router.client() as client,
+        client.stream("POST", "/v1/chat/completions", json=chat) as answer,
+    ):
+        lines = answer.aiter_lines()
+        for _ in range(5):
+            await anext(lines)
+    await eventually(lambda: len(finished) == 1)
+    [record] = finished
+    assert (record.finish_reason, record.num_tokens) == ("cancelled", 3)
+    await eventually(lambda: tenants.request_limiter.num_in_use == 0)
+    charged = {field: count for (_, _, field), count in tenants.usage_recorder.unsent().items()}
+    assert charged[UsageField.COMPLETION] == 3
 
 
 async def test_a_refusal_of_the_server_costs_no_tokens(tokenizer: Tokenizer) -> None:
