@@ -73,6 +73,7 @@ MAX_ROUTER_DEATHS = 2  # during a request, which is then not retried
 
 # Generation
 
+MAX_CHOICES = 128  # of a prompt: ``n`` and ``best_of``
 MAX_MIGRATIONS = 64  # away from draining workers; further ones count as failures
 MAX_WORKER_DEATHS = 2  # during a request, which then continues in isolation
 MAX_ISOLATION_WAIT_SECONDS = 15.0  # for a time without deaths (MIN_SECONDS_SINCE_DEATH)
@@ -102,7 +103,7 @@ MAX_PIN_RETRY_SECONDS = 2.0  # between attempts to pin a prefix
 # Forwarded requests
 
 MAX_FORWARDED_KEYS = 64  # parts of a chat by which it is placed; the conductor counts as many
-MAX_USAGE_BYTES = 64 * 1024  # of the end of an answer; token ids may follow the usage
+MAX_USAGE_BYTES = 4096  # of an answer's usage, which may come in two pieces
 MAX_EVENT_BYTES = 2**20  # of a stream's event that is read whole; logprobs take some kilobytes
 
 # Console

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -16,7 +16,8 @@ from router.errors import ApiError, invalid_field, not_json
 from router.http.json_limits import check_json_size
 from router.http.multipart import MultipartParser, parse_boundary
 from router.http.nesting import is_nested_deeper
-from router.limits import MAX_FORWARDED_KEYS
+from router.http.response_writer import JSON_TYPE
+from router.limits import MAX_CHOICES, MAX_FORWARDED_KEYS
 from router.serving.schema.message import MEDIA_TYPES
 from router.tenants.admission import DEFAULT_RESERVED_OUTPUT_TOKENS
 
@@ -25,12 +26,16 @@ _MEDIA_MARKS = tuple(f'"{kind}"'.encode() for kind in sorted(MEDIA_TYPES))
 TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 """Fields that are refused, since whoever has them can read what others have on the server."""
 
+EXTRA_FIELD = "vllm_xargs"
+"""A field whose own fields get to the engine beside those of the transfers, under their names."""
+
 REPLACED_FIELDS = ("cache_salt", "priority", "request_id", "session_id")
 """Fields that have a meaning for all clients of a server together, so Baton sets them itself, or
 not at all."""
 
 CHARACTERS_PER_TOKEN = 4
-_FIELD_NAME = re.compile(rb'[;\s]name="([^"]*)"', re.IGNORECASE)
+_NOT_IN_NAMES = re.compile(r'[\x00-\x1f\x7f"\\]')
+"""Characters that parsers of forms read differently within a name."""
 
 EncodeBody = Callable[[str, bytes], bytes]
 
@@ -41,9 +46,10 @@ class ForwardedBody:
     ``answer_tokens`` is the most that each of ``num_choices`` answers may have. ``drops_usage``
     says that the client did not ask for the event with the usage, which the server is asked for.
     ``parts`` are those of a chat, as bytes. ``encode`` returns the body for a server, given its
-    name for the model and the salt of the tenant's prefixes."""
+    name for the model and the salt of the tenant's prefixes; it has ``content_type``."""
 
     encode: EncodeBody
+    content_type: str = JSON_TYPE
     model: str | None = None
     num_tokens: int = 0
     answer_tokens: int = 0
@@ -98,15 +104,17 @@ def _is_media(part: Mapping[str, Any]) -> bool:
 
 def parse_json(body: dict[str, Any], path: str) -> ForwardedBody:
     """Read a JSON body, which is changed. Raises ApiError (400)."""
-    for name in TRANSFER_FIELDS:
-        if body.pop(name, None):
-            raise _transfer_refused(name)
+    extra = body.get(EXTRA_FIELD)
+    for fields_of in (body, extra if isinstance(extra, dict) else {}):
+        for name in TRANSFER_FIELDS:
+            if fields_of.pop(name, None):
+                raise _transfer_refused(name)
     if _has_uuid(body):
         raise invalid_field("uuid", "uuid is not supported: send each image, audio or video whole")
     given = {name: body.pop(name, None) for name in REPLACED_FIELDS}
     fields = ForwardedBody(
         partial(_encode_json, body),
-        _text(body, "model"),
+        model=_text(body, "model"),
         num_tokens=_count_tokens(body),
         cache_salt=_text(given, "cache_salt"),
     )
@@ -126,17 +134,23 @@ def _has_uuid(value: Any) -> bool:
 
 
 def _add_chat(fields: ForwardedBody, body: dict[str, Any]) -> ForwardedBody:
-    """Add what is read of a chat. A stream is asked for its usage."""
-    limit, drops_usage = body.get("max_completion_tokens"), False
-    if body.get("stream") is True:
+    """Add what is read of a chat. A stream is asked for its usage. Raises ApiError (400) for values
+    that a server would convert, such as the number "7": it must not read another one."""
+    stream, num_choices, drops_usage = body.get("stream"), _integer(body, "n") or 1, False
+    if not isinstance(stream, bool | None):
+        raise invalid_field("stream", "stream must be true or false")
+    if num_choices > MAX_CHOICES:
+        raise invalid_field("n", f"n is {num_choices}; it must be at most {MAX_CHOICES}")
+    answer_tokens = _integer(body, "max_completion_tokens") or _integer(body, "max_tokens")
+    if stream:
         given = body.get("stream_options")
         options = given if isinstance(given, dict) else {}
         drops_usage = not options.get("include_usage")
         body["stream_options"] = options | {"include_usage": True}
     return replace(
         fields,
-        answer_tokens=_positive(limit or body.get("max_tokens")) or DEFAULT_RESERVED_OUTPUT_TOKENS,
-        num_choices=_positive(body.get("n")) or 1,
+        answer_tokens=answer_tokens or DEFAULT_RESERVED_OUTPUT_TOKENS,
+        num_choices=num_choices,
         drops_usage=drops_usage,
         cache_key=_text(body, "prompt_cache_key"),
         parts=[orjson.dumps(part) for part in _chat_parts(body["messages"])],
@@ -170,36 +184,51 @@ def _count_tokens(value: Any) -> int:
 
 
 def parse_form(data: bytes, content_type: str) -> ForwardedBody:
-    """Read a multipart form. Raises ApiError (400, 415)."""
-    boundary = parse_boundary(content_type)
-    parser = MultipartParser(boundary, lambda name: _IgnoredFile())
+    """Read a multipart form. Raises ApiError (400, 415). The server gets one that is written anew
+    from what was read, with a boundary that its values can't contain: it might read a part, or the
+    boundary, of the client's form in another way."""
+    file = _File()
+    parser = MultipartParser(parse_boundary(content_type), lambda _filename: file)
     parser.push(data)
     parser.close()
+    texts = [(_safe_name(name), value) for name, value in parser.texts]
+    fields = dict(texts)
     for name in TRANSFER_FIELDS:
-        if name in parser.fields:
+        if name in fields:
             raise _transfer_refused(name)
-    return ForwardedBody(partial(_encode_form, data, boundary), parser.fields.get("model"))
+    boundary = blake2b(data, digest_size=16).hexdigest()
+    parts = [(f'"{name}"', text.encode()) for name, text in texts if name != "model"]
+    if parser.filename is not None:
+        parts.append((f'"file"; filename="{_safe_name(parser.filename)}"', b"".join(file.pieces)))
+    return ForwardedBody(
+        partial(_encode_form, parts, boundary.encode()),
+        f"multipart/form-data; boundary={boundary}",
+        fields.get("model"),
+    )
 
 
-class _IgnoredFile:
+@dataclass(slots=True)
+class _File:
+    pieces: list[bytes] = field(default_factory=list)
+
     def write(self, data: bytes) -> None:
-        pass
+        self.pieces.append(data)
 
 
-def _encode_form(data: bytes, boundary: bytes, model: str, salt: bytes) -> bytes:
-    """Put the server's name for the model into a form that has been parsed. A form has no place for
-    a salt."""
-    delimiter = b"\r\n--" + boundary
-    parts = (b"\r\n" + data).split(delimiter)
-    return delimiter.join(_named(part, model) for part in parts)[2:]
+def _safe_name(name: str) -> str:
+    return _NOT_IN_NAMES.sub("_", name)
 
 
-def _named(part: bytes, model: str) -> bytes:
-    head, end, _value = part.partition(b"\r\n\r\n")
-    name = _FIELD_NAME.search(head)
-    if not end or name is None or name[1] != b"model":
-        return part
-    return head + end + model.encode()
+def _encode_form(
+    parts: Sequence[tuple[str, bytes]], boundary: bytes, model: str, salt: bytes
+) -> bytes:
+    """Encode a form that names the model as the server does. A form has no place for a salt."""
+    encoded = [
+        b"--%b\r\ncontent-disposition: form-data; name=%b\r\n\r\n%b\r\n"
+        % (boundary, name.encode(), value)
+        for name, value in [*parts, ('"model"', model.encode())]
+    ]
+    return b"".join([*encoded, b"--%b--\r\n" % boundary])
 
 
 def _transfer_refused(name: str) -> ApiError:
@@ -213,5 +242,11 @@ def _text(body: Mapping[str, Any], name: str) -> str | None:
     return value
 
 
-def _positive(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+def _integer(body: Mapping[str, Any], name: str) -> int:
+    """Return a number of a body, or 0 if it is not positive, which the server refuses."""
+    value = body.get(name)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise invalid_field(name, f"{name} must be an integer")
+    return max(value or 0, 0)

@@ -38,6 +38,7 @@ from router.limits import MAX_WAIT_BACKOFF_SECONDS, MAX_WORKER_DEATHS
 from router.serving.choices import make_session_id, recorded_answer
 from router.serving.request_handler import Endpoint, IncomingRequest
 from router.serving.served_model import ServedModel
+from router.tenants.admission import num_reserved_tokens
 from router.tenants.tenant import TenantAttributes
 
 Result = TypeVar("Result")
@@ -164,9 +165,9 @@ async def _reserve_tokens(incoming: IncomingRequest, body: ForwardedBody) -> Non
     """Reserve the request's tokens within the tenant's limits. Raises RateLimited or Overloaded."""
     admission, models, model = incoming.admission, incoming.context.models, incoming.model
     admission.set_size(incoming.raw.size_bytes)
-    answer_tokens = body.num_choices * body.answer_tokens
-    await admission.draw_token_quota(body.num_tokens + answer_tokens)
-    admission.reserve_tokens([body.num_tokens], 1, answer_tokens)
+    size = [body.num_tokens], body.num_choices, body.answer_tokens
+    await admission.draw_token_quota(num_reserved_tokens(*size))
+    admission.reserve_tokens(*size)
     admission.take_model_slots(
         lambda count: models.acquire(model, count), lambda count: models.release(model, count)
     )
@@ -181,12 +182,13 @@ async def _relay(
 ) -> None:
     """Pass the server's answer on to the client, as fast as the client reads."""
     writer, clock = incoming.writer, incoming.context.clock
-    usage = UsageReader(ForwardedHead(200, {}), drops_usage=False)
+    usage, num_bytes = UsageReader(ForwardedHead(200, {}), drops_usage=False), 0
+    is_batch, max_bytes = writer.inline_body is None, incoming.context.config.max_body_bytes
     async with aclosing(answer.parts()) as parts:
         async for part in parts:
             if isinstance(part, ForwardedHead):
                 usage = UsageReader(part, drops_usage=body.drops_usage)
-                if writer.inline_body is None and not usage.is_json:
+                if is_batch and not usage.is_json:
                     raise Invalid("in a batch, the answer must be JSON: ask for another format")
                 headers = {**part.headers, **incoming.headers, **record.headers()}
                 if usage.is_stream:
@@ -196,6 +198,15 @@ async def _relay(
             if usage.is_stream and record.ttft_seconds is None:
                 record.ttft_seconds = clock.monotonic() - record.arrived_at
             data = usage.feed(part)
+            record.num_tokens = usage.num_events
+            if is_batch:  # the answer is held whole
+                num_bytes += len(part)
+                if num_bytes > max_bytes:
+                    raise Invalid(
+                        f"in a batch, an answer may have at most {max_bytes} bytes: split the "
+                        "request"
+                    )
+                incoming.raw.charge(len(part))
             if data:
                 await writer.write(data)
     if writer.status < 400:
@@ -266,7 +277,7 @@ class ForwardedAnswer:
         request = ForwardRequest(
             f"{self._incoming.id}/{self._epoch}",
             self._path,
-            self._incoming.content_type,
+            self._body.content_type,
             self._body.encode(name, self._attributes.salt),
             self._body.num_tokens,
         )

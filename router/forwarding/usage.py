@@ -19,19 +19,25 @@ _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\]')
 
 
 class UsageReader:
-    """Gets the body of an answer by :meth:`feed`, whose results are what the client gets. Only the
-    end of the body is kept. ``drops_usage`` says that the client did not ask for the event of a
-    stream that has nothing but the usage."""
+    """Gets the body of an answer by :meth:`feed`, whose results are what the client gets.
+    ``drops_usage`` says that the client did not ask for the event of a stream that has nothing but
+    the usage. ``num_events`` are those of a stream so far: about one for each token of the answer,
+    which is all that is known of a stream that ends before its usage."""
 
     def __init__(self, head: ForwardedHead, *, drops_usage: bool) -> None:
         kind = head.headers.get("content-type", "")
         self.is_stream, self.is_json = kind.startswith(EVENT_STREAM), kind.startswith(JSON_TYPE)
         self._drops_usage = drops_usage and self.is_stream
-        self._tail = head.headers.get("metadata", "").encode()
+        self.num_events = 0
+        self._found = _USAGE.findall(head.headers.get("metadata", "").encode())[-1:]
+        self._tail = b""  # of the body, which may have the beginning of the usage
         self._event = b""  # the beginning of an event whose end has not come
 
     def feed(self, data: bytes) -> bytes:
-        self._tail = (self._tail + data)[-MAX_USAGE_BYTES:]
+        self.num_events += self.is_stream and (self._tail[-1:] + data).count(b"\n\n")
+        known = self._tail + data
+        self._found = _USAGE.findall(known)[-1:] or self._found
+        self._tail = known[-MAX_USAGE_BYTES:]
         if not self._drops_usage:
             return data
         *events, self._event = (self._event + data).split(b"\n\n")
@@ -45,8 +51,8 @@ class UsageReader:
         return self._event
 
     def report(self, record: GenerationRecord) -> None:
-        """Record the tokens of an answer that is complete. If it counts none, those of the prompt
-        stay as they were estimated."""
+        """Record the tokens of an answer that is complete. What it does not count stays as it was
+        estimated."""
         usage = self._usage()
         details = usage.get("prompt_tokens_details")
         cached = _count(details, "cached_tokens") if isinstance(details, dict) else 0
@@ -54,12 +60,12 @@ class UsageReader:
             record.num_prompt_tokens = _count(usage, "prompt_tokens")
         record.cached_tokens = min(cached, record.num_prompt_tokens)
         record.cached_by_tier = {"device": record.cached_tokens}
-        record.num_tokens = _count(usage, "completion_tokens")
+        if "completion_tokens" in usage:
+            record.num_tokens = _count(usage, "completion_tokens")
 
     def _usage(self) -> Mapping[str, Any]:
-        found = _USAGE.findall(self._tail)
         try:
-            usage = orjson.loads(found[-1]) if found else {}
+            usage = orjson.loads(self._found[0]) if self._found else {}
         except ValueError:
             return {}
         return usage if isinstance(usage, dict) else {}

@@ -50,10 +50,11 @@ def parse_boundary(content_type: str | None) -> bytes:
 
 
 class MultipartParser:
-    """Parses one form: :meth:`push` its data, then :meth:`close`. ``fields`` are the text fields by
-    name. The data of the part ``file`` goes to the sink that ``open_file`` returns for its file
-    name. Methods raise ApiError (400) if the form is malformed; :meth:`push` also raises the errors
-    of ``open_file`` and of the sink."""
+    """Parses one form: :meth:`push` its data, then :meth:`close`. ``texts`` are the names and
+    values of the text fields, in their order; ``fields`` has the last value of each. The data of
+    the part ``file`` goes to the sink that ``open_file`` returns for its file name. Methods raise
+    ApiError (400) if the form is malformed; :meth:`push` also raises the errors of ``open_file``
+    and of the sink."""
 
     def __init__(self, boundary: bytes, open_file: Callable[[str], FileSink]) -> None:
         self._delimiter = b"\r\n--" + boundary
@@ -64,8 +65,12 @@ class MultipartParser:
         self._sink: FileSink | None = None
         self._num_parts = 0
         self._field = b""
-        self.fields: dict[str, str] = {}
+        self.texts: list[tuple[str, str]] = []
         self.filename: str | None = None
+
+    @property
+    def fields(self) -> dict[str, str]:
+        return dict(self.texts)
 
     def push(self, data: bytes) -> None:
         self._held += data
@@ -111,7 +116,7 @@ class MultipartParser:
         if rest is None:
             return False
         if self._sink is None:
-            self.fields[self._name] = self._field.decode(errors="replace")
+            self.texts.append((self._name, self._field.decode(errors="replace")))
         return True
 
     def _in_epilogue(self) -> bool:

@@ -22,6 +22,14 @@ class AnswerKey(NamedTuple):
     key: str
 
 
+class Connection(NamedTuple):
+    """A connection that has asked for an answer. ``number`` counts those of one answer, from 1. The
+    answer's id tells it from an earlier answer under the same key, which the store has lost."""
+
+    answer_id: str
+    number: int
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerOrigin:
     """What decides how a request is answered, besides its body: the response's id, the time of its
@@ -58,12 +66,11 @@ class KeptTokens:
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """An answer as its newest connection finds it. ``connection`` counts the connections that have
-    asked for it, from 1. ``choices`` are the tokens of its choices so far, by index. ``charged`` is
-    what its tenant was charged for earlier connections."""
+    """An answer as its newest ``connection`` finds it. ``choices`` are the tokens of its choices so
+    far, by index. ``charged`` is what its tenant was charged for earlier connections."""
 
     origin: AnswerOrigin
-    connection: int
+    connection: Connection
     choices: Mapping[int, KeptTokens] = field(default_factory=dict)
     charged: RequestUsage = field(default_factory=RequestUsage)
 
@@ -85,15 +92,19 @@ class KeptAnswers(Protocol):
         ...
 
     async def keep(
-        self,
-        key: AnswerKey,
-        connection: int,
-        choices: Mapping[int, KeptTokens],
-        charged: RequestUsage | None = None,
+        self, key: AnswerKey, connection: Connection, choices: Mapping[int, KeptTokens]
     ) -> bool:
-        """Renew an answer, add tokens to its choices, and set what was charged for it unless that
-        is None. Idempotent. Returns False, and does nothing, if a later connection has claimed the
-        answer. Does nothing if the answer has expired."""
+        """Renew an answer, and add tokens to its choices. Idempotent. Returns False, and does
+        nothing, if a later connection has claimed the key. Does nothing if the answer has
+        expired."""
+        ...
+
+    async def charge(
+        self, key: AnswerKey, connection: Connection, usage: RequestUsage
+    ) -> RequestUsage | None:
+        """Charge the tenant for what is in ``usage``, that of a connection which ends, beyond what
+        it was charged for the other connections. Return the latter, or None if the answer has
+        expired. Idempotent."""
         ...
 
     async def close(self) -> None: ...

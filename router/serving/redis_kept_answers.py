@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import astuple
 from typing import Any
 from urllib.parse import quote
 
@@ -15,6 +16,7 @@ from router.serving.kept_answers import (
     AnswerKey,
     AnswerOrigin,
     BodyDiffers,
+    Connection,
     KeptAnswer,
     KeptTokens,
 )
@@ -38,21 +40,38 @@ redis.call('PEXPIRE', key, ARGV[2])
 return redis.call('HGETALL', key)
 """
 
-# ARGV: the connection, the milliseconds until the answer expires, what was charged, or nothing,
-# then for each choice: its index, the bytes before these tokens, the tokens, the finish reason and
-# the variant.
+# ARGV: the answer's id, the connection's number, the milliseconds until the answer expires, then
+# for each choice: its index, the bytes before these tokens, the tokens, the finish reason and the
+# variant.
 _KEEP = """
-local key, newest = KEYS[1], redis.call('HGET', KEYS[1], 'connection')
-if newest ~= ARGV[1] then return newest and 0 or 1 end
-if ARGV[3] ~= '' then redis.call('HSET', key, 'charged', ARGV[3]) end
+local key, newest = KEYS[1], redis.call('HMGET', KEYS[1], 'id', 'connection')
+if not newest[1] then return 1 end
+if newest[1] ~= ARGV[1] or newest[2] ~= ARGV[2] then return 0 end
 for i = 4, #ARGV, 5 do
   local name = 'tokens:' .. ARGV[i]
   local known = string.sub(redis.call('HGET', key, name) or '', 1, tonumber(ARGV[i + 1]))
   redis.call('HSET', key, name, known .. ARGV[i + 2], 'finish:' .. ARGV[i], ARGV[i + 3],
              'variant:' .. ARGV[i], ARGV[i + 4])
 end
-redis.call('PEXPIRE', key, ARGV[2])
+redis.call('PEXPIRE', key, ARGV[3])
 return 1
+"""
+
+# ARGV: the answer's id, the connection's number, and its usage. What was charged before the last
+# connection is kept as well, so that a repeated call gets the same reply.
+_CHARGE = """
+local key = KEYS[1]
+local known = redis.call('HMGET', key, 'id', 'charged', 'charged_by', 'charged_before')
+if known[1] ~= ARGV[1] then return 'missing' end
+local before = known[3] == ARGV[2] and known[4] or known[2] or ''
+local charged, i = {unpack(ARGV, 3)}, 0
+for count in string.gmatch(before, '%d+') do
+  i = i + 1
+  if tonumber(count) > tonumber(charged[i]) then charged[i] = count end
+end
+redis.call('HSET', key, 'charged', table.concat(charged, ' '), 'charged_by', ARGV[2],
+           'charged_before', before)
+return before
 """
 
 
@@ -79,18 +98,21 @@ class RedisKeptAnswers:
         return _parse(reply)
 
     async def keep(
-        self,
-        key: AnswerKey,
-        connection: int,
-        choices: Mapping[int, KeptTokens],
-        charged: RequestUsage | None = None,
+        self, key: AnswerKey, connection: Connection, choices: Mapping[int, KeptTokens]
     ) -> bool:
-        arguments: list[Any] = [connection, self._kept_milliseconds, _encode_usage(charged)]
+        arguments: list[Any] = [*connection, self._kept_milliseconds]
         for index, tokens in choices.items():
             finish_reason = tokens.finish_reason or ""
             size = tokens.start * TOKEN_BYTES
             arguments += [index, size, tokens.data, str(finish_reason), tokens.variant]
         return bool(await self._scripts.run(_KEEP, [self._name(key)], arguments))
+
+    async def charge(
+        self, key: AnswerKey, connection: Connection, usage: RequestUsage
+    ) -> RequestUsage | None:
+        arguments = (*connection, *astuple(usage))
+        reply = await self._scripts.run(_CHARGE, [self._name(key)], arguments)
+        return None if reply == b"missing" else RequestUsage(*map(int, reply.split()))
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -112,7 +134,8 @@ def _parse(reply: Any) -> KeptAnswer:
             if name.startswith(_TOKENS)
         }
         usage = RequestUsage(*map(int, fields.get(b"charged", b"").split()))
-        return KeptAnswer(origin, int(fields[b"connection"]), choices, usage)
+        connection = Connection(origin.id, int(fields[b"connection"]))
+        return KeptAnswer(origin, connection, choices, usage)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Unavailable(f"Redis holds an invalid answer: {error}") from error
 
@@ -129,9 +152,3 @@ def _parse_tokens(fields: Mapping[bytes, bytes], index: bytes) -> KeptTokens:
         finish_reason=FinishReason(finish_reason) if finish_reason else None,
         variant=fields[b"variant:" + index].decode(),
     )
-
-
-def _encode_usage(usage: RequestUsage | None) -> str:
-    if usage is None:
-        return ""
-    return f"{usage.requests} {usage.prompt_tokens} {usage.cached_tokens} {usage.completion_tokens}"

@@ -289,6 +289,8 @@ class RequestHandler(Response):
                 log.exception("request_crashed", endpoint=self.endpoint.name)
             if isinstance(error, TimeoutError):
                 error = _deadline_exceeded(seconds)
+            chunks.clear()  # of an answer that has begun, and is not complete
+            writer = ResponseWriter(collect)
             await writer.send_error(to_api_error(error), {}, self)
         self._record("batches", writer.status)
         return writer.status, b"".join(chunks)

@@ -82,15 +82,13 @@ class ResumableAnswer:
         self._kept = dict(kept.choices)
         self._charged = kept.charged
         self._choices: Sequence[ChoiceStream] = ()
-        self._is_superseded = False
         self._scope = asyncio.timeout(None)
 
     @property
     def request_id(self) -> str:
         """The id of the request at workers, where those of earlier connections may still run."""
-        if self._connection == 1:
-            return self.origin.id
-        return f"{self.origin.id}-r{self._connection}"
+        answer_id, number = self._connection
+        return answer_id if number == 1 else f"{answer_id}-r{number}"
 
     def attach(
         self, choices: Sequence[ChoiceStream], request: GenerationRequest
@@ -114,24 +112,23 @@ class ResumableAnswer:
             return EventCursor(len(choices))
         return EventCursor(len(choices), parse_event_id(self._last_event_id, len(choices)))
 
-    async def keep(self, charged: RequestUsage | None = None) -> None:
+    async def keep(self) -> None:
         """Renew the answer, and keep what is new of it. If a later connection has claimed it, end
         this one."""
         new, store = self._new_tokens(), self._resumption.store
         try:
-            is_latest = await store.keep(self._key, self._connection, new, charged)
+            is_latest = await store.keep(self._key, self._connection, new)
         except Unavailable:
             return  # it is tried again a moment later, or the answer can't be continued
         self._kept |= new
-        if not is_latest and self in self._resumption.connected and not self._is_superseded:
+        if not is_latest and self in self._resumption.connected and not self._scope.expired():
             self._scope.reschedule(asyncio.get_running_loop().time())
-        self._is_superseded = not is_latest
 
     @asynccontextmanager
     async def connected(self, admission: RequestAdmission) -> AsyncIterator[None]:
         """Generate the answer within this block. The tenant is charged once for all connections: at
-        the end of each for what is new. Raises Conflict in the block's place if a later connection
-        claims the answer; that one is then charged."""
+        the end of each for what is new, whether or not a later one continues it. Raises Conflict in
+        the block's place if a later connection claims the answer."""
         self._resumption.connected.add(self)
         try:
             async with self._scope:
@@ -144,9 +141,17 @@ class ResumableAnswer:
             ) from error
         finally:
             self._resumption.connected.discard(self)
-            usage = admission.usage
-            await self.keep(self._charged + usage.beyond(self._charged))
-            admission.set_charged(usage if self._is_superseded else self._charged)
+            await self.keep()
+            admission.set_charged(await self._charge(admission.usage))
+
+    async def _charge(self, usage: RequestUsage) -> RequestUsage:
+        """Have ``usage`` charged, and return what was charged for other connections, as far as that
+        is known."""
+        try:
+            charged = await self._resumption.store.charge(self._key, self._connection, usage)
+        except Unavailable:
+            charged = None
+        return self._charged if charged is None else charged
 
     def _new_tokens(self) -> dict[int, KeptTokens]:
         """Return the tokens that are not kept yet, of those choices that have some."""
@@ -160,8 +165,8 @@ class ResumableAnswer:
             if not (token_ids or has_ended):
                 continue
             num_kept += len(token_ids)
-            may_keep = self._resumption.take_room(self._key.tenant, len(token_ids))
-            if num_kept <= MAX_KEPT_TOKENS and may_keep:
+            may_keep = num_kept <= MAX_KEPT_TOKENS
+            if may_keep and self._resumption.take_room(self._key.tenant, len(token_ids)):
                 variant = choice.record.variant
                 new[choice.index] = KeptTokens(
                     pack(f"<{len(token_ids)}I", *token_ids),

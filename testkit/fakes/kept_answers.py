@@ -10,6 +10,7 @@ from router.serving.kept_answers import (
     AnswerKey,
     AnswerOrigin,
     BodyDiffers,
+    Connection,
     KeptAnswer,
     KeptTokens,
 )
@@ -21,9 +22,20 @@ class KeptEntry:
     digest: bytes
     origin: AnswerOrigin
     expires_at: float
-    connection: int = 0
+    num_connections: int = 0
     choices: dict[int, KeptTokens] = field(default_factory=dict)
-    charged: RequestUsage = field(default_factory=RequestUsage)
+    charges: dict[Connection, RequestUsage] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> Connection:
+        return Connection(self.origin.id, self.num_connections)
+
+    def charged(self, connection: Connection | None = None) -> RequestUsage:
+        """Return what was charged, without what was charged for ``connection``."""
+        charged = RequestUsage()
+        for each, usage in self.charges.items():
+            charged = charged if each == connection else charged + usage.beyond(charged)
+        return charged
 
 
 class MemoryKeptAnswers:
@@ -44,27 +56,31 @@ class MemoryKeptAnswers:
             entry = self.entries[key] = KeptEntry(digest, origin, expires_at)
         elif entry.digest != digest:
             raise BodyDiffers
-        entry.connection += 1
+        entry.num_connections += 1
         entry.expires_at = expires_at
-        return KeptAnswer(entry.origin, entry.connection, dict(entry.choices), entry.charged)
+        return KeptAnswer(entry.origin, entry.newest, dict(entry.choices), entry.charged())
 
     async def keep(
-        self,
-        key: AnswerKey,
-        connection: int,
-        choices: Mapping[int, KeptTokens],
-        charged: RequestUsage | None = None,
+        self, key: AnswerKey, connection: Connection, choices: Mapping[int, KeptTokens]
     ) -> bool:
         entry = self._find(key)
-        if entry is None or entry.connection != connection:
+        if entry is None or entry.newest != connection:
             return entry is None
         for index, tokens in choices.items():
             known = entry.choices[index].data if index in entry.choices else b""
             data = known[: tokens.start * TOKEN_BYTES] + tokens.data
             entry.choices[index] = replace(tokens, data=data, start=0)
-        entry.charged = entry.charged if charged is None else charged
         entry.expires_at = self._clock.monotonic() + KEPT_SECONDS
         return True
+
+    async def charge(
+        self, key: AnswerKey, connection: Connection, usage: RequestUsage
+    ) -> RequestUsage | None:
+        entry = self._find(key)
+        if entry is None or entry.origin.id != connection.answer_id:
+            return None
+        entry.charges[connection] = usage
+        return entry.charged(connection)
 
     async def close(self) -> None:
         pass

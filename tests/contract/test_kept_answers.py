@@ -16,6 +16,7 @@ from router.serving.kept_answers import (
     AnswerKey,
     AnswerOrigin,
     BodyDiffers,
+    Connection,
     KeptAnswers,
     KeptTokens,
 )
@@ -26,6 +27,7 @@ from testkit.fakes.kept_answers import MemoryKeptAnswers
 KEY = AnswerKey(TenantId("a:b"), "k")
 ORIGIN = AnswerOrigin("chatcmpl-1", 1_700_000_000, 2**63 - 1)
 OTHER = AnswerOrigin("chatcmpl-2", 1_800_000_000, 5)
+FIRST, SECOND, ANOTHER = Connection(ORIGIN.id, 1), Connection(ORIGIN.id, 2), Connection(OTHER.id, 1)
 DIGEST, OTHER_DIGEST = bytes(range(32)), bytes(32)
 REDIS_KEPT_SECONDS = 0.4
 
@@ -60,10 +62,10 @@ async def store(request: pytest.FixtureRequest, valkey_url: str) -> AsyncIterato
 async def test_a_new_answer_keeps_its_origin(store: Store) -> None:
     answers = store.answers
     assert await answers.claim(KEY, DIGEST, None) is None
-    for connection, origin in enumerate((ORIGIN, OTHER, None), 1):
+    for number, origin in enumerate((ORIGIN, OTHER, None), 1):
         kept = await answers.claim(KEY, DIGEST, origin)
         assert kept is not None
-        assert (kept.origin, kept.connection) == (ORIGIN, connection)
+        assert (kept.origin, kept.connection) == (ORIGIN, Connection(ORIGIN.id, number))
 
 
 async def test_another_body_is_refused(store: Store) -> None:
@@ -73,7 +75,7 @@ async def test_another_body_is_refused(store: Store) -> None:
         with pytest.raises(BodyDiffers):
             await answers.claim(KEY, OTHER_DIGEST, origin)
     kept = await answers.claim(KEY, DIGEST, None)
-    assert kept is not None and kept.connection == 2
+    assert kept is not None and kept.connection == SECOND
 
 
 async def test_tenants_and_keys_are_apart(store: Store) -> None:
@@ -83,7 +85,7 @@ async def test_tenants_and_keys_are_apart(store: Store) -> None:
     for key in others:
         assert await answers.claim(key, DIGEST, None) is None
         kept = await answers.claim(key, OTHER_DIGEST, OTHER)
-        assert kept is not None and (kept.origin, kept.connection) == (OTHER, 1)
+        assert kept is not None and (kept.origin, kept.connection) == (OTHER, ANOTHER)
 
 
 async def test_an_answer_expires_unless_it_is_claimed(store: Store) -> None:
@@ -95,7 +97,7 @@ async def test_an_answer_expires_unless_it_is_claimed(store: Store) -> None:
     await store.elapse(1.1)
     assert await answers.claim(KEY, DIGEST, None) is None
     kept = await answers.claim(KEY, OTHER_DIGEST, OTHER)
-    assert kept is not None and kept.connection == 1
+    assert kept is not None and kept.connection == ANOTHER
 
 
 async def test_an_unreachable_or_damaged_store_is_unavailable(valkey_url: str) -> None:
@@ -122,19 +124,50 @@ def tokens(*token_ids: int, start: int = 0, finish: FinishReason | None = None) 
 async def test_tokens_are_added_to_the_latest_connections_answer(store: Store) -> None:
     answers, vocabulary = store.answers, 2**31 - 1
     await answers.claim(KEY, DIGEST, ORIGIN)
-    assert await answers.keep(KEY, 1, {0: tokens(1, 2), 1: replace(tokens(10), variant="v")})
+    assert await answers.keep(KEY, FIRST, {0: tokens(1, 2), 1: replace(tokens(10), variant="v")})
     for _ in range(2):  # a repeated call changes nothing
-        assert await answers.keep(KEY, 1, {0: tokens(3, vocabulary, start=2)})
+        assert await answers.keep(KEY, FIRST, {0: tokens(3, vocabulary, start=2)})
     ended = tokens(10, 11, finish=FinishReason.STOP)
-    assert await answers.keep(KEY, 1, {1: ended}, RequestUsage(1, 5, 4, 3))
-    assert await answers.keep(KEY, 1, {})
+    assert await answers.keep(KEY, FIRST, {1: ended})
+    assert await answers.keep(KEY, FIRST, {})
     kept = await answers.claim(KEY, DIGEST, None)
     assert kept is not None
     assert kept.choices == {0: tokens(1, 2, 3, vocabulary), 1: ended}
     assert (kept.choices[0].token_ids, kept.choices[0].end) == ([1, 2, 3, vocabulary], 4)
-    assert kept.charged == RequestUsage(1, 5, 4, 3)
-    assert not await answers.keep(KEY, 1, {0: tokens(7)}, RequestUsage(9, 9, 9, 9))
-    assert await answers.claim(KEY, DIGEST, None) == replace(kept, connection=3)
+    assert not await answers.keep(KEY, FIRST, {0: tokens(7)})
+    third = kept.connection._replace(number=3)
+    assert await answers.claim(KEY, DIGEST, None) == replace(kept, connection=third)
+
+
+async def test_a_connection_does_not_change_an_answer_that_was_lost_and_begun_anew(
+    store: Store,
+) -> None:
+    answers = store.answers
+    await answers.claim(KEY, DIGEST, ORIGIN)
+    await store.elapse(1.1)
+    await answers.claim(KEY, DIGEST, OTHER)
+    assert await answers.keep(KEY, ANOTHER, {0: tokens(1)})
+    assert not await answers.keep(KEY, FIRST, {0: tokens(7, 8, start=1)})
+    assert await answers.charge(KEY, FIRST, RequestUsage(1, 5, 0, 3)) is None
+    kept = await answers.claim(KEY, DIGEST, None)
+    assert kept is not None
+    assert (kept.choices, kept.charged) == ({0: tokens(1)}, RequestUsage())
+
+
+async def test_a_connection_is_charged_for_what_others_were_not(store: Store) -> None:
+    answers, whole = store.answers, RequestUsage(1, 5, 4, 9)
+    for _ in range(3):
+        await answers.claim(KEY, DIGEST, ORIGIN)
+    for _ in range(2):  # a repeated call changes nothing
+        assert await answers.charge(KEY, SECOND, whole) == RequestUsage()
+    for _ in range(2):
+        assert await answers.charge(KEY, FIRST, RequestUsage(1, 5, 4, 3)) == whole
+    longer = RequestUsage(1, 5, 4, 12)
+    assert await answers.charge(KEY, Connection(ORIGIN.id, 3), longer) == whole
+    kept = await answers.claim(KEY, DIGEST, None)
+    assert kept is not None and kept.charged == longer
+    await store.elapse(1.1)
+    assert await answers.charge(KEY, FIRST, whole) is None
 
 
 async def test_keeping_renews_an_answer_and_creates_none(store: Store) -> None:
@@ -142,7 +175,7 @@ async def test_keeping_renews_an_answer_and_creates_none(store: Store) -> None:
     await answers.claim(KEY, DIGEST, ORIGIN)
     for _ in range(3):
         await store.elapse(0.6)
-        assert await answers.keep(KEY, 1, {})
+        assert await answers.keep(KEY, FIRST, {})
     await store.elapse(1.1)
-    assert await answers.keep(KEY, 1, {0: tokens(1)})
+    assert await answers.keep(KEY, FIRST, {0: tokens(1)})
     assert await answers.claim(KEY, DIGEST, None) is None

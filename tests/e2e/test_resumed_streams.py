@@ -6,10 +6,9 @@ import os
 import re
 import signal
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from threading import Barrier
 from typing import Any
 
@@ -20,20 +19,11 @@ import yaml
 from baton.core.api_key import hash_api_key
 from testkit.fakes.vllm_server import vllm_servers
 from testkit.local_cluster import LocalCluster, local_cluster
+from tests.documented_client import documented_client
 
 pytestmark = pytest.mark.timeout(300)
 KEY, STRANGER = "tenant-of-streams-00", "another-tenant-00000"
 NUM_STREAMS, TOKENS, KILL_AFTER = 20, 200, 20
-DOCUMENT = Path(__file__).parents[2] / "docs" / "failover.md"
-
-
-def documented_client() -> Callable[..., Iterator[str]]:
-    """Return the client in docs/failover.md."""
-    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(next(block for block in blocks if "def resumable_stream" in block), names)
-    found: Callable[..., Iterator[str]] = names["resumable_stream"]
-    return found
 
 
 @pytest.fixture(scope="module")

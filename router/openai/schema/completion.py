@@ -5,7 +5,8 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from baton.core.request import MAX_LOGPROBS
-from router.openai.schema.generation_body import MAX_ANSWERS, MAX_CHOICES, GenerationBody
+from router.limits import MAX_CHOICES
+from router.openai.schema.generation_body import MAX_ANSWERS, GenerationBody
 from router.serving.request import GenerationRequest, Texts
 from router.serving.schema.strict_model import (
     INTEGRAL,

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from baton.core.request import MAX_LOGPROBS
 from baton.text.grammar.limits import MAX_ALLOWED_TOKENS
 from router.http.unknown_fields import UnsupportedField
+from router.limits import MAX_CHOICES
 from router.serving.schema.response_format import ResponseFormatFields
 from router.serving.schema.sampling_fields import SamplingFields
 from router.serving.schema.strict_model import (
@@ -21,7 +22,6 @@ from router.serving.schema.strict_model import (
 )
 from router.serving.schema.unsupported_fields import UNSUPPORTED_FIELDS
 
-MAX_CHOICES = 128
 MAX_ANSWERS = 1024
 """The maximum number of answers that are generated for all prompts of a request together. Each
 answer needs a task and a stream to a worker."""

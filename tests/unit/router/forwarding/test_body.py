@@ -1,6 +1,7 @@
 """Tests what is read and changed in the bodies of forwarded requests."""
 
 import json
+from email import message_from_bytes
 from typing import Any
 
 import orjson
@@ -18,6 +19,7 @@ from router.forwarding.body import (
     parse_json,
     read_json,
 )
+from router.limits import MAX_CHOICES
 
 EMBEDDINGS = "/v1/embeddings"
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + 400 * "A"}}
@@ -53,11 +55,20 @@ def test_what_concerns_other_clients_of_the_server_is_left_out() -> None:
         ({"input": "a", "ec_transfer_params": {"a": 1}}, "ec_transfer_params"),
         ({"input": "a", "model": ["a"]}, "model"),
         ({"input": "a", "cache_salt": 1}, "cache_salt"),
+        (chat("a", vllm_xargs={"kv_transfer_params": "x"}), "kv_transfer_params"),
+        # The server would read all of these as other values of the same meaning.
+        (chat("a", stream=1), "stream"),
+        (chat("a", stream="true"), "stream"),
+        (chat("a", n="7"), "n"),
+        (chat("a", n=True), "n"),
+        (chat("a", max_tokens="7"), "max_tokens"),
+        (chat("a", max_completion_tokens=7.5), "max_completion_tokens"),
+        (chat("a", n=MAX_CHOICES + 1), "n"),
     ],
 )
 def test_fields_are_refused_by_name(body: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as refusal:
-        parsed(body, EMBEDDINGS)
+        parsed(body, CHATS if "messages" in body else EMBEDDINGS)
     assert (refusal.value.status, refusal.value.param) == (400, param)
 
 
@@ -105,7 +116,7 @@ def test_images_count_no_tokens() -> None:
         ({}, 512, 1),
         ({"max_tokens": 7}, 7, 1),
         ({"max_tokens": 7, "max_completion_tokens": 9, "n": 3}, 9, 3),
-        ({"max_tokens": -1, "n": True}, 512, 1),
+        ({"max_tokens": -1, "n": 3.0}, 512, 3),
     ],
 )
 def test_the_answer_of_a_chat_is_reserved(
@@ -183,15 +194,59 @@ def form(*parts: bytes) -> bytes:
 FILE = b'name="file"; filename="model"\r\n\r\n\x00\r\n--b-\r\n\r\nname="model"'
 
 
-def test_only_the_models_name_changes_in_a_form() -> None:
-    body = parse_form(
-        form(FILE, b'name="model"\r\n\r\nmine', b'name="language"\r\n\r\nde'), FORM_TYPE
-    )
-    expected = form(FILE, b'name="model"\r\n\r\ntheirs', b'name="language"\r\n\r\nde')
+FILE_PART = ("file", "model", b'\x00\r\n--b-\r\n\r\nname="model"')
+MODEL_PART = ("model", None, b"theirs")
+
+
+def sent(body: ForwardedBody) -> list[tuple[str, str | None, bytes]]:
+    """Return name, file name and value of each part of a form, as another parser reads them."""
+    data = body.encode("theirs", b"salt")
+    message = message_from_bytes(b"content-type: %b\n\n%b" % (body.content_type.encode(), data))
+    return [
+        (
+            str(part.get_param("name", header="content-disposition")),
+            part.get_filename(),
+            part.get_payload(decode=True),
+        )
+        for part in message.get_payload()
+    ]
+
+
+def test_a_forms_parts_pass_with_the_servers_name_of_the_model() -> None:
+    texts = [f'name="words[]"\r\n\r\n{word}'.encode() for word in ("ö", "b")]
+    body = parse_form(form(FILE, b'name="model"\r\n\r\nmine', *texts), FORM_TYPE)
     assert (body.model, body.num_tokens) == ("mine", 0)
-    assert body.encode("theirs", b"salt") == expected
+    words = [("words[]", None, word.encode()) for word in ("ö", "b")]
+    assert sent(body) == [*words, FILE_PART, MODEL_PART]
     without = parse_form(form(FILE), FORM_TYPE)
-    assert (without.model, without.encode("theirs", b"")) == (None, form(FILE))
+    assert (without.model, sent(without)) == (None, [FILE_PART, MODEL_PART])
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        (b'name=model; x="; name="prompt"', "prompt"),
+        (b'name="prompt"; name="model"', "prompt"),
+        (b'name="model"\r\nContent-Disposition: form-data; name="prompt"', "model"),
+        (b'x="; name="prompt"\r\nContent-Disposition: form-data; name="model"', "prompt"),
+        (b'name="mod\\"el"', "mod_"),
+        (b'name="a\r\nb"', "a__b"),
+    ],
+)
+def test_the_server_reads_the_same_names_in_a_form(part: bytes, name: str) -> None:
+    """No part gives the server another name of a model than the one that is checked."""
+    body = parse_form(form(b'name="model"\r\n\r\nmine', part + b"\r\n\r\nother"), FORM_TYPE)
+    others = [] if name == "model" else [(name, None, b"other")]
+    assert body.model == ("other" if name == "model" else "mine")
+    assert sent(body) == [*others, MODEL_PART]
+
+
+def test_the_server_reads_the_same_boundary_of_a_form() -> None:
+    """The form has another one in its file, and in its content type."""
+    inner = form(b'name="model"\r\n\r\nother').replace(b"b-1", b"b-2")
+    data = form(b'name="file"\r\n\r\n' + inner)
+    for content_type in (f"{FORM_TYPE}; boundary=b-2", "multipart/form-data; xboundary=b-1"):
+        assert sent(parse_form(data, content_type)) == [("file", "file", inner), MODEL_PART]
 
 
 @pytest.mark.parametrize(
@@ -200,6 +255,7 @@ def test_only_the_models_name_changes_in_a_form() -> None:
         (form(FILE), "application/json", 415),
         (form(FILE)[:-8], FORM_TYPE, 400),
         (form(FILE, b'name="kv_transfer_params"\r\n\r\n{}'), FORM_TYPE, 400),
+        (form(FILE, b'name="kv\\transfer_params"\r\n\r\n{}'), FORM_TYPE, 400),
     ],
 )
 def test_odd_forms_are_refused(data: bytes, content_type: str, status: int) -> None:

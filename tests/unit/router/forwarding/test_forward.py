@@ -1,7 +1,8 @@
 """Tests the way of a forwarded request through the router, over workers in memory."""
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from baton.core.states import Role
 from baton.errors import BatonError, Invalid, NotFound, Overloaded, Unavailable
 from baton.text.tokenizer import Tokenizer
 from router.limits import MAX_WORKER_DEATHS
-from tests.router_harness import RouterHarness, member, tokenizer
+from router.tenants.usage_store import UsageField
+from tests.router_harness import RouterHarness, eventually, member, tokenizer
 from tests.unit.router.batch_harness import (
     BatchRouter,
     batch_line,
@@ -33,7 +35,7 @@ EMBEDDINGS = "/v1/embeddings"
 ANSWER = json.dumps({"data": [], "usage": {"prompt_tokens": 3, "total_tokens": 3}}).encode()
 JSON = {"content-type": "application/json", "content-length": str(len(ANSWER))}
 
-Script = Callable[[str, int], list["Step"]]
+Script = Callable[[str, int], Iterable["Step"]]
 Step = ForwardedHead | bytes | BatonError
 ONE = Incarnation(1)
 WHOLE: list[Step] = [ForwardedHead(200, JSON), ANSWER]
@@ -46,6 +48,8 @@ class ScriptedClient:
         self._script = script
         self.asked: list[str] = []
         self.requests: list[ForwardRequest] = []
+        self.goes_on = False
+        """Whether answers don't end."""
 
     async def forward(
         self, address: str, request: ForwardRequest
@@ -56,6 +60,8 @@ class ScriptedClient:
             if isinstance(step, BatonError):
                 raise step
             yield step
+        if self.goes_on:
+            await asyncio.Event().wait()
 
 
 class FirstPlacer:
@@ -130,6 +136,21 @@ async def test_chats_with_images_are_placed_by_their_parts(tokenizer: Tokenizer)
     assert forwarding.placer.queries[0].num_tokens >= 3 * 4  # a block for each key
 
 
+async def test_each_answer_of_a_chat_takes_a_slot(tokenizer: Tokenizer) -> None:
+    in_use: list[int] = []
+
+    def count(worker: str, number: int) -> list[Step]:
+        in_use.append(forwarding.router.service.tenants.request_limiter.num_in_use)
+        return WHOLE
+
+    forwarding = Forwarding(tokenizer, count)
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    chat = {"messages": [{"role": "user", "content": [image]}], "n": 3}
+    assert (await forwarding.post(chat, "/v1/chat/completions")).status_code == 200
+    assert in_use == [3]
+    assert forwarding.router.service.tenants.request_limiter.num_in_use == 0
+
+
 @pytest.mark.parametrize("error", [Unavailable("gone"), NotFound("not here"), Overloaded("full")])
 async def test_another_worker_is_asked_before_the_answer_begins(
     tokenizer: Tokenizer, error: BatonError
@@ -173,6 +194,34 @@ async def test_nothing_is_repeated_after_the_answer_has_begun(tokenizer: Tokeniz
     assert json.loads(error.removeprefix("data: "))["error"]["message"] == "broke"
     [record] = forwarding.router.service.telemetry.history.finished
     assert (record.finish_reason, record.error) == ("error", "broke")
+    assert record.num_tokens == 1
+
+
+async def test_a_client_that_leaves_is_charged_for_the_events_that_came(
+    tokenizer: Tokenizer,
+) -> None:
+    head = ForwardedHead(200, {"content-type": "text/event-stream"})
+    forwarding = Forwarding(tokenizer, lambda *_: [head, *[b'data: {"choices":[1]}\n\n'] * 3])
+    forwarding.client.goes_on = True
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    chat = {"messages": [{"role": "user", "content": [image]}], "stream": True}
+    tenants, finished = (
+        forwarding.router.service.tenants,
+        forwarding.router.service.telemetry.history.finished,
+    )
+    async with (
+        await forwarding.router.client() as client,
+        client.stream("POST", "/v1/chat/completions", json=chat) as answer,
+    ):
+        lines = answer.aiter_lines()
+        for _ in range(5):
+            await anext(lines)
+    await eventually(lambda: len(finished) == 1)
+    [record] = finished
+    assert (record.finish_reason, record.num_tokens) == ("cancelled", 3)
+    await eventually(lambda: tenants.request_limiter.num_in_use == 0)
+    charged = {field: count for (_, _, field), count in tenants.usage_recorder.unsent().items()}
+    assert charged[UsageField.COMPLETION] == 3
 
 
 async def test_a_refusal_of_the_server_costs_no_tokens(tokenizer: Tokenizer) -> None:
@@ -202,3 +251,45 @@ async def test_embeddings_may_come_in_a_batch(tokenizer: Tokenizer, tmp_path: Pa
         errors = await read_lines(client, done["error_file_id"])
     assert [each["response"]["body"] for each in output] == [json.loads(ANSWER)]
     assert "must be JSON" in errors[0]["response"]["body"]["error"]["message"]
+
+
+@pytest.mark.parametrize("error", [Unavailable("broke"), Invalid("odd")])
+async def test_an_answer_that_breaks_off_is_none_in_a_batch(
+    tokenizer: Tokenizer, tmp_path: Path, error: BatonError
+) -> None:
+    broken: list[Step] = [ForwardedHead(200, JSON), ANSWER[:10], error]
+    forwarding = Forwarding(tokenizer, lambda _, number: WHOLE if number > 1 else broken, tmp_path)
+    assert forwarding.batches is not None
+    line = batch_line("a", EMBEDDINGS, input="hello")
+    async with forwarding.batches.open() as client:
+        batch = await start_batch(client, jsonl(line), endpoint=EMBEDDINGS)
+        done = await wait_until_finished(client, batch)
+        [result] = await read_lines(client, done["output_file_id"] or done["error_file_id"])
+    if isinstance(error, Invalid):
+        assert result["response"]["body"]["error"]["message"] == "odd"
+    else:
+        assert result["response"]["body"] == json.loads(ANSWER)
+
+
+async def test_an_answer_in_a_batch_has_a_limit(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Its bytes count as those of the request's body until its end."""
+    in_use: list[int] = []
+
+    def count(worker: str, number: int) -> Iterator[Step]:
+        yield ForwardedHead(200, JSON)
+        for _ in range(10):
+            in_use.append(budget.num_in_use)
+            yield b" " * 2**20
+
+    forwarding = Forwarding(tokenizer, count, tmp_path)
+    assert forwarding.batches is not None
+    budget = forwarding.router.service.resources.body_budget
+    line = batch_line("a", EMBEDDINGS, input="hello")
+    async with forwarding.batches.open() as client:
+        batch = await start_batch(client, jsonl(line), endpoint=EMBEDDINGS)
+        done = await wait_until_finished(client, batch)
+        [result] = await read_lines(client, done["error_file_id"])
+    message = result["response"]["body"]["error"]["message"]
+    assert message == "in a batch, an answer may have at most 8388608 bytes: split the request"
+    assert [round(num_bytes / 2**20) for num_bytes in in_use] == [*range(9)]
+    assert budget.num_in_use == 0

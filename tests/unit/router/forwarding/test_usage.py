@@ -64,15 +64,27 @@ def test_odd_usage_counts_as_far_as_it_is_known(
     assert read(JSON, json.dumps(body).encode(), 1000)[1] == expected
 
 
-def test_only_the_end_is_kept() -> None:
-    data = json.dumps({"data": [0.125] * MAX_USAGE_BYTES, "usage": USAGE}).encode()
-    assert read(JSON, data, 50_000) == (data, COUNTS)
+@pytest.mark.parametrize("size", [MAX_USAGE_BYTES // 3, 50_000])
+def test_the_usage_is_read_wherever_it_is(size: int) -> None:
+    much = [0.125] * MAX_USAGE_BYTES
+    data = json.dumps({"data": much, "usage": USAGE, "prompt_token_ids": much}).encode()
+    assert read(JSON, data, size) == (data, COUNTS)
 
 
 def test_binary_embeddings_have_their_usage_in_a_header() -> None:
     metadata = json.dumps({"data": [], "usage": USAGE})
     head = ForwardedHead(200, {"content-type": "application/octet-stream", "metadata": metadata})
-    assert read(head, b"\0" * 100, 10) == (b"\0" * 100, COUNTS)
+    data = b"\0" * 2 * MAX_USAGE_BYTES
+    assert read(head, data, 1000) == (data, COUNTS)
+
+
+@pytest.mark.parametrize("size", [1, 2, 13, 10_000])
+def test_a_streams_events_are_counted(size: int) -> None:
+    data = event(choices=[{"delta": {"content": "a\n\nb"}}]) * 5 + b"data: {"
+    reader = UsageReader(STREAM, drops_usage=True)
+    for start in range(0, len(data), size):
+        reader.feed(data[start : start + size])
+    assert reader.num_events == 5
 
 
 @pytest.mark.parametrize("size", [1, 13, 10_000])

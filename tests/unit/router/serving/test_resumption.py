@@ -3,10 +3,12 @@ what clients with wrong keys, bodies and events get."""
 
 import asyncio
 import re
+import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import httpx
@@ -28,6 +30,7 @@ from router.serving.kept_answers import (
 from router.tenants.request_usage import RequestUsage
 from router.tenants.usage_store import UsageField
 from testkit.fakes.kept_answers import MemoryKeptAnswers
+from tests.documented_client import documented_client
 from tests.router_harness import (
     CHAT,
     COMPLETE,
@@ -112,6 +115,9 @@ class Forgetful(MemoryKeptAnswers):
             for index, tokens in kept.choices.items()
         }
         return replace(kept, choices=choices, charged=RequestUsage())
+
+    async def charge(self, *_: Any) -> RequestUsage:
+        return RequestUsage()
 
 
 @asynccontextmanager
@@ -364,6 +370,26 @@ async def test_a_client_that_left_is_charged_for_the_rest(thinker: Tokenizer) ->
         assert usage(first, last) == WHOLE
 
 
+async def test_an_answer_is_charged_also_if_nobody_continues_it(thinker: Tokenizer) -> None:
+    """Its client claims it once more, for nothing, when it has read a part of it."""
+    kept = MemoryKeptAnswers(ManualClock())
+    async with two_routers(thinker, TEXT, kept_answers=kept) as (other, again, first, client):
+        async with client.stream("POST", COMPLETE, json=FULL, headers=KEY) as answer:
+            lines = answer.aiter_lines()
+            while not (await anext(lines)).startswith("id: 9."):
+                pass
+            first.decode.jobs.clear()  # it generates nothing more
+            refused = await request(again, COMPLETE, FULL, "nonsense")
+            assert wrong_error(refused)["message"].startswith("Last-Event-ID is ")
+            service = first.service.resumption
+            assert service is not None
+            await service.keep_all()
+            assert '"code":"conflict"' in "".join([line async for line in lines])
+        await eventually(lambda: first.service.tenants.request_limiter.num_in_use == 0)
+        assert usage(other) == (0, 0, 0)
+        assert usage(first)[:2] == (1, 2) and 9 <= usage(first)[2] < NUM_TOKENS
+
+
 async def test_answers_are_not_kept_without_redis(thinker: Tokenizer) -> None:
     class Unreachable(MemoryKeptAnswers):
         async def claim(self, *_: Any) -> KeptAnswer | None:
@@ -397,3 +423,50 @@ async def test_a_tenants_answers_have_a_limit(
         await service.keep_all()
         assert service._buckets == {}
         frames(await request(client, CHAT, chat(stream=True), **{"idempotency-key": "k-2"}))
+
+
+async def test_tokens_that_are_not_kept_take_no_room(
+    thinker: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resumption, "MAX_KEPT_TOKENS", 5)
+    kept = MemoryKeptAnswers(ManualClock())
+    async with two_routers(thinker, TEXT, kept_answers=kept) as (router, client, _, _):
+        service = router.service.resumption
+        assert service is not None
+        service._clock = ManualClock()
+        frames(await request(client, CHAT, chat(stream=True)))
+        [bucket] = service._buckets.values()
+    assert [entry.choices for entry in kept.entries.values()] == [{}]
+    assert bucket.spent(resumption.MAX_TENANT_KEPT_TOKENS, 0.0) == resumption.ENTRY_TOKENS
+
+
+@pytest.mark.parametrize(("ids", "expected"), [(True, ["a", "b"]), (False, ["a"])])
+def test_the_documented_client_repeats_nothing(
+    monkeypatch: pytest.MonkeyPatch, ids: bool, expected: list[str]
+) -> None:
+    """Its first connection breaks. A stream without ids comes from its beginning if it is asked
+    for again."""
+    got: list[str] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.headers.get("last-event-id"):
+            return httpx.Response(200, text="id: 2\ndata: b\n\n")
+        first = b"id: 1\ndata: a\n\n" if ids else b"data: a\n\n"
+        return httpx.Response(200, stream=Broken(first))
+
+    with httpx.Client(transport=httpx.MockTransport(handle)) as client:
+        monkeypatch.setattr(httpx, "stream", client.stream)
+        monkeypatch.setattr(time, "sleep", lambda seconds: None)
+        with nullcontext() if ids else pytest.raises(httpx.ReadError):
+            for data in islice(documented_client()("http://router", {}), 5):
+                got.append(data)
+    assert got == expected
+
+
+class Broken(httpx.SyncByteStream):
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._data
+        raise httpx.ReadError("reset")
