@@ -38,7 +38,6 @@ class Answer:
 def cluster() -> Iterator[LocalCluster]:
     settings: dict[str, object] = {
         "first_token_timeout_seconds": TIMEOUT_SECONDS,
-        "next_token_timeout_seconds": TIMEOUT_SECONDS,
         "max_batched_tokens": 128,  # so that a step is much shorter than the time-outs
         "deterministic": True,
     }

@@ -24,10 +24,12 @@ PROMPTS = [[200 + number, 300, 400, 500] for number in range(8)]
 
 
 def server_python(folder: Path, program: str) -> Path:
-    """Write what ``engine_python`` names: it runs ``program`` in the place of vLLM's command."""
+    """Write what ``engine_python`` names: it runs ``program`` in the place of vLLM's command, and
+    says that it has vLLM when it is asked."""
     path = folder / "python"
     path.write_text(
-        f'#!/bin/sh\nshift 2\ncd {ROOT} && PYTHONPATH={ROOT} exec {sys.executable} {program} "$@"\n'
+        '#!/bin/sh\n[ "$1" = -c ] && exit\nshift 2\n'
+        f'cd {ROOT} && PYTHONPATH={ROOT} exec {sys.executable} {program} "$@"\n'
     )
     path.chmod(0o755)
     return path

@@ -56,6 +56,11 @@ def add_what_values_gpu_needs(team: Team) -> None:
     team.add_secret("baton-redis", "redis-url")
     team.add_secret("baton-secrets", "cluster-secret", "tenant-secret", "admin-key")
     team.add_secret("baton-tenants", "tenants.yaml")
+    add_claim(team)
+
+
+def add_claim(team: Team) -> None:
+    """Create the volume claim from which the values files take models."""
     spec = {"accessModes": ["ReadOnlyMany"], "resources": {"requests": {"storage": "1Gi"}}}
     team.api.create(CLAIM, {"metadata": {"name": "models", "namespace": TEAM}, "spec": spec})
 
@@ -65,6 +70,8 @@ def test_a_namespace_admin_can_install(team: Team, name: str) -> None:
     define(team.api, *MONITORING)
     if name == "values-gpu.yaml":
         add_what_values_gpu_needs(team)
+    elif name == "values-vllm.yaml":
+        add_claim(team)
     team.install(yaml.safe_load((CHART / name).read_text()))
     assert team.api.store.find(DEPLOYMENT, TEAM, "baton-router") is not None
     assert team.refused() == []
