@@ -31,7 +31,8 @@ from router.tenants.request_usage import RequestUsage
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
 ENTRY_TOKENS = 128
-"""An answer without tokens counts as many: 512 bytes, as much as it takes in Redis."""
+"""An answer counts as many besides its tokens, and each of its choices, too: 512 bytes, at least as
+much as they take in Redis."""
 
 KEEP_SECONDS = 1.0
 """How often the new tokens of all answers are kept. Those of a router that is killed in between are
@@ -165,8 +166,9 @@ class ResumableAnswer:
             if not (token_ids or has_ended):
                 continue
             num_kept += len(token_ids)
+            room = len(token_ids) + (ENTRY_TOKENS if kept is None else 0)
             may_keep = num_kept <= MAX_KEPT_TOKENS
-            if may_keep and self._resumption.take_room(self._key.tenant, len(token_ids)):
+            if may_keep and self._resumption.take_room(self._key.tenant, room):
                 variant = choice.record.variant
                 new[choice.index] = KeptTokens(
                     pack(f"<{len(token_ids)}I", *token_ids),

@@ -406,7 +406,7 @@ async def test_answers_are_not_kept_without_redis(thinker: Tokenizer) -> None:
 async def test_a_tenants_answers_have_a_limit(
     thinker: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is room for the first answer and 6 of its tokens, which are then not kept."""
+    """There is room for the first answer, but not for its choice, which is then not kept."""
     monkeypatch.setattr(resumption, "MAX_TENANT_KEPT_TOKENS", resumption.ENTRY_TOKENS + 6)
     kept = MemoryKeptAnswers(ManualClock())
     async with two_routers(thinker, TEXT, kept_answers=kept) as (router, client, _, other):
@@ -423,6 +423,21 @@ async def test_a_tenants_answers_have_a_limit(
         await service.keep_all()
         assert service._buckets == {}
         frames(await request(client, CHAT, chat(stream=True), **{"idempotency-key": "k-2"}))
+
+
+async def test_each_choice_takes_room(thinker: Tokenizer) -> None:
+    kept = MemoryKeptAnswers(ManualClock())
+    async with two_routers(thinker, TEXT, kept_answers=kept) as (router, client, _, _):
+        service = router.service.resumption
+        assert service is not None
+        service._clock = ManualClock()
+        frames(await request(client, CHAT, chat(stream=True, n=2)))
+        [bucket] = service._buckets.values()
+    [entry] = kept.entries.values()
+    num_tokens = sum(choice.end for choice in entry.choices.values())
+    assert len(entry.choices) == 2
+    spent = bucket.spent(resumption.MAX_TENANT_KEPT_TOKENS, 0.0)
+    assert spent == 3 * resumption.ENTRY_TOKENS + num_tokens
 
 
 async def test_tokens_that_are_not_kept_take_no_room(
