@@ -113,6 +113,17 @@ def test_no_folder_gets_the_time_of_the_build(target: str) -> None:
         assert touched and f"{folder}/".startswith(f"{touched[1]}/"), stage
 
 
+def test_the_same_system_packages_make_the_same_layer() -> None:
+    """What apt writes has fixed times, and no log or cache names when it ran."""
+    (install,) = (line for line in history("cuda") if "apt-get install" in line)
+    assert install.endswith(FIXED_TIMES) and '-newermt "@$start"' in install
+    removed = set(re.findall(r"/var/[^\s;]+", install.split("rm -rf", 1)[1]))
+    assert removed >= {
+        "/var/lib/apt/lists/*", "/var/cache/apt/*.bin", "/var/cache/ldconfig/aux-cache",
+        "/var/log/apt/*", "/var/log/dpkg.log", "/var/log/alternatives.log",
+    }  # fmt: skip
+
+
 def test_no_hash_of_the_wheel_is_written_down() -> None:
     """pip notes where it found a file and its hash, which changes whenever the wheel is built."""
     script = STAGES["baton"].instructions[-1]
