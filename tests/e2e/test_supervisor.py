@@ -18,6 +18,7 @@ import pytest
 
 from baton.network.free_port import free_port
 from testkit.local_cluster import BATON, LocalCluster
+from testkit.machine import pause
 
 pytestmark = pytest.mark.timeout(300)
 TOKENS = 800
@@ -151,6 +152,8 @@ def test_a_cluster_survives_lost_output_and_a_full_disk(foreground: ForegroundCl
         children = psutil.Process(foreground.supervisor.pid).children()
         pids = {child.pid for child in children}
         assert not pids & set(before.values())
+    while "state.json" not in foreground.cluster.status()["lost_writes"]:
+        pause(0.1)  # it is still the one that was written before
     foreground.cluster.wait_until_ready()
     lost = foreground.cluster.status()["lost_writes"]
     assert lost["state.json"] > 0 and lost["stdout"] > 0
