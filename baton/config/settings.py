@@ -64,7 +64,7 @@ class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSetti
 
     @property
     def has_server_workers(self) -> bool:
-        """Whether workers hand requests to inference servers, and have no engine themselves."""
+        """True if workers hand requests to inference servers, and have no engine themselves."""
         return bool(self.attach) or self.engine == "vllm"
 
     @property

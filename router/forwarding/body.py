@@ -19,6 +19,7 @@ from router.http.nesting import is_nested_deeper
 from router.http.response_writer import JSON_TYPE
 from router.limits import MAX_CHOICES, MAX_FORWARDED_KEYS
 from router.serving.schema.message import MEDIA_TYPES
+from router.serving.schema.strict_model import to_integer
 from router.tenants.admission import DEFAULT_RESERVED_OUTPUT_TOKENS
 
 _MEDIA_MARKS = tuple(f'"{kind}"'.encode() for kind in sorted(MEDIA_TYPES))
@@ -244,9 +245,7 @@ def _text(body: Mapping[str, Any], name: str) -> str | None:
 
 def _integer(body: Mapping[str, Any], name: str) -> int:
     """Return a number of a body, or 0 if it is not positive, which the server refuses."""
-    value = body.get(name)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
+    value = to_integer(body.get(name))
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
         raise invalid_field(name, f"{name} must be an integer")
     return max(value or 0, 0)

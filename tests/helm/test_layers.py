@@ -15,7 +15,6 @@ BATON = ["COPY --from=baton /layers/model /", "COPY --from=kernels /built /",
          "COPY --from=baton /layers/baton /"]  # fmt: skip
 """The layers with what is Baton's own: what changes most often comes last."""
 
-
 FIXED_TIMES = "touch --no-dereference --date=@0 {} +"
 
 

@@ -37,11 +37,12 @@ class RequestBody(StrictModel):
     model: str | None = None
 
 
-def _to_integer(value: Any) -> Any:
+def to_integer(value: Any) -> Any:
+    """Return a float without a fraction as an integer, and anything else as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-INTEGRAL = BeforeValidator(_to_integer)
+INTEGRAL = BeforeValidator(to_integer)
 """Lets an integer field accept a float without a fraction, such as 3.0: in some languages every
 number of JSON is a float. It must be the last annotation, so that bounds are checked after it."""
 

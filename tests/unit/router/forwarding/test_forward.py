@@ -49,7 +49,7 @@ class ScriptedClient:
         self.asked: list[str] = []
         self.requests: list[ForwardRequest] = []
         self.goes_on = False
-        """Whether answers don't end."""
+        """True if its answers don't end."""
 
     async def forward(
         self, address: str, request: ForwardRequest
