@@ -102,12 +102,6 @@ class KeyTable:
         tier_at, find = self._tier_at, self._find
         return count_leading(keys, lambda key: not tier_at[find(fingerprint(key))])
 
-    def tiers_of_prefix(self, keys: Sequence[BlockKey], num: int) -> dict[int, int]:
-        """Return how many of the first ``num`` keys are in each tier. Absent keys are not
-        counted."""
-        counts = np.bincount(self._tiers[self._find_many(_fingerprints(keys[:num]))], minlength=1)
-        return {tier: int(counts[tier]) for tier in np.flatnonzero(counts).tolist() if tier}
-
     def check_integrity(self) -> None:
         """Check that every fingerprint is found at its slot, which implies that no fingerprint is
         stored twice. Takes O(slots) time."""

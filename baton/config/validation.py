@@ -91,6 +91,9 @@ def _check_attached(settings: Settings) -> None:
         raise Invalid("attach needs one model, on=local, and no mock workers")
     if settings.engine == "vllm" and (settings.on == "ray" or settings.mock):
         raise Invalid("engine vllm needs on=local, and no mock workers")
+    for name in ("engine_python", "engine_args"):
+        if settings.engine != "vllm" and getattr(settings, name):
+            raise Invalid(f"{name} is only read with engine=vllm; set engine=vllm, or unset {name}")
 
 
 def _check_pools(settings: Settings) -> None:

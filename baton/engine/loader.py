@@ -134,18 +134,6 @@ class CheckpointWeights(WeightsOf[StoredTensor]):
         )
 
 
-def load_weights(
-    path: Path,
-    config: ModelConfig,
-    device: torch.device,
-    dtype: torch.dtype,
-    progress: Progress | None = None,
-) -> Weights:
-    """Load all weights as torch tensors. Raises Invalid, with the names of the file and the tensor,
-    if a tensor is missing or not as expected."""
-    return CheckpointWeights(path, config, progress).to_torch(device, dtype)
-
-
 def open_shards(
     path: Path, progress: Progress | None = None, fp8: Fp8Format | None = None
 ) -> CheckpointShards:

@@ -28,10 +28,6 @@ class LeakyBucket:
         excess = self._drain(per_minute, now) + min(amount, per_minute) - per_minute
         return max(excess, 0.0) * 60 / per_minute
 
-    def seconds_until_drained(self, per_minute: float, now: float) -> float:
-        """Return the seconds until the bucket is empty."""
-        return self._drain(per_minute, now) * 60 / per_minute
-
     def spend(self, amount: float) -> None:
         """Spend an amount without a check (call :meth:`wait_seconds` first). A negative amount
         gives unused quota back."""

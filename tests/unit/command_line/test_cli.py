@@ -96,6 +96,8 @@ def test_invalid_arguments_exit_with_one_line(
         (["up", "--on", "ray", "--ray-address", "127.0.0.1:1"], 1, "can't be reached"),
         (["up", "--on", "ray", "--set", "ray_worker_cpus=9999"], 1, "2 workers need 19998 CPU"),
         (["up", "--engine", "vllm"], 2, "has no vLLM: set engine_python to"),
+        (["up", "--engine-python", "python"], 2, "engine_python is only read with engine=vllm"),
+        (["up", "--engine-args", "--seed 1"], 2, "engine_args is only read with engine=vllm"),
         (["up", "--redis", "http://x"], 2, "redis_url"),
         (["up", "--redis", "redis://127.0.0.1:1/0", "--port", "0"], 1, "127.0.0.1:1 failed"),
     ],

@@ -159,7 +159,7 @@ def test_adding_existing_keys_changes_tiers_but_not_the_size() -> None:
     table.add(keys, 1)
     table.add(keys + keys[:9], 2)
     assert (len(table), table.size_bytes) == (700, size)
-    assert table.tiers_of_prefix(keys, 700) == {2: 700}
+    assert {table.tier(key) for key in keys} == {2}
     table.add(random_keys(1, seed=2), 1)
     assert (len(table), table.size_bytes > size) == (701, True)
 
@@ -200,15 +200,12 @@ def test_tier_fits_in_a_byte_and_is_not_zero(tier: int) -> None:
         KeyTable().add(random_keys(1), tier)
 
 
-def test_tiers_of_a_prefix() -> None:
+def test_keys_keep_the_least_and_the_greatest_tier() -> None:
     keys = random_keys(10)
     table = KeyTable()
     table.add(keys[:4], 1)
     table.add(keys[4:7], 255)
-    assert table.tiers_of_prefix(keys, 10) == {1: 4, 255: 3}
-    assert table.tiers_of_prefix(keys, 5) == {1: 4, 255: 1}
-    assert table.tiers_of_prefix(keys[7:], 3) == {}
-    assert table.tiers_of_prefix(keys, 0) == {}
+    assert [table.tier(key) for key in keys] == [1] * 4 + [255] * 3 + [0] * 3
 
 
 def test_longest_prefix_of_every_length() -> None:

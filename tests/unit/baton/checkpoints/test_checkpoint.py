@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from baton.checkpoints.checkpoint import list_shards, load_model_config, model_digest
-from baton.engine.loader import load_weights
+from baton.engine.loader import CheckpointWeights
 from baton.errors import Invalid
 from testkit.model_zoo import make_model
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def model(original: Path, tmp_path: Path) -> Path:
 
 
 def load(path: Path) -> None:
-    load_weights(path, load_model_config(path), torch.device("cpu"), torch.float32)
+    CheckpointWeights(path, load_model_config(path)).to_torch(CPU, torch.float32)
 
 
 def change(file: str, **values: object) -> Callable[[Path], None]:
@@ -124,7 +126,7 @@ def test_sharded_weights_load_as_one_model(original: Path, tmp_path: Path) -> No
     assert len(list_shards(tmp_path)) > 2
     config = load_model_config(tmp_path)
     one, other = (
-        load_weights(path, config, torch.device("cpu"), torch.float32)
+        CheckpointWeights(path, config).to_torch(CPU, torch.float32)
         for path in (original, tmp_path)
     )
     assert torch.equal(one.embedding, other.embedding)
@@ -134,13 +136,10 @@ def test_sharded_weights_load_as_one_model(original: Path, tmp_path: Path) -> No
 def test_loading_progress_ends_at_the_total(original: Path) -> None:
     progress: list[tuple[int, int]] = []
     config = load_model_config(original)
-    load_weights(
-        original,
-        config,
-        torch.device("cpu"),
-        torch.float32,
-        lambda *done_and_total: progress.append(done_and_total),
+    weights = CheckpointWeights(
+        original, config, lambda *done_and_total: progress.append(done_and_total)
     )
+    weights.to_torch(CPU, torch.float32)
     assert progress[-1][0] == progress[-1][1] > 0
     assert progress == sorted(progress)
 

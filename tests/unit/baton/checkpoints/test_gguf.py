@@ -20,7 +20,7 @@ from baton.checkpoints.checkpoint import (
 )
 from baton.checkpoints.hub import resolve_model, short_name
 from baton.config import Settings
-from baton.engine.loader import CheckpointWeights, load_weights
+from baton.engine.loader import CheckpointWeights
 from baton.engine.native.backend_choice import choose_quantization, unavailable_reason
 from baton.engine.native.processor import limit_instruction_set
 from baton.engine.runner import pick_dtype
@@ -55,7 +55,7 @@ def demo_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def all_weights(folder: Path) -> list[torch.Tensor]:
-    weights = load_weights(folder, load_model_config(folder), CPU, torch.float32)
+    weights = CheckpointWeights(folder, load_model_config(folder)).to_torch(CPU, torch.float32)
     layers = [getattr(layer, name) for layer in weights.layers for name in layer.__slots__]
     every = (weights.embedding, weights.norm, weights.head, *layers)
     return [weight for weight in every if weight is not None]

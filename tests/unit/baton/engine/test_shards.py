@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.checkpoints.checkpoint import load_model_config
-from baton.engine.loader import CheckpointWeights, load_weights
+from baton.engine.loader import CheckpointWeights
 from baton.engine.native.matrix import KernelThreadPool, PackedMatrix
 from baton.engine.shards import CheckpointShards, StoredTensor
 from baton.errors import Invalid
@@ -51,7 +51,7 @@ def test_stacked_tensors_are_packed_as_if_they_were_joined(
 def test_torch_weights_equal_the_files(name: str, tmp_path: Path) -> None:
     make_model(tmp_path, name, seed=SEED)
     config, wanted = load_model_config(tmp_path), load_file(tmp_path / "model.safetensors")
-    weights = load_weights(tmp_path, config, CPU, torch.float32)
+    weights = CheckpointWeights(tmp_path, config).to_torch(CPU, torch.float32)
     prefix = "model.layers.1.self_attn."
     qkv = torch.cat([wanted[f"{prefix}{part}_proj.weight"] for part in "qkv"])
     assert torch.equal(weights.layers[1].qkv, qkv)

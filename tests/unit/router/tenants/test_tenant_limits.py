@@ -81,7 +81,7 @@ def test_rate_meter_drains_over_a_minute() -> None:
         assert meter.wait_seconds(1, 60, 0.0) == 0
         meter.spend(1)
     assert meter.wait_seconds(1, 60, 0.0) == 1.0
-    assert meter.seconds_until_drained(60, 0.0) == 60.0
+    assert meter.wait_seconds(60, 60, 0.0) == 60.0
     assert meter.remaining(60, 30.0) == 30
     assert meter.remaining(60, 1e6) == 60
 
