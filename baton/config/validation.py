@@ -44,7 +44,7 @@ def check_private_network(settings: Settings) -> None:
 
 def check_combinations(settings: Settings) -> None:
     """Raise Invalid if the values of settings that depend on each other contradict each other."""
-    _check_attached(settings)
+    _check_servers(settings)
     _check_pools(settings)
     least = settings.min_prefill + settings.min_decode
     if settings.min_prefill > settings.max_prefill or settings.min_decode > settings.max_decode:
@@ -76,8 +76,9 @@ def check_combinations(settings: Settings) -> None:
         )
 
 
-def _check_attached(settings: Settings) -> None:
-    """Raise Invalid if ``attach`` has anything but servers for workers of this machine."""
+def _check_servers(settings: Settings) -> None:
+    """Raise Invalid if the settings of the inference servers below workers are malformed, or
+    contradict each other."""
     for each in settings.attach:
         pool, _, url = each.partition("=")
         if pool not in WORKER_KINDS or not url.startswith("http://"):
