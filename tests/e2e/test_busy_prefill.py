@@ -15,9 +15,9 @@ from router.http.response_writer import FIRST_BYTE_SECONDS
 from testkit.local_cluster import REQUEST_SECONDS, LocalCluster, local_cluster
 
 pytestmark = pytest.mark.timeout(300)
-TIMEOUT_SECONDS = 2
-"""A stream that begins with a ping has waited for longer."""
-assert TIMEOUT_SECONDS < FIRST_BYTE_SECONDS
+TIMEOUT_SECONDS = FIRST_BYTE_SECONDS - 0.5
+"""A stream that begins with a ping has waited for longer. Much longer than a busy machine may keep
+a worker from running."""
 
 PROMPT_TOKENS, ANSWER_TOKENS = 2500, 8
 NUM_PROMPTS, MAX_PROMPTS = 9, 288
@@ -91,7 +91,8 @@ def test_requests_in_a_long_queue_are_placed_once_and_their_streams_get_pings(
         assert len(numbers) <= MAX_PROMPTS, "no stream began with a ping"
         answers = fill_queue(cluster, numbers)
     records = [cluster.get(f"/admin/requests/{answer.request_id}") for answer in answers]
-    assert [len(record["placements"]) for record in records] == [1] * len(numbers)
+    errors = [[each["error"] for each in record["placements"]] for record in records]
+    assert errors == [[""]] * len(numbers)
     assert max(record["actual"]["ttft_seconds"] for record in records) > TIMEOUT_SECONDS
     # Another salt keeps the reference from using the KV of the answers that it is compared with.
     alone = [complete(cluster, number, cache_salt="alone") for number in numbers[-NUM_PROMPTS:]]
