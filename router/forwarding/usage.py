@@ -51,8 +51,8 @@ class UsageReader:
         return self._event
 
     def report(self, record: GenerationRecord) -> None:
-        """Record the tokens of an answer that is complete. What it does not count stays as it was
-        estimated."""
+        """Record the tokens that the answer says it took. What it has not said so far stays as it
+        was estimated."""
         usage = self._usage()
         details = usage.get("prompt_tokens_details")
         cached = _count(details, "cached_tokens") if isinstance(details, dict) else 0

@@ -224,6 +224,23 @@ async def test_a_client_that_leaves_is_charged_for_the_events_that_came(
     assert charged[UsageField.COMPLETION] == 3
 
 
+async def test_a_client_that_leaves_with_its_answer_is_charged_what_the_server_counted(
+    tokenizer: Tokenizer,
+) -> None:
+    """The client closes its connection before the server has ended the answer."""
+    forwarding = Forwarding(tokenizer, whole)
+    forwarding.client.goes_on = True
+    finished = forwarding.router.service.telemetry.history.finished
+    async with (
+        await forwarding.router.client() as client,
+        client.stream("POST", EMBEDDINGS, json={"input": "hello" * 100}) as answer,
+    ):
+        assert await anext(answer.aiter_bytes()) == ANSWER
+    await eventually(lambda: len(finished) == 1)
+    [record] = finished
+    assert (record.num_prompt_tokens, record.cached_tokens) == (3, 0)
+
+
 async def test_a_refusal_of_the_server_costs_no_tokens(tokenizer: Tokenizer) -> None:
     refused: list[Step] = [ForwardedHead(422, {"content-type": "text/plain"}), b"no"]
     forwarding = Forwarding(tokenizer, lambda *_: refused)
