@@ -184,36 +184,35 @@ async def _relay(
     writer, clock = incoming.writer, incoming.context.clock
     usage, num_bytes = UsageReader(ForwardedHead(200, {}), drops_usage=False), 0
     is_batch, max_bytes = writer.inline_body is None, incoming.context.config.max_body_bytes
-    try:
-        async with aclosing(answer.parts()) as parts:
-            async for part in parts:
-                if isinstance(part, ForwardedHead):
-                    usage = UsageReader(part, drops_usage=body.drops_usage)
-                    if is_batch and not usage.is_json:
-                        raise Invalid("in a batch, the answer must be JSON: ask for another format")
-                    headers = {**part.headers, **incoming.headers, **record.headers()}
-                    if usage.is_stream:
-                        headers = STREAM_HEADERS | headers
-                    await writer.start(part.status, headers, is_document=not usage.is_stream)
-                    continue
-                if usage.is_stream and record.ttft_seconds is None:
-                    record.ttft_seconds = clock.monotonic() - record.arrived_at
-                data = usage.feed(part)
-                record.num_tokens = usage.num_events
-                if is_batch:  # the answer is held whole
-                    num_bytes += len(part)
-                    if num_bytes > max_bytes:
-                        raise Invalid(
-                            f"in a batch, an answer may have at most {max_bytes} bytes: split the "
-                            "request"
-                        )
-                    incoming.raw.charge(len(part))
-                if data:
-                    await writer.write(data)
-    finally:
-        if 0 < writer.status < 400:  # a client may leave as soon as it has the whole answer
-            usage.report(record)
+    async with aclosing(answer.parts()) as parts:
+        async for part in parts:
+            if isinstance(part, ForwardedHead):
+                usage = UsageReader(part, drops_usage=body.drops_usage)
+                if is_batch and not usage.is_json:
+                    raise Invalid("in a batch, the answer must be JSON: ask for another format")
+                headers = {**part.headers, **incoming.headers, **record.headers()}
+                if usage.is_stream:
+                    headers = STREAM_HEADERS | headers
+                await writer.start(part.status, headers, is_document=not usage.is_stream)
+                continue
+            if usage.is_stream and record.ttft_seconds is None:
+                record.ttft_seconds = clock.monotonic() - record.arrived_at
+            data = usage.feed(part)
+            record.num_tokens = usage.num_events
+            if usage.is_known and writer.status < 400:
+                usage.report(record)  # now, since a client may leave once it has the answer
+            if is_batch:  # the answer is held whole
+                num_bytes += len(part)
+                if num_bytes > max_bytes:
+                    raise Invalid(
+                        f"in a batch, an answer may have at most {max_bytes} bytes: split the "
+                        "request"
+                    )
+                incoming.raw.charge(len(part))
+            if data:
+                await writer.write(data)
     if writer.status < 400:
+        usage.report(record)
         record.record_end("stop", clock.monotonic())
     else:
         record.record_end("error", clock.monotonic(), f"the server's status is {writer.status}")

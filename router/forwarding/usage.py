@@ -46,13 +46,18 @@ class UsageReader:
             kept, self._event = kept + self._event, b""
         return kept
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the usage has come."""
+        return bool(self._found)
+
     def rest(self) -> bytes:
         """Return what is left at the end of the body."""
         return self._event
 
     def report(self, record: GenerationRecord) -> None:
-        """Record the tokens that the answer says it took. What it has not said so far stays as it
-        was estimated."""
+        """Record the tokens that the answer counts. What it does not count stays as it was
+        estimated."""
         usage = self._usage()
         details = usage.get("prompt_tokens_details")
         cached = _count(details, "cached_tokens") if isinstance(details, dict) else 0

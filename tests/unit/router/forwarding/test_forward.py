@@ -194,7 +194,7 @@ async def test_nothing_is_repeated_after_the_answer_has_begun(tokenizer: Tokeniz
     assert json.loads(error.removeprefix("data: "))["error"]["message"] == "broke"
     [record] = forwarding.router.service.telemetry.history.finished
     assert (record.finish_reason, record.error) == ("error", "broke")
-    assert record.num_tokens == 1
+    assert (record.num_tokens, record.cached_tokens) == (1, None)  # the prompt costs nothing
 
 
 async def test_a_client_that_leaves_is_charged_for_the_events_that_came(
