@@ -272,6 +272,7 @@ class RouterProgram:
             _failover_config(settings),
             vocab_size=limits.vocab_size,
             rank_variants=workers.rank_variants,
+            expects_workers=workers.expects_workers,
         )
         model = ServedModel.build(
             tokenizer,

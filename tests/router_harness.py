@@ -134,7 +134,12 @@ class RouterHarness:
             tokenizer,
             workers,
             GenerationContext(
-                self.placer, links, clock, config, rank_variants=workers.rank_variants
+                self.placer,
+                links,
+                clock,
+                config,
+                rank_variants=workers.rank_variants,
+                expects_workers=workers.expects_workers,
             ),
             vocab_size=VOCAB,
             aliases=frozenset({"/models/demo"}),

@@ -45,6 +45,15 @@ class MemberList:
         return [member for role in roles for member in self.ready(role, variant_id)]
 
     @property
+    def expected_workers(self) -> Sequence[Member]:
+        """The workers that may soon be ready: those that are starting, and those that drain, as
+        workers also do for as long as their server makes no progress."""
+        expected = (WorkerState.JOINING, WorkerState.DRAINING)
+        return [
+            each for each in self.members if each.role in WORKER_KINDS and each.state in expected
+        ]
+
+    @property
     def models(self) -> frozenset[str]:
         """The names of the models that the workers serve."""
         return frozenset(member.model for member in self.members if member.role in WORKER_KINDS)

@@ -28,13 +28,13 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from dataclasses import asdict
 from pathlib import Path
 
 import httpx
 import numpy as np
 
+from benchmarks.vllm.loads import Answer, Load, make_row, own_cpu_seconds, run_load
 from benchmarks.vllm.model import SHAPES, VOCAB_SIZE, make_model
 from benchmarks.vllm.systems import (
     System,
@@ -43,82 +43,14 @@ from benchmarks.vllm.systems import (
     vllm_alone,
     vllm_disaggregated,
 )
-from testkit.machine import SYSTEM_CLOCK, describe, pause
+from testkit.machine import describe, pause
 
 SEED = 1
-REQUESTS_PER_STREAM = 4
 KILL_STREAMS = 20
 KILL_PROMPT_TOKENS = 64
 KILL_ANSWER_TOKENS = 100
 EVENTS_BEFORE_KILL = 20
 IDLE_SECONDS = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """``concurrency`` concurrent streams of requests whose prompts have ``num_tokens`` tokens
-    each."""
-
-    num_tokens: int
-    concurrency: int
-
-    @property
-    def num_requests(self) -> int:
-        if self.num_tokens > 1024:
-            return max(2, self.concurrency)
-        return max(REQUESTS_PER_STREAM, 2 * self.concurrency)
-
-    def __str__(self) -> str:
-        return f"{self.num_tokens}x{self.concurrency}"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The times of one answer, in seconds."""
-
-    ttft: float
-    gaps: list[float]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The result of a load on a system, over all rounds; times in milliseconds."""
-
-    system: str
-    load: str
-    ttft_p50: float
-    ttft_p99: float
-    itl_p50: float
-    itl_p99: float
-    tokens_per_second: float
-
-
-async def run_load(
-    system: System, load: Load, rng: np.random.Generator, answer_tokens: int
-) -> tuple[list[Answer], float]:
-    """Send the load's requests. Return the times of each answer, and the duration of the whole load
-    in seconds."""
-    prompts = [
-        [int(token) for token in rng.integers(10, VOCAB_SIZE, load.num_tokens)]
-        for _ in range(load.num_requests)
-    ]
-    answers: list[Answer] = []
-
-    async def client() -> None:
-        while prompts:
-            answers.append(await _time_answer(system, prompts.pop(), answer_tokens))
-
-    began = SYSTEM_CLOCK()
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(load.concurrency):
-            tasks.create_task(client())
-    return answers, SYSTEM_CLOCK() - began
-
-
-async def _time_answer(system: System, prompt: list[int], answer_tokens: int) -> Answer:
-    began = SYSTEM_CLOCK()
-    times = [SYSTEM_CLOCK() async for _ in system.stream(prompt, answer_tokens)]
-    return Answer(times[0] - began, [b - a for a, b in pairwise(times)])
 
 
 async def count_survivors(system: System, rng: np.random.Generator) -> int:
@@ -161,12 +93,6 @@ def idle_cpu_percent(system: System) -> dict[str, float]:
     before = used()
     pause(IDLE_SECONDS)
     return {name: 100 * (seconds - before[name]) / IDLE_SECONDS for name, seconds in used().items()}
-
-
-def own_cpu_seconds(system: System) -> float:
-    """Return the CPU time (s) of all programs but vLLM's servers."""
-    programs = [each for name, each in system.parts().items() if name != "servers"]
-    return sum(sum(process.cpu_times()[:2]) for each in programs for process in each)
 
 
 def main() -> None:
@@ -220,10 +146,10 @@ def main() -> None:
                             print(f"{name} {load}: {spent / count:.3f} ms of Baton's CPU per token")
                         answers[name, str(load)] += got
                         seconds[name, str(load)] += duration
-                        print(f"round {round_number}: {_row(name, str(load), got, duration)}")
+                        print(f"round {round_number}: {make_row(name, str(load), got, duration)}")
                     if options.kill and round_number == options.rounds - 1:
                         survivors[name] = asyncio.run(count_survivors(system, rng))
-    rows = [_row(*key, answers[key], seconds[key]) for key in answers]
+    rows = [make_row(*key, answers[key], seconds[key]) for key in answers]
     for row in rows:
         print(row)
     for name, rounds in idle.items():
@@ -242,20 +168,6 @@ def main() -> None:
         "survivors": survivors,
     }
     print(json.dumps(result))
-
-
-def _row(system: str, load: str, answers: list[Answer], seconds: float) -> Row:
-    ttfts = [1e3 * answer.ttft for answer in answers]
-    gaps = [1e3 * gap for answer in answers for gap in answer.gaps]
-    return Row(
-        system,
-        load,
-        round(float(np.percentile(ttfts, 50)), 1),
-        round(float(np.percentile(ttfts, 99)), 1),
-        round(float(np.percentile(gaps, 50)), 1),
-        round(float(np.percentile(gaps, 99)), 1),
-        round(sum(1 + len(answer.gaps) for answer in answers) / seconds, 1),
-    )
 
 
 if __name__ == "__main__":

@@ -70,13 +70,13 @@ def baton(model: Path, threads: int = 1, mixed: int = 0) -> Iterator[System]:
 
         def parts() -> dict[str, list[psutil.Process]]:
             return {
-                entry["id"]: _with_children(entry["pid"]) for entry in cluster.status()["processes"]
+                entry["id"]: with_children(entry["pid"]) for entry in cluster.status()["processes"]
             }
 
         def kill_decode() -> None:
             os.kill(cluster.processes("mixed" if mixed else "decode")[0]["pid"], signal.SIGKILL)
 
-        yield System(_completions(cluster.url, model.name), parts, kill_decode)
+        yield System(completions(cluster.url, model.name), parts, kill_decode)
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def vllm_alone(model: Path, python: Path, *, compiled: bool = False) -> Iterator
     """Run one vLLM server on all cores."""
     with vllm_server(model, python, os.cpu_count() or 1, compiled=compiled) as server:
         yield System(
-            _completions(server.url, model.name), lambda: {"server": server.processes}, server.kill
+            completions(server.url, model.name), lambda: {"server": server.processes}, server.kill
         )
 
 
@@ -114,7 +114,7 @@ def vllm_disaggregated(model: Path, python: Path) -> Iterator[System]:
     """Run :func:`vllm_pair` as a prefill and a decode server. The client sends the two requests
     that a proxy would send, so no proxy costs time."""
     with vllm_pair(model, python) as servers:
-        stream = _disaggregated_completions(servers[0].url, servers[1].url, model.name)
+        stream = disaggregated_completions(servers[0].url, servers[1].url, model.name)
         yield System(
             stream,
             lambda: {"prefill": servers[0].processes, "decode": servers[1].processes},
@@ -134,13 +134,13 @@ def baton_attached(model: Path, python: Path) -> Iterator[System]:
 
             def parts() -> dict[str, list[psutil.Process]]:
                 own = {
-                    entry["id"]: _with_children(entry["pid"])
+                    entry["id"]: with_children(entry["pid"])
                     for entry in cluster.status()["processes"]
                 }
                 servers = prefill.processes + decode.processes
                 return own | {"servers": servers}
 
-            yield System(_completions(cluster.url, model.name), parts, decode.kill)
+            yield System(completions(cluster.url, model.name), parts, decode.kill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class VllmServer:
 
     @property
     def processes(self) -> list[psutil.Process]:
-        return _with_children(self.process.pid)
+        return with_children(self.process.pid)
 
     def kill(self) -> None:
         """Kill the server with all its processes."""
@@ -160,7 +160,8 @@ class VllmServer:
             os.killpg(self.process.pid, signal.SIGKILL)
 
 
-def _with_children(pid: int) -> list[psutil.Process]:
+def with_children(pid: int) -> list[psutil.Process]:
+    """Return a process and all that come from it."""
     process = psutil.Process(pid)
     return [process, *process.children(recursive=True)]
 
@@ -215,7 +216,9 @@ def _wait_until_ready(server: VllmServer) -> None:
     raise RuntimeError(f"vLLM did not start within {VLLM_START_SECONDS:.0f} s")
 
 
-def _completions(url: str, model: str) -> Stream:
+def completions(url: str, model: str) -> Stream:
+    """Return how a server at ``url`` is asked."""
+
     async def stream(prompt: Prompt, max_tokens: int) -> AsyncIterator[int]:
         async for count in _stream(url, _body(model, prompt, max_tokens)):
             yield count
@@ -223,7 +226,9 @@ def _completions(url: str, model: str) -> Stream:
     return stream
 
 
-def _disaggregated_completions(prefill: str, decode: str, model: str) -> Stream:
+def disaggregated_completions(prefill: str, decode: str, model: str) -> Stream:
+    """Return how a pair of servers is asked, with the two requests that a proxy would send."""
+
     async def stream(prompt: Prompt, max_tokens: int) -> AsyncIterator[int]:
         wanted = {"do_remote_decode": True, "do_remote_prefill": False}
         body = _body(model, prompt, 1) | {"stream": False, "kv_transfer_params": wanted}
@@ -243,6 +248,7 @@ def _body(model: str, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
     return {
         "model": model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0,
         "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+        "return_token_ids": True,
     }  # fmt: skip
 
 
@@ -277,7 +283,7 @@ async def _stream(url: str, body: dict[str, Any]) -> AsyncIterator[int]:
                         f"{body['max_tokens']}"
                     )
                 is_complete = True
-            elif event["choices"]:
+            elif event["choices"] and event["choices"][0].get("token_ids"):
                 yield 1
         if not is_complete:
             raise RuntimeError("the stream ended before the answer was complete")

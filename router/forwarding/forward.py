@@ -85,7 +85,7 @@ async def forward_chat(incoming: IncomingRequest) -> bool:
     body = await _offload(incoming, parse)
     if body is None:
         return False
-    if not _offers(_find_model(incoming, body.get("model")), CHATS):
+    if CHATS not in _offered_paths(_find_model(incoming, body.get("model"))):
         return False
     incoming.raw.take()
     incoming.begin(f"chatcmpl-{incoming.context.ids.new_id()}")
@@ -107,26 +107,27 @@ def _find_model(incoming: IncomingRequest, name: Any) -> ServedModel:
     return incoming.found_model
 
 
-def _ready(model: ServedModel) -> list[Member]:
-    """Return the ready workers of a model that have its adapter, if it is one."""
+def _with_adapter(model: ServedModel, workers: Iterable[Member]) -> list[Member]:
+    """Return those of a model's workers that have its adapter, if it is one."""
     adapter = model.adapter
-    ready = model.workers.ready_workers(lambda kind: True)
-    return [each for each in ready if adapter is None or each.has_adapter(adapter.digest)]
+    return [each for each in workers if adapter is None or each.has_adapter(adapter.digest)]
 
 
-def _offers(model: ServedModel, path: str) -> bool:
-    return any(path in each.server_api.paths for each in _ready(model))
+def _offered_paths(model: ServedModel) -> frozenset[str]:
+    """Return what the model's ready servers offer; while there are none, those that may soon be."""
+    known = _with_adapter(model, model.workers.known_workers())
+    return frozenset(path for each in known for path in each.server_api.paths)
 
 
 def check_offered(model: ServedModel, path: str) -> None:
-    """Raise ApiError (400) if no server of the model offers ``path``, and Unavailable if no worker
-    is ready."""
-    ready = _ready(model)
-    if not ready:
+    """Raise ApiError (400) if no server of the model offers ``path``, and Unavailable if none is
+    known."""
+    if not _with_adapter(model, model.workers.known_workers()):
         raise Unavailable(f"no worker is ready for model {model.name!r}")
-    if _offers(model, path):
+    paths = _offered_paths(model)
+    if path in paths:
         return
-    offered = sorted({path for each in ready for path in each.server_api.paths} & {*SERVER_ROUTES})
+    offered = sorted(paths & {*SERVER_ROUTES})
     others = f"; it has {', '.join(offered)}" if offered else ""
     message = (
         f"{path} is not supported by the model {model.shown_name!r}: no server that offers it is "
@@ -295,8 +296,9 @@ class ForwardedAnswer:
     # -- placement ---------------------------------------------------------------------------
 
     async def _place(self) -> Member:
-        """Place the request on a worker whose server offers the path. After a failure, wait until
-        there is one. Raises Unavailable, Overloaded, Invalid or DeadlineExceeded."""
+        """Place the request on a worker whose server offers the path. After a failure, or while a
+        worker may soon be ready, wait until there is one. Raises Unavailable, Overloaded, Invalid
+        or DeadlineExceeded."""
         clock, config = self._generation.clock, self._generation.config
         give_up_at = clock.monotonic() + config.max_worker_wait_seconds
         pause = config.retry_pause_seconds
@@ -305,18 +307,21 @@ class ForwardedAnswer:
             try:
                 return await self._find_worker()
             except Unavailable:
-                if self._epoch == 1 or clock.monotonic() >= give_up_at:
+                waits = self._epoch > 1 or self._generation.expects_workers()
+                if not waits or clock.monotonic() >= give_up_at:
                     raise
             pause = min(2 * pause, MAX_WAIT_BACKOFF_SECONDS)
             await clock.sleep(pause)
 
     async def _find_worker(self) -> Member:
+        everybody = self._model.workers.ready_workers(lambda kind: True)
         offering = {
-            each.id: each for each in _ready(self._model) if self._path in each.server_api.paths
+            each.id: each
+            for each in _with_adapter(self._model, everybody)
+            if self._path in each.server_api.paths
         }
         if not offering:
             raise Unavailable(f"no server that offers {self._path} is ready")
-        everybody = self._model.workers.ready_workers(lambda kind: True)
         others = frozenset(each.id for each in everybody) - offering.keys()
         self._record.record_query(Epoch(self._epoch), self._generation.clock.monotonic())
         placement = await self._find_placement(offering.values(), others)

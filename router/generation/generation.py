@@ -267,9 +267,11 @@ class Generation:
         if self.record.trace is not None:
             trace = self.record.attempt_span(self._spec.epoch).traceparent
             self._spec = replace(self._spec, trace=trace)
-        find = self._search.find if self._spec.epoch == 1 else self._search.find_again
         try:
-            placement = await find(self._spec)
+            try:
+                placement = await self._search.find(self._spec)
+            except Unavailable as failure:
+                placement = await self._search.find_later(self._spec, failure)
         except PlacementRefused as refusal:
             self.record.refused = refusal.placement
             raise

@@ -16,10 +16,11 @@ from router.generation.worker_connection_pool import WorkerConnections
 
 @dataclass(frozen=True, slots=True)
 class FailoverConfig:
-    """The timeouts of placements and attempts, and the number of retries. After a failure, a
-    request waits up to ``max_worker_wait_seconds`` for a worker, since a lost worker may be
-    restarting. ``retry_pause_seconds`` leaves time for broken connections to be noticed, so that
-    the worker that died can be distinguished from the worker that reported the failure."""
+    """The timeouts of placements and attempts, and the number of retries. After a failure, and
+    while a worker is known that may soon be ready, a request waits up to
+    ``max_worker_wait_seconds`` for one. ``retry_pause_seconds`` leaves time for broken connections
+    to be noticed, so that the worker that died can be distinguished from the worker that reported
+    the failure."""
 
     placement_timeout_seconds: float = 5.0
     max_worker_wait_seconds: float = 15.0
@@ -34,6 +35,7 @@ class GenerationContext:
     token id outside the model's vocabulary (``vocab_size``) is treated as faulty.
     ``rank_variants`` returns the variants of the model that are served now, in the order in which a
     request should try them; see :meth:`router.generation.model_workers.ModelWorkers.rank_variants`.
+    ``expects_workers`` tells whether a worker that is not ready may soon be.
     """
 
     placer: Placer
@@ -44,6 +46,7 @@ class GenerationContext:
     vocab_size: int = UNKNOWN_VOCAB_SIZE
     quarantine: Quarantine = field(default_factory=Quarantine)
     rank_variants: Callable[[str], Sequence[Variant]] = lambda key: ()
+    expects_workers: Callable[[], bool] = lambda: False
 
     def avoided_workers(self) -> frozenset[WorkerId]:
         """Return the workers to avoid: those whose connection broke recently, whose circuit breaker

@@ -40,14 +40,23 @@ class ModelWorkers:
         """Whether at least one worker that writes answers is ready."""
         return bool(self.ready_workers(lambda kind: kind.writes_answers))
 
+    def expects_workers(self) -> bool:
+        """Whether a worker that is not ready may soon be."""
+        return bool(self._members.current.expected_workers)
+
+    def known_workers(self) -> Sequence[Member]:
+        """Return the ready workers; while there are none, those that may soon be."""
+        current = self._members.current
+        return current.ready_workers() or current.expected_workers
+
     @property
     def generates(self) -> bool:
-        """Whether the ready workers generate tokens; True while there are none."""
+        """Whether the known workers generate tokens; True while there are none."""
         return self._capabilities().generates
 
     @property
     def server_paths(self) -> frozenset[str]:
-        """The paths that the servers of the ready workers offer."""
+        """The paths that the servers of the known workers offer."""
         return self._capabilities().server_paths
 
     def paths(self, generating: Sequence[str]) -> Sequence[str]:
@@ -58,17 +67,17 @@ class ModelWorkers:
 
     @property
     def max_model_tokens(self) -> int:
-        """The maximum number of tokens of prompt and answer together that the model and every ready
+        """The maximum number of tokens of prompt and answer together that the model and every known
         worker accept."""
         return self._capabilities().max_model_tokens
 
     @property
     def kv_codec(self) -> KvCodecName:
-        """The strongest KV codec that a worker may apply; NONE while no worker is ready."""
+        """The strongest KV codec that a worker may apply; NONE while no worker is known."""
         return self._capabilities().kv_codec
 
     def rank_variants(self, key: str) -> Sequence[Variant]:
-        """Return the variants that have ready workers, in the order in which a request should try
+        """Return the variants that have known workers, in the order in which a request should try
         them. Equal keys give equal orders. Each variant is first for a share of the keys that is
         proportional to its capacity, and when that grows, it becomes first for further keys and
         stays so for the others (weighted rendezvous hashing)."""
@@ -82,7 +91,7 @@ class ModelWorkers:
         reads them several times."""
         current = self._members.current
         if self._cached_capabilities is None or self._cached_capabilities.members is not current:
-            workers = current.ready_workers()
+            workers = self.known_workers()
             limits = [worker.max_model_tokens for worker in workers if worker.max_model_tokens]
             codecs = {worker.kv_codecs.strongest for worker in workers}
             self._cached_capabilities = _Capabilities(
@@ -98,7 +107,7 @@ class ModelWorkers:
 
 @dataclass(frozen=True, slots=True)
 class _Capabilities:
-    """What the ready workers among ``members`` can do: the context that all of them have, the
+    """What the known workers among ``members`` can do: the context that all of them have, the
     strongest KV codec that any of them may apply, the capacity of each variant, whether any of them
     generates tokens (or there are none), and the paths that their servers offer."""
 

@@ -114,20 +114,26 @@ class PlacementSearch:
         finally:
             failures.clear()  # an error's traceback refers to this frame
 
-    async def find_again(self, spec: RequestSpec) -> Placement:
-        """Place the request after a failure: repeat :meth:`find` while it raises Unavailable, until
-        ``max_worker_wait_seconds`` have passed."""
+    async def find_later(self, spec: RequestSpec, failure: Unavailable) -> Placement:
+        """Place the request after :meth:`find` has raised ``failure``: repeat that until
+        ``max_worker_wait_seconds`` have passed. A request that has failed on no worker waits only
+        while one may soon be ready."""
         clock = self._context.clock
         give_up_at = clock.monotonic() + self._config.max_worker_wait_seconds
         pause = INITIAL_WAIT_BACKOFFS * max(self._config.retry_pause_seconds, 0.01)
-        while True:
-            try:
-                return await self.find(spec)
-            except Unavailable:
-                if clock.monotonic() >= give_up_at:
-                    raise
+        while clock.monotonic() < give_up_at:
+            if spec.epoch == 1 and not self._context.expects_workers():
+                break
             await clock.sleep(pause * _wait_jitter(spec))
             pause = min(pause * WAIT_BACKOFF_FACTOR, MAX_WAIT_BACKOFF_SECONDS)
+            try:
+                return await self.find(spec)
+            except Unavailable as error:
+                failure = error
+        try:
+            raise failure
+        finally:
+            del failure  # an error's traceback refers to this frame
 
     def _presumed_dead(self) -> frozenset[WorkerRef]:
         """Return the worker processes that are presumed dead: those that this request recently left

@@ -75,7 +75,12 @@ class FakeVllm:
         self.has_prefix_caching = True
         self.has_statistics = True
         self.api_key = ""
+        self.prompt_seconds = 0.0
+        """How long a prompt takes whose KV is not read from another server."""
+
         self.token_seconds = 0.0
+        """How long a step takes, in which each running answer gets a token."""
+
         self.seeds = Seeds.NATIVE
         """How its sampled answers go on alike on another server."""
 
@@ -251,7 +256,8 @@ class FakeVllm:
         for start in range(0, count, self.chunk):
             await self.step.wait()
             if self.token_seconds:
-                await asyncio.sleep(self.token_seconds)
+                now = asyncio.get_running_loop().time()
+                await asyncio.sleep(self.token_seconds - now % self.token_seconds)
             if not is_probe and self.end_after is not None and start >= self.end_after:
                 self._end_early(writer)
                 return
@@ -266,8 +272,12 @@ class FakeVllm:
             if request.get("stream"):
                 _write_event(writer, {"choices": [choices[-1]]})
                 await writer.drain()
-        details = {"prompt_tokens_details": {"cached_tokens": cached}}
-        usage = details if self.counts_cached_tokens else {}
+        usage: dict[str, Any] = {
+            "prompt_tokens": len(request["prompt"]), "completion_tokens": count,
+            "total_tokens": len(request["prompt"]) + count,
+        }  # fmt: skip
+        if self.counts_cached_tokens:
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
         if request.get("stream"):
             _write_event(writer, {"choices": [], "usage": usage})
             _write_end(writer)
@@ -294,6 +304,8 @@ class FakeVllm:
         await self.step.wait()
         if lender is not None:
             await lender.step.wait()
+        elif self.prompt_seconds:
+            await asyncio.sleep(self.prompt_seconds)
         return await self.kv.known(request)
 
     def _choice(

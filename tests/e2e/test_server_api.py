@@ -370,7 +370,8 @@ def test_a_server_that_only_pools_serves_what_it_can(thread: FakeVllmThread) -> 
             assert (refused[0], path == CHATS or EMBEDDINGS in error_of(refused)) == (400, True)
         thread.call(pools[0].step.clear)
         for number in range(4):
-            assert post(cluster, EMBEDDINGS, {"input": f"frozen {number}"})[0] == 200
+            status, _, answer = post(cluster, EMBEDDINGS, {"input": f"frozen {number}"})
+            assert status == 200, answer
         thread.call(pools[0].step.set)
 
 

@@ -212,6 +212,7 @@ class SimRouter:
             environment.clock,
             failover or FAILOVER_CONFIG,
             rank_variants=self._workers.rank_variants,
+            expects_workers=self._workers.expects_workers,
         )
         self.service = SimRouterContext(environment.clock)
         self.http = HttpServer(self._answer, environment.clock, LIMITS)

@@ -15,7 +15,7 @@ from baton.core.ids import Incarnation, WorkerId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.placement import Placement, PlacementQuery
 from baton.core.server_api import KNOWN_PATHS, ForwardedHead, ForwardRequest, ServerApi
-from baton.core.states import Role
+from baton.core.states import Role, WorkerState
 from baton.errors import BatonError, Invalid, NotFound, Overloaded, Unavailable
 from baton.text.tokenizer import Tokenizer
 from router.limits import MAX_WORKER_DEATHS
@@ -254,6 +254,32 @@ async def test_without_ready_workers_the_client_may_retry(tokenizer: Tokenizer) 
     forwarding = Forwarding(tokenizer, whole)
     forwarding.router.members.list = []
     assert (await forwarding.post({"input": "hello"})).status_code == 503
+
+
+async def test_a_request_waits_for_servers_that_may_soon_be_ready(tokenizer: Tokenizer) -> None:
+    """They drain while they compute nothing, and it is known what they will offer then."""
+    forwarding = Forwarding(tokenizer, whole)
+    ready = forwarding.router.members.list
+    paused = forwarding.router.members.list = [
+        replace(each, state=WorkerState.DRAINING) for each in ready
+    ]
+    async with await forwarding.router.client() as client:
+        listed = (await client.get("/v1/models")).json()["data"][0]["capabilities"]
+        assert EMBEDDINGS in listed
+        response = await client.post(EMBEDDINGS, json={"input": "hello"})
+        assert (response.status_code, forwarding.client.asked) == (503, [])
+        config = forwarding.router.model.generation_context.config
+        forwarding.router.model.generation_context = replace(
+            forwarding.router.model.generation_context,
+            config=replace(config, max_worker_wait_seconds=30.0),
+        )
+        waiting = asyncio.create_task(client.post(EMBEDDINGS, json={"input": "hello"}))
+        while forwarding.router.service.tenants.request_limiter.num_in_use == 0:
+            await asyncio.sleep(0)
+        forwarding.router.members.list = [ready[0], *paused[1:-1], ready[-1]]
+        await forwarding.router.service.cluster.refresh()
+        response = await waiting
+    assert (response.status_code, forwarding.client.asked) == (200, ["m0"])
 
 
 async def test_embeddings_may_come_in_a_batch(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from baton.core.request import (
 )
 from baton.core.task import Task
 from baton.core.variant import Variant
-from baton.errors import Overloaded
+from baton.errors import Overloaded, Unavailable
 from router.errors import to_api_error
 from router.generation.attempt import TokenTimeouts
 from router.generation.block_key_hasher import block_key_hasher
@@ -369,6 +369,42 @@ async def test_last_worker_may_be_restarted() -> None:
     scene.links.workers[reborn.ref.id] = reborn
     scene.placer.decode = [reborn]
     assert await task == expected_tokens(12)
+
+
+@pytest.mark.parametrize("is_expected", [True, False])
+async def test_a_new_request_waits_only_for_an_expected_worker(is_expected: bool) -> None:
+    """While no worker is ready, one may be starting, or its server may be frozen."""
+    scene = GenerationHarness()
+    scene.placer.prefill, scene.placer.decode = [], []
+    config = replace(FAST, max_worker_wait_seconds=30.0)
+    context = GenerationContext(
+        scene.placer, scene.links, SystemClock(), config, expects_workers=lambda: is_expected
+    )
+    outputs = scene.generation_in(context).outputs()
+    first = asyncio.create_task(anext(outputs))
+    while not scene.placer.queries:
+        await asyncio.sleep(0)
+    if is_expected:
+        scene.placer.decode = [scene.d0]
+        received = [await first] + [output async for output in outputs]
+        assert [t for each in received for t in each.token_ids] == expected_tokens(12)
+        assert [p.epoch for p in scene.record.placements] == [1]
+    else:
+        with pytest.raises(Unavailable):
+            await first
+
+
+async def test_a_request_stops_waiting_when_no_worker_is_expected_any_more() -> None:
+    scene = GenerationHarness()
+    scene.placer.prefill, scene.placer.decode = [], []
+    config = replace(FAST, max_worker_wait_seconds=30.0)
+    expected = iter([True, True, False])
+    context = GenerationContext(
+        scene.placer, scene.links, SystemClock(), config, expects_workers=lambda: next(expected)
+    )
+    with pytest.raises(Unavailable):
+        await anext(scene.generation_in(context).outputs())
+    assert not list(expected)
 
 
 async def test_workers_that_just_failed_others_are_used_last() -> None:
