@@ -34,7 +34,14 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from benchmarks.vllm.loads import Answer, Load, make_row, own_cpu_seconds, run_load
+from benchmarks.vllm.loads import (
+    Answer,
+    Load,
+    idle_cpu_percent,
+    make_row,
+    own_cpu_seconds,
+    run_load,
+)
 from benchmarks.vllm.model import SHAPES, VOCAB_SIZE, make_model
 from benchmarks.vllm.systems import (
     System,
@@ -43,14 +50,13 @@ from benchmarks.vllm.systems import (
     vllm_alone,
     vllm_disaggregated,
 )
-from testkit.machine import describe, pause
+from testkit.machine import describe
 
 SEED = 1
 KILL_STREAMS = 20
 KILL_PROMPT_TOKENS = 64
 KILL_ANSWER_TOKENS = 100
 EVENTS_BEFORE_KILL = 20
-IDLE_SECONDS = 20.0
 
 
 async def count_survivors(system: System, rng: np.random.Generator) -> int:
@@ -77,22 +83,6 @@ async def count_survivors(system: System, rng: np.random.Generator) -> int:
         await begun.wait()
         system.kill_decode()
     return sum(answer.result() for answer in answers)
-
-
-def idle_cpu_percent(system: System) -> dict[str, float]:
-    """Return the CPU use of each program of the idle system, with its child processes, in percent
-    of a core."""
-    parts = system.parts()
-
-    def used() -> dict[str, float]:
-        return {
-            name: sum(sum(process.cpu_times()[:2]) for process in processes)
-            for name, processes in parts.items()
-        }
-
-    before = used()
-    pause(IDLE_SECONDS)
-    return {name: 100 * (seconds - before[name]) / IDLE_SECONDS for name, seconds in used().items()}
 
 
 def main() -> None:

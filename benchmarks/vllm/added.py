@@ -21,8 +21,6 @@ import multiprocessing
 import statistics
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -34,21 +32,27 @@ import numpy as np
 import psutil
 
 from baton.network.free_port import free_port
-from benchmarks.vllm.loads import Load, Row, make_row, own_cpu_seconds, run_load
+from benchmarks.vllm.loads import (
+    Load,
+    Row,
+    idle_cpu_percent,
+    make_row,
+    own_cpu_seconds,
+    run_load,
+)
 from benchmarks.vllm.systems import (
     Stream,
     System,
     completions,
     disaggregated_completions,
+    wait_until_ready,
     with_children,
 )
 from testkit.fakes.vllm_server import MODEL, vllm_servers
 from testkit.local_cluster import local_cluster
-from testkit.machine import SYSTEM_CLOCK, describe, pause
+from testkit.machine import SYSTEM_CLOCK, describe
 
 SEED = 1
-IDLE_SECONDS = 20.0
-START_SECONDS = 60
 SETTINGS: dict[str, object] = {"admission": "off", "slo_itl_seconds": 10}
 """Nothing is refused or sent elsewhere for an objective."""
 
@@ -84,23 +88,13 @@ def proxy(prefill: str, decode: str) -> Iterator[System]:
     command += ["--prefill", prefill, "--decode", decode]
     with subprocess.Popen(command) as process:
         try:
-            _wait_until_ready(f"http://127.0.0.1:{port}/docs")
+            wait_until_ready(process, f"http://127.0.0.1:{port}/docs")
             yield _system(
                 completions(f"http://127.0.0.1:{port}", MODEL),
                 {"proxy": with_children(process.pid)},
             )
         finally:
             process.kill()
-
-
-def _wait_until_ready(url: str) -> None:
-    for _ in range(10 * START_SECONDS):
-        try:
-            urllib.request.urlopen(url, timeout=5).close()
-            return
-        except (OSError, urllib.error.URLError):
-            pause(0.1)
-    raise RuntimeError(f"{url} did not answer within {START_SECONDS} s")
 
 
 @contextmanager
@@ -136,37 +130,26 @@ def open_ways(options: argparse.Namespace) -> Iterator[dict[str, System]]:
 
 @dataclass(slots=True)
 class Measured:
-    """What was measured of a way and a load: a row and CPU times per token (ms) for each round."""
+    """The figures of a way and a load, one per round; CPU times are in ms per token."""
 
     rows: list[Row] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     cpu_beyond_idle: list[float] = field(default_factory=list)
 
 
-def idle_share(system: System) -> float:
-    """Return the share of a core that all programs before the servers take while idle."""
-    before = own_cpu_seconds(system)
-    pause(IDLE_SECONDS)
-    return (own_cpu_seconds(system) - before) / IDLE_SECONDS
-
-
-async def measure(
-    name: str,
-    system: System,
-    load: Load,
-    idle: float,
-    rng: np.random.Generator,
-    answer_tokens: int,
-    found: Measured,
-) -> None:
+def measure(
+    system: System, row_of: tuple[str, Load], idle_percent: float, rng: np.random.Generator,
+    answer_tokens: int, found: Measured,
+) -> None:  # fmt: skip
     """Run a load, and add its figures to those of earlier rounds."""
+    name, load = row_of
     before = own_cpu_seconds(system)
-    answers, seconds = await run_load(system, load, rng, answer_tokens)
+    answers, seconds = asyncio.run(run_load(system, load, rng, answer_tokens))
     spent = own_cpu_seconds(system) - before
     num_tokens = len(answers) * answer_tokens
     found.rows.append(make_row(name, str(load), answers, seconds))
     found.cpu.append(1e3 * spent / num_tokens)
-    found.cpu_beyond_idle.append(1e3 * (spent - idle * seconds) / num_tokens)
+    found.cpu_beyond_idle.append(1e3 * (spent - idle_percent / 100 * seconds) / num_tokens)
 
 
 def main() -> None:
@@ -186,15 +169,17 @@ def main() -> None:
     with open_ways(options) as ways:
         for system in ways.values():
             asyncio.run(run_load(system, Load(256, 2), rng, options.answer_tokens))  # warm-up
-        idle = {name: idle_share(system) for name, system in ways.items()}
+        idle = {name: idle_cpu_percent(system) for name, system in ways.items()}
         for number in range(options.rounds):
             for load in loads:
                 for name in rng.permutation(list(ways)).tolist():
-                    measured = found[name, str(load)]
-                    asyncio.run(
-                        measure(
-                            name, ways[name], load, idle[name], rng, options.answer_tokens, measured
-                        )
+                    measure(
+                        ways[name],
+                        (name, load),
+                        sum(idle[name].values()),
+                        rng,
+                        options.answer_tokens,
+                        found[name, str(load)],
                     )
             print(f"round {number} ended after {SYSTEM_CLOCK() - began:.0f} s", flush=True)
     rows = []
@@ -202,8 +187,9 @@ def main() -> None:
         for name in ways:
             rows.append(_summarize(name, str(load), found[name, str(load)]))
             print(rows[-1])
-    for name, share in idle.items():
-        print(f"{name}: idle {share:.1%} of a core")
+    for name, parts in idle.items():
+        each = ", ".join(f"{part} {percent:.1f}" for part, percent in parts.items())
+        print(f"{name}: idle {sum(parts.values()):.1f} % of a core ({each})")
     print(json.dumps({"machine": machine, "idle": idle, "rows": rows}))
 
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from benchmarks.vllm.model import VOCAB_SIZE
 from benchmarks.vllm.systems import System
-from testkit.machine import SYSTEM_CLOCK
+from testkit.machine import SYSTEM_CLOCK, pause
 
 REQUESTS_PER_STREAM = 4
+IDLE_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,22 @@ async def _time_answer(system: System, prompt: list[int], answer_tokens: int) ->
     began = SYSTEM_CLOCK()
     times = [SYSTEM_CLOCK() async for _ in system.stream(prompt, answer_tokens)]
     return Answer(times[0] - began, [b - a for a, b in pairwise(times)])
+
+
+def idle_cpu_percent(system: System) -> dict[str, float]:
+    """Return the CPU use of each program of the idle system, with its child processes, in percent
+    of a core."""
+    parts = system.parts()
+
+    def used() -> dict[str, float]:
+        return {
+            name: sum(sum(process.cpu_times()[:2]) for process in processes)
+            for name, processes in parts.items()
+        }
+
+    before = used()
+    pause(IDLE_SECONDS)
+    return {name: 100 * (seconds - before[name]) / IDLE_SECONDS for name, seconds in used().items()}
 
 
 def own_cpu_seconds(system: System) -> float:

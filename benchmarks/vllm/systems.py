@@ -196,24 +196,24 @@ def vllm_server(
     ) as process:
         server = VllmServer(f"http://127.0.0.1:{port}", process)
         try:
-            _wait_until_ready(server)
+            wait_until_ready(process, f"{server.url}/health")
             yield server
         finally:
             server.kill()
 
 
-def _wait_until_ready(server: VllmServer) -> None:
+def wait_until_ready(process: "subprocess.Popen[bytes]", url: str) -> None:
+    """Wait until a program that was started responds at ``url``. Raises RuntimeError if it ends, or
+    does not respond within ``VLLM_START_SECONDS``."""
     for _ in range(int(VLLM_START_SECONDS)):
-        if server.process.poll() is not None:
-            raise RuntimeError(
-                f"vLLM exited with code {server.process.returncode} during its start"
-            )
+        if process.poll() is not None:
+            raise RuntimeError(f"{process.args!r} ended with code {process.returncode}")
         try:
-            urllib.request.urlopen(f"{server.url}/health", timeout=5).close()
+            urllib.request.urlopen(url, timeout=5).close()
             return
         except (OSError, urllib.error.URLError):
             pause(1.0)
-    raise RuntimeError(f"vLLM did not start within {VLLM_START_SECONDS:.0f} s")
+    raise RuntimeError(f"{url} did not respond within {VLLM_START_SECONDS:.0f} s")
 
 
 def completions(url: str, model: str) -> Stream:

@@ -122,11 +122,11 @@ def _offered_paths(model: ServedModel) -> frozenset[str]:
 def check_offered(model: ServedModel, path: str) -> None:
     """Raise ApiError (400) if no server of the model offers ``path``, and Unavailable if none is
     known."""
-    if not _with_adapter(model, model.workers.known_workers()):
-        raise Unavailable(f"no worker is ready for model {model.name!r}")
     paths = _offered_paths(model)
     if path in paths:
         return
+    if not _with_adapter(model, model.workers.known_workers()):
+        raise Unavailable(f"no worker is ready for model {model.name!r}")
     offered = sorted(paths & {*SERVER_ROUTES})
     others = f"; it has {', '.join(offered)}" if offered else ""
     message = (
